@@ -1,0 +1,25 @@
+"""Errors in three parts: what you gave, the rule, the way out."""
+
+
+class AttentionError(Exception):
+    """The base of every error clearhead raises on purpose.
+
+    It is never raised itself: each one is a `BadValue` (also a `ValueError`) or
+    a `BadType` (also a `TypeError`), so code that knows nothing of clearhead can
+    catch it too. The three parts stay apart as `gave`, `rule` and `way_out`.
+    """
+
+    def __init__(self, gave: str, rule: str, way_out: str):
+        self.gave, self.rule, self.way_out = gave, rule, way_out
+        super().__init__(f"{gave}\n  Rule: {rule}\n  Way out: {way_out}")
+
+    def __reduce__(self):
+        return type(self), (self.gave, self.rule, self.way_out)
+
+
+class BadValue(AttentionError, ValueError):
+    """A value, a shape or a size that the rule does not allow."""
+
+
+class BadType(AttentionError, TypeError):
+    """An argument of a kind (a type or a dtype) that the rule does not allow."""

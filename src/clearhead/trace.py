@@ -1,0 +1,110 @@
+"""Every step of one attention call, named: pure data, no arithmetic.
+
+The views draw a `Trace` from its `axes` alone, so a new step is one more `Step`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from .errors import BadValue
+
+AXES = {
+    "b": "batch",
+    "h": "head",
+    "g": "key head",
+    "q": "query",
+    "k": "key",
+    "d": "feature",
+    "v": "value feature",
+    "e": "embedding feature",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One named tensor on the way from the inputs to the output.
+
+    `axes` names each dimension of `tensor` by a letter of `AXES`, for example
+    ``"b h q k"`` for the weights; `why` is one sentence of reason.
+    """
+
+    name: str
+    formula: str
+    why: str
+    axes: str
+    tensor: Tensor
+
+    def __post_init__(self):
+        if len(self.axes.split()) != self.tensor.dim():
+            raise BadValue(
+                f"Step {self.name!r} has axes {self.axes!r} and a tensor of shape "
+                f"{tuple(self.tensor.shape)}.",
+                "a step names every dimension of its tensor, one letter each.",
+                "name them all, for example axes='b h q k'.",
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What happened, in order. `trace["weights"]` is a tensor, `trace.steps` all of them.
+
+    `queries` and `keys` are the tokens that label the rows and the columns, or
+    None where none were given; `about` says in a line what was asked, and
+    `settings` holds it for programs (mask, scale, softcap, dropout, seed).
+    """
+
+    steps: tuple[Step, ...]
+    queries: tuple[str, ...] | None = None
+    keys: tuple[str, ...] | None = None
+    about: str = ""
+    settings: dict[str, object] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(step.name for step in self.steps)
+
+    def step(self, name: str) -> Step:
+        """The whole `Step` of that name. Raises `BadValue` when it did not happen."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise BadValue(
+            f"There is no step {name!r} in this trace.",
+            "a trace holds the steps that happened: " + ", ".join(self.names) + ".",
+            "ask for one of these; a step such as 'capped' appears only when it was asked for.",
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.step(name).tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def before(self, *steps: Step) -> "Trace":
+        """The same trace with `steps` in front: how query, key and value came about."""
+        return replace(self, steps=(*steps, *self.steps))
+
+    def labels(self, letter: str, size: int) -> list[str]:
+        """What to write along an axis: tokens where there are any, else numbers."""
+        tokens = {"q": self.queries, "k": self.keys}.get(letter)
+        return list(tokens) if tokens and len(tokens) == size else [str(i) for i in range(size)]
+
+    def __repr__(self) -> str:
+        rows = [
+            (step.name, " ".join(map(str, step.shape)), step.axes, step.formula) for step in self
+        ]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([self.about or "Trace", *("  " + line.rstrip() for line in lines)])
