@@ -1,0 +1,178 @@
+// Checks the question, chooses a regime, cuts the work into tasks and hands them to threads.
+#include "attention.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <initializer_list>
+
+#include "cpu.h"
+#include "threads.h"
+
+namespace clearhead {
+namespace {
+
+enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL };
+
+// Up to this many rows per key head (its query heads times their queries) keys are streamed as
+// they lie; from there on packing pays. Measured: bench/LOG.md, "where prefill begins".
+constexpr int64_t STREAM_ROWS = 16;
+
+// A long row of keys is cut into at most 32 stretches of at least 1024 keys, whatever the number
+// of threads, so that the bits do not depend on it.
+constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
+
+// A prefill task keeps its queries and their output sums in half of a 1 MB L2; more rows use a
+// packed key more often, and 384 make packing 1 % at D = 64.
+constexpr int64_t TASK_BYTES = 400 << 10, MOST_ROWS = 384, BAND = 24;
+
+// Below this many multiply-adds a second thread costs more than it brings.
+constexpr double WORTH_A_THREAD = 1e5;
+
+// Partial results of a decode that are kept at once; groups of heads beyond it wait.
+constexpr int64_t STATE_BYTES = 2 << 20;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Memory that a thread keeps between calls; it grows to the largest task the thread has met.
+class Scratch {
+ public:
+  ~Scratch() { free(block_); }
+  char* reach(size_t bytes) {
+    if (bytes > size_) {
+      free(block_);
+      size_ = (bytes + 4095) / 4096 * 4096;
+      block_ = (char*)aligned_alloc(64, size_);
+      if (!block_) size_ = 0;
+    }
+    return block_;
+  }
+
+ private:
+  char* block_ = nullptr;
+  size_t size_ = 0;
+};
+thread_local Scratch task_scratch, state_scratch;
+
+// Numbered tasks that any number of threads take one by one.
+template <class Task> struct Job {
+  const Task& task;
+  int64_t count;
+  size_t scratch;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+
+  static void work(void* context) {
+    Job& job = *(Job*)context;
+    char* block = task_scratch.reach(job.scratch);
+    if (!block) {
+      job.failed = true;
+      return;
+    }
+    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;)
+      job.task(i, block);
+  }
+};
+
+template <class Task> bool share_out(int64_t threads, int64_t count, size_t scratch, const Task& task) {
+  Job<Task> job{task, count, scratch};
+  on_threads(least(threads, count), Job<Task>::work, &job);
+  return !job.failed;
+}
+
+int decode(const Problem& p, const Level& level, int64_t threads) {
+  int64_t rows = p.H / p.G * p.Tq, heads = p.B * p.G;
+  int64_t stretch = most(LEAST_STRETCH, ceil_div(ceil_div(p.Tk, STRETCHES), STRETCH_STEP) * STRETCH_STEP);
+  int64_t stretches = most(1, ceil_div(p.Tk, stretch));
+  size_t scratch = level.stream_scratch(p, rows);
+  int64_t state = stretches > 1 ? rows * (p.Dv + 2) : 0;
+  int64_t at_once = heads;
+  float* states = nullptr;
+  if (state) {
+    at_once = least(heads, most(1, STATE_BYTES / (state * stretches * int64_t(sizeof(float)))));
+    states = (float*)state_scratch.reach(size_t(at_once * stretches * state) * sizeof(float));
+    if (!states) return NO_MEMORY;
+  }
+  for (int64_t first = 0; first < heads; first += at_once) {
+    int64_t count = least(at_once, heads - first);
+    auto stream = [&](int64_t i, char* block) {
+      int64_t head = first + i / stretches, key = i % stretches * stretch;
+      float* to = state ? states + i * state : nullptr;
+      level.stream(p, {head / p.G, head % p.G, key, least(key + stretch, p.Tk), to}, block);
+    };
+    auto merge = [&](int64_t i, char*) {
+      level.merge(p, (first + i) / p.G, (first + i) % p.G, stretches, states + i * stretches * state);
+    };
+    if (!share_out(threads, count * stretches, scratch, stream)) return NO_MEMORY;
+    if (state && !share_out(threads, count, scratch, merge)) return NO_MEMORY;
+  }
+  return DONE;
+}
+
+int prefill(const Problem& p, const Level& level, int64_t threads) {
+  int64_t shared = p.H / p.G;  // query heads that share a key head, hence its packed keys
+  int64_t rows = least(MOST_ROWS, most(2 * BAND, TASK_BYTES / ((p.D + p.Dv + 32) * 4)));
+  // Rows do not depend on each other's company, so the cut may depend on the number of threads:
+  // about four tasks for each, if they stay worth packing for.
+  if (threads > 1)
+    rows = most(least(rows, 4 * BAND), least(rows, p.B * p.H * p.Tq / (4 * threads)));
+  int64_t heads = least(shared, most(1, rows / least(p.Tq, 2 * BAND)));
+  int64_t queries = most(1, least(p.Tq, rows / heads));
+  int64_t blocks = ceil_div(p.Tq, queries);
+  queries = least(p.Tq, ceil_div(ceil_div(p.Tq, blocks), BAND) * BAND);
+  blocks = ceil_div(p.Tq, queries);
+  int64_t bunches = ceil_div(shared, heads);
+
+  auto tile = [&](int64_t i, char* block) {
+    // Under a causal mask the last queries have the most to do: they go first.
+    int64_t query = (blocks - 1 - i % blocks) * queries;
+    int64_t bunch = i / blocks % bunches, g = i / blocks / bunches % p.G, b = i / blocks / bunches / p.G;
+    int64_t head = g * shared + bunch * heads;
+    level.tile(p, {b, head, least(heads, (g + 1) * shared - head), query, least(queries, p.Tq - query)},
+               block);
+  };
+  size_t scratch = level.tile_scratch(p, heads * queries);
+  return share_out(threads, p.B * p.G * bunches * blocks, scratch, tile) ? DONE : NO_MEMORY;
+}
+
+int check(const Problem& p) {
+  for (int64_t size : {p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv})
+    if (size < 0 || size > (int64_t(1) << 40)) return BAD_SIZES;
+  if (p.H && (!p.G || p.H % p.G)) return BAD_GROUPS;
+  if (p.dtype < FLOAT32 || p.dtype > FLOAT16) return BAD_DTYPE;
+  if (p.bias.data && (p.bias_dtype < FLOAT32 || p.bias_dtype > FLOAT16)) return BAD_DTYPE;
+  if (p.lo.data && (!p.hi.data || p.runs < 1)) return BAD_RUNS;
+  return DONE;
+}
+
+}  // namespace
+
+int attend(const Problem& p) {
+  if (int code = check(p)) return code;
+  if (!level()) {
+    const char* named = getenv("CLEARHEAD_CPU");
+    if (!choose_level(named ? named : "")) return NO_LEVEL;
+  }
+  if (!p.B || !p.H || !p.Tq) return DONE;
+  int64_t threads = threads_available();
+  if (p.threads > 0) threads = least(threads, p.threads);
+  if (double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD) threads = 1;
+  bool few = p.H / p.G * p.Tq <= least(STREAM_ROWS, level()->most_stream_rows);
+  return few ? decode(p, *level(), threads) : prefill(p, *level(), threads);
+}
+
+const char* complaint(int code) {
+  switch (code) {
+    case DONE: return "";
+    case BAD_SIZES: return "a size is negative or absurd";
+    case BAD_GROUPS: return "H is not a multiple of G";
+    case BAD_DTYPE: return "a dtype is none of float32, bfloat16, float16";
+    case BAD_RUNS: return "lo and hi must come together, with one run or more";
+    case NO_MEMORY: return "no memory for the scratch of a task";
+    case NO_LEVEL: return "CLEARHEAD_CPU names a level that this machine does not have";
+    default: return "unknown";
+  }
+}
+
+}  // namespace clearhead

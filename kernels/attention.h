@@ -1,0 +1,84 @@
+// The question that crosses the boundary, and what one instruction-set level answers it with.
+//
+// Letters, as everywhere in clearhead: B batch, H query heads, G key/value heads (query head i
+// reads key head i / (H / G)), Tq queries, Tk keys, D head size, Dv value size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace clearhead {
+
+enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// bfloat16 and float16 are only carried here; arithmetic is the levels' business.
+struct bf16 { uint16_t bits; };
+struct half { uint16_t bits; };
+
+// Where a tensor lies. Strides are counted in elements; a stride of 0 repeats (broadcasts).
+// `t` steps over queries or keys; the last dimension of q, k, v and out is contiguous.
+struct Place { void* data; int64_t b, h, t; };
+
+// A tensor over (b, h, q, x) where x is keys or runs. `data` is null where there is none.
+struct Grid {
+  const void* data;
+  int64_t b, h, q, x;
+};
+
+// One POD struct, every member 8 bytes wide, so that Python packs it with one `struct.pack`.
+struct Problem {
+  int64_t B, H, G, Tq, Tk, D, Dv;
+  int64_t dtype;            // of q, k, v and out
+  Place q, k, v, out;
+  Place lse;                // float32 (b, h, q), natural logarithm; null if not wanted
+  double scale;             // of Q K^T
+  double softcap;           // cap * tanh(s / cap); 0 means none
+  // The mask. A query sees a key if one of its runs [lo, hi) holds it and the bits agree.
+  // Without `lo`, query q sees the run [q - before, q + after] (`diagonal`), or every key.
+  int64_t diagonal, before, after;
+  int64_t runs;             // how many runs a query has in lo and hi
+  Grid lo, hi;              // int64
+  Grid bits;                // uint8, 0 or 1
+  Grid bias;                // added to the capped scores
+  int64_t bias_dtype;
+  Grid slopes;              // float32, (b, h): adds -slope * |q + slopes_shift - k|
+  int64_t slopes_shift;
+  Grid sinks;               // float32, (b, h): a logit that takes weight and gives no value
+  int64_t threads;          // the most threads to use; 0 means as many as torch would
+};
+
+constexpr int64_t EVERY_KEY = INT64_MAX / 4;  // `before` or `after` that reaches every key
+
+// Prefill: all keys against one block of queries of some heads that share a key head.
+struct TileTask { int64_t b, head, heads, query, queries; };
+
+// Decode: one stretch of keys against all the queries of one key head. `state` is where the
+// stretch leaves (max, sum, out) of every row, or null when the stretch is the only one.
+struct StreamTask { int64_t b, group, key, key_end; float* state; };
+
+// What a level can do. Nothing here prints, throws, aborts or allocates; scratch is handed in.
+struct Level {
+  const char* name;
+  const char* what;
+  int64_t most_stream_rows;  // rows that one stream of keys can serve: a lane for each
+  size_t (*tile_scratch)(const Problem&, int64_t rows);
+  void (*tile)(const Problem&, const TileTask&, char* scratch);
+  size_t (*stream_scratch)(const Problem&, int64_t rows);
+  void (*stream)(const Problem&, const StreamTask&, char* scratch);
+  void (*merge)(const Problem&, int64_t b, int64_t group, int64_t stretches, const float* states);
+  // The ceilings a share is a share of: FLOP of `rounds` rounds in registers, and a sum over memory.
+  double (*fma_rounds)(int64_t rounds);
+  double (*dot_rounds)(int64_t rounds);   // null where there is no bf16 dot product
+  double (*read)(const char* bytes, size_t count);
+};
+
+extern const Level SCALAR_LEVEL;
+#if defined(__x86_64__)
+extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
+#endif
+
+// Answers the problem; 0, or the number of a sentence in `complaint`.
+int attend(const Problem& problem);
+const char* complaint(int code);
+
+}  // namespace clearhead

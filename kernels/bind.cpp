@@ -1,0 +1,96 @@
+// The door from Python: bytes in, a number out. No arithmetic here.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "attention.h"
+#include "cpu.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+using namespace clearhead;
+
+namespace {
+
+// One struct packed by Python; see engines/cpu.py, which holds its layout.
+int attend_packed(nb::bytes packed) {
+  Problem p;
+  if (packed.size() != sizeof p) return -1;
+  memcpy(&p, packed.data(), sizeof p);
+  nb::gil_scoped_release others_may_run;
+  return attend(p);
+}
+
+nb::list level_list() {
+  Choice all[LEVELS];
+  int n = levels(all);
+  nb::list list;
+  for (int i = 0; i < n; i++)
+    list.append(nb::make_tuple(all[i].level->name, all[i].level->what, all[i].present));
+  return list;
+}
+
+// Runs `body` on `threads` threads until `seconds` have passed; the sum of what each counted, per
+// second.
+template <class Body> double per_second(int64_t threads, double seconds, Body body) {
+  using Clock = std::chrono::steady_clock;
+  struct Race {
+    Body& body;
+    double seconds;
+    std::atomic<double> rate{0};
+    std::atomic<int64_t> number{0};
+  } race{body, seconds};
+  auto run = [](void* context) {
+    Race& race = *(Race*)context;
+    int64_t number = race.number++;
+    auto start = Clock::now();
+    double count = 0, took;
+    do {
+      count += race.body(number);
+      took = std::chrono::duration<double>(Clock::now() - start).count();
+    } while (took < race.seconds);
+    double old = race.rate;
+    while (!race.rate.compare_exchange_weak(old, old + count / took)) {
+    }
+  };
+  nb::gil_scoped_release others_may_run;
+  on_threads(threads, run, &race);
+  return race.rate;
+}
+
+double fma_ceiling(int64_t threads, double seconds) {
+  return per_second(threads, seconds, [](int64_t) { return level()->fma_rounds(100000); });
+}
+
+double dot_ceiling(int64_t threads, double seconds) {
+  if (!level()->dot_rounds) return 0;
+  return per_second(threads, seconds, [](int64_t) { return level()->dot_rounds(100000); });
+}
+
+// Bytes per second that `threads` threads read from the memory at `address`, each its own part.
+double read_ceiling(uintptr_t address, size_t bytes, int64_t threads, double seconds) {
+  size_t part = bytes / size_t(threads) / 4096 * 4096;
+  return per_second(threads, seconds, [=](int64_t number) {
+    volatile double sum = level()->read((const char*)address + part * size_t(number), part);
+    (void)sum;
+    return double(part);
+  });
+}
+
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+  m.def("attend", &attend_packed);
+  m.def("complaint", &complaint);
+  m.def("problem_size", [] { return sizeof(Problem); });
+  m.def("threads_available", &threads_available);
+  m.def("levels", &level_list);
+  m.def("level", []() -> std::string { return level() ? level()->name : ""; });
+  m.def("choose_level", &choose_level);
+  m.def("fma_ceiling", &fma_ceiling);
+  m.def("dot_ceiling", &dot_ceiling);
+  m.def("read_ceiling", &read_ceiling);
+}

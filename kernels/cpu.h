@@ -1,0 +1,22 @@
+// Which level this machine runs: the widest it has, or the one that CLEARHEAD_CPU names.
+#pragma once
+
+#include "attention.h"
+
+namespace clearhead {
+
+// Levels of this build from the narrowest to the widest, and whether this machine has each.
+struct Choice {
+  const Level* level;
+  bool present;
+};
+constexpr int LEVELS = 4;
+int levels(Choice (&choices)[LEVELS]);
+
+// The level in force. Null until one is chosen, or after a choice that failed.
+const Level* level();
+
+// Chooses by name; an empty name means the widest present. False if there is no such level here.
+bool choose_level(const char* name);
+
+}  // namespace clearhead

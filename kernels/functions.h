@@ -1,0 +1,68 @@
+// The two functions attention needs, in base 2, out of a level's vocabulary.
+#pragma once
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+constexpr float NOTHING = -__builtin_inff();
+
+template <class T> inline T least(T a, T b) { return a < b ? a : b; }
+template <class T> inline T most(T a, T b) { return a > b ? a : b; }
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// 2^x for x <= 0 (and a little above): 2^round(x) * 2^rest with |rest| <= 1/2. The polynomials are
+// 1 at 0 exactly, so a maximum that does not move rescales by exactly 1. Their relative errors,
+// 9.1e-8 and 2.8e-6, are half a unit of float32 and far below one of bf16 (fitted by weighted
+// least squares). -infinity gives exactly 0, NaN stays NaN.
+template <int degree> inline F exp2(F x) {
+  static_assert(degree == 4 || degree == 5);
+  x = max(all(LEAST_POWER), x);
+  F n = round(x), r = sub(x, n), p;
+  if constexpr (degree == 5) {
+    p = fma(all(0x1.5bba14p-10f), r, all(0x1.3cea88p-7f));
+    p = fma(p, r, all(0x1.c6b752p-5f));
+    p = fma(p, r, all(0x1.ebf9bcp-3f));
+    p = fma(p, r, all(0x1.62e42ap-1f));
+  } else {
+    p = fma(all(0x1.3a02ccp-7f), r, all(0x1.c9fc46p-5f));
+    p = fma(p, r, all(0x1.ec0378p-3f));
+    p = fma(p, r, all(0x1.62e12cp-1f));
+  }
+  return times_power(fma(p, r, all(1.0f)), n);
+}
+
+inline float exp2_one(float x) {
+  float lane[W];
+  store(lane, exp2<5>(all(x)));
+  return lane[0];
+}
+
+// tanh: near 0 an odd polynomial (3.7e-8), else (1 - e) / (1 + e) with e = exp(-2 |x|), which
+// would lose the digits of a small x.
+inline F tanh(F x) {
+  F y = abs(x), z = mul(x, x);
+  F e = exp2<5>(mul(y, all(-2 * LOG2E)));
+  F far = div(sub(all(1), e), add(all(1), e));
+  F p = fma(all(0.016437576f), z, all(-0.0526718109f));
+  p = fma(p, z, all(0.13320725f));
+  p = fma(p, z, all(-0.333329466f));
+  F near = fma(mul(p, z), y, y);
+  return sign_of(pick(less(y, all(0.55f)), near, far), x);
+}
+
+// Memory for one task, cut from a block that its caller owns.
+class Cutter {
+ public:
+  explicit Cutter(char* block) : at_(block) {}
+  template <class T> T* cut(int64_t count) {
+    char* start = at_;
+    at_ += (size_t(count) * sizeof(T) + 127) / 64 * 64;  // whole lines, and one to spare
+    return (T*)start;
+  }
+  size_t used(const char* block) const { return size_t(at_ - block); }
+
+ private:
+  char* at_;
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,84 @@
+// One level: the generic algorithms over the vocabulary that was included before this file.
+//
+// Every name lives in the level's own namespace and nothing of the C++ library is instantiated, so
+// no wide instruction can end up in a function that other levels share (kernels/check_levels.py
+// holds this).
+#pragma once
+
+#include "functions.h"
+
+#include "sight.h"
+
+#include "arithmetic.h"
+#include "logits.h"
+
+#include "ending.h"
+#include "tile.h"
+
+#include "stream.h"
+
+#include "ceilings.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+// The arithmetic for a dtype, as a template argument of `f`.
+template <class Then> auto with_arithmetic(const Problem& p, Then then) {
+#ifdef CLEARHEAD_HAS_PAIRS
+  if (p.dtype == BFLOAT16) return then(Pairs());
+#else
+  if (p.dtype == BFLOAT16) return then(Singles<bf16>());
+#endif
+  if (p.dtype == FLOAT16) return then(Singles<half>());
+  return then(Singles<float>());
+}
+
+// Rows of a stream are padded to a power of two, or to all lanes where there are fewer.
+template <class A, class Then> auto with_rows(int64_t rows, Then then) {
+  if constexpr (W >= 16)
+    if (rows > 8) return then.template operator()<Stream<A, 16>>();
+  if constexpr (W >= 8)
+    if (rows > 4) return then.template operator()<Stream<A, 8>>();
+  if (rows > 2) return then.template operator()<Stream<A, 4>>();
+  if (rows > 1) return then.template operator()<Stream<A, 2>>();
+  return then.template operator()<Stream<A, 1>>();
+}
+
+inline size_t tile_scratch(const Problem& p, int64_t rows) {
+  return with_arithmetic(p, [&]<class A>(A) { return Tile<A>::scratch(p, rows); });
+}
+inline void tile(const Problem& p, const TileTask& task, char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { Tile<A>::run(p, task, scratch); });
+}
+inline size_t stream_scratch(const Problem& p, int64_t rows) {
+  return with_arithmetic(p, [&]<class A>(A) {
+    return with_rows<A>(rows, [&]<class S>() { return S::scratch(p); });
+  });
+}
+inline void stream(const Problem& p, const StreamTask& task, char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) {
+    with_rows<A>(p.H / p.G * p.Tq, [&]<class S>() { S::run(p, task, scratch); });
+  });
+}
+inline void merge(const Problem& p, int64_t b, int64_t group, int64_t stretches,
+                  const float* states) {
+  with_arithmetic(p, [&]<class A>(A) {
+    merge_stretches<typename A::Element>(p, b, group, stretches, states);
+  });
+}
+
+#ifndef CLEARHEAD_HAS_PAIRS
+constexpr double (*dot_rounds)(int64_t) = nullptr;
+#endif
+
+}  // namespace clearhead::CLEARHEAD_LEVEL
+
+#define CLEARHEAD_DEFINE_LEVEL(SYMBOL, WHAT)                                                     \
+  namespace clearhead {                                                                          \
+  extern const Level SYMBOL;                                                                     \
+  const Level SYMBOL = {CLEARHEAD_LEVEL::NAME,        WHAT,                                      \
+                        CLEARHEAD_LEVEL::W,           CLEARHEAD_LEVEL::tile_scratch,             \
+                        CLEARHEAD_LEVEL::tile,        CLEARHEAD_LEVEL::stream_scratch,           \
+                        CLEARHEAD_LEVEL::stream,      CLEARHEAD_LEVEL::merge,                    \
+                        CLEARHEAD_LEVEL::fma_rounds,  CLEARHEAD_LEVEL::dot_rounds,               \
+                        CLEARHEAD_LEVEL::read_sum};                                              \
+  }

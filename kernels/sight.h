@@ -1,0 +1,63 @@
+// Who may see whom, asked by a kernel: runs of keys per query, and words of bits for the edges.
+#pragma once
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+struct Run {
+  int64_t lo, hi;
+  bool empty() const { return lo >= hi; }
+};
+
+class Sight {
+ public:
+  explicit Sight(const Problem& p) : p_(p) {}
+
+  // The smallest run that holds all that a query sees, and the largest that it sees whole.
+  void row(int64_t b, int64_t h, int64_t q, Run* hull, Run* core) const {
+    *hull = *core = run(b, h, q, 0);
+    for (int64_t i = 1; i < count(); i++) {
+      Run r = run(b, h, q, i);
+      if (r.empty()) continue;
+      if (hull->empty()) { *hull = *core = r; continue; }
+      *hull = {least(hull->lo, r.lo), most(hull->hi, r.hi)};
+      if (r.hi - r.lo > core->hi - core->lo) *core = r;
+    }
+    if (p_.bits.data) *core = {0, 0};
+  }
+
+  // Bit i says whether the query sees key `key + i`, for n <= 64 keys.
+  uint64_t word(int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
+    uint64_t seen = 0;
+    for (int64_t i = 0; i < count(); i++) {
+      Run r = run(b, h, q, i);
+      int64_t lo = most<int64_t>(r.lo - key, 0), hi = least<int64_t>(r.hi - key, n);
+      if (lo < hi) seen |= ones(int(hi)) & ~ones(int(lo));
+    }
+    if (p_.bits.data && seen) {
+      const Grid& g = p_.bits;
+      const uint8_t* x = (const uint8_t*)g.data + b * g.b + h * g.h + q * g.q + key * g.x;
+      uint64_t allowed = 0;
+      for (int i = 0; i < n; i++) allowed |= uint64_t(x[i * g.x] != 0) << i;
+      seen &= allowed;
+    }
+    return seen;
+  }
+
+ private:
+  static uint64_t ones(int n) { return n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; }
+  int64_t count() const { return p_.lo.data ? p_.runs : 1; }
+  Run run(int64_t b, int64_t h, int64_t q, int64_t i) const {
+    int64_t lo = 0, hi = p_.Tk;
+    if (p_.lo.data) {
+      lo = ((const int64_t*)p_.lo.data)[b * p_.lo.b + h * p_.lo.h + q * p_.lo.q + i * p_.lo.x];
+      hi = ((const int64_t*)p_.hi.data)[b * p_.hi.b + h * p_.hi.h + q * p_.hi.q + i * p_.hi.x];
+    } else if (p_.diagonal) {
+      lo = q - p_.before;
+      hi = q + p_.after + 1;
+    }
+    return {most<int64_t>(lo, 0), least<int64_t>(hi, p_.Tk)};
+  }
+  const Problem& p_;
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,129 @@
+// The vocabulary of AVX2 with FMA and F16C: 16 registers of 8 lanes.
+#pragma once
+
+#include <immintrin.h>
+
+#include "../attention.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+using F = __m256;
+using Lanes = __m256;  // all ones or all zeros in a lane
+constexpr int W = 8;
+
+// Register tiles, out of 16 registers: 4 x 3 = 12 sums, 3 keys (or values), 1 query (or weight).
+constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 3;
+constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 3;
+
+inline F zero() { return _mm256_setzero_ps(); }
+inline F all(float x) { return _mm256_set1_ps(x); }
+inline F count_up() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
+
+inline __m256i first_words(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Lanes lanes(uint64_t word, int from) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  __m256i set = _mm256_and_si256(_mm256_set1_epi32(int(word >> from)), bit);
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit));
+}
+inline F pick(Lanes m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
+
+inline F widen(__m128i h) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+inline __m128i bytes16(const void* p) { return _mm_loadu_si128((const __m128i*)p); }
+// A few 16-bit numbers, without reading past them; AVX2 has no masked load this narrow.
+inline __m128i few(const void* p, int n) {
+  alignas(16) uint16_t x[8] = {};
+  for (int i = 0; i < n; i++) x[i] = ((const uint16_t*)p)[i];
+  return _mm_load_si128((const __m128i*)x);
+}
+inline F load(const float* p) { return _mm256_loadu_ps(p); }
+inline F load(const bf16* p) { return widen(bytes16(p)); }
+inline F load(const half* p) { return _mm256_cvtph_ps(bytes16(p)); }
+inline F load_part(const float* p, int n) { return _mm256_maskload_ps(p, first_words(n)); }
+inline F load_part(const bf16* p, int n) { return widen(few(p, n)); }
+inline F load_part(const half* p, int n) { return _mm256_cvtph_ps(few(p, n)); }
+
+inline __m128i narrow(F x) {
+  __m256i i = _mm256_castps_si256(x);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
+  __m256i r = _mm256_srli_epi32(
+      _mm256_add_epi32(i, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
+  return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+}
+inline void store_few(void* p, __m128i h, int n) {
+  alignas(16) uint16_t x[8];
+  _mm_store_si128((__m128i*)x, h);
+  for (int i = 0; i < n; i++) ((uint16_t*)p)[i] = x[i];
+}
+inline void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+inline void store_part(float* p, F x, int n) { _mm256_maskstore_ps(p, first_words(n), x); }
+inline void store_part(bf16* p, F x, int n) { store_few(p, narrow(x), n); }
+inline void store_part(half* p, F x, int n) {
+  store_few(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), n);
+}
+
+inline F add(F a, F b) { return _mm256_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm256_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+inline F max(F a, F b) { return _mm256_max_ps(a, b); }  // b if either is NaN
+inline F abs(F a) { return _mm256_andnot_ps(all(-0.0f), a); }
+inline F sign_of(F magnitude, F sign) {
+  return _mm256_or_ps(magnitude, _mm256_and_ps(all(-0.0f), sign));
+}
+inline Lanes less(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+inline Lanes same(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+inline float top(F a) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+inline float total(F a) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+// p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
+constexpr float LEAST_POWER = -127.0f;
+inline F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline F times_power(F p, F n) {
+  __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
+}
+
+inline void transpose(F (&x)[W]) {
+  F a[W], b[W];
+#pragma GCC unroll 4
+  for (int i = 0; i < W; i += 2) {
+    a[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < W; i += 4) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+      b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {
+    x[j] = _mm256_permute2f128_ps(b[j], b[j + 4], 0x20);
+    x[j + 4] = _mm256_permute2f128_ps(b[j], b[j + 4], 0x31);
+  }
+}
+
+inline F totals(const F (&x)[W]) {
+  F a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  F b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+  return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,123 @@
+// The vocabulary without any instruction set: four lanes in the compiler's own vectors, which are
+// whatever the baseline of the platform offers (SSE2 on x86-64, NEON on ARM). The C++ oracle.
+#pragma once
+
+#include <cstring>
+
+#include "../attention.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+typedef float F __attribute__((vector_size(16)));
+typedef int32_t Lanes __attribute__((vector_size(16)));  // -1 or 0 in a lane
+typedef uint32_t Words __attribute__((vector_size(16)));
+constexpr int W = 4;
+
+// Register tiles, out of the 16 registers of SSE2: 4 x 2 sums leave room for the products.
+constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 2;
+constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 2;
+
+inline F zero() { return F{0, 0, 0, 0}; }
+inline F all(float x) { return F{x, x, x, x}; }
+inline F count_up() { return F{0, 1, 2, 3}; }
+inline Lanes lanes(uint64_t word, int from) {
+  word >>= from;
+  return -Lanes{int(word & 1), int(word >> 1 & 1), int(word >> 2 & 1), int(word >> 3 & 1)};
+}
+inline F pick(Lanes m, F yes, F no) { return m ? yes : no; }
+
+inline float number(float x) { return x; }
+inline float number(bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+inline float number(half x) {
+  // Move the 15 bits of magnitude under the float's exponent and correct the bias by one
+  // multiplication, which also makes float16's subnormals right; then the specials.
+  uint32_t bits = uint32_t(x.bits & 0x7fff) << 13;
+  float f;
+  memcpy(&f, &bits, 4);
+  f *= 0x1p112f;
+  memcpy(&bits, &f, 4);
+  if ((x.bits & 0x7c00) == 0x7c00) bits |= 0x7f800000;
+  bits |= uint32_t(x.bits & 0x8000) << 16;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) {
+  uint32_t i;
+  memcpy(&i, &x, 4);
+  p->bits = x != x ? 0x7fc0 : uint16_t((i + 0x7fff + (i >> 16 & 1)) >> 16);
+}
+inline void put(half* p, float x) {
+  uint32_t i;
+  memcpy(&i, &x, 4);
+  uint16_t sign = uint16_t(i >> 16 & 0x8000);
+  i &= 0x7fffffff;
+  if (i > 0x7f800000) {
+    p->bits = uint16_t(sign | 0x7e00);
+  } else if (i >= 0x47800000) {  // 65536 and more, or infinite
+    p->bits = uint16_t(sign | 0x7c00);
+  } else if (i < 0x38800000) {   // below 2^-14: let the float adder round to a multiple of 2^-24
+    float f;
+    memcpy(&f, &i, 4);
+    f += 0.5f;
+    memcpy(&i, &f, 4);
+    p->bits = uint16_t(sign | (i - 0x3f000000));
+  } else {
+    i += 0xfff + (i >> 13 & 1);
+    p->bits = uint16_t(sign | ((i - 0x38000000) >> 13));
+  }
+}
+
+template <class E> inline F load(const E* p) {
+  return F{number(p[0]), number(p[1]), number(p[2]), number(p[3])};
+}
+template <class E> inline F load_part(const E* p, int n) {
+  F x = zero();
+  for (int i = 0; i < n; i++) x[i] = number(p[i]);
+  return x;
+}
+inline void store(float* p, F x) { memcpy(p, &x, sizeof x); }
+template <class E> inline void store_part(E* p, F x, int n) {
+  for (int i = 0; i < n; i++) put(p + i, x[i]);
+}
+
+inline F add(F a, F b) { return a + b; }
+inline F sub(F a, F b) { return a - b; }
+inline F mul(F a, F b) { return a * b; }
+inline F div(F a, F b) { return a / b; }
+inline F fma(F a, F b, F c) { return a * b + c; }
+inline F max(F a, F b) { return a > b ? a : b; }  // b if either is NaN
+inline F abs(F a) { return (F)((Words)a & 0x7fffffffu); }
+inline F sign_of(F magnitude, F sign) {
+  return (F)((Words)magnitude | ((Words)sign & 0x80000000u));
+}
+inline Lanes less(F a, F b) { return a < b; }
+inline Lanes same(F a, F b) { return a == b; }
+inline float top(F a) {
+  float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+  return x > y ? x : y;
+}
+inline float total(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+
+// p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
+constexpr float LEAST_POWER = -127.0f;
+inline F round(F x) {  // below 2^22, adding 1.5 * 2^23 leaves no room for a fraction
+  const F shift = all(0x1.8p23f);
+  return (x + shift) - shift;
+}
+inline F times_power(F p, F n) {
+  return p * (F)((__builtin_convertvector(n, Lanes) + 127) << 23);
+}
+
+inline void transpose(F (&x)[W]) {
+  F y[W] = {x[0], x[1], x[2], x[3]};
+  for (int i = 0; i < W; i++) x[i] = F{y[0][i], y[1][i], y[2][i], y[3][i]};
+}
+inline F totals(const F (&x)[W]) { return F{total(x[0]), total(x[1]), total(x[2]), total(x[3])}; }
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

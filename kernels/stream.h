@@ -1,0 +1,330 @@
+// Decode: few queries. Keys and values are read once, in order, as they lie.
+//
+// What bounds it. A key and its value are (D + Dv) numbers from memory and, with R rows, the same
+// count of multiply-adds times R: at 41 GB/s for two cores, 128 + 128 floats take 25 ns, in which
+// one core does 3000 multiply-adds, 12 rows' worth. So nothing is packed, all rows of a key head
+// (its query heads, and their few queries) share one read, and bytes per second is the measure.
+//
+// R rows x U keys make W dot products, which one tree of additions turns into one vector: lane
+// r * U + u is row r and key u. Scores, maxima and weights stay in that order, so a vector of
+// exponentials serves all rows at once.
+#pragma once
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class A, int R> class Stream {
+  using Unit = typename A::Unit;
+  using E = typename A::Element;
+  static_assert(R <= W && W % R == 0);
+  static constexpr int PER = A::PER_UNIT;
+  static constexpr int U = W / R;                       // keys per vector of scores
+  static constexpr int TOGETHER = U < 4 ? U : 4;        // keys whose sums are in registers
+  static constexpr int BLOCK = 128;                     // keys between two looks at the maximum
+  static constexpr int PIECE = 32;                      // keys whose values stay in L1 over columns
+  static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 4 : R == 8 ? 2 : 1;
+
+ public:
+  static size_t scratch(const Problem& p) { return Stream(p, {}, nullptr).size_; }
+
+  static void run(const Problem& p, const StreamTask& task, char* scratch) {
+    Stream t(p, task, scratch);
+    t.walk();
+  }
+
+ private:
+  Stream(const Problem& p, const StreamTask& task, char* scratch)
+      : p_(p), task_(task), sight_(p), logits_(p), heads_(p.H / p.G), n_(int(heads_ * p.Tq)) {
+    d_vectors_ = (p.D + W * PER - 1) / (W * PER);
+    v_vectors_ = (p.Dv + W - 1) / W;
+    Cutter c(scratch);
+    q_ = c.cut<Unit>(R * d_vectors_ * W);
+    o_ = c.cut<float>(R * v_vectors_ * W);
+    here_ = c.cut<float>(R * v_vectors_ * W);
+    s_ = c.cut<float>(BLOCK / U * W);
+    size_ = c.used(scratch);
+  }
+
+  int64_t head(int r) const { return task_.group * heads_ + r / p_.Tq; }
+  int64_t query(int r) const { return r % p_.Tq; }
+  const E* key_row(const Place& x, int64_t key) const {
+    return (const E*)x.data + task_.b * x.b + task_.group * x.h + key * x.t;
+  }
+
+  void walk() {
+    look();
+    pack_queries();
+    int64_t lo = most(hull_.lo, task_.key), hi = least(hull_.hi, task_.key_end);
+    for (int64_t key = lo / BLOCK * BLOCK; key < hi; key += BLOCK) {
+      block_ = {most(key, lo), least(key + BLOCK, hi)};
+      count_ = int(block_.hi - block_.lo);
+      full_ = core_.lo <= block_.lo && core_.hi >= block_.hi;
+      scores();
+      softmax();
+      weigh();
+    }
+    finish();
+  }
+
+  // Pass 0: what the rows see together, and what they all see.
+  void look() {
+    hull_ = {p_.Tk, 0};
+    core_ = {0, p_.Tk};
+    for (int r = 0; r < n_; r++) {
+      Run hull, core;
+      sight_.row(task_.b, head(r), query(r), &hull, &core);
+      core_ = {most(core_.lo, core.lo), least(core_.hi, core.hi)};
+      if (!hull.empty()) hull_ = {least(hull_.lo, hull.lo), most(hull_.hi, hull.hi)};
+    }
+  }
+
+  // Pass 1: queries as whole vectors of units, padded with zeros in D and to R rows.
+  void pack_queries() {
+    for (int r = 0; r < R; r++) {
+      Unit* to = q_ + r * d_vectors_ * W;
+      const E* x = r < n_ ? (const E*)p_.q.data + task_.b * p_.q.b + head(r) * p_.q.h +
+                                query(r) * p_.q.t
+                          : nullptr;
+      for (int64_t d = 0; d < d_vectors_; d++) {
+        int64_t at = d * W * PER;
+        store((float*)to + d * W,
+              x ? A::units(x + at, int(least<int64_t>(p_.D - at, W * PER))) : zero());
+      }
+    }
+    for (int64_t i = 0; i < R * v_vectors_; i++) store(o_ + i * W, zero());
+    max_ = all(NOTHING);
+    sum_ = zero();
+  }
+
+  // Pass 2: scores of the block. `TOGETHER` keys share every load of a query.
+  void scores() {
+    int64_t whole = p_.D / (W * PER);
+    int rest = int(p_.D - whole * W * PER);
+    for (int k = 0; k < count_; k += U) {
+      F sum[W];
+      for (int u = 0; u < U; u += TOGETHER) {
+        const E* key[TOGETHER];
+        for (int t = 0; t < TOGETHER; t++)  // past the end: the last key again, masked below
+          key[t] = key_row(p_.k, block_.lo + least(k + u + t, count_ - 1));
+        F part[R][TOGETHER];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+          for (int t = 0; t < TOGETHER; t++) part[r][t] = zero();
+        for (int64_t d = 0; d < whole; d++) step(part, key, d, W * PER);
+        if (rest) step(part, key, whole, rest);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+          for (int t = 0; t < TOGETHER; t++) sum[r * U + u + t] = part[r][t];
+      }
+      F s = totals(sum);
+      if (!full_ || !logits_.plain() || k + U > count_) s = amend(s, block_.lo + k);
+      store(s_ + k * R, s);
+    }
+  }
+  void step(F (&part)[R][TOGETHER], const E* (&key)[TOGETHER], int64_t d, int n) const {
+    typename A::Vector x[TOGETHER];
+#pragma GCC unroll 4
+    for (int t = 0; t < TOGETHER; t++) {
+      F y = A::units(key[t] + d * W * PER, n);
+      x[t] = A::as_vector(y);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      auto q = A::vector(q_ + (r * d_vectors_ + d) * W);
+#pragma GCC unroll 4
+      for (int t = 0; t < TOGETHER; t++) part[r][t] = A::mac(part[r][t], q, x[t]);
+    }
+  }
+
+  // What masks and biases do to one vector of scores, lane by lane where lanes are many rows.
+  F amend(F s, int64_t key) const {
+    float lane[W];
+    store(lane, s);
+    for (int r = 0; r < n_; r++) {
+      int in = int(least<int64_t>(U, block_.hi - key));
+      uint64_t word = sight_.word(task_.b, head(r), query(r), key, in);
+      float some[W] = {};
+      for (int u = 0; u < in; u++) some[u] = lane[r * U + u];
+      store(some, logits_.turn(load(some), task_.b, head(r), query(r), key, in));
+      for (int u = 0; u < U; u++) lane[r * U + u] = word >> u & 1 ? some[u] : NOTHING;
+    }
+    for (int i = n_ * U; i < W; i++) lane[i] = NOTHING;
+    return load(lane);
+  }
+
+  // Pass 3: softmax. Maxima are kept per row, repeated over its U lanes.
+  void softmax() {
+    F factor = all(logits_.factor()), t = all(NOTHING);
+    for (int k = 0; k < count_; k += U) t = max(t, load(s_ + k * R));
+    float lane[W];
+    store(lane, t);
+    for (int r = 0; r < R; r++) {
+      float x = lane[r * U];
+      for (int u = 1; u < U; u++) x = x > lane[r * U + u] ? x : lane[r * U + u];
+      for (int u = 0; u < U; u++) lane[r * U + u] = x;
+    }
+    F after = max(max_, mul(load(lane), factor));
+    F from = pick(same(after, all(NOTHING)), zero(), after);
+    F shrink = exp2<5>(sub(max_, from)), sum = zero();
+    max_ = after;
+    from = sub(zero(), from);
+    for (int k = 0; k < count_; k += U) {
+      F e = exp2<5>(fma(load(s_ + k * R), factor, from));
+      store(s_ + k * R, e);
+      sum = add(sum, e);
+    }
+    sum_ = fma(sum_, shrink, sum);
+    store(shrink_, shrink);
+  }
+
+  // Pass 4: weighted sum, piece by piece so that a value is read from memory once, then joined to
+  // what came before. A block starts from 0: a long row adds up in three short chains.
+  void weigh() {
+    bool careful = !full_;
+    for (int64_t i = 0; i < R * v_vectors_; i++) store(here_ + i * W, zero());
+    for (int k = 0; k < count_; k += PIECE) {
+      int n = least(PIECE, count_ - k);
+      if (careful)
+        weigh_with_care(k, n);
+      else
+        for (int64_t j = 0; j < v_vectors_; j += COLUMNS)
+          piece(j, int(least<int64_t>(COLUMNS, v_vectors_ - j)), k, n);
+    }
+    for (int r = 0; r < R; r++) {
+      F old = all(shrink_[r * U]);
+      for (int64_t j = 0; j < v_vectors_; j++) {
+        int64_t at = (r * v_vectors_ + j) * W;
+        store(o_ + at, fma(load(o_ + at), old, load(here_ + at)));
+      }
+    }
+  }
+  float weight(int r, int k) const { return s_[k / U * W + r * U + k % U]; }
+
+  void piece(int64_t j, int width, int k, int n) {
+    static constexpr auto pieces = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<void (Stream::*)(int64_t, int, int), sizeof...(i)>{{&Stream::columns<i + 1>...}};
+    }(std::make_integer_sequence<int, COLUMNS>());
+    (this->*pieces.entry[width - 1])(j, k, n);
+  }
+  template <int N> void columns(int64_t j, int k, int n) {
+    int tail = int(p_.Dv - (j + N - 1) * W);
+    F sum[R][N];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < N; c++) sum[r][c] = load(here_ + (r * v_vectors_ + j + c) * W);
+    const E* x = key_row(p_.v, block_.lo + k) + j * W;
+    for (int i = k; i < k + n; i++, x += p_.v.t) {
+      const float* w = s_ + i / U * W + i % U;
+      F y[N];
+#pragma GCC unroll 8
+      for (int c = 0; c < N; c++)
+        y[c] = c + 1 < N || tail >= W ? load(x + c * W) : load_part(x + c * W, tail);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        F a = all(w[r * U]);
+#pragma GCC unroll 8
+        for (int c = 0; c < N; c++) sum[r][c] = fma(a, y[c], sum[r][c]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < N; c++) store(here_ + (r * v_vectors_ + j + c) * W, sum[r][c]);
+  }
+
+  // Some row may not look at some of these keys: every row takes only those it sees, because
+  // 0 * NaN is NaN.
+  void weigh_with_care(int k, int n) {
+    for (int r = 0; r < n_; r++) {
+      uint64_t seen = sight_.word(task_.b, head(r), query(r), block_.lo + k, n);
+      for (int i = 0; i < n; i++) {
+        if (!(seen >> i & 1)) continue;
+        const E* x = key_row(p_.v, block_.lo + k + i);
+        F a = all(weight(r, k + i));
+        for (int64_t j = 0; j < v_vectors_; j++) {
+          float* to = here_ + (r * v_vectors_ + j) * W;
+          int part = int(least<int64_t>(W, p_.Dv - j * W));
+          F y = part == W ? load(x + j * W) : load_part(x + j * W, part);
+          store(to, fma(a, y, load(to)));
+        }
+      }
+    }
+  }
+
+  // Pass 5: the only stretch writes its rows; one of many leaves (max, sum, out) for the merge.
+  void finish() {
+    float top_of[W], sum_of[W];
+    store(top_of, max_);
+    store(sum_of, sum_);
+    for (int r = 0; r < n_; r++) {
+      float sum = 0;
+      for (int u = 0; u < U; u++) sum += sum_of[r * U + u];
+      const float* o = o_ + r * v_vectors_ * W;
+      if (!task_.state) {
+        Ending end(p_, task_.b, head(r), top_of[r * U], sum);
+        E* out = (E*)p_.out.data + task_.b * p_.out.b + head(r) * p_.out.h + query(r) * p_.out.t;
+        end.write(out, o, p_.Dv);
+        end.write_lse(p_, task_.b, head(r), query(r));
+        continue;
+      }
+      float* state = task_.state + r * (p_.Dv + 2);
+      state[0] = top_of[r * U];
+      state[1] = sum;
+      for (int64_t j = 0; j < p_.Dv; j++) state[2 + j] = o[j];
+    }
+  }
+
+  const Problem& p_;
+  StreamTask task_;
+  Sight sight_;
+  Logits logits_;
+  int64_t heads_;
+  int n_;
+  int64_t d_vectors_, v_vectors_;
+  size_t size_;
+  Unit* q_;
+  float *o_, *here_, *s_;   // here_: the weighted sum of this block alone
+  Run hull_, core_, block_;
+  int count_;
+  bool full_;
+  F max_, sum_;
+  alignas(64) float shrink_[W];
+};
+
+// Stretches of one key head, merged in order: the same order whoever computed them.
+template <class E>
+void merge_stretches(const Problem& p, int64_t b, int64_t group, int64_t stretches,
+                     const float* states) {
+  int64_t heads = p.H / p.G, rows = heads * p.Tq, row_size = p.Dv + 2;
+  constexpr int64_t SLICE = 512;
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t h = group * heads + r / p.Tq, q = r % p.Tq;
+    float max = NOTHING, sum = 0;
+    for (int64_t s = 0; s < stretches; s++) {
+      float m = states[(s * rows + r) * row_size];
+      if (m > max || m != m) max = m;
+    }
+    float base = max == NOTHING ? 0 : max;
+    for (int64_t s = 0; s < stretches; s++) {
+      const float* x = states + (s * rows + r) * row_size;
+      sum += x[1] * exp2_one(x[0] - base);
+    }
+    Ending end(p, b, h, max, sum);
+    E* out = (E*)p.out.data + b * p.out.b + h * p.out.h + q * p.out.t;
+    for (int64_t j = 0; j < p.Dv; j += SLICE) {
+      alignas(64) float o[SLICE + W] = {};
+      int64_t n = least(SLICE, p.Dv - j);
+      for (int64_t s = 0; s < stretches; s++) {
+        const float* x = states + (s * rows + r) * row_size;
+        float share = exp2_one(x[0] - base);
+        for (int64_t i = 0; i < n; i++) o[i] += share * x[2 + j + i];
+      }
+      end.write(out + j, o, n);
+    }
+    end.write_lse(p, b, h, q);
+  }
+}
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,15 @@
+// Work on torch's own threads, without torch's headers and without a second OpenMP.
+#pragma once
+
+#include <cstdint>
+
+namespace clearhead {
+
+// How many threads torch would use now (torch.set_num_threads); 1 where torch is not loaded.
+int64_t threads_available();
+
+// Runs `work(context)` once on each of up to `threads` threads at the same time, this one
+// included, and returns when all are done. `work` must share out its own tasks.
+void on_threads(int64_t threads, void (*work)(void*), void* context);
+
+}  // namespace clearhead

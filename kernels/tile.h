@@ -1,0 +1,454 @@
+// Prefill: many queries against the keys, in register tiles.
+//
+// What bounds it. A pair (query, key) costs D + Dv multiply-adds and one exponential. With 16
+// lanes and two FMA pipes, D = Dv = 64 gives 64 cycles of FMA for 16 pairs and about 7 cycles of
+// exponential (bench/LOG.md, "the exponential"), so 90 % of the FMA ceiling is the most there is at
+// D = 64, and everything else must hide: loads behind FMAs (11 loads feed 24 FMAs), packing behind
+// the hundreds of queries that use a packed key, rescaling inside the last step of the weighted sum.
+//
+// What lies where. A task holds its queries (packed), their output sums and their (max, sum); it
+// walks over blocks of BLOCK keys. A block is packed once: keys as panels [D][PANEL], so that a
+// vector holds one coordinate of W keys, values as [key][Dv], padded. A band of BAND queries then
+// takes the block: scores (18 KB, stay in L1), softmax, weighted sum.
+//
+// Why the bits do not depend on company. A row's sums run over d, then over the keys of a block,
+// then over blocks on a grid that starts at key 0, always in the same order, whichever rows share
+// its tile. A block without a visible key multiplies by exp2(0) = 1 and adds 0.
+#pragma once
+
+#include <utility>
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class T, int n> struct Table { T entry[n]; };
+
+template <class A> class Tile {
+  using Unit = typename A::Unit;
+  using E = typename A::Element;
+  static constexpr int PER = A::PER_UNIT;
+  static constexpr int PANEL = SCORE_VECTORS * W;
+  static constexpr int BLOCK = 192;
+  static constexpr int BAND = 24;
+  static constexpr int S_STRIDE = BLOCK + W;            // floats; off a power of two, for L1's sets
+  static constexpr int P_STRIDE = (BLOCK + 32) / PER;   // units
+  static constexpr int BAND_PAD = (BAND + W - 1) / W * W;
+  static_assert(BLOCK % PANEL == 0 && BLOCK % 2 == 0 && PANEL <= 64);
+  static_assert(BAND % SCORE_ROWS == 0 && BAND % VALUE_ROWS == 0);
+
+  struct Row {
+    int64_t h, q;
+    Run hull, core;
+  };
+  struct Band {
+    Run hull, core;
+  };
+
+ public:
+  static size_t scratch(const Problem& p, int64_t rows) {
+    Tile t(p, {}, nullptr, rows);
+    return t.size_;
+  }
+
+  static void run(const Problem& p, const TileTask& task, char* scratch) {
+    Tile t(p, task, scratch, task.heads * task.queries);
+    t.walk();
+  }
+
+ private:
+  Tile(const Problem& p, const TileTask& task, char* scratch, int64_t rows)
+      : p_(p), task_(task), sight_(p), logits_(p), n_(rows) {
+    bands_ = (n_ + BAND - 1) / BAND;
+    steps_ = (p.D + PER - 1) / PER;
+    vectors_ = (p.Dv + W - 1) / W;
+    columns_ = (vectors_ + VALUE_VECTORS - 1) / VALUE_VECTORS;
+    o_stride_ = vectors_ * W;
+    Cutter c(scratch);
+    row_ = c.cut<Row>(n_);
+    band_ = c.cut<Band>(bands_);
+    max_ = c.cut<float>(bands_ * BAND_PAD);
+    sum_ = c.cut<float>(bands_ * BAND_PAD);
+    q_ = c.cut<Unit>(bands_ * BAND * steps_);
+    o_ = c.cut<float>(bands_ * BAND * o_stride_);
+    k_ = c.cut<Unit>(BLOCK * steps_);
+    v_ = c.cut<Unit>(BLOCK / PER * o_stride_);
+    s_ = c.cut<float>(BAND * S_STRIDE);
+    weights_ = PER == 1 ? (Unit*)s_ : c.cut<Unit>(BAND * P_STRIDE);
+    clean_ = c.cut<Unit>(BLOCK / PER * o_stride_);
+    size_ = c.used(scratch);
+  }
+
+  void walk() {
+    look();
+    pack_queries();
+    for (int64_t key = hull_.lo / BLOCK * BLOCK; key < hull_.hi; key += BLOCK) {
+      if (!wanted(key)) continue;
+      block_ = {key, least(key + BLOCK, hull_.hi)};
+      pack_keys();
+      pack_values();
+      for (int64_t i = 0; i < bands_; i++) {
+        const Band& band = band_[i];
+        lo_ = int(most(band.hull.lo, block_.lo) - block_.lo);
+        hi_ = int(least(band.hull.hi, block_.hi) - block_.lo);
+        if (lo_ >= hi_) continue;
+        scores(i);
+        softmax(i);
+        weigh(i);
+      }
+    }
+    finish();
+  }
+
+  // Pass 0: what every row sees, and what the bands and the task see together.
+  void look() {
+    hull_ = {p_.Tk, 0};
+    for (int64_t i = 0; i < bands_; i++) band_[i] = {{p_.Tk, 0}, {0, p_.Tk}};
+    for (int64_t i = 0; i < n_; i++) {
+      Row& r = row_[i];
+      Band& band = band_[i / BAND];
+      r.h = task_.head + i / task_.queries;
+      r.q = task_.query + i % task_.queries;
+      sight_.row(task_.b, r.h, r.q, &r.hull, &r.core);
+      band.core = {most(band.core.lo, r.core.lo), least(band.core.hi, r.core.hi)};
+      if (r.hull.empty()) continue;
+      band.hull = {least(band.hull.lo, r.hull.lo), most(band.hull.hi, r.hull.hi)};
+      hull_ = {least(hull_.lo, band.hull.lo), most(hull_.hi, band.hull.hi)};
+    }
+  }
+
+  bool wanted(int64_t key) const {
+    for (int64_t i = 0; i < bands_; i++)
+      if (band_[i].hull.lo < key + BLOCK && band_[i].hull.hi > key) return true;
+    return false;
+  }
+
+  const E* query(const Row& r) const {
+    return (const E*)p_.q.data + task_.b * p_.q.b + r.h * p_.q.h + r.q * p_.q.t;
+  }
+  const E* key_row(const Place& x, int64_t key) const {
+    int64_t g = task_.head / (p_.H / p_.G);
+    return (const E*)x.data + task_.b * x.b + g * x.h + key * x.t;
+  }
+
+  // Pass 1a: queries, as groups [D][SCORE_ROWS], so that one step of a score tile reads one line.
+  void pack_queries() {
+    constexpr int SR = SCORE_ROWS;
+    for (int64_t g = 0; g < bands_ * BAND / SR && g * SR < n_; g++) {
+      Unit* to = q_ + g * SR * steps_;
+      for (int64_t d = 0; d < p_.D; d += W * PER) {
+        int64_t here = least<int64_t>(W, steps_ - d / PER);
+        for (int r = 0; r < SR; r++) {
+          alignas(64) Unit part[W] = {};
+          if (g * SR + r < n_)
+            store((float*)part, A::units(query(row_[g * SR + r]) + d, int(least<int64_t>(p_.D - d, W * PER))));
+          for (int64_t i = 0; i < here; i++) to[(d / PER + i) * SR + r] = part[i];
+        }
+      }
+    }
+    for (int64_t i = 0; i < bands_ * BAND_PAD; i++) max_[i] = NOTHING, sum_[i] = 0;
+    for (int64_t i = 0; i < bands_ * BAND * vectors_; i++) store(o_ + i * W, zero());
+  }
+
+  // Pass 1b: the keys of a block, turned: panels [D][PANEL]. Keys past the end are zeros.
+  void pack_keys() {
+    int from = int(most<int64_t>(hull_.lo - block_.lo, 0)) / W * W;
+    int count = int(block_.hi - block_.lo);
+    for (int k = from; k < count; k += W) {
+      Unit* to = k_ + k / PANEL * (steps_ * PANEL) + k % PANEL;
+      for (int64_t d = 0; d < p_.D; d += W * PER) {
+        int part = int(least<int64_t>(p_.D - d, W * PER));
+        F x[W];
+        for (int i = 0; i < W; i++)
+          x[i] = k + i < count ? A::units(key_row(p_.k, block_.lo + k + i) + d, part) : zero();
+        transpose(x);
+        int64_t here = least<int64_t>(W, steps_ - d / PER);
+        for (int64_t i = 0; i < here; i++) store((float*)to + (d / PER + i) * PANEL, x[i]);
+      }
+    }
+  }
+
+  // The values lie in columns of up to VALUE_VECTORS vectors, as equal as can be: 5 = 3 + 2.
+  int column_start(int64_t j) const { return int(j * vectors_ / columns_); }
+  int column_width(int64_t j) const { return column_start(j + 1) - column_start(j); }
+  Unit* column(Unit* v, int64_t j) const { return v + column_start(j) * (W * BLOCK / PER); }
+
+  // Pass 1c: the values of a block, padded with zeros; and whether one of them is NaN or infinite.
+  void pack_values() {
+    int from = int(most<int64_t>(hull_.lo - block_.lo, 0)) / PER;
+    int count = int(block_.hi - block_.lo);
+    F alarm = zero();
+    for (int64_t j = 0; j < columns_; j++) {
+      Unit* to = column(v_, j);
+      int width = column_width(j);
+      for (int u = from; u * PER < count; u++) {
+        const E* x = key_row(p_.v, block_.lo + u * PER);
+        for (int n = 0; n < width; n++) {
+          int64_t at = (column_start(j) + n) * W;
+          int part = int(least<int64_t>(W, p_.Dv - at));
+          F y = A::values(x + at, u * PER + 1 < count ? x + p_.v.t + at : nullptr, part);
+          alarm = A::alarm(alarm, y);
+          store((float*)to + (u * width + n) * W, y);
+        }
+      }
+    }
+    special_ = !(total(alarm) == 0);
+  }
+
+  // Pass 2: scores. R queries x N vectors of keys stay in registers over all of D. Of whole
+  // panels the row maxima are taken before the sums leave their registers.
+  template <int R, int N>
+  static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* tops) {
+    F sum[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) sum[r][n] = zero();
+#pragma GCC unroll 2
+    for (int64_t d = 0; d < steps; d++) {
+      typename A::Vector key[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) key[n] = A::vector(k + d * PANEL + n * W);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        auto x = A::broadcast(q[d * SCORE_ROWS + r]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], x, key[n]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) store(s + r * S_STRIDE + n * W, sum[r][n]);
+      if (tops) {
+        F t = sum[r][0];
+#pragma GCC unroll 4
+        for (int n = 1; n < N; n++) t = max(t, sum[r][n]);
+        store((float*)(tops + r), max(load((const float*)(tops + r)), t));
+      }
+    }
+  }
+  using ScoreTile = void (*)(const Unit*, const Unit*, int64_t, float*, F*);
+  static ScoreTile score_tiles(int rows, int vectors) {
+    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<ScoreTile, sizeof...(i)>{{score_tile<i / SCORE_VECTORS + 1, i % SCORE_VECTORS + 1>...}};
+    }(std::make_integer_sequence<int, SCORE_ROWS * SCORE_VECTORS>());
+    return table.entry[(rows - 1) * SCORE_VECTORS + vectors - 1];
+  }
+
+  void scores(int64_t i) {
+        const Band& band = band_[i];
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    for (int r = 0; r < BAND; r++) tops_[r] = all(NOTHING);
+    begin_ = lo_ / PANEL * PANEL;
+    end_ = int(round_up(hi_, W));
+    for (int k = begin_; k < end_; k += PANEL) {
+      int64_t key = block_.lo + k;
+      int width = int(least<int64_t>(PANEL, end_ - k)), seen = int(least<int64_t>(width, hi_ - k));
+      bool full = band.core.lo <= key && band.core.hi >= key + width;
+      uint64_t word[BAND];
+      if (!full)
+        for (int r = 0; r < rows; r++) {
+          const Row& x = row_[i * BAND + r];
+          word[r] = sight_.word(task_.b, x.h, x.q, key, seen);
+        }
+      for (int r = 0; r < rows; r += SCORE_ROWS) {
+        int here = least(SCORE_ROWS, rows - r);
+        float* s = s_ + r * S_STRIDE + k;
+        if (!full && blind(word + r, here)) {
+          for (int x = 0; x < here; x++)
+            for (int n = 0; n < width; n += W) store(s + x * S_STRIDE + n, all(NOTHING));
+          continue;
+        }
+        bool as_is = full && logits_.plain();
+        score_tiles(here, width / W)(q_ + (i * BAND + r) * steps_, k_ + k * steps_, steps_, s,
+                                       as_is ? tops_ + r : nullptr);
+        if (as_is) continue;
+        for (int x = 0; x < here; x++)
+          amend(row_[i * BAND + r + x], key, width, full ? ~uint64_t(0) : word[r + x],
+                s + x * S_STRIDE, tops_ + r + x);
+      }
+    }
+  }
+  static bool blind(const uint64_t* word, int n) {
+    uint64_t any = 0;
+    for (int i = 0; i < n; i++) any |= word[i];
+    return !any;
+  }
+
+  // What masks and biases do to a row of scores. -infinity replaces; nothing is added to it, so
+  // whatever stands in a masked key is gone.
+  void amend(const Row& x, int64_t key, int width, uint64_t word, float* s, F* tops) {
+    F t = *tops;
+    for (int n = 0; n < width; n += W) {
+      int in = int(least<int64_t>(W, p_.Tk - key - n));
+      F y = logits_.turn(load(s + n), task_.b, x.h, x.q, key + n, in);
+      y = pick(lanes(word, n), y, all(NOTHING));
+      store(s + n, y);
+      t = max(t, y);
+    }
+    *tops = t;
+  }
+
+  // Pass 3: softmax of a band's scores, against the running maximum. The state holds maxima in
+  // base 2, already scaled; exp2(s * factor - max) is then one FMA and one exponential, and the
+  // rounding of `max` is the same in numerator and denominator.
+  void softmax(int64_t i) {
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    float* max_here = max_ + i * BAND_PAD;
+    float* sum_here = sum_ + i * BAND_PAD;
+    alignas(64) float now[BAND_PAD] = {}, base[BAND_PAD];
+    for (int r = 0; r < rows; r++) now[r] = top(tops_[r]);
+    F factor = all(logits_.factor());
+    for (int r = 0; r < rows; r += W) {
+      F before = load(max_here + r);
+      F after = max(before, mul(load(now + r), factor));
+      F from = pick(same(after, all(NOTHING)), zero(), after);
+      store(max_here + r, after);
+      store(base + r, from);
+      store(shrink_ + r, exp2<5>(sub(before, from)));
+    }
+    for (int r = 0; r < rows; r++) {
+      const float* s = s_ + r * S_STRIDE;
+      auto* w = (typename A::Weight*)(weights_ + r * (PER == 1 ? S_STRIDE : P_STRIDE));
+      F from = all(-base[r]), sum = zero();
+#pragma GCC unroll 3
+      for (int k = begin_; k < end_; k += W) {
+        F e = exp2<A::EXP_DEGREE>(fma(load(s + k), factor, from));
+        A::keep(w + k, e);
+        sum = add(sum, e);
+      }
+      sum_here[r] = sum_here[r] * shrink_[r] + total(sum);
+    }
+  }
+
+  // Pass 4: weighted sum. R queries x N vectors of values stay in registers over the keys of the
+  // block; the old sums are rescaled and added at the end, by one FMA each.
+  template <int R, int N>
+  static void value_tile(const Unit* w, const Unit* v, int64_t steps, const float* shrink, float* o,
+                         int64_t o_stride) {
+    constexpr int STRIDE = PER == 1 ? S_STRIDE : P_STRIDE;
+    F sum[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) sum[r][n] = zero();
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < steps; k++) {
+      typename A::Vector x[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) x[n] = A::vector(v + (k * N + n) * W);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        auto y = A::broadcast(w[r * STRIDE + k]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], y, x[n]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      F old = all(shrink[r]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) {
+        float* to = o + r * o_stride + n * W;
+        store(to, fma(load(to), old, sum[r][n]));
+      }
+    }
+  }
+  using ValueTile = void (*)(const Unit*, const Unit*, int64_t, const float*, float*, int64_t);
+  static ValueTile value_tiles(int rows, int vectors) {
+    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<ValueTile, sizeof...(i)>{{value_tile<i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
+    }(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>());
+    return table.entry[(rows - 1) * VALUE_VECTORS + vectors - 1];
+  }
+
+  void weigh(int64_t i) {
+    constexpr int STRIDE = PER == 1 ? S_STRIDE : P_STRIDE;
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    const Run& core = band_[i].core;
+    if (special_ && !(core.lo <= block_.lo && core.hi >= block_.hi)) return weigh_with_care(i);
+    for (int64_t j = 0; j < columns_; j++) {
+      int width = column_width(j);
+      for (int r = 0; r < rows; r += VALUE_ROWS) {
+        int here = least(VALUE_ROWS, rows - r);
+        Run run = seen_by(i * BAND + r, here);
+        if (run.empty()) continue;
+        int64_t from = run.lo / PER, to = (run.hi + PER - 1) / PER;
+        value_tiles(here, width)(weights_ + r * STRIDE + from,
+                                   column(v_, j) + from * width * W, to - from, shrink_ + r,
+                                   o_ + (i * BAND + r) * o_stride_ + column_start(j) * W, o_stride_);
+      }
+    }
+  }
+
+  // The keys of this block that some of these rows see.
+  Run seen_by(int64_t row, int n) const {
+    Run run = {BLOCK, 0};
+    for (int r = 0; r < n; r++) {
+      const Run& hull = row_[row + r].hull;
+      int64_t lo = most<int64_t>(hull.lo - block_.lo, 0);
+      int64_t hi = least(hull.hi, block_.hi) - block_.lo;
+      if (lo < hi) run = {least(run.lo, lo), most(run.hi, hi)};
+    }
+    return run;
+  }
+
+  // The block holds a NaN or an infinity that some row may not see, and 0 * NaN is NaN: every row
+  // gets its own copy of the values, zeros where it may not look. Slow and rare.
+  void weigh_with_care(int64_t i) {
+    constexpr int STRIDE = PER == 1 ? S_STRIDE : P_STRIDE;
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    for (int r = 0; r < rows; r++) {
+      const Row& x = row_[i * BAND + r];
+      Run run = seen_by(i * BAND + r, 1);
+      if (run.empty()) continue;
+      int64_t from = run.lo / PER, to = (run.hi + PER - 1) / PER;
+      for (int64_t u = from; u < to; u++) {
+        uint64_t seen = sight_.word(task_.b, x.h, x.q, block_.lo + u * PER,
+                                    int(least<int64_t>(PER, p_.Tk - block_.lo - u * PER)));
+        for (int64_t j = 0; j < columns_; j++) {
+          int64_t wide = column_width(j) * W;
+          const Unit* v = column(v_, j) + u * wide;
+          Unit* c = column(clean_, j) + u * wide;
+          for (int64_t n = 0; n < wide; n++) c[n] = A::seen(v[n], seen);
+        }
+      }
+      for (int64_t j = 0; j < columns_; j++)
+        value_tiles(1, column_width(j))(weights_ + r * STRIDE + from, column(clean_, j) + from * column_width(j) * W,
+                                      to - from, shrink_ + r,
+                                      o_ + (i * BAND + r) * o_stride_ + column_start(j) * W, o_stride_);
+    }
+  }
+
+  // Pass 5: sinks join, sums divide, rows leave.
+  void finish() {
+    for (int64_t i = 0; i < n_; i++) {
+      const Row& r = row_[i];
+      int64_t at = i / BAND * BAND_PAD + i % BAND;
+      Ending end(p_, task_.b, r.h, max_[at], sum_[at]);
+      E* out = (E*)p_.out.data + task_.b * p_.out.b + r.h * p_.out.h + r.q * p_.out.t;
+      end.write(out, o_ + i * o_stride_, p_.Dv);
+      end.write_lse(p_, task_.b, r.h, r.q);
+    }
+  }
+
+  const Problem& p_;
+  TileTask task_;
+  Sight sight_;
+  Logits logits_;
+  int64_t n_, bands_, steps_, vectors_, columns_, o_stride_;
+  size_t size_;
+  Row* row_;
+  Band* band_;
+  float *max_, *sum_;       // per row, BAND_PAD apart per band; maxima in base 2
+  Unit *q_, *k_, *v_, *clean_;
+  float *o_, *s_;
+  Unit* weights_;           // in float32 they overwrite their scores
+  Run hull_, block_;
+  int lo_, hi_;             // the band's keys of this block, counted from its start
+  int begin_, end_;         // the same in whole vectors from a whole panel: what has scores
+  bool special_;
+  alignas(64) float shrink_[BAND_PAD];
+  F tops_[BAND];
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL
