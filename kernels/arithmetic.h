@@ -19,6 +19,7 @@ template <class E> struct Singles {
   static Vector broadcast(Unit x) { return all(x); }
   static Vector as_vector(F x) { return x; }
   static F mac(F sum, Vector a, Vector b) { return fma(a, b, sum); }
+  static F whole(const E* p) { return load(p); }
   static F units(const E* p, int n) { return n >= W ? load(p) : load_part(p, n); }
   // n lanes of values: of one key, or of two that make pairs (`odd` is null past the last key).
   static F values(const E* x, const E*, int n) { return n == W ? load(x) : load_part(x, n); }
@@ -40,6 +41,7 @@ struct Pairs {
   static Vector broadcast(Unit x) { return all_pairs(x); }
   static Vector as_vector(F x) { return (P)_mm512_castps_si512(x); }
   static F mac(F sum, Vector a, Vector b) { return dot(sum, a, b); }
+  static F whole(const bf16* p) { return load((const float*)p); }
   static F units(const bf16* p, int n) { return load_raw(p, n < 2 * W ? n : 2 * W); }
   static F values(const bf16* even, const bf16* odd, int n) { return interleave(even, odd, n); }
   static F alarm(F so_far, F values) { return pick(special_pairs(values), all(1), so_far); }

@@ -150,10 +150,7 @@ int check(const Problem& p) {
 
 int attend(const Problem& p) {
   if (int code = check(p)) return code;
-  if (!level()) {
-    const char* named = getenv("CLEARHEAD_CPU");
-    if (!choose_level(named ? named : "")) return NO_LEVEL;
-  }
+  if (!level()) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;
   int64_t threads = threads_available();
   if (p.threads > 0) threads = least(threads, p.threads);

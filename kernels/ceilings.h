@@ -9,14 +9,13 @@ constexpr int CHAINS = 12;
 
 inline double fma_rounds(int64_t rounds) {
   F x[CHAINS], a = all(0.999999f), b = all(1e-7f);
+#pragma GCC unroll 12
   for (int i = 0; i < CHAINS; i++) x[i] = all(float(i));
   for (int64_t n = 0; n < rounds; n++)
 #pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) {
-      x[i] = fma(x[i], a, b);
-      asm volatile("" : "+x"(x[i]));
-    }
+    for (int i = 0; i < CHAINS; i++) x[i] = fma(x[i], a, b);
   F t = zero();
+#pragma GCC unroll 12
   for (int i = 0; i < CHAINS; i++) t = add(t, x[i]);
   return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 2;
 }
@@ -25,14 +24,13 @@ inline double fma_rounds(int64_t rounds) {
 inline double dot_rounds(int64_t rounds) {
   F x[CHAINS];
   P a = all_pairs(0x3f803f80), b = all_pairs(0x33803380);
+#pragma GCC unroll 12
   for (int i = 0; i < CHAINS; i++) x[i] = all(float(i));
   for (int64_t n = 0; n < rounds; n++)
 #pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) {
-      x[i] = dot(x[i], a, b);
-      asm volatile("" : "+x"(x[i]));
-    }
+    for (int i = 0; i < CHAINS; i++) x[i] = dot(x[i], a, b);
   F t = zero();
+#pragma GCC unroll 12
   for (int i = 0; i < CHAINS; i++) t = add(t, x[i]);
   return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 4;
 }
@@ -40,11 +38,13 @@ inline double dot_rounds(int64_t rounds) {
 
 inline double read_sum(const char* bytes, size_t count) {
   F x[8];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; i++) x[i] = zero();
   for (size_t at = 0; at + 8 * sizeof(F) <= count; at += 8 * sizeof(F))
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) x[i] = add(x[i], load((const float*)(bytes + at) + i * W));
   F t = zero();
+#pragma GCC unroll 8
   for (int i = 0; i < 8; i++) t = add(t, x[i]);
   return total(t);
 }

@@ -50,6 +50,14 @@ inline F tanh(F x) {
   return sign_of(pick(less(y, all(0.55f)), near, far), x);
 }
 
+// Lane i of the result belongs to vector i of W.
+inline F totals(const F* x) {
+  return fold(x, [](F a, F b) { return add(a, b); });
+}
+inline F maxima(const F* x) {
+  return fold(x, [](F a, F b) { return max(a, b); });
+}
+
 // Memory for one task, cut from a block that its caller owns.
 class Cutter {
  public:

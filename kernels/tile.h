@@ -89,6 +89,7 @@ template <class A> class Tile {
         const Band& band = band_[i];
         lo_ = int(most(band.hull.lo, block_.lo) - block_.lo);
         hi_ = int(least(band.hull.hi, block_.hi) - block_.lo);
+        fetch_ahead(i);
         if (lo_ >= hi_) continue;
         scores(i);
         softmax(i);
@@ -108,6 +109,7 @@ template <class A> class Tile {
       r.h = task_.head + i / task_.queries;
       r.q = task_.query + i % task_.queries;
       sight_.row(task_.b, r.h, r.q, &r.hull, &r.core);
+      for (int64_t d = 0; d < p_.D; d += 64 / int64_t(sizeof(E))) soon(query(r) + d);
       band.core = {most(band.core.lo, r.core.lo), least(band.core.hi, r.core.hi)};
       if (r.hull.empty()) continue;
       band.hull = {least(band.hull.lo, r.hull.lo), most(band.hull.hi, r.hull.hi)};
@@ -152,17 +154,44 @@ template <class A> class Tile {
   void pack_keys() {
     int from = int(most<int64_t>(hull_.lo - block_.lo, 0)) / W * W;
     int count = int(block_.hi - block_.lo);
+    int64_t step = p_.k.t;
     for (int k = from; k < count; k += W) {
       Unit* to = k_ + k / PANEL * (steps_ * PANEL) + k % PANEL;
-      for (int64_t d = 0; d < p_.D; d += W * PER) {
+      const E* key = key_row(p_.k, block_.lo + k);
+      int there = count - k;
+      for (int64_t d = 0; d < p_.D; d += W * PER, to += W * PANEL) {
         int part = int(least<int64_t>(p_.D - d, W * PER));
         F x[W];
-        for (int i = 0; i < W; i++)
-          x[i] = k + i < count ? A::units(key_row(p_.k, block_.lo + k + i) + d, part) : zero();
+        if (there >= W && part == W * PER) {
+#pragma GCC unroll 16
+          for (int i = 0; i < W; i++) x[i] = A::whole(key + d + i * step);
+        } else {
+          for (int i = 0; i < W; i++)
+            x[i] = i < there ? A::units(key + d + i * step, part) : zero();
+        }
         transpose(x);
-        int64_t here = least<int64_t>(W, steps_ - d / PER);
-        for (int64_t i = 0; i < here; i++) store((float*)to + (d / PER + i) * PANEL, x[i]);
+        int here = int(least<int64_t>(W, steps_ - d / PER));
+        if (here == W) {
+#pragma GCC unroll 16
+          for (int i = 0; i < W; i++) store((float*)to + i * PANEL, x[i]);
+        } else {
+          for (int i = 0; i < here; i++) store((float*)to + i * PANEL, x[i]);
+        }
       }
+    }
+  }
+
+  // While a band computes, its share of the next block's keys and values comes into L2: packing
+  // would otherwise wait for the L3 (measured: bench/LOG.md, "packing waits").
+  void fetch_ahead(int64_t band) const {
+    int64_t next = block_.lo / BLOCK * BLOCK + BLOCK;
+    int64_t each = (BLOCK + bands_ - 1) / bands_;
+    int64_t from = next + band * each, to = least(least(from + each, next + BLOCK), hull_.hi);
+    constexpr int64_t LINE = 64 / sizeof(E);
+    for (int64_t key = from; key < to; key++) {
+      const E *k = key_row(p_.k, key), *v = key_row(p_.v, key);
+      for (int64_t d = 0; d < p_.D; d += LINE) soon(k + d);
+      for (int64_t d = 0; d < p_.Dv; d += LINE) soon(v + d);
     }
   }
 
@@ -173,24 +202,36 @@ template <class A> class Tile {
 
   // Pass 1c: the values of a block, padded with zeros; and whether one of them is NaN or infinite.
   void pack_values() {
+    static constexpr auto packers = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<F (Tile::*)(int), sizeof...(i)>{{&Tile::pack_column<i + 1>...}};
+    }(std::make_integer_sequence<int, VALUE_VECTORS>());
+    F alarm = zero();
+    for (int j = 0; j < columns_; j++)
+      alarm = add(alarm, (this->*packers.entry[column_width(j) - 1])(j));
+    special_ = !(total(alarm) == 0);
+  }
+  template <int N> F pack_column(int j) {
     int from = int(most<int64_t>(hull_.lo - block_.lo, 0)) / PER;
     int count = int(block_.hi - block_.lo);
-    F alarm = zero();
-    for (int64_t j = 0; j < columns_; j++) {
-      Unit* to = column(v_, j);
-      int width = column_width(j);
-      for (int u = from; u * PER < count; u++) {
-        const E* x = key_row(p_.v, block_.lo + u * PER);
-        for (int n = 0; n < width; n++) {
-          int64_t at = (column_start(j) + n) * W;
-          int part = int(least<int64_t>(W, p_.Dv - at));
-          F y = A::values(x + at, u * PER + 1 < count ? x + p_.v.t + at : nullptr, part);
-          alarm = A::alarm(alarm, y);
-          store((float*)to + (u * width + n) * W, y);
-        }
+    int64_t at = column_start(j) * W, step = p_.v.t;
+    int tail = int(least<int64_t>(W, p_.Dv - at - (N - 1) * W));
+    const E* x = key_row(p_.v, block_.lo + from * PER) + at;
+    float* to = (float*)(column(v_, j) + from * N * W);
+    F alarm[N];  // one for each vector: four short chains instead of a long one
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) alarm[n] = zero();
+    for (int k = from * PER; k < count; k += PER, x += PER * step, to += N * W) {
+      const E* odd = k + 1 < count ? x + step : nullptr;
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) {
+        F y = A::values(x + n * W, odd ? odd + n * W : nullptr, n + 1 < N ? W : tail);
+        alarm[n] = A::alarm(alarm[n], y);
+        store(to + n * W, y);
       }
     }
-    special_ = !(total(alarm) == 0);
+#pragma GCC unroll 4
+    for (int n = 1; n < N; n++) alarm[0] = add(alarm[0], alarm[n]);
+    return alarm[0];
   }
 
   // Pass 2: scores. R queries x N vectors of keys stay in registers over all of D. Of whole
@@ -237,7 +278,7 @@ template <class A> class Tile {
   void scores(int64_t i) {
         const Band& band = band_[i];
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
-    for (int r = 0; r < BAND; r++) tops_[r] = all(NOTHING);
+    for (int r = 0; r < BAND_PAD; r++) tops_[r] = all(NOTHING);
     begin_ = lo_ / PANEL * PANEL;
     end_ = int(round_up(hi_, W));
     for (int k = begin_; k < end_; k += PANEL) {
@@ -295,29 +336,32 @@ template <class A> class Tile {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
     float* max_here = max_ + i * BAND_PAD;
     float* sum_here = sum_ + i * BAND_PAD;
-    alignas(64) float now[BAND_PAD] = {}, base[BAND_PAD];
-    for (int r = 0; r < rows; r++) now[r] = top(tops_[r]);
     F factor = all(logits_.factor());
+    const int begin = begin_, end = end_;
+    alignas(64) float minus[BAND_PAD];
     for (int r = 0; r < rows; r += W) {
       F before = load(max_here + r);
-      F after = max(before, mul(load(now + r), factor));
+      F after = max(before, mul(maxima(tops_ + r), factor));
       F from = pick(same(after, all(NOTHING)), zero(), after);
       store(max_here + r, after);
-      store(base + r, from);
+      store(minus + r, sub(zero(), from));
       store(shrink_ + r, exp2<5>(sub(before, from)));
     }
+    F sums[BAND_PAD];
     for (int r = 0; r < rows; r++) {
       const float* s = s_ + r * S_STRIDE;
       auto* w = (typename A::Weight*)(weights_ + r * (PER == 1 ? S_STRIDE : P_STRIDE));
-      F from = all(-base[r]), sum = zero();
+      F from = all(minus[r]), sum = zero();
 #pragma GCC unroll 3
-      for (int k = begin_; k < end_; k += W) {
+      for (int k = begin; k < end; k += W) {
         F e = exp2<A::EXP_DEGREE>(fma(load(s + k), factor, from));
         A::keep(w + k, e);
         sum = add(sum, e);
       }
-      sum_here[r] = sum_here[r] * shrink_[r] + total(sum);
+      sums[r] = sum;
     }
+    for (int r = 0; r < rows; r += W)  // lanes past the last row hold anything, and are not read
+      store(sum_here + r, fma(load(sum_here + r), load(shrink_ + r), totals(sums + r)));
   }
 
   // Pass 4: weighted sum. R queries x N vectors of values stay in registers over the keys of the
@@ -448,7 +492,7 @@ template <class A> class Tile {
   int begin_, end_;         // the same in whole vectors from a whole panel: what has scores
   bool special_;
   alignas(64) float shrink_[BAND_PAD];
-  F tops_[BAND];
+  F tops_[BAND_PAD];
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

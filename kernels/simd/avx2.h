@@ -79,16 +79,13 @@ inline F sign_of(F magnitude, F sign) {
 }
 inline Lanes less(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 inline Lanes same(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
-inline float top(F a) {
-  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
-}
 inline float total(F a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
+
+inline void soon(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // into L2
 
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
 constexpr float LEAST_POWER = -127.0f;
@@ -120,10 +117,16 @@ inline void transpose(F (&x)[W]) {
   }
 }
 
-inline F totals(const F (&x)[W]) {
-  F a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-  F b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-  return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+template <class Op> inline F fold(const F* x, Op op) {
+  F a[4], b[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+    a[i] = op(_mm256_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm256_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++)
+    b[i] = op(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44),
+              _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
+  return op(_mm256_permute2f128_ps(b[0], b[1], 0x20), _mm256_permute2f128_ps(b[0], b[1], 0x31));
 }
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

@@ -76,8 +76,8 @@ inline F sign_of(F magnitude, F sign) {  // a magnitude with the sign of another
 }
 inline Lanes less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 inline Lanes same(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
-inline float top(F a) { return _mm512_reduce_max_ps(a); }
 inline float total(F a) { return _mm512_reduce_add_ps(a); }
+inline void soon(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // into L2
 
 // p * 2^n for whole n. Below 2^-149 the product is 0, so `LEAST_POWER` stands for -infinity.
 constexpr float LEAST_POWER = -192.0f;
@@ -115,22 +115,22 @@ inline void transpose(F (&x)[W]) {
   }
 }
 
-// Sixteen vectors become one that holds their sixteen totals, in order. Every total is added up
-// in the same tree, whichever of the sixteen it is.
-inline F totals(const F (&x)[W]) {
+// Sixteen vectors become one, whose lane i is vector i folded by `op`. Every lane is folded in the
+// same tree, whichever of the sixteen it is.
+template <class Op> inline F fold(const F* x, Op op) {
   F a[8], b[4];
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; i++)  // totals 2i and 2i + 1, in the even and the odd lanes
-    a[i] = add(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+  for (int i = 0; i < 8; i++)  // vectors 2i and 2i + 1, in the even and the odd lanes
+    a[i] = op(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
     __m512d lo = _mm512_castps_pd(a[2 * i]), hi = _mm512_castps_pd(a[2 * i + 1]);
-    b[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)),
-               _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
+    b[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)),
+              _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
   }
-  F c = add(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
-  F d = add(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
-  return add(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+  F c = op(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
+  F d = op(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
+  return op(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
 }
 
 #ifdef __AVX512BF16__

@@ -98,11 +98,9 @@ inline F sign_of(F magnitude, F sign) {
 }
 inline Lanes less(F a, F b) { return a < b; }
 inline Lanes same(F a, F b) { return a == b; }
-inline float top(F a) {
-  float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
-  return x > y ? x : y;
-}
 inline float total(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+
+inline void soon(const void* p) { __builtin_prefetch(p); }
 
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
 constexpr float LEAST_POWER = -127.0f;
@@ -118,6 +116,10 @@ inline void transpose(F (&x)[W]) {
   F y[W] = {x[0], x[1], x[2], x[3]};
   for (int i = 0; i < W; i++) x[i] = F{y[0][i], y[1][i], y[2][i], y[3][i]};
 }
-inline F totals(const F (&x)[W]) { return F{total(x[0]), total(x[1]), total(x[2]), total(x[3])}; }
+template <class Op> inline F fold(const F* x, Op op) {
+  F y[W] = {x[0], x[1], x[2], x[3]};
+  transpose(y);
+  return op(op(y[0], y[2]), op(y[1], y[3]));
+}
 
 }  // namespace clearhead::CLEARHEAD_LEVEL
