@@ -18,10 +18,10 @@ template <class A, int R> class Stream {
   static_assert(R <= W && W % R == 0);
   static constexpr int PER = A::PER_UNIT;
   static constexpr int U = W / R;                       // keys per vector of scores
-  static constexpr int TOGETHER = U < 4 ? U : 4;        // keys whose sums are in registers
   static constexpr int BLOCK = 128;                     // keys between two looks at the maximum
-  static constexpr int PIECE = 32;                      // keys whose values stay in L1 over columns
-  static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 4 : R == 8 ? 2 : 1;
+  static constexpr int PIECE = 16;                      // keys whose values stay in L1 over columns
+  static constexpr int64_t LINE = 64 / sizeof(E);
+  static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 8 : R == 8 ? 2 : 1;
 
  public:
   static size_t scratch(const Problem& p) { return Stream(p, {}, nullptr).size_; }
@@ -95,46 +95,46 @@ template <class A, int R> class Stream {
     sum_ = zero();
   }
 
-  // Pass 2: scores of the block. `TOGETHER` keys share every load of a query.
+  // Pass 2: scores of the block, one key wholly after another: the processor's prefetchers follow
+  // one ascending stream to the memory's limit, but lose most of it when four keys are read side
+  // by side, and no prefetch instruction brings it back (bench/LOG.md, "one row after another").
   void scores() {
-    int64_t whole = p_.D / (W * PER);
-    int rest = int(p_.D - whole * W * PER);
+    const E* key = key_row(p_.k, block_.lo);
     for (int k = 0; k < count_; k += U) {
       F sum[W];
-      for (int u = 0; u < U; u += TOGETHER) {
-        const E* key[TOGETHER];
-        for (int t = 0; t < TOGETHER; t++)  // past the end: the last key again, masked below
-          key[t] = key_row(p_.k, block_.lo + least(k + u + t, count_ - 1));
-        F part[R][TOGETHER];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-          for (int t = 0; t < TOGETHER; t++) part[r][t] = zero();
-        for (int64_t d = 0; d < whole; d++) step(part, key, d, W * PER);
-        if (rest) step(part, key, whole, rest);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-          for (int t = 0; t < TOGETHER; t++) sum[r * U + u + t] = part[r][t];
+      if constexpr (R == 1) {  // rolled: 27 GB/s on one core, unrolled 23
+#pragma GCC unroll 1
+        for (int u = 0; u < U; u++) one_key(k + u, u, key, sum);
+      } else {                 // unrolled: 22 GB/s with 4 rows, rolled 20
+#pragma GCC unroll 8
+        for (int u = 0; u < U; u++) one_key(k + u, u, key, sum);
       }
       F s = totals(sum);
       if (!full_ || !logits_.plain() || k + U > count_) s = amend(s, block_.lo + k);
       store(s_ + k * R, s);
     }
   }
-  void step(F (&part)[R][TOGETHER], const E* (&key)[TOGETHER], int64_t d, int n) const {
-    typename A::Vector x[TOGETHER];
-#pragma GCC unroll 4
-    for (int t = 0; t < TOGETHER; t++) {
-      F y = A::units(key[t] + d * W * PER, n);
-      x[t] = A::as_vector(y);
+
+  void one_key(int k, int u, const E*& key, F* sum) const {
+    const int64_t whole = p_.D / (W * PER), row = d_vectors_ * W;
+    const int rest = int(p_.D - whole * W * PER);
+    F part[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) part[r] = zero();
+    for (int64_t d = 0; d < whole; d++) {
+      auto x = A::as_vector(A::whole(key + d * W * PER));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) part[r] = A::mac(part[r], A::vector(q_ + r * row + d * W), x);
+    }
+    if (rest) {
+      auto x = A::as_vector(A::units(key + whole * W * PER, rest));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        part[r] = A::mac(part[r], A::vector(q_ + r * row + whole * W), x);
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      auto q = A::vector(q_ + (r * d_vectors_ + d) * W);
-#pragma GCC unroll 4
-      for (int t = 0; t < TOGETHER; t++) part[r][t] = A::mac(part[r][t], q, x[t]);
-    }
+    for (int r = 0; r < R; r++) sum[r * U + u] = part[r];
+    if (k + 1 < count_) key += p_.k.t;  // past the end: the last key again, masked below
   }
 
   // What masks and biases do to one vector of scores, lane by lane where lanes are many rows.
@@ -221,6 +221,8 @@ template <class A, int R> class Stream {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)
         y[c] = c + 1 < N || tail >= W ? load(x + c * W) : load_part(x + c * W, tail);
+      if (j == 0)  // the other columns of this row: now, while the stream is here
+        for (int64_t at = N * W; at < p_.Dv; at += LINE) touch(x + at);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         F a = all(w[r * U]);
