@@ -1,0 +1,380 @@
+"""The one door: a question is checked, an engine is chosen, it answers.
+
+`ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
+comes last. An engine asked for by name answers or says why it cannot; it never hands the question
+on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .biases import Bias
+from .engines import steps as reference
+from .engines.engine import Engine
+from .engines.sdpa import Sdpa
+from .engines.steps import Steps
+from .engines.tiled import Tiled
+from .errors import BadType, BadValue
+from .masks import Mask
+from .matrix import Matrix
+from .problem import Problem, ask
+from .trace import Trace
+
+ENGINES: tuple[Engine, ...] = (Sdpa(), Tiled(), Steps())
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Tensor:
+    """Scaled dot-product attention: ``softmax(scale * Q K^T + ...) V``.
+
+    The order is scale, soft cap, bias, mask, softmax (in fp32 or wider), dropout, values.
+
+    >>> import torch, clearhead as ch
+    >>> q = torch.tensor([[0.0, 2.0 ** 0.5]]); k = torch.eye(2); v = torch.eye(2)
+    >>> ch.attention(q, k, v)  # weights 1/(1+e) and e/(1+e)
+    tensor([[0.2689, 0.7311]])
+
+    Args:
+        q: queries, (B, H, Tq, D). Leading dimensions may be missing from q, k and v alike.
+        k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads key head i // (H // G).
+        v: values, (B, G, Tk, Dv).
+        mask: who may look at whom, for example `causal`; None means everyone at everything.
+        bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`.
+        scale: multiplies Q K^T; None means 1/sqrt(D), and 1 is the unscaled attention.
+        softcap: scores become softcap * tanh(scores / softcap); None means no cap.
+        sinks: one extra logit per query head, (H,), that takes weight and gives no value.
+        dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
+        seed: makes dropout a function of (seed, b, h, q, k); None means torch's generator decides.
+        engine: "auto", or an engine by name, which then answers or raises, and never falls back.
+
+    Returns:
+        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0.
+
+    Raises:
+        BadValue, BadType: shapes, dtypes or values that do not fit, an engine that cannot answer.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need".
+    """
+    problem, inputs = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    chosen, _ = choose(problem, engine)
+    return problem.shape_back(chosen.run(problem, inputs).out)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """The same question, answered step by step: a `Trace` with every matrix on the way.
+
+    `tokens` name the queries and, where Tq = Tk and `key_tokens` is None, the keys too; None means
+    numbers. The steps are those of the reference. With an engine asked for by name, the last step,
+    `output`, is that engine's own answer. All other arguments are those of `attention`.
+
+    Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
+    """
+    problem, inputs = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    if reasons := reference.too_large(problem):
+        raise BadValue(
+            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
+            "explain holds every matrix it shows.",
+            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
+            "only what is asked for.",
+        )
+    queries, keys = _labels(problem, tokens, key_tokens)
+    answered = "" if engine in ("auto", "steps") else f", answered by {engine}"
+    made = []
+    for step in reference.steps(problem, inputs):
+        if step.name == "output" and answered:
+            chosen, _ = choose(problem, engine)
+            step = type(step)(
+                step.name, step.formula, step.why, step.axes, chosen.run(problem, inputs).out
+            )
+        made.append(_without_lead(step, problem.rank))
+    settings = {
+        "mask": repr(problem.mask),
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "bias": None if problem.bias is None else repr(problem.bias),
+        "dropout": problem.dropout,
+        "seed": problem.seed,
+    }
+    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+
+
+def matrix(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Matrix:
+    """The attention matrix, lazy and exact: `rows`, `cols`, `block`, `A @ x`, `A.T @ x`.
+
+    Nothing of the size Tq x Tk is formed unless `to_dense()` is asked for. Weights never carry
+    dropout, so `dropout` and `seed` are checked and change nothing. The blocks are those of the
+    reference, so `engine` is "auto" or "steps". Other arguments and errors as in `attention`.
+    """
+    if engine not in ("auto", "steps"):
+        raise BadValue(
+            f"matrix was asked of engine={engine!r}.",
+            "the attention matrix is computed block by block by the reference, whatever engine "
+            "answers `attention`.",
+            "leave engine= out.",
+        )
+    problem, inputs = ask(
+        q,
+        k,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    return Matrix(problem, inputs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who answers and why; what it costs. Prints itself.
+
+    `flops` counts the two products over the pairs that may look, `bytes` each input and output
+    once. `tiles` says how many 256 x 256 blocks of one head the mask leaves full, partial, empty.
+    """
+
+    question: str
+    engine: str | None
+    caption: str
+    declined: dict[str, list[str]]
+    not_needed: tuple[str, ...]
+    pairs: int
+    all_pairs: int
+    flops: int
+    bytes: int
+    tiles: dict[str, int]
+
+    def __str__(self) -> str:
+        share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
+        lines = [self.question]
+        lines.append(
+            f"  answered by   {self.engine} ({self.caption})"
+            if self.engine
+            else "  answered by   nobody"
+        )
+        for name, reasons in self.declined.items():
+            lines.append(f"  {name + ' declined':<13} {'; '.join(reasons)}")
+        if self.not_needed:
+            lines.append(f"  not asked     {', '.join(self.not_needed)} (later in the order)")
+        lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
+        lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
+        lines.append(f"  memory        {_si(self.bytes)}B in and out at least")
+        counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
+        lines.append(f"  tiles         {counts} of {TILE} x {TILE}; empty ones are skipped")
+        return "\n".join(lines)
+
+
+TILE = 256
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Plan:
+    """Who would answer this question and why the others would not, and what it costs.
+
+    Arguments as in `attention`. Nothing is computed but the mask. Where nobody can answer, the
+    plan says so; only an unknown engine name or a wrong question raises.
+    """
+    problem, _ = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    asked = ENGINES if engine == "auto" else (_named(engine),)
+    declined: dict[str, list[str]] = {}
+    chosen: Engine | None = None
+    for candidate in asked:
+        reasons = candidate.why_not(problem)
+        if not reasons:
+            chosen = candidate
+            break
+        declined[candidate.name] = reasons
+    later = asked[asked.index(chosen) + 1 :] if chosen else ()
+    return Plan(
+        question=problem.describe(),
+        engine=chosen.name if chosen else None,
+        caption=chosen.caption if chosen else "",
+        declined=declined,
+        not_needed=tuple(e.name for e in later),
+        pairs=problem.pairs,
+        all_pairs=problem.B * problem.H * problem.Tq * problem.Tk,
+        flops=problem.flops,
+        bytes=problem.bytes,
+        tiles=_count_tiles(problem),
+    )
+
+
+def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, list[str]]]:
+    """The engine that answers, and why those before it in the order declined.
+
+    Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
+    """
+    declined: dict[str, list[str]] = {}
+    for candidate in ENGINES if engine == "auto" else (_named(engine),):
+        reasons = candidate.why_not(problem)
+        if not reasons:
+            return candidate, declined
+        declined[candidate.name] = reasons
+    said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
+    if engine == "auto":
+        raise BadValue(
+            f"No engine can answer this: {problem.describe()}.",
+            f"each engine says what it lacks: {said}.",
+            "ask a smaller or simpler question; plan(...) shows what each engine says.",
+        )
+    raise BadValue(
+        f"engine={engine!r} cannot answer this: {problem.describe()}.",
+        f"an engine asked for by name never falls back, and this one says: {said}.",
+        "leave engine= out, and the fastest engine that can answers; plan(...) shows which.",
+    )
+
+
+def _named(engine: object) -> Engine:
+    for candidate in ENGINES:
+        if candidate.name == engine:
+            return candidate
+    names = ", ".join(repr(e.name) for e in ENGINES)
+    raise BadValue(
+        f"engine={engine!r} is unknown.",
+        f"an engine is 'auto' or one of {names}.",
+        "leave engine= out to let clearhead choose.",
+    )
+
+
+def _labels(
+    problem: Problem, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    if key_tokens is None and tokens is not None and problem.Tq == problem.Tk:
+        key_tokens = tokens
+    for name, given, size in (
+        ("tokens", tokens, problem.Tq),
+        ("key_tokens", key_tokens, problem.Tk),
+    ):
+        if isinstance(given, str):
+            raise BadType(
+                f"{name} is one string, {given!r}.",
+                "tokens are a list of strings, one for each position.",
+                f"split it first, for example {name}=text.split().",
+            )
+        if given is not None and len(given) != size:
+            raise BadValue(
+                f"{name} has {len(given)} entries for {size} positions.",
+                "tokens label the positions, one each.",
+                f"pass {size} of them, or none.",
+            )
+    return (
+        None if tokens is None else tuple(map(str, tokens)),
+        None if key_tokens is None else tuple(map(str, key_tokens)),
+    )
+
+
+def _without_lead(step: reference.Step, rank: int) -> reference.Step:
+    """The step without the leading dimensions that the question did not have."""
+    drop = min(4 - rank, step.tensor.dim())
+    tensor = step.tensor.reshape(step.tensor.shape[drop:])
+    return type(step)(step.name, step.formula, step.why, " ".join(step.axes.split()[drop:]), tensor)
+
+
+def _count_tiles(problem: Problem) -> dict[str, int]:
+    """Over one batch and head for a mask that is the same in all, else over their union."""
+    columns = -(-problem.Tk // TILE)
+    counts = {"full": 0, "partial": 0, "empty": 0}
+    for start in range(0, problem.Tq, TILE):
+        if not problem.masked:
+            counts["full"] += columns
+            continue
+        some, full = problem.reach.tiles(slice(start, start + TILE), TILE)
+        counts["full"] += int((full & some).sum())
+        counts["empty"] += int((~some).sum())
+        counts["partial"] += int((some & ~full).sum())
+    return counts
+
+
+def _si(number: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 1000 or unit == "T":
+            return f"{number:.4g} {unit}"
+        number /= 1000
+    raise AssertionError
