@@ -211,7 +211,7 @@ def test_a_trace_with_nothing_to_draw():
     query = Step("query", "", "", "q d", torch.ones(2, 3))
     with pytest.raises(BadValue, match="no step 'weights'"):
         page(Trace((query,)))
-    with pytest.raises(BadValue, match="at least one query"):
+    with pytest.raises(BadValue, match=r"empty: .q k. has shape \(0, 3\)"):
         page(Trace((Step("weights", "", "", "q k", torch.ones(0, 3)),)))
 
 
@@ -496,7 +496,7 @@ def test_one_key_is_followed_by_hand(visit):
     trace = told()
     tab = visit(trace)
     tab.locator("#key").select_option("0")
-    for name, sign in (("scaled", "× 0.5000"), ("capped", "3.0000 × tanh(")):
+    for name, sign in (("scaled", " × 0.5 = "), ("capped", ": 3 × tanh(")):
         turn_to(tab, name)
         line = tab.locator("#panel .sum").text_content()
         assert sign in line

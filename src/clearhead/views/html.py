@@ -25,10 +25,11 @@ from ..trace import AXES, Step, Trace
 # Reading order of the script; the files share one scope, as one program.
 SCRIPTS = ("data.js", "marks.js", "maps.js", "lines.js", "steps.js", "page.js")
 
-MAP_SIDE = 256  # a map is drawn at most this wide: a screen gives it about 600 pixels
-MAP_CELLS = 1 << 20  # and its heads hold at most 4 MB a step
-ROW_CELLS = 1 << 18  # so do the exact rows of a pooled step: 1 MB
-TOKEN_CELLS = 1 << 20  # and the rows of queries, keys and values: 4 MB, so a page stays near 40
+# What a page holds of a long text, so that one of five maps stays under 50 MB.
+MAP_SIDE = 256  # cells a side of a map: a screen gives it about 600 pixels
+MAP_CELLS = 1 << 20  # cells of one step's maps, all heads together: 4 MB
+ROW_CELLS = 1 << 18  # numbers in the exact rows that go with them: 1 MB
+TOKEN_CELLS = 1 << 20  # numbers in the rows of the keys or the values: 4 MB
 
 
 def page(trace: Trace, *, title: str = "clearhead", note: str = "") -> str:
@@ -39,14 +40,13 @@ def page(trace: Trace, *, title: str = "clearhead", note: str = "") -> str:
     maximum for the maps, and keeps some of its queries exactly; the page says so.
     Raises `BadValue` for a trace without weights, or with nothing in it to draw.
     """
-    weights = trace.step("weights")
-    axes = weights.axes.split()
-    if not {"q", "k"} <= set(axes) or any(step.tensor.numel() == 0 for step in trace):
-        raise BadValue(
-            f"The weights have shape {weights.shape} and axes {weights.axes!r}.",
-            "a page draws at least one query, one key and one head.",
-            "explain at least one token, or print the trace as text.",
-        )
+    for step in (trace.step("weights"), *trace):
+        if step.tensor.numel() == 0:
+            raise BadValue(
+                f"The step {step.name!r} is empty: {step.axes!r} has shape {step.shape}.",
+                "a page draws at least one query, one key and one feature.",
+                "explain at least one token, or print the trace as text.",
+            )
     style, script = _part("page.css"), "\n".join(_part(name) for name in SCRIPTS)
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "

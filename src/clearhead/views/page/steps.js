@@ -115,9 +115,9 @@ function beforeAndAfter(step) {
 function oneKey(step, before, after) {
   const { scale, softcap, dropout } = trace.settings;
   const hand = {
-    scaled: scale !== undefined && ` × ${number(scale)} = `,
-    capped: softcap !== undefined && `: ${number(softcap)} × tanh(${number(before)} / ${number(softcap)}) = `,
-    dropped: dropout !== undefined && after !== 0 && ` ÷ (1 ${MINUS} ${number(dropout, 2)}) = `,
+    scaled: scale !== undefined && ` × ${precise(scale)} = `,
+    capped: softcap !== undefined && `: ${precise(softcap)} × tanh(${number(before)} / ${precise(softcap)}) = `,
+    dropped: dropout !== undefined && after !== 0 && ` ÷ (1 ${MINUS} ${precise(dropout)}) = `,
   }[step.name];
   if (!hand || before === undefined) return [];
   return [make("p", { class: "sum" }, key(state.key), " ", number(before), hand, make("b", {}, number(after)))];
@@ -156,8 +156,8 @@ function dotProduct(step) {
   }
   const keys = elide(row.length, 12, state.key);
   parts.push(table("The same for every key: the row of this query",
-    keys.map((i) => (i === null ? "…" : key(i))).toSpliced(0, 0, "query"), [{
-      kind: "", cells: [query(state.query), ...keys.map((i) => (i === null ? "…" : number(row[i])))],
+    ["query", ...keys.map((i) => (i === null ? "…" : key(i)))], [{
+      cells: [query(state.query), ...keys.map((i) => (i === null ? "…" : number(row[i])))],
     }]));
   return parts;
 }
@@ -191,11 +191,11 @@ function exponentials(step) {
   }
   rows.push({ kind: "total", cells: ["sum", "", "", number(sum), number(total), ""] });
   const parts = [table("From scores to weights",
-    ["key", "score s", `s ${MINUS} largest`, "exp", "÷ sum = weight", ""], rows)];
+    ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", ""], rows)];
   const sunk = 1 - total;
   if (sunk > 1e-4) {
     parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which gives no value, `,
-      `takes the other ${number(sunk)} of the whole.`));
+      `takes the other ${number(sunk)}. So the sum to divide by is ${number(sum / total)}.`));
   }
   parts.push(make("p", { class: "sum" }, key(state.key), " ",
     `exp(${number(before[state.key] - peak)}) / ${number(sum / total)} = `,
