@@ -8,6 +8,7 @@ what the engines read); the tests hold the two against each other.
 
 from .given import Dense as Dense, dense as dense, documents as documents
 from .mask import And as And, Grid as Grid, Mask as Mask, Not as Not, Or as Or
+from .parse import parse as parse
 from .positions import (
     Causal as Causal,
     Everything as Everything,
