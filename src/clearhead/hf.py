@@ -72,12 +72,15 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    output_attentions: bool | None = None,
     **others: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """What a model calls: query (B, H, Tq, D), key and value with their own G heads, not repeated.
 
-    Returns the output as (B, Tq, H, Dv), contiguous, and None for the weights. Raises `BadValue`
-    for an argument whose meaning is not known here, rather than ignoring it.
+    Returns the output as (B, Tq, H, Dv), contiguous, and the weights (B, H, Tq, Tk) if the call
+    asked for `output_attentions`, else None. The weights never carry dropout, and asking for them
+    does not change the output. Raises `BadValue` for an argument whose meaning is not known here,
+    rather than ignoring it.
     """
     unknown = {
         name
@@ -112,7 +115,10 @@ def attention_forward(
     if listener is not None:
         listener(module, (query, key, value), keywords)
     out = attend.attention(query, key, value, **keywords)
-    return out.transpose(1, 2).contiguous(), None
+    weights = None
+    if output_attentions:
+        weights = attend.matrix(query, key, **keywords).to_dense().to(query.dtype)
+    return out.transpose(1, 2).contiguous(), weights
 
 
 class Checkpoint:
@@ -190,7 +196,9 @@ class Checkpoint:
         H, G = q.shape[1], k.shape[1]
         if head is not None:
             _within("head", head, H)
-            q, k, v = (x[:, i : i + 1] for x, i in ((q, head), (k, head * G // H), (v, head * G // H)))
+            q, k, v = (
+                x[:, i : i + 1] for x, i in ((q, head), (k, head * G // H), (v, head * G // H))
+            )
             keywords = {n: _one_head(n, x, head, H) for n, x in keywords.items()}
         trace = attend.explain(q, k, v, tokens=tokens, **keywords)
         where = f"{self.folder.name}, layer {layer}" + ("" if head is None else f", head {head}")
@@ -205,7 +213,9 @@ def _listening(model: torch.nn.Module) -> Iterator[list[Asked]]:
     names = {id(module): name for name, module in model.named_modules()}
     heard: list[Asked] = []
 
-    def hear(module: torch.nn.Module, tensors: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:
+    def hear(
+        module: torch.nn.Module, tensors: tuple[Tensor, ...], keywords: dict[str, Any]
+    ) -> None:
         q, k, v = tensors
         heard.append(Asked(len(heard), names.get(id(module), ""), (q, k, v), keywords))
 
