@@ -6,7 +6,7 @@ on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from .errors import BadType, BadValue
 from .masks import Mask
 from .matrix import Matrix
 from .problem import Problem, ask
-from .trace import Trace
+from .trace import Step, Trace
 
 ENGINES: tuple[Engine, ...] = (Sdpa(), Tiled(), Steps())
 
@@ -82,6 +82,8 @@ def attention(
         seed=seed,
     )
     chosen, _ = choose(problem, engine)
+    if problem.device.type == "meta":  # shapes without numbers: nothing to compute
+        return problem.shape_back(inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv))
     return problem.shape_back(chosen.run(problem, inputs).out)
 
 
@@ -121,6 +123,7 @@ def explain(
         dropout=dropout,
         seed=seed,
     )
+    named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
     if reasons := reference.too_large(problem):
         raise BadValue(
             f"explain was asked about {problem.describe()}: it {reasons[0]}.",
@@ -129,15 +132,12 @@ def explain(
             "only what is asked for.",
         )
     queries, keys = _labels(problem, tokens, key_tokens)
-    answered = "" if engine in ("auto", "steps") else f", answered by {engine}"
     made = []
     for step in reference.steps(problem, inputs):
-        if step.name == "output" and answered:
-            chosen, _ = choose(problem, engine)
-            step = type(step)(
-                step.name, step.formula, step.why, step.axes, chosen.run(problem, inputs).out
-            )
+        if step.name == "output" and named is not None:
+            step = replace(step, tensor=named.run(problem, inputs).out)
         made.append(_without_lead(step, problem.rank))
+    answered = "" if named is None else f", answered by {named.name}"
     settings = {
         "mask": repr(problem.mask),
         "scale": problem.scale,
@@ -262,16 +262,8 @@ def plan(
         dropout=dropout,
         seed=seed,
     )
-    asked = ENGINES if engine == "auto" else (_named(engine),)
-    declined: dict[str, list[str]] = {}
-    chosen: Engine | None = None
-    for candidate in asked:
-        reasons = candidate.why_not(problem)
-        if not reasons:
-            chosen = candidate
-            break
-        declined[candidate.name] = reasons
-    later = asked[asked.index(chosen) + 1 :] if chosen else ()
+    chosen, declined = _first(problem, engine)
+    later = ENGINES[ENGINES.index(chosen) + 1 :] if chosen and engine == "auto" else ()
     return Plan(
         question=problem.describe(),
         engine=chosen.name if chosen else None,
@@ -291,12 +283,9 @@ def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, li
 
     Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
     """
-    declined: dict[str, list[str]] = {}
-    for candidate in ENGINES if engine == "auto" else (_named(engine),):
-        reasons = candidate.why_not(problem)
-        if not reasons:
-            return candidate, declined
-        declined[candidate.name] = reasons
+    chosen, declined = _first(problem, engine)
+    if chosen is not None:
+        return chosen, declined
     said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
     if engine == "auto":
         raise BadValue(
@@ -309,6 +298,17 @@ def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, li
         f"an engine asked for by name never falls back, and this one says: {said}.",
         "leave engine= out, and the fastest engine that can answers; plan(...) shows which.",
     )
+
+
+def _first(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
+    """The first engine that does not decline, or None, and what those before it said."""
+    declined: dict[str, list[str]] = {}
+    for candidate in ENGINES if engine == "auto" else (_named(engine),):
+        reasons = candidate.why_not(problem)
+        if not reasons:
+            return candidate, declined
+        declined[candidate.name] = reasons
+    return None, declined
 
 
 def _named(engine: object) -> Engine:
@@ -350,11 +350,11 @@ def _labels(
     )
 
 
-def _without_lead(step: reference.Step, rank: int) -> reference.Step:
+def _without_lead(step: Step, rank: int) -> Step:
     """The step without the leading dimensions that the question did not have."""
     drop = min(4 - rank, step.tensor.dim())
     tensor = step.tensor.reshape(step.tensor.shape[drop:])
-    return type(step)(step.name, step.formula, step.why, " ".join(step.axes.split()[drop:]), tensor)
+    return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)
 
 
 def _count_tiles(problem: Problem) -> dict[str, int]:

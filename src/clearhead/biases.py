@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import BadType, BadValue
 from .masks import Grid
+from .masks.numbers import Align, align as corner, check_batch, check_corner, positions, text
 
 
 class Bias(ABC):
@@ -72,11 +73,14 @@ class Alibi(Bias):
     """
 
     slopes: Tensor | None
-    align: str | int | None = None
+    align: Align = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "align", corner(self.align))
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else repr([round(s, 6) for s in self.slopes.tolist()])
-        align = "" if self.align is None else f"align={self.align!r}"
+        align = "" if self.align is None else f"align={text(self.align)}"
         return f"alibi({', '.join(part for part in (slopes, align) if part)})"
 
     @property
@@ -90,13 +94,8 @@ class Alibi(Bias):
                 "every query head has one slope.",
                 f"pass {grid.H} slopes, or none for the paper's own.",
             )
-        if self.align is None and grid.Tq != grid.Tk:
-            raise BadValue(
-                f"alibi was asked about Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
-                "a distance needs to know where the queries stand among the keys.",
-                "alibi(align='end') if the last query stands at the last key (a cache), "
-                "alibi(align='start') if the first stands at the first.",
-            )
+        check_batch(self, self.align, grid)
+        check_corner(self, self.align, grid, "alibi(align={})")
 
     def of(self, grid: Grid) -> Tensor:
         """The slope of each head, (H,); by default 2^(-8/H), 2^(-16/H), ... as in the paper."""
@@ -104,14 +103,8 @@ class Alibi(Bias):
             return self.slopes.expand(grid.H)
         return torch.tensor([2.0 ** (-8.0 * (i + 1) / grid.H) for i in range(grid.H)])
 
-    def offset(self, grid: Grid) -> int:
-        """The position of query 0 among the keys."""
-        if isinstance(self.align, int):
-            return self.align
-        return grid.Tk - grid.Tq if self.align == "end" else 0
-
     def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
-        q = torch.arange(grid.Tq, device=like.device)[queries] + self.offset(grid)
+        q = positions(self.align, grid, like.device)[..., queries]
         k = torch.arange(grid.Tk, device=like.device)[keys]
         distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)
         slopes = self.of(grid).to(device=like.device, dtype=like.dtype)
@@ -140,15 +133,16 @@ def bias(tensor: Tensor) -> TensorBias:
     return TensorBias(tensor)
 
 
-def alibi(slopes: Tensor | list[float] | None = None, align: str | int | None = None) -> Alibi:
+def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
     """ALiBi: -slope[h] * |q - k|. `slopes` holds one per query head, (H,); None means the paper's
     2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
     """
-    numbers = None if slopes is None else torch.as_tensor(slopes).reshape(-1)
-    if align is not None and align not in ("start", "end") and not isinstance(align, int):
-        raise BadValue(
-            f"align={align!r} is not a corner.",
-            "align is 'start', 'end', or the position of query 0.",
-            "pass align='start', align='end' or a whole number.",
-        )
+    try:
+        numbers = None if slopes is None else torch.as_tensor(slopes).reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(
+            f"alibi got slopes={slopes!r}.",
+            "slopes are numbers, one per query head.",
+            "pass a floating tensor or a list of floats, or none for the paper's own.",
+        ) from error
     return Alibi(numbers, align)

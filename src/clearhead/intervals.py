@@ -11,6 +11,7 @@ again runs, and the three operations below are a few lines each.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -76,16 +77,14 @@ class Reach:
         ends = (starts + width).clamp(max=self.Tk)
         if self.bits is not None:
             keep = self.block(queries).flatten(0, 2)
-            tiles = [keep[:, a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-            pairs = [(bool(t.any()), bool(t.all())) for t in tiles]
-            some, full = (torch.tensor([p[i] for p in pairs], dtype=torch.bool) for i in (0, 1))
-            return some, full
+            beyond = (0, len(starts) * width - self.Tk)  # the last tile may stand out past Tk
+            some = F.pad(keep.any(0), beyond, value=False).reshape(len(starts), width)
+            full = F.pad(keep.all(0), beyond, value=True).reshape(len(starts), width)
+            return some.any(-1), full.all(-1)
         lo, hi = self.rows(queries)
         overlap = torch.minimum(hi.unsqueeze(-1), ends) - torch.maximum(lo.unsqueeze(-1), starts)
         seen = overlap.clamp(min=0).sum(-2).flatten(0, -2)
-        if not len(seen):
-            return torch.zeros(len(starts), dtype=torch.bool), torch.ones(len(starts)).bool()
-        return seen.amax(0) > 0, seen.amin(0) == ends - starts
+        return (seen > 0).any(0), (seen == ends - starts).all(0)
 
     def pairs(self) -> Tensor:
         """How many keys each query reaches, (B|1, H|1, Tq)."""
@@ -103,7 +102,10 @@ def whole(Tq: int, Tk: int, device: torch.device | None = None) -> Reach:
 
 def from_bounds(lo: Tensor, hi: Tensor, Tq: int, Tk: int) -> Reach:
     """One run per query, given with any bounds: cut to [0, Tk), empty if they cross."""
-    return whole(Tq, Tk, lo.device) & Reach(lo.unsqueeze(-1), hi.unsqueeze(-1), Tq, Tk)
+    lo, hi = lo.clamp(0, Tk), hi.clamp(0, Tk)
+    empty = lo >= hi
+    lo, hi = (x.masked_fill(empty, Tk).unsqueeze(-1) for x in (lo, hi))
+    return Reach(lo, hi, Tq, Tk)
 
 
 def from_bits(bits: Tensor, Tq: int, Tk: int) -> Reach:

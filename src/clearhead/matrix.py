@@ -1,30 +1,36 @@
 """The attention matrix as a thing to ask, not to hold: exact rows, columns, blocks and products.
 
-Only the log-sum-exp of each query is kept, O(Tq); everything else is computed when asked for.
+A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
+these two are kept, O(Tq); everything else is computed when asked for.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import online
-from .errors import BadValue
+from .errors import BadType, BadValue
 from .problem import Inputs, Problem, repeat_heads
+from .products import weigh
 
-STRIP = 256
+STRIP_CELLS = 2**23
 MOST_CELLS = 2**27
+ALL = slice(None)
 
 
 class Matrix:
     """The weights softmax(...) of one question, (B, H, Tq, Tk), computed on demand.
 
-    Weights never carry dropout. Every result has the leading dimensions the question had.
+    Weights never carry dropout. Every result has the leading dimensions the question had, is in
+    fp32 or wider, and carries gradients where the question does.
     """
 
     def __init__(self, problem: Problem, inputs: Inputs):
         self._problem, self._inputs = problem, inputs
+        self._kept: online.Rows | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -32,28 +38,25 @@ class Matrix:
         p = self._problem
         return (p.B, p.H, p.Tq, p.Tk)[4 - p.rank :]
 
-    @cached_property
+    @property
     def lse(self) -> Tensor:
         """The natural log-sum-exp of each query's scores, (B, H, Tq); -inf if it sees nothing."""
-        return self._lse.reshape(self.shape[:-1])
+        _, lse = online.finish(self._sums(slice(0, self._problem.Tq)))
+        return lse.reshape(self.shape[:-1])
 
     def rows(self, queries: int | slice | Sequence[int]) -> Tensor:
         """The exact weights of some queries, (B, H, n, Tk)."""
-        picked = _places(queries, self._problem.Tq, "query")
-        return self._back([self._block([i], slice(None)) for i in picked], 2)
+        return self._weights(queries, ALL)
 
     def cols(self, keys: int | slice | Sequence[int]) -> Tensor:
         """The exact weights that some keys receive, (B, H, Tq, n)."""
-        picked = _places(keys, self._problem.Tk, "key")
-        return self._back(
-            [self._block(range(self._problem.Tq), slice(i, i + 1)) for i in picked], 3
-        )
+        return self._weights(ALL, keys)
 
-    def block(self, queries: slice, keys: slice) -> Tensor:
-        """The exact weights of a block, (B, H, q, k)."""
-        p = self._problem
-        rows = _places(queries, p.Tq, "query")
-        return self._problem_back(self._block(rows, slice(*keys.indices(p.Tk))))
+    def block(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """The exact weights of some queries on some keys, (B, H, q, k)."""
+        return self._weights(queries, keys)
 
     def to_dense(self, most: int = MOST_CELLS) -> Tensor:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
@@ -65,14 +68,17 @@ class Matrix:
                 f"to_dense writes at most {most:,} cells unless it is told more.",
                 f"ask for rows, cols, a block or a product, or say to_dense(most={cells}).",
             )
-        return self._problem_back(self._block(range(p.Tq), slice(None)))
+        return self._weights(ALL, ALL)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """A @ x for x of shape (B, G or H, Tk, n): what the weights make of other values."""
         p = self._problem
         x = self._operand(x, p.Tk, "keys", "A @ x")
-        parts = [self._block(strip, slice(None)) @ x for strip in self._strips()]
-        return self._back(parts, 2)
+        parts = []
+        for strip in self._strips(slice(0, p.Tq)):
+            weights, keep = self._block(strip, slice(0, p.Tk))
+            parts.append(weigh(weights, x, keep))
+        return p.shape_back(torch.cat(parts, 2))
 
     @property
     def T(self) -> "Transposed":
@@ -83,67 +89,89 @@ class Matrix:
         p = self._problem
         x = self._operand(x, p.Tq, "queries", "A.T @ x")
         total = x.new_zeros(p.B, p.H, p.Tk, x.shape[-1])
-        for strip in self._strips():
-            total = total + self._block(strip, slice(None)).transpose(-1, -2) @ x[:, :, strip]
-        return self._problem_back(total)
+        for strip in self._strips(slice(0, p.Tq)):
+            weights, keep = self._block(strip, slice(0, p.Tk))
+            looked_at = None if keep is None else keep.transpose(-1, -2)
+            total = total + weigh(weights.transpose(-1, -2), x[:, :, strip], looked_at)
+        return p.shape_back(total)
 
     def __repr__(self) -> str:
         return f"attention matrix {' x '.join(map(str, self.shape))} of {self._problem.describe()}"
 
     # ------------------------------------------------------------------------------- inside
 
-    @cached_property
-    def _lse(self) -> Tensor:
+    def _weights(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """Some queries on some keys, in the order asked for, run by run."""
         p = self._problem
-        parts = []
-        for strip in self._strips():
-            scores, _ = self._logits(strip, slice(None))
-            none = scores.new_zeros(p.B, p.H, p.Tk, 0)
-            rows = online.begin(scores, none, keep=None)
-            if p.sinks is not None:
-                rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
-            parts.append(online.finish(rows)[1])
-        return torch.cat(parts, 2) if parts else torch.zeros(p.B, p.H, 0, dtype=p.wide)
+        columns = _runs(keys, p.Tk, "key")
+        rows = [
+            torch.cat([self._block(run, column)[0] for column in columns], 3)
+            for run in _runs(queries, p.Tq, "query")
+        ]
+        return p.shape_back(torch.cat(rows, 2))
 
-    def _strips(self) -> Iterator[range]:
-        Tq = self._problem.Tq
-        return (range(i, min(i + STRIP, Tq)) for i in range(0, Tq, STRIP))
+    def _block(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        """exp(score - max) / sum, 0 where a query sees nothing; and who may look."""
+        scores, keep = self._logits(queries, keys)
+        whole = keys == slice(0, self._problem.Tk)
+        top, total, _ = self._sums_of(scores) if whole else self._sums(queries)
+        exps = torch.exp(scores - online.anchor(top).unsqueeze(-1))
+        return exps / total.masked_fill(total == 0, 1.0).unsqueeze(-1), keep
 
-    def _logits(self, rows: Sequence[int], keys: slice) -> tuple[Tensor, Tensor | None]:
+    def _sums(self, queries: slice) -> online.Rows:
+        """The maximum and the sum of some queries over all keys.
+
+        Kept once all queries were asked for; but not where gradients flow, because a graph can be
+        walked back only once.
+        """
         p = self._problem
-        queries = slice(rows[0], rows[-1] + 1) if len(rows) else slice(0, 0)
+        learns = p.grad and torch.is_grad_enabled()
+        if self._kept is None or learns:
+            keys = slice(0, p.Tk)
+            parts = [self._sums_of(self._logits(s, keys)[0]) for s in self._strips(queries)]
+            sums = online.Rows(*(torch.cat(x, 2) for x in zip(*parts, strict=True)))
+            if queries == slice(0, p.Tq) and not learns:
+                self._kept = sums
+            return sums
+        return online.Rows(*(x[:, :, queries] for x in self._kept))
+
+    def _sums_of(self, scores: Tensor) -> online.Rows:
+        """The same from the scores of whole rows; the weighted sum is left out (no values)."""
+        p = self._problem
+        rows = online.begin(scores, scores.new_zeros(p.B, p.H, scores.shape[-1], 0), keep=None)
+        if p.sinks is None:
+            return rows
+        return online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
+
+    def _strips(self, queries: slice) -> Iterator[slice]:
+        """The queries in strips whose rows over all keys hold at most about `STRIP_CELLS` cells."""
+        p = self._problem
+        size = max(1, STRIP_CELLS // max(1, p.B * p.H * p.Tk))
+        if queries.start == queries.stop:
+            yield queries
+        for start in range(queries.start, queries.stop, size):
+            yield slice(start, min(start + size, queries.stop))
+
+    def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        p = self._problem
         q = self._inputs.q[:, :, queries].to(p.wide)
         k = repeat_heads(self._inputs.k[:, :, keys].to(p.wide), p.H)
         return p.logits(q, k, queries, keys)
 
-    def _block(self, rows: Sequence[int], keys: slice) -> Tensor:
-        """Consecutive rows against some keys: exp(scores - lse); 0 where a query sees nothing."""
-        scores, _ = self._logits(rows, keys)
-        lse = self._lse[:, :, rows[0] : rows[-1] + 1] if len(rows) else self._lse[:, :, :0]
-        return torch.exp(scores - online.anchor(lse).unsqueeze(-1))
-
     def _operand(self, x: Tensor, length: int, what: str, call: str) -> Tensor:
         p = self._problem
-        four = x.reshape((1,) * (4 - x.dim()) + tuple(x.shape)) if x.dim() <= 4 else x
-        if x.dim() != p.rank or four.shape[1] not in (1, p.G, p.H) or four.shape[2] != length:
+        four = (1,) * (4 - x.dim()) + tuple(x.shape)
+        fits = x.dim() == p.rank and four[0] in (1, p.B) and four[1] in (1, p.G, p.H)
+        if not fits or four[2] != length:
             raise BadValue(
                 f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
                 f"x has as many dimensions as the question and one row for each of the {length} "
                 f"{what}.",
                 f"pass x with second-to-last size {length}.",
             )
-        return repeat_heads(four.to(p.wide), p.H)
-
-    def _back(self, parts: list[Tensor], dim: int) -> Tensor:
-        if not parts:
-            p = self._problem
-            shape = [p.B, p.H, p.Tq, p.Tk]
-            shape[dim] = 0
-            return self._problem_back(torch.zeros(shape, dtype=p.wide, device=p.device))
-        return self._problem_back(torch.cat(parts, dim))
-
-    def _problem_back(self, x: Tensor) -> Tensor:
-        return self._problem.shape_back(x)
+        return repeat_heads(x.reshape(four).to(p.wide), p.H).expand(p.B, -1, -1, -1)
 
 
 class Transposed:
@@ -165,15 +193,38 @@ class Transposed:
         return self._matrix._transposed_matmul(x)
 
 
-def _places(which: int | slice | Sequence[int], size: int, name: str) -> list[int]:
+def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
+    """The positions asked for, as runs of consecutive ones, in the order asked for."""
+    runs: list[slice] = []
+    for i in _places(which, size, name):
+        if runs and runs[-1].stop == i:
+            runs[-1] = slice(runs[-1].start, i + 1)
+        else:
+            runs.append(slice(i, i + 1))
+    return runs or [slice(0, 0)]
+
+
+def _places(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
     if isinstance(which, slice):
-        return list(range(*which.indices(size)))
-    places = [which] if isinstance(which, int) else list(which)
-    for i in places:
-        if not -size <= i < size:
+        return range(*which.indices(size))
+    given: Iterable[Any] = which if isinstance(which, Iterable) else [which]
+    places = []
+    for i in given:
+        try:
+            place = operator.index(i)
+        except TypeError:
+            place = None
+        if place is None or isinstance(i, bool):
+            raise BadType(
+                f"{name} {i!r} was asked for.",
+                "positions are whole numbers.",
+                "pass an int, a slice or a list of ints.",
+            )
+        if not -size <= place < size:
             raise BadValue(
-                f"{name} {i} was asked for, and there are {size}.",
+                f"{name} {place} was asked for, and there are {size}.",
                 "positions count from 0 and stay below the size; -1 is the last.",
                 f"ask for a {name} from {-size} to {size - 1}.",
             )
-    return [i % size for i in places]
+        places.append(place % size)
+    return places

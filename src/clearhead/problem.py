@@ -73,8 +73,10 @@ class Problem:
 
     @cached_property
     def reach(self) -> Reach:
-        """Which keys each query reaches, on the problem's device."""
-        return self.mask.reach(self.grid, self.device)
+        """Which keys each query reaches, on the problem's device (on the CPU for meta tensors, so
+        that shapes alone can be planned)."""
+        meta = self.device.type == "meta"
+        return self.mask.reach(self.grid, torch.device("cpu") if meta else self.device)
 
     @property
     def wide(self) -> torch.dtype:
@@ -86,8 +88,7 @@ class Problem:
         """How many (query, key) pairs may look, over all batches and query heads."""
         if not self.masked:
             return self.B * self.H * self.Tq * self.Tk
-        count = self.reach.pairs()
-        return int(count.sum()) * (self.B // count.shape[0]) * (self.H // count.shape[1])
+        return int(self.reach.pairs().expand(self.B, self.H, self.Tq).sum())
 
     @property
     def flops(self) -> int:
@@ -189,7 +190,7 @@ def ask(
         bias = bias if isinstance(bias, Bias) else as_bias(bias)
         bias.check(grid)
     if sinks is not None:
-        sinks = _checked_sinks(sinks, H)
+        sinks = _checked_sinks(sinks, H).to(q.device)
     learns = [q, k, v] if sinks is None else [q, k, v, sinks]
     grad = torch.is_grad_enabled() and (
         any(x.requires_grad for x in learns) or (bias is not None and bias.needs_grad)
@@ -293,7 +294,7 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
         )
     B = batches.pop() if batches else 1
     q, k, v = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
-    return q, k, v, 4 if B != 1 and rank < 4 else rank
+    return q, k, v, rank
 
 
 def _checked_mask(mask: object, grid: Grid) -> Mask:
@@ -347,9 +348,18 @@ def _checked_sinks(sinks: object, H: int) -> Tensor:
 def _checked_number(name: str, value: object, positive: bool) -> float | None:
     if value is None:
         return None
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise BadType(
+            f"{name} is a tensor that requires a gradient.",
+            f"{name} is a constant of the question, and no gradient flows to it.",
+            f"pass {name}=float({name}) for a constant; a learned temperature multiplies the "
+            "queries: attention(temperature * q, k, v, scale=1).",
+        )
     try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError("float() would read a number into it")
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"{name} is {value!r}.", f"{name} is a number, or None.", f"pass a float as {name}=."
         ) from error

@@ -15,7 +15,7 @@ def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
     if keep is None or (_finite(q) and _finite(k)):
         return q @ k.transpose(-1, -2)
     bad_q, bad_k = (~torch.isfinite(x).all(-1) for x in (q, k))
-    clean = _clean(q) @ _clean(k).transpose(-1, -2)
+    clean = cleaned(q) @ cleaned(k).transpose(-1, -2)
     true = (q.detach() @ k.detach().transpose(-1, -2)).masked_fill(~keep, 0.0)
     return torch.where(bad_q.unsqueeze(-1) | bad_k.unsqueeze(-2), true, clean)
 
@@ -25,19 +25,17 @@ def weigh(weights: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
     if keep is None or _finite(v):
         return weights @ v
     looks = keep.to(v.dtype)
-    hit = [(looks @ (which(v)).to(v.dtype)) > 0 for which in _WHICH]
-    nan, above, below = hit
-    out = weights @ _clean(v)
+    kinds = (torch.isnan, torch.isposinf, torch.isneginf)
+    nan, above, below = ((looks @ kind(v).to(v.dtype)) > 0 for kind in kinds)
+    out = weights @ cleaned(v)
     out = out.masked_fill(above, float("inf")).masked_fill(below, float("-inf"))
     return out.masked_fill(nan | (above & below), float("nan"))
 
 
-_WHICH = (torch.isnan, torch.isposinf, torch.isneginf)
+def cleaned(x: Tensor) -> Tensor:
+    """The same with 0 in place of NaN and infinity; no gradient goes there."""
+    return torch.where(torch.isfinite(x), x, 0.0)
 
 
 def _finite(x: Tensor) -> bool:
     return bool(torch.isfinite(x).all())
-
-
-def _clean(x: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(x), x, 0.0)

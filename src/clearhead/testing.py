@@ -159,8 +159,8 @@ def within_yardstick(got: Tensor, true: Tensor, yardstick: Tensor, size: float) 
     """Is `got` at most twice as far from the float64 `true` as `yardstick`, plus a rounding band?
 
     The band is four roundings of `size`, the largest number that is mixed: scores, weights, sum and
-    output each round once. Returns the verdict and the figures. All three have one shape; `got` and `yardstick` one
-    dtype.
+    output each round once. Returns the verdict and the figures. All three have one shape, `got`
+    and `yardstick` one dtype.
     """
     got, true, yardstick = got.detach(), true.detach(), yardstick.detach()
     if not true.numel():

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..masks import Causal
 from ..problem import Inputs, Problem
+from ..products import cleaned
 from .engine import Answer, Engine
 
 MOST_MASK_BYTES = 2**30
@@ -40,16 +41,19 @@ class Sdpa(Engine):
                 rule = {"attn_mask": _bias(p)}
             return Answer(_ask_torch(p, q, k, v, **rule))
         # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
-        # mask. They are cleaned away first; a query that may look at one gets NaN afterwards.
-        blind = p.reach.pairs() == 0
+        # mask. They are cleaned away first; a query that may look at one gets NaN afterwards. What
+        # a blind query holds would pass on the way back, so it is taken away too; it looks at every
+        # key meanwhile, because torch's answer to a row without keys depends on the kernel.
+        blind = (p.reach.pairs() == 0).unsqueeze(-1)
         if _needs_matrix(p):
-            keep = p.reach.block() | blind.unsqueeze(-1)  # torch gives NaN to queries without keys
-            rule = {"attn_mask": keep}
+            keep = p.reach.block()
+            rule = {"attn_mask": keep | blind}
             if p.bias is not None:
-                rule = {"attn_mask": torch.where(keep, _bias(p), float("-inf"))}
-        out = _ask_torch(p, q, _clean(k), _clean(v), **rule)
+                added = _bias(p).masked_fill(~keep, float("-inf"))
+                rule = {"attn_mask": added.masked_fill(blind, 0.0)}
+        out = _ask_torch(p, q.masked_fill(blind, 0.0), cleaned(k), cleaned(v), **rule)
         out = out.masked_fill(_sees_bad(p, k, v).unsqueeze(-1), float("nan"))
-        return Answer(out.masked_fill(blind.unsqueeze(-1), 0.0))
+        return Answer(out.masked_fill(blind, 0.0))
 
 
 def _plainly_causal(p: Problem) -> bool:
@@ -79,10 +83,6 @@ def _bias(p: Problem) -> Tensor:
     like = torch.empty((), dtype=p.dtype, device=p.device)
     block = p.bias.block(p.grid, slice(None), slice(None), like)
     return block.expand(p.B, p.H, p.Tq, p.Tk)
-
-
-def _clean(x: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(x), x, 0.0)
 
 
 def _sees_bad(p: Problem, k: Tensor, v: Tensor) -> Tensor:

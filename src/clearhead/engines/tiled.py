@@ -44,18 +44,18 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> tuple[Tens
     """The output and log-sum-exp of some queries, over all their keys."""
     p = problem
     q = inputs.q[:, :, queries].to(p.wide)
-    rows = online.begin(
-        q.new_zeros(*q.shape[:3], 0), q.new_zeros(p.B, p.H, 0, p.Dv), keep=None
-    )  # no key seen yet
-    if p.sinks is not None:
-        rows = online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows)
-    for start, some in zip(range(0, p.Tk, TILE_KEYS), _visited(p, queries), strict=True):
-        if not some:
-            continue
-        keys = slice(start, min(start + TILE_KEYS, p.Tk))
+
+    def piece(keys: slice) -> online.Rows:
         k, v = (repeat_heads(x[:, :, keys].to(p.wide), p.H) for x in (inputs.k, inputs.v))
         scores, keep = p.logits(q, k, queries, keys)
-        rows = online.merge(rows, online.begin(scores, v, keep, _drop(p, scores, queries, keys)))
+        return online.begin(scores, v, keep, _drop(p, scores, queries, keys))
+
+    rows = piece(slice(0, 0))  # no key seen yet; joins the output to its inputs, for autograd
+    if p.sinks is not None:
+        rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
+    for start, some in zip(range(0, p.Tk, TILE_KEYS), _visited(p, queries), strict=True):
+        if some:
+            rows = online.merge(rows, piece(slice(start, min(start + TILE_KEYS, p.Tk))))
     out, lse = online.finish(rows)
     return out.to(p.dtype), lse
 

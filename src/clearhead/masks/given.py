@@ -66,7 +66,7 @@ class documents(Mask):
         rows = max(ids.shape[0], asking.shape[0])
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
         pieces = [_document_runs(a, i) for a, i in zip(asking, ids, strict=True)]
-        most = max(p.shape[1] for p in pieces)
+        most = max((p.shape[1] for p in pieces), default=1)
         if most > max(8, grid.Tk // 8):  # so scattered that runs would be as large as bits
             return intervals.from_bits(
                 (asking.unsqueeze(-1) == ids.unsqueeze(-2)).unsqueeze(1), grid.Tq, grid.Tk
@@ -143,9 +143,16 @@ def dense(*, keep: object = None, drop: object = None) -> Dense:
             "a dense mask is given once, and says what its True means.",
             "pass keep= (True = may look) or drop= (True = must not look).",
         )
-    bits = torch.as_tensor(drop if keep is None else keep)
+    word, given = ("drop", drop) if keep is None else ("keep", keep)
+    try:
+        bits = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(
+            f"dense got {word}={given!r}.",
+            "a dense mask is a tensor of booleans, or nested lists of one shape.",
+            f"pass a boolean tensor as {word}=.",
+        ) from error
     if bits.dtype != torch.bool:
-        word = "drop" if keep is None else "keep"
         raise BadType(
             f"dense got {word}= with dtype {bits.dtype}.",
             "a dense mask holds booleans.",

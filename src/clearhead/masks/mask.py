@@ -95,7 +95,7 @@ class Mask(ABC):
         `Tq` and `Tk` are needed only by rules that count from the end; None means "as large as the
         pair asks, or as the rule itself fixes". Raises `BadValue` for a pair outside the sizes.
         """
-        grid = self._grid(Tq, Tk, None, None, default=max(q, k) + 1, at_least=(b, h))
+        grid = self._grid(Tq, Tk, None, None, default=max(q, k, 0) + 1, at_least=(b, h))
         for name, index, size in (
             ("query", q, grid.Tq),
             ("key", k, grid.Tk),
@@ -212,6 +212,12 @@ class Mask(ABC):
         B = known.get("B", at_least[0] + 1) if B is None else B
         H = known.get("H", at_least[1] + 1) if H is None else H
         grid = Grid(int(Tq), int(Tk), int(B), int(H))
+        if min(grid.Tq, grid.Tk, grid.B, grid.H) < 0:
+            raise BadValue(
+                f"{self!r} was asked about {grid}.",
+                "sizes are 0 or more.",
+                "pass how many queries, keys, batches and heads there are.",
+            )
         self.check(grid)
         return grid
 

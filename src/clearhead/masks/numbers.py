@@ -1,7 +1,7 @@
 """The numbers rules are made of: how many, which document, where query 0 stands. Each is checked
 when the rule is made, and against the sizes when it is asked about."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue
 
 if TYPE_CHECKING:
-    from .mask import Grid, Mask
+    from .mask import Grid
 
 Ints: TypeAlias = "int | Iterable[int] | Tensor"
 Align: TypeAlias = "str | int | Iterable[int] | Tensor | None"
@@ -32,10 +32,20 @@ def tensor(value: object) -> Tensor:
 
 
 def whole(value: object, rule: str, name: str) -> Tensor:
-    numbers = value if isinstance(value, Tensor) else torch.as_tensor(list(value))  # type: ignore[call-overload]
-    if (numbers.dtype.is_floating_point and numbers.numel()) or numbers.dtype == torch.bool:
+    numbers, given = None, f"={value!r}"
+    try:
+        numbers = torch.as_tensor(tuple(value) if isinstance(value, Iterator) else value)
+        given = f" with dtype {numbers.dtype}"
+    except (TypeError, ValueError, RuntimeError):
+        pass  # there are no numbers in it; the rule below says what was wanted
+    empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
+    if (
+        numbers is None
+        or numbers.dtype == torch.bool
+        or (numbers.is_floating_point() and not empty)
+    ):
         raise BadType(
-            f"{rule} got {name} with dtype {numbers.dtype}.",
+            f"{rule} got {name}{given}.",
             f"{name} counts positions or names documents, in whole numbers.",
             "pass integers.",
         )
@@ -73,7 +83,7 @@ def ids(value: object, name: str) -> Tensor:
             "each position belongs to one document: (T,), or (B, T).",
             "give one id per position.",
         )
-    return ids.reshape(-1, ids.shape[-1])
+    return ids if ids.dim() == 2 else ids.unsqueeze(0)
 
 
 def align(value: object) -> "str | int | Tensor | None":
@@ -88,7 +98,7 @@ def align(value: object) -> "str | int | Tensor | None":
             "key), or the position of query 0.",
             "pass align='start', align='end' or a whole number.",
         )
-    numbers = whole(value, "align", "the position of query 0")
+    numbers = whole(value, "a rule", "align")
     return int(numbers) if numbers.dim() == 0 else numbers.reshape(-1)
 
 
@@ -135,19 +145,19 @@ def batch(value: object) -> dict[str, int]:
     return {"B": value.shape[0]} if many else {}  # type: ignore[attr-defined]
 
 
-def check_batch(mask: "Mask", value: object, grid: "Grid") -> None:
+def check_batch(rule: object, value: object, grid: "Grid") -> None:
     if isinstance(value, Tensor) and value.shape[0] not in (1, grid.B):
         raise BadValue(
-            f"{mask!r} speaks of {value.shape[0]} batches, and there are B={grid.B}.",
+            f"{rule!r} speaks of {value.shape[0]} batches, and there are B={grid.B}.",
             "a number per batch comes once for each batch.",
             f"pass one number, or {grid.B} of them.",
         )
 
 
-def check_corner(mask: "Mask", align: object, grid: "Grid", call: str) -> None:
+def check_corner(rule: object, align: object, grid: "Grid", call: str) -> None:
     if align is None and grid.Tq != grid.Tk:
         raise BadValue(
-            f"{mask!r} was asked about Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
+            f"{rule!r} was asked about Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
             "when the numbers differ, the corner must be named: where do the queries stand?",
             f"{call.format(repr('end'))} if the last query sees the last key (a cache), "
             f"{call.format(repr('start'))} if the first query stands at the first key "
