@@ -114,8 +114,6 @@ def test_decoders_prefill(kind, side):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_generation_gives_the_same_text(kind, cache):
-    if kind == "gpt2" and cache == "static":
-        tokens = ids(T=7)
     tokens = ids(T=7)
     model = build(kind, "AutoModelForCausalLM")
     real = torch.ones_like(tokens)
@@ -183,3 +181,50 @@ def test_weights_on_request(kind):
             assert len(getattr(ours, name)) == len(getattr(eager, name))
             for a, b in zip(getattr(ours, name), getattr(eager, name), strict=True):
                 close(a, b)
+
+
+@pytest.mark.parametrize("kind, rule", [
+    ("llama", "Causal(align=0)"),
+    ("mistral", "Causal(align=0) & window(before=4, after=None, align=0)"),
+    ("bert", "everything"),
+])  # fmt: skip
+def test_usual_masks_stay_rules(kind, rule):
+    """No Tq x Tk tensor is written for a mask that a rule can say, padding included."""
+    from clearhead.hf import listening
+
+    model = build(kind, "AutoModel")
+    model.set_attn_implementation("clearhead")
+    real = torch.ones(2, 11, dtype=torch.long)
+    real[0, :3] = 0
+    with torch.no_grad(), listening(model) as plain:
+        model(ids())
+    with torch.no_grad(), listening(model) as padded:
+        model(ids(), attention_mask=real)
+    assert [repr(asked.keywords["mask"]) for asked in plain] == [rule] * 2
+    for asked in padded:
+        padding = "lengths(keys=[11, 11]) & ~prefix([3, 0])"
+        assert repr(asked.keywords["mask"]).endswith(padding + ")")
+
+
+def test_a_rule_is_written_out_when_a_model_looks_inside():
+    from clearhead.hf.masks import RuleTensor
+    from clearhead.masks import Causal
+
+    mask = RuleTensor.of(Causal(align=2), 3, 5, 7, torch.device("cpu"))
+    written = Causal(align=2).to_bool(5, 7)
+    assert mask.shape == (3, 1, 5, 7) and mask.dtype == torch.bool
+    assert mask[:, :, 1:3, :4].equal(written[1:3, :4].expand(3, 1, 2, 4))
+    assert (~mask).equal(~written.expand(3, 1, 5, 7)) and torch.where(mask, 1, 0).sum() == 3 * 25
+
+
+def test_an_unknown_rule_is_written_out():
+    """A chunked mask looks like a window near the diagonal, and is not one."""
+    from transformers.masking_utils import chunked_causal_mask_function
+
+    from clearhead.hf.masks import RuleTensor, attention_mask
+
+    rule = chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int))
+    mask = attention_mask(1, 11, 11, mask_function=rule, local_size=4)
+    q, k = torch.arange(11)[:, None], torch.arange(11)
+    assert not isinstance(mask, RuleTensor)
+    assert mask[0, 0].equal((k <= q) & (k // 4 == q // 4))
