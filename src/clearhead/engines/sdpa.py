@@ -93,6 +93,9 @@ def _sees_bad(p: Problem, k: Tensor, v: Tensor) -> Tensor:
     if p.reach.bits is not None:
         return (p.reach.block() & bad.unsqueeze(-2)).any(-1).expand(p.B, p.H, p.Tq)
     before = F.pad(bad.long().cumsum(-1), (1, 0))
-    rows = [x.expand(p.B, p.H, p.Tq, -1).flatten(2) for x in (p.reach.lo, p.reach.hi)]
-    lo, hi = (before.gather(-1, r).reshape(p.B, p.H, p.Tq, -1) for r in rows)
-    return (hi - lo).clamp(min=0).sum(-1) > 0
+    runs = p.reach.lo.shape[-1]
+    lo, hi = (
+        before.gather(-1, edge.expand(p.B, p.H, p.Tq, runs).flatten(2))
+        for edge in (p.reach.lo, p.reach.hi)
+    )
+    return (hi > lo).unflatten(2, (p.Tq, runs)).any(-1)
