@@ -1,6 +1,7 @@
 """One query in full: every product, exponential and sum, with nothing left to be believed."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ class Line(NamedTuple):
     result: str
 
 
-GAP = Line("…", "", "", "")
+GAP = Line("…", "", "", "…")
 
 
 def follow(
@@ -83,7 +84,7 @@ def find(trace: Trace, query: int | str) -> list[int]:
         found = [i for i, label in enumerate(labels) if label == query]
         if found:
             return found
-        if query.lstrip("-").isdecimal():
+        if re.fullmatch("-?[0-9]+", query):
             query = int(query)
     if isinstance(query, int) and -size <= query < size:
         return [query % size]
@@ -181,7 +182,7 @@ class Query:
         lines = []
         for j in ends(len(out), MOST):
             if j is None:
-                lines.append(GAP)
+                lines.append(Line("", "…", "", "…"))
             else:
                 sum = self.products(self.weights, value[:, j], self.keys)
                 lines.append(Line("", f"feature {j}", sum, self.write(out[j])))
@@ -274,7 +275,8 @@ def _table(lines: list[Line]) -> Table:
     # Where a sum takes several lines, its result stands at the end of the last.
     table.add_column(no_wrap=True, vertical="bottom")
     table.add_column(justify="right", no_wrap=True, vertical="bottom", style="bold")
-    for place, label, sum, result in lines:
+    for line in lines:
+        place, label, sum, result = line
         left = [place] * places + [label + " "] * labels
-        table.add_row(*map(Text, (*left, sum, "=" if result else "", result)))
+        table.add_row(*map(Text, (*left, sum, "" if result == "…" else "=", result)))
     return table

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from ..sheet import Sheet, ends
@@ -16,7 +15,10 @@ ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut
 INDENT = 3
 VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
-Cell = Callable[[int, int], RenderableType]
+GAP = "…"
+
+Cell = tuple[str, str | Style]
+EMPTY: Cell = ("", "")
 
 
 @contextmanager
@@ -51,65 +53,60 @@ def shade(share: float) -> Style:
     return Style.parse(f"{ink} on rgb({red},{green},{blue})")
 
 
-def tint(text: str, share: float) -> RenderableType:
-    """A cell whose whole ground is coloured by its share."""
-    return Padding(Text(text), 0, style=shade(share))
-
-
 def indented(what: RenderableType) -> Padding:
     """What belongs to a step stands a little to the right of its name."""
     return Padding(what, (0, 0, 0, INDENT), expand=False)
 
 
 def matrix(
-    console: Console, sheet: Sheet, cell: Cell, most: int, *, sums: list[Text] | None = None
-) -> Table:
+    out: Console, sheet: Sheet, cell: Callable[[int, int], Cell], most: int, sums: bool = False
+) -> Text:
     """`sheet` as a table whose numbers come from `cell(row, column)`, elided to `most` each way.
 
-    In a terminal it is elided further until it fits. `sums` is one more column, beside the rows.
+    In a terminal it is elided further until it fits. `sums` adds a column: `cell(row, -1)`.
     """
-    rows = ends(len(sheet.values), most)
-    for columns in range(min(most, sheet.values.shape[1]), 0, -1):
-        table = _table(sheet, cell, rows, ends(sheet.values.shape[1], columns), sums)
-        wide = Measurement.get(console, console.options.update(max_width=ENDLESS), table).maximum
-        if wide + INDENT <= console.width:
+    height, width = sheet.values.shape
+    rows = ends(height, most)
+    above = [EMPTY] * (1 if sheet.columns is None else 2)
+    left: list[list[Cell]] = [[*above, *[(GAP if i is None else str(i), "dim") for i in rows]]]
+    if sheet.rows is not None:
+        left.append([*above, *[EMPTY if i is None else (sheet.rows[i], "") for i in rows]])
+    columns = {j: _column(sheet, j, rows, cell) for j in [None, *ends(width, most)]}
+    right: list[list[Cell]] = []
+    if sums:
+        names: list[Cell] = [("row", "dim"), ("sum", "dim")]
+        right = [[*names[-len(above) :], *[(GAP, "") if i is None else cell(i, -1) for i in rows]]]
+    for count in range(min(most, width), 0, -1):
+        page = [*left, *[columns[j] for j in ends(width, count)], *right]
+        if INDENT + sum(map(_width, page)) + len(page) - 1 <= out.width:
             break
-    return table
+    return _laid_out(page, len(left))
 
 
-def gutter(table: Table, tokens: bool) -> None:
-    """The columns every table begins with: the position, and the token where there is one."""
-    table.add_column(justify="right", style="dim", no_wrap=True)
-    if tokens:
-        table.add_column(no_wrap=True)
+def _column(
+    sheet: Sheet, j: int | None, rows: list[int | None], cell: Callable[[int, int], Cell]
+) -> list[Cell]:
+    above: list[Cell] = [(GAP if j is None else str(j), "dim")]
+    if sheet.columns is not None:
+        above.append(EMPTY if j is None else (sheet.columns[j], "bold"))
+    return above + [(GAP, "") if i is None or j is None else cell(i, j) for i in rows]
 
 
-def _table(
-    sheet: Sheet,
-    cell: Cell,
-    rows: list[int | None],
-    columns: list[int | None],
-    sums: list[Text] | None,
-) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    gutter(table, sheet.rows is not None)
-    for j in columns:
-        table.add_column(_heading(sheet, j), justify="right", no_wrap=True)
-    if sums is not None:
-        name = "row\nsum" if sheet.columns is not None else "sum"
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    for i in rows:
-        label: list[RenderableType] = [Text("…" if i is None else str(i))]
-        if sheet.rows is not None:
-            label.append(Text("" if i is None else sheet.rows[i]))
-        cells = [Text("…") if i is None or j is None else cell(i, j) for j in columns]
-        last = [] if sums is None else [Text("…") if i is None else sums[i]]
-        table.add_row(*label, *cells, *last)
-    return table
+def _width(column: list[Cell]) -> int:
+    return max(cell_len(text) for text, _ in column)
 
 
-def _heading(sheet: Sheet, j: int | None) -> Text:
-    position = Text("…" if j is None else str(j), style="dim")
-    if sheet.columns is None:
-        return position
-    return Text.assemble(position, "\n", ("" if j is None else sheet.columns[j], "bold"))
+def _laid_out(columns: list[list[Cell]], labels: int) -> Text:
+    """Columns beside one another; tokens, the second of two labels, stand left, numbers right."""
+    # rich's own tables take a tenth of a millisecond for each cell, and pad the ends of lines.
+    widths = [_width(column) for column in columns]
+    page = Text(no_wrap=True, overflow="ellipsis")
+    for at, row in enumerate(zip(*columns, strict=True)):
+        line = Text("\n" * (at > 0))
+        for k, ((text, style), width) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (width - cell_len(text))
+            line.append(" " * (k > 0))
+            line.append(text + space if 0 < k < labels else space + text, style)
+        line.rstrip()
+        page.append(line)
+    return page

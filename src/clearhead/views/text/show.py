@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
 from ...trace import Step, Trace
-from ..sheet import Sheet, counted, number, sheets, size_of, visible
-from .paper import coloured, indented, matrix, paper, tint
+from ..sheet import Sheet, counted, number, sheets, size_of, span, visible
+from .paper import Cell, coloured, indented, matrix, paper, shade
 
 
 def show(
@@ -62,20 +61,20 @@ def shape(step: Step) -> str:
     )
 
 
-def _numbers(out: Console, step: Step, sheet: Sheet, decimals: int, most: int) -> Table:
+def _numbers(out: Console, step: Step, sheet: Sheet, decimals: int, most: int) -> Text:
     places = decimals if step.tensor.is_floating_point() else 0
     shares = step.name in ("weights", "dropped")
-    top = max(float(sheet.values.nan_to_num(0.0).max()), 1e-30)
     tinted = coloured(out) and shares
+    top = max(span([sheet])[1], 1e-30)
+    values, blocked, sums = sheet.values.numpy(), sheet.blocked.numpy(), sheet.values.sum(1).numpy()
 
-    def cell(i: int, j: int) -> RenderableType:
-        x = float(sheet.values[i, j])
-        if sheet.blocked[i, j]:
-            return Text(" " + number(x, places), style="dim")
-        return tint(" " + number(x, places), x / top) if tinted else Text(" " + number(x, places))
+    def cell(i: int, j: int) -> Cell:
+        text = " " + number(sums[i] if j < 0 else values[i, j], places)
+        if j < 0 or not (tinted or blocked[i, j]):
+            return text, ""
+        return text, "dim" if blocked[i, j] else shade(values[i, j] / top)
 
-    sums = [Text(" " + number(float(x), places)) for x in sheet.values.sum(1)] if shares else None
-    return matrix(out, sheet, cell, most, sums=sums)
+    return matrix(out, sheet, cell, most, sums=shares)
 
 
 def _ticks(out: Console, found: list[Sheet], most: int) -> None:
@@ -86,9 +85,9 @@ def _ticks(out: Console, found: list[Sheet], most: int) -> None:
         title = f"{whose}: ".lstrip(": ") + "✓ may look, ✗ may not"
         room = len(str(sheet.values.shape[1] - 1))
 
-        def cell(i: int, j: int, blocked: Tensor = sheet.blocked, room: int = room) -> Text:
+        def cell(i: int, j: int, blocked: Tensor = sheet.blocked, room: int = room) -> Cell:
             mark, style = ("✗", "red") if blocked[i, j] else ("✓", "green")
-            return Text(mark.rjust(room), style=style)
+            return mark.rjust(room), style
 
         out.print()
         out.print(indented(Text(title)))
