@@ -140,6 +140,8 @@ RUNTIME_CASES = {
     "floating mask for each head": {"mask": (6, 5, 11)},
     "causal with a past": {"is_causal": 1, "past": 3},
     "a past and a mask": {"past": 3, "mask": (5, 14)},
+    "a cache kept outside": {"is_causal": 1, "real": [11, 7]},
+    "more queries than real keys": {"is_causal": 1, "real": [3, 8]},
     "raw scores": {"qk_matmul_output_mode": 0},
     "weights": {"qk_matmul_output_mode": 3, "mask": (5, 11)},
     "three dimensions": {
@@ -162,6 +164,8 @@ def test_onnxruntime_gives_the_same(name):
         return source.standard_normal(shape).astype(np.float32)
 
     given = {slot: draw(*shape) for slot, shape in zip(INPUTS, shapes, strict=False)}
+    if "real" in said:
+        given["nonpad_kv_seqlen"] = np.array(said.pop("real"))
     if mask:
         given["attn_mask"] = draw(*mask) if kind is float else draw(*mask) > -0.5
     if past:
@@ -183,6 +187,7 @@ def test_onnxruntime_gives_the_same(name):
 def one_node(said, given, wanted):
     """A model that is one `Attention` node, for the newest operator set onnxruntime answers."""
     helper, types = onnx.helper, onnx.TensorProto
+    kinds = {"float32": types.FLOAT, "bool": types.BOOL, "int64": types.INT64}
     last = max(map(INPUTS.index, given)) + 1
     node = helper.make_node(
         "Attention",
@@ -194,9 +199,7 @@ def one_node(said, given, wanted):
         [node],
         "attention",
         [
-            helper.make_tensor_value_info(
-                slot, types.BOOL if x.dtype == bool else types.FLOAT, x.shape
-            )
+            helper.make_tensor_value_info(slot, kinds[x.dtype.name], x.shape)
             for slot, x in given.items()
         ],
         [
@@ -206,6 +209,6 @@ def one_node(said, given, wanted):
             for slot in wanted
         ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
     onnx.checker.check_model(model)
     return model, node
