@@ -44,6 +44,8 @@ def test_a_heat_map_holds_the_weights_of_one_head_and_its_tokens():
     expected = it["weights"][2].double().numpy()
     assert np.array_equal(cells(ax).compressed(), expected[seen.numpy()])
     assert labels(ax.xaxis) == labels(ax.yaxis) == LABELS
+    # A token between dollars is no formula.
+    assert not any(label.get_parse_math() for label in ax.get_xticklabels() + ax.get_yticklabels())
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("query", "key")
     assert ax.get_title() == "weights = exp(x − max) / Σ exp(x − max)\nhead 2"
     # A number in every cell that is not blocked, where it belongs, and a hatch over the others.
@@ -70,13 +72,13 @@ def test_large_maps_carry_fewer_labels_and_no_numbers():
 
 
 def test_all_heads_share_one_range_and_one_scale():
-    it = trace(mask=ch.causal, H=6, G=3)
+    it = trace(H=6, G=3)
     figure = plot.heads(it)
     *maps, scale = figure.axes
     assert [ax.get_title() for ax in maps] == [f"head {i}" for i in range(6)]
     for i, ax in enumerate(maps):
         given = it["weights"][i].double().numpy()
-        assert np.array_equal(cells(ax).compressed(), given[np.tril_indices(5)])
+        assert np.array_equal(cells(ax), given)
     assert {ax.images[0].get_clim() for ax in maps} == {(0.0, float(it["weights"].max()))}
     assert not scale.images
     assert figure._suptitle.get_text().startswith("weights = exp")

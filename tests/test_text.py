@@ -230,9 +230,17 @@ def test_a_terminal_is_never_overrun(width):
     ):
         lines = without_colour(printed(view, trace, width=width, **arguments)).splitlines()
         assert max(map(cell_len, lines)) <= width
-    table = without_colour(printed(text.show, Trace(trace.steps[3:4]), width=width, heads=[0]))
-    # Numbers are left out whole, and never cut.
-    assert all(re.fullmatch(r"-?\d+\.\d{4}", x) for x in re.findall(r"-?\d+\.\d+", table))
+
+
+def test_a_terminal_leaves_numbers_out_whole():
+    trace = many(20, H=1, G=1)
+    for width in range(20, 120):
+        page = without_colour(printed(text.show, Trace(trace.steps[3:4]), width=width, most=20))
+        rows = [line.split() for line in page.splitlines()[-20:]]
+        numbers = [cell for row in rows for cell in row[1:] if cell != "…"]
+        assert all(re.fullmatch(r"-?\d+\.\d{4}", cell) for cell in numbers) and len(numbers) >= 20
+        # One more number would not have fitted.
+        assert max(map(len, page.splitlines()[-20:])) > width - 2 * len(" -12.1234")
 
 
 def test_the_weights_are_coloured_in_a_terminal_and_plain_when_no_colour_is_wanted(monkeypatch):
@@ -492,6 +500,11 @@ def test_heat_pools_a_long_text_by_its_maximum_and_says_so():
     assert marked.split()[0] == "150" and marked.index("█") == len("150 ") + 2 * (20 // 5)
     tiles = printed(text.heat, trace, width=80)
     assert "▀" in tiles and "largest of 3 queries × 3 keys" in tiles
+
+
+def test_the_last_cells_of_a_coloured_map_are_there_though_they_are_spaces():
+    rows = without_colour(printed(text.heat, small(), width=80)).splitlines()[3:5]
+    assert [cell_len(row) for row in rows] == [len("0 we  ") + 2 * 2] * 2
 
 
 def test_heat_names_the_keys_where_they_are_not_the_queries():
