@@ -1,7 +1,7 @@
 """The house has floors, and a room imports only rooms on lower floors.
 
 Rooms on one floor never import each other, but for two folders whose files share a contract:
-`engines/` (all may import `engine`), and `masks/`, `nn/`, `hf/` (one room in several files).
+`engines/` (all may import `engine`), and `masks/`, `nn/`, `hf/`, `stats/` (one room in several files).
 Run this file to print the map that CONTRIBUTING shows.
 """
 
@@ -13,9 +13,9 @@ HOUSE = Path(__file__).parents[1] / "src" / "clearhead"
 FLOORS = [
     {"cli"},
     {"lesson", "scaling", "hf"},
-    {"nn", "compat"},
+    {"nn", "compat", "plan", "watch"},
     {"attend", "testing"},
-    {"engines", "views", "matrix"},
+    {"engines", "views", "matrix", "stats"},
     {"problem"},
     {"biases"},
     {"masks", "online"},
@@ -23,7 +23,7 @@ FLOORS = [
     {"errors"},
 ]
 FACE = {"__init__"}
-ONE_ROOM = {"masks", "nn", "hf"}
+ONE_ROOM = {"masks", "nn", "hf", "stats"}
 SHARED = {("engines", "engine"), ("views", "sheet")}
 
 

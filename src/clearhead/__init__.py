@@ -6,11 +6,10 @@ Tk keys, D head size, Dv value size. True means "may look".
 
 from . import compat as compat, nn as nn, views as views
 from .attend import (
-    Plan as Plan,
     attention as attention,
     explain as explain,
+    look as look,
     matrix as matrix,
-    plan as plan,
 )
 from .biases import alibi as alibi, bias as bias
 from .errors import AttentionError as AttentionError, BadType as BadType, BadValue as BadValue
@@ -25,6 +24,15 @@ from .masks import (
     window as window,
 )
 from .matrix import Matrix as Matrix
+from .plan import Plan as Plan, plan as plan
+from .stats import (
+    Look as Look,
+    map as map,
+    mass as mass,
+    rows as rows,
+    topk as topk,
+)
 from .trace import Step as Step, Trace as Trace
+from .watch import watch as watch
 
 __version__ = "0.1.0"

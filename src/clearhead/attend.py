@@ -5,9 +5,13 @@ comes last. An engine asked for by name answers or says why it cannot; it never 
 on.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from .biases import Bias
@@ -19,10 +23,28 @@ from .engines.tiled import Tiled
 from .errors import BadType, BadValue
 from .masks import Mask
 from .matrix import Matrix
-from .problem import Problem, ask
+from .problem import Inputs, Problem, ask
+from .stats import Look, Statistic, gather, parse_stats
 from .trace import Step, Trace
 
 ENGINES: tuple[Engine, ...] = (Sdpa(), Tiled(), Steps())
+
+Listener: TypeAlias = Callable[[Problem, Inputs], None]
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
+
+
+@contextmanager
+def listening(hear: Listener) -> Iterator[None]:
+    """Call `hear` with every question that is answered inside the `with` block, after its answer.
+
+    The window that `watch` and checkpoints look through: it sees what was asked and cannot change
+    what is answered.
+    """
+    token = _listeners.set((*_listeners.get(), hear))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
 
 
 def attention(
@@ -81,10 +103,50 @@ def attention(
         dropout=dropout,
         seed=seed,
     )
-    chosen, _ = choose(problem, engine)
-    if problem.device.type == "meta":  # shapes without numbers: nothing to compute
-        return problem.shape_back(inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv))
-    return problem.shape_back(chosen.run(problem, inputs).out)
+    return problem.shape_back(_answer(problem, inputs, engine))
+
+
+def look(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    stats: Iterable[str | Statistic] = ("lse", "entropy"),
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Look:
+    """The output of `attention`, the same bits, and exact statistics of its weights.
+
+    Nothing of the size Tq x Tk is formed. `stats` names what is gathered: ``"lse"``, ``"max"``,
+    ``"entropy"``, ``"effective"``, ``"received"``, `topk(n)`, `mass(groups)`, `map(rows, cols)`,
+    `rows([...])`. Row quantities need one sweep over the keys, received weight, maps and rows a
+    second. Weights never carry dropout. Other arguments and errors as in `attention`, and
+    `BadValue` for statistics that are unknown or do not fit.
+
+    Returns:
+        A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
+    """
+    problem, inputs = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    wanted = parse_stats(stats, problem.grid)
+    out = _answer(problem, inputs, engine)
+    return Look(problem, out, gather(problem, inputs, wanted).finish())
 
 
 def explain(
@@ -123,30 +185,7 @@ def explain(
         dropout=dropout,
         seed=seed,
     )
-    named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
-    if reasons := reference.too_large(problem):
-        raise BadValue(
-            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
-            "explain holds every matrix it shows.",
-            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
-            "only what is asked for.",
-        )
-    queries, keys = _labels(problem, tokens, key_tokens)
-    made = []
-    for step in reference.steps(problem, inputs):
-        if step.name == "output" and named is not None:
-            step = replace(step, tensor=named.run(problem, inputs).out)
-        made.append(_without_lead(step, problem.rank))
-    answered = "" if named is None else f", answered by {named.name}"
-    settings = {
-        "mask": repr(problem.mask),
-        "scale": problem.scale,
-        "softcap": problem.softcap,
-        "bias": None if problem.bias is None else repr(problem.bias),
-        "dropout": problem.dropout,
-        "seed": problem.seed,
-    }
-    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+    return explain_problem(problem, inputs, tokens, key_tokens, engine)
 
 
 def matrix(
@@ -189,93 +228,38 @@ def matrix(
     return Matrix(problem, inputs)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Who answers and why; what it costs. Prints itself.
-
-    `flops` counts the two products over the pairs that may look, `bytes` each input and output
-    once. `tiles` says how many 256 x 256 blocks of one head the mask leaves full, partial, empty.
-    """
-
-    question: str
-    engine: str | None
-    caption: str
-    declined: dict[str, list[str]]
-    not_needed: tuple[str, ...]
-    pairs: int
-    all_pairs: int
-    flops: int
-    bytes: int
-    tiles: dict[str, int]
-
-    def __str__(self) -> str:
-        share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
-        lines = [self.question]
-        lines.append(
-            f"  answered by   {self.engine} ({self.caption})"
-            if self.engine
-            else "  answered by   nobody"
-        )
-        for name, reasons in self.declined.items():
-            lines.append(f"  {name + ' declined':<13} {'; '.join(reasons)}")
-        if self.not_needed:
-            lines.append(f"  not asked     {', '.join(self.not_needed)} (later in the order)")
-        lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
-        lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
-        lines.append(f"  memory        {_si(self.bytes)}B in and out at least")
-        counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
-        lines.append(f"  tiles         {counts} of {TILE} x {TILE}; empty ones are skipped")
-        return "\n".join(lines)
-
-
-TILE = 256
-
-
-def plan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Mask | None = None,
-    bias: Bias | Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+def explain_problem(
+    problem: Problem,
+    inputs: Inputs,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
     engine: str = "auto",
-) -> Plan:
-    """Who would answer this question and why the others would not, and what it costs.
-
-    Arguments as in `attention`. Nothing is computed but the mask. Where nobody can answer, the
-    plan says so; only an unknown engine name or a wrong question raises.
-    """
-    problem, _ = ask(
-        q,
-        k,
-        v,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout=dropout,
-        seed=seed,
-    )
-    chosen, declined = _first(problem, engine)
-    later = ENGINES[ENGINES.index(chosen) + 1 :] if chosen and engine == "auto" else ()
-    return Plan(
-        question=problem.describe(),
-        engine=chosen.name if chosen else None,
-        caption=chosen.caption if chosen else "",
-        declined=declined,
-        not_needed=tuple(e.name for e in later),
-        pairs=problem.pairs,
-        all_pairs=problem.B * problem.H * problem.Tq * problem.Tk,
-        flops=problem.flops,
-        bytes=problem.bytes,
-        tiles=_count_tiles(problem),
-    )
+) -> Trace:
+    """`explain` for a question that was checked before, such as one that was listened to."""
+    named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
+    if reasons := reference.too_large(problem):
+        raise BadValue(
+            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
+            "explain holds every matrix it shows.",
+            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
+            "only what is asked for.",
+        )
+    queries, keys = _labels(problem, tokens, key_tokens)
+    made = []
+    for step in reference.steps(problem, inputs):
+        if step.name == "output" and named is not None:
+            step = replace(step, tensor=named.run(problem, inputs).out)
+        made.append(_without_lead(step, problem.rank))
+    answered = "" if named is None else f", answered by {named.name}"
+    settings = {
+        "mask": repr(problem.mask),
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "bias": None if problem.bias is None else repr(problem.bias),
+        "dropout": problem.dropout,
+        "seed": problem.seed,
+    }
+    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
 
 
 def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, list[str]]]:
@@ -283,7 +267,7 @@ def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, li
 
     Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
     """
-    chosen, declined = _first(problem, engine)
+    chosen, declined = first_able(problem, engine)
     if chosen is not None:
         return chosen, declined
     said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
@@ -300,7 +284,20 @@ def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, li
     )
 
 
-def _first(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
+def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    """The output, (B, H, Tq, Dv), by the engine that can; whoever listens hears the question."""
+    chosen, _ = choose(problem, engine)
+    if problem.device.type == "meta":  # shapes without numbers: nothing to compute
+        return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
+    # Autocast would change the dtype that the question was asked in, and differently per engine.
+    with torch.autocast(problem.device.type, enabled=False):
+        out = chosen.run(problem, inputs).out
+    for hear in _listeners.get():
+        hear(problem, inputs)
+    return out
+
+
+def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
     """The first engine that does not decline, or None, and what those before it said."""
     declined: dict[str, list[str]] = {}
     for candidate in ENGINES if engine == "auto" else (_named(engine),):
@@ -352,29 +349,8 @@ def _labels(
 
 def _without_lead(step: Step, rank: int) -> Step:
     """The step without the leading dimensions that the question did not have."""
-    drop = min(4 - rank, step.tensor.dim())
+    drop = 4 - rank
+    if not drop:  # the very tensor that was computed with, so that gradients can be asked of it
+        return step
     tensor = step.tensor.reshape(step.tensor.shape[drop:])
     return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)
-
-
-def _count_tiles(problem: Problem) -> dict[str, int]:
-    """Over one batch and head for a mask that is the same in all, else over their union."""
-    columns = -(-problem.Tk // TILE)
-    counts = {"full": 0, "partial": 0, "empty": 0}
-    for start in range(0, problem.Tq, TILE):
-        if not problem.masked:
-            counts["full"] += columns
-            continue
-        some, full = problem.reach.tiles(slice(start, start + TILE), TILE)
-        counts["full"] += int((full & some).sum())
-        counts["empty"] += int((~some).sum())
-        counts["partial"] += int((some & ~full).sum())
-    return counts
-
-
-def _si(number: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if number < 1000 or unit == "T":
-            return f"{number:.4g} {unit}"
-        number /= 1000
-    raise AssertionError

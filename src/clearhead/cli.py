@@ -13,6 +13,7 @@ from rich.console import Console
 
 from . import __version__, attend, lesson, masks
 from .errors import AttentionError, BadValue
+from .plan import plan as plan_of
 from .scaling import why_scale
 from .trace import Trace
 from .views import html, plot, text as terminal
@@ -173,7 +174,7 @@ def plan(
     if grad:
         q = q.detach().requires_grad_()
     typer.echo(
-        attend.plan(
+        plan_of(
             q, k, v, mask=masks.parse(mask), softcap=softcap, dropout=dropout, seed=seed,
             engine=engine,
         )
@@ -246,7 +247,7 @@ def _text(given: str | None) -> str:
 
 
 def _file(given: str) -> str:
-    """What the file of that name holds; or the text as it stands, if it does not look like a path."""
+    """What the file of that name holds, or the text as it stands if it is no path."""
     path = Path(given)
     looks_like_a_path = len(given) < 1024 and not any(c.isspace() for c in given) and (
         path.suffix in (".txt", ".md") or "/" in given

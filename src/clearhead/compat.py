@@ -1,7 +1,6 @@
 """torch's signature on our door, so that it can stand in for torch's own function."""
 
 import math
-import threading
 
 import torch
 from torch import Tensor
@@ -36,11 +35,6 @@ def scaled_dot_product_attention(
     a masked position (False, or -inf in a floating mask) does not leak, on any path or device.
     Raises `BadValue` and `BadType` where torch raises RuntimeError.
     """
-    if _engine.asked:
-        # This function stands in for torch's, and an engine that asks torch by name came back here.
-        return torch._C._nn.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
     _check(query, key, value, attn_mask, is_causal)
     device = query.device.type
     if torch.is_autocast_enabled(device):
@@ -67,22 +61,8 @@ def scaled_dot_product_attention(
     added = None
     if attn_mask is not None:
         mask, added = _rules(attn_mask, (*lead, heads[0], q.shape[2], k.shape[2])[-rank:])
-    _engine.asked = True
-    try:
-        with torch.autocast(device, enabled=False):
-            out = attention(q, k, v, mask=mask, bias=added, scale=scale, dropout=float(dropout_p))
-    finally:
-        _engine.asked = False
+    out = attention(q, k, v, mask=mask, bias=added, scale=scale, dropout=float(dropout_p))
     return out.reshape(*(*lead, *out.shape[1:])[-rank:])
-
-
-class _Engine(threading.local):
-    """Is an engine answering right now, in this thread, a question asked here?"""
-
-    asked = False
-
-
-_engine = _Engine()
 
 
 def _rules(attn_mask: Tensor, shape: tuple[int, ...]) -> tuple[Mask, TensorBias | None]:

@@ -19,7 +19,7 @@ LONGEST = 2048
 
 def tokenize(text: str) -> list[str]:
     """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, ."""
-    return re.findall(r"\w+(?:['’]\w+)*|[^\w\s]", text)
+    return re.findall(r"\w+(?:['\u2019]\w+)*|[^\w\s]", text)
 
 
 def explain_text(
@@ -35,8 +35,8 @@ def explain_text(
 ) -> Trace:
     """Explain self-attention over the words of a text, with random embeddings and projections.
 
-    Equal words have equal embeddings, (T, size); with `positions`, sinusoids are added to them. Q, K
-    and V are projected from the sum for `heads` heads of size / heads features each. `mask=None`
+    Equal words have equal embeddings, (T, size); with `positions`, sinusoids are added to them. Q,
+    K and V are projected from the sum for `heads` heads of size / heads features each. `mask=None`
     lets everyone look at everything, `scale=None` means 1/sqrt(size / heads). Dropout drops the
     cells that `seed` decides.
 
@@ -76,7 +76,5 @@ def explain_text(
                 Step("positions", "sin(p / 10000^(2i/d)), cos(p / 10000^(2i/d))", "Attention does "
                      "not know order, so each position adds its own pattern.", "q e", wave)
             )  # fmt: skip
-        trace = attend.explain(
-            x, tokens=tokens, mask=mask, scale=scale, dropout=dropout, seed=seed
-        )
+        trace = attend.explain(x, tokens=tokens, mask=mask, scale=scale, dropout=dropout, seed=seed)
     return replace(trace.before(*before), about=f"{len(tokens)} tokens, seed {seed}: {trace.about}")

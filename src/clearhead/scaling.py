@@ -73,9 +73,12 @@ def why_scale(
     `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
     or a count is below 1.
     """
-    for name, value in (("size", size), ("keys", keys), ("queries", queries), *(
-        ("sizes", s) for s in sizes
-    )):
+    for name, value in (
+        ("size", size),
+        ("keys", keys),
+        ("queries", queries),
+        *(("sizes", s) for s in sizes),
+    ):
         if value < 1:
             raise BadValue(
                 f"{name} holds {value}." if name == "sizes" else f"{name}={value}.",

@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Taken by value: whoever puts clearhead in the place of the name must not be asked in return.
+from torch.nn.functional import scaled_dot_product_attention as torch_attention
+
 from ..masks import Causal
 from ..problem import Inputs, Problem
 from ..products import cleaned
@@ -26,7 +29,7 @@ class Sdpa(Engine):
         if p.dropout and p.seed is not None:
             reasons.append("torch's dropout knows no seed of its own")
         if _needs_matrix(p):
-            width = 1 if p.bias is None else torch.empty((), dtype=p.dtype).element_size()
+            width = 1 if p.bias is None else torch.empty((), dtype=p.wide).element_size()
             need = width * p.B * p.H * p.Tq * p.Tk
             if need > MOST_MASK_BYTES:
                 reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
@@ -57,8 +60,11 @@ class Sdpa(Engine):
 
 
 def _plainly_causal(p: Problem) -> bool:
-    return isinstance(p.mask, Causal) and (
-        p.mask.align == "start" or (p.Tq == p.Tk and p.mask.align in (None, "end"))
+    # torch's fused kernel scales its own -inf, which a scale of 0 or below would turn over.
+    return (
+        p.scale > 0
+        and isinstance(p.mask, Causal)
+        and (p.mask.align == "start" or (p.Tq == p.Tk and p.mask.align in (None, "end")))
     )
 
 
@@ -67,7 +73,7 @@ def _needs_matrix(p: Problem) -> bool:
 
 
 def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> Tensor:
-    return F.scaled_dot_product_attention(
+    return torch_attention(
         q,
         k,
         v,
@@ -80,7 +86,7 @@ def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> T
 
 def _bias(p: Problem) -> Tensor:
     assert p.bias is not None
-    like = torch.empty((), dtype=p.dtype, device=p.device)
+    like = torch.empty((), dtype=p.wide, device=p.device)
     block = p.bias.block(p.grid, slice(None), slice(None), like)
     return block.expand(p.B, p.H, p.Tq, p.Tk)
 

@@ -4,6 +4,5 @@ transformers asks two functions by one name: one makes the mask, the other atten
 both.
 """
 
-from .attention import Asked as Asked, listening as listening
 from .checkpoint import Checkpoint as Checkpoint
 from .register import NAME as NAME, register as register

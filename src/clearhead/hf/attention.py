@@ -1,9 +1,5 @@
-"""The attention function that transformers calls, and a way to hear what it was asked."""
+"""The attention function that transformers calls."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,21 +13,6 @@ from .masks import RuleTensor
 # What is passed along although it has been applied before: positions are in the queries and keys,
 # sliding windows are in the mask. Plain yes-or-no switches speak of the model, not of attention.
 _ALREADY_APPLIED = {"position_ids", "cache_position", "sliding_window"}
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """One attention question that a model asked: its tensors and the keywords of `attention`."""
-
-    layer: int
-    module: str
-    tensors: tuple[Tensor, Tensor, Tensor]
-    keywords: dict[str, Any]
-
-
-_listener: ContextVar[
-    Callable[[torch.nn.Module, tuple[Tensor, ...], dict[str, Any]], None] | None
-] = ContextVar("listener", default=None)
 
 
 def attention_forward(
@@ -87,30 +68,8 @@ def attention_forward(
         "sinks": s_aux if s_aux is None else s_aux.to(query.dtype),
         "dropout": dropout if module.training else 0.0,
     }
-    listener = _listener.get()
-    if listener is not None:
-        listener(module, (query, key, value), keywords)
     out = attend.attention(query, key, value, **keywords)
     weights = None
     if output_attentions:
         weights = attend.matrix(query, key, **keywords).to_dense().to(query.dtype)
     return out.transpose(1, 2).contiguous(), weights
-
-
-@contextmanager
-def listening(model: torch.nn.Module) -> Iterator[list[Asked]]:
-    """Collect what the model asks while it runs."""
-    names = {id(module): name for name, module in model.named_modules()}
-    heard: list[Asked] = []
-
-    def hear(
-        module: torch.nn.Module, tensors: tuple[Tensor, ...], keywords: dict[str, Any]
-    ) -> None:
-        q, k, v = tensors
-        heard.append(Asked(len(heard), names.get(id(module), ""), (q, k, v), keywords))
-
-    token = _listener.set(hear)
-    try:
-        yield heard
-    finally:
-        _listener.reset(token)

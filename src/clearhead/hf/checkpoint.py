@@ -1,16 +1,15 @@
 """A model from a folder on disk, and what its layers do with a text."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import attend
+from ..attend import explain_problem, listening
 from ..errors import BadValue
-from ..masks import dense
+from ..problem import Inputs, Problem
 from ..trace import Trace
-from .attention import Asked, listening
 from .register import NAME, register, transformers
 
 
@@ -54,8 +53,8 @@ class Checkpoint:
         """The most tokens the model has positions for; None if it does not say."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    def read(self, text: str) -> tuple[list[str], list[Asked]]:
-        """The tokens of a text, and every attention question the model asked about it, in order."""
+    def read(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
+        """The tokens of a text, and what the model is called with for it."""
         encoded = self.tokenizer(text, return_tensors="pt")
         ids = encoded["input_ids"]
         if self.longest is not None and ids.shape[1] > self.longest:
@@ -65,57 +64,33 @@ class Checkpoint:
                 "pass a shorter text.",
             )
         tokens = [str(t) for t in self.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+        return tokens, {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
+
+    def run(self, given: dict[str, Tensor]) -> None:
+        """Run the model; of an encoder and decoder, the encoder. Whoever listens hears it."""
         model = self.model
         if getattr(model.config, "is_encoder_decoder", False):
             model = model.get_encoder()
-        with torch.no_grad(), listening(model) as asked:
-            model(input_ids=ids, attention_mask=encoded.get("attention_mask"))
-        return tokens, asked
+        with torch.no_grad():
+            model(**given)
 
-    def explain(self, text: str, layer: int = 0, head: int | None = None) -> Trace:
-        """The `Trace` of one layer on a text; `head=None` keeps every head.
+    def explain(self, text: str, layer: int = 0) -> Trace:
+        """The `Trace` of one layer on a text.
 
-        Raises `BadValue` for a layer or head that the model does not have.
+        Raises `BadValue` for a layer that the model does not have.
         """
-        tokens, asked = self.read(text)
-        if not asked:
+        tokens, given = self.read(text)
+        asked: list[tuple[Problem, Inputs]] = []
+        with listening(lambda problem, inputs: asked.append((problem, inputs))):
+            self.run(given)
+        if not 0 <= layer < len(asked):
             raise BadValue(
-                f"The model in {str(self.folder)!r} did not ask for attention.",
-                "clearhead sees attention that goes through transformers' attention interface.",
-                "use a model that does, such as BERT, GPT-2 or Llama.",
+                f"layer {layer} was asked for.",
+                f"this model has {len(asked)} layers that ask for attention, numbered from 0.",
+                f"pass a layer from 0 to {len(asked) - 1}."
+                if asked
+                else "use a model that goes through transformers' attention interface.",
             )
-        _within("layer", layer, len(asked))
-        (q, k, v), keywords = asked[layer].tensors, asked[layer].keywords
-        H, G = q.shape[1], k.shape[1]
-        if head is not None:
-            _within("head", head, H)
-            q, k, v = (
-                x[:, i : i + 1] for x, i in ((q, head), (k, head * G // H), (v, head * G // H))
-            )
-            keywords = {n: _one_head(n, x, head, H) for n, x in keywords.items()}
-        trace = attend.explain(q, k, v, tokens=tokens, **keywords)
-        where = f"{self.folder.name}, layer {layer}" + ("" if head is None else f", head {head}")
-        return Trace(
-            trace.steps, trace.queries, trace.keys, f"{where}: {trace.about}", trace.settings
-        )
-
-
-def _one_head(name: str, value: Any, head: int, H: int) -> Any:
-    """The part of a keyword that belongs to one head."""
-    if name == "bias" and isinstance(value, Tensor) and value.dim() == 4 and value.shape[1] == H:
-        return value[:, head : head + 1]
-    if name == "sinks" and isinstance(value, Tensor):
-        return value[head : head + 1]
-    if name == "mask" and getattr(value, "bits", None) is not None:
-        bits = value.bits
-        return dense(keep=bits[:, head : head + 1]) if bits.shape[1] == H else value
-    return value
-
-
-def _within(name: str, index: int, count: int) -> None:
-    if not 0 <= index < count:
-        raise BadValue(
-            f"{name} {index} was asked for.",
-            f"this model has {count} {name}s, numbered from 0.",
-            f"pass a {name} from 0 to {count - 1}.",
-        )
+        trace = explain_problem(*asked[layer], tokens=tokens)
+        kind = getattr(self.model.config, "model_type", "model")
+        return replace(trace, about=f"{kind}, layer {layer}: {trace.about}")
