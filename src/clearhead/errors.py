@@ -9,11 +9,11 @@ class AttentionError(Exception):
     catch it too. The three parts stay apart as `gave`, `rule` and `way_out`.
     """
 
-    def __init__(self, gave: str, rule: str, way_out: str):
+    def __init__(self, gave: str, rule: str, way_out: str) -> None:
         self.gave, self.rule, self.way_out = gave, rule, way_out
         super().__init__(f"{gave}\n  Rule: {rule}\n  Way out: {way_out}")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return type(self), (self.gave, self.rule, self.way_out)
 
 

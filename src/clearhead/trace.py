@@ -36,7 +36,7 @@ class Step:
     axes: str
     tensor: Tensor
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if len(self.axes.split()) != self.tensor.dim():
             raise BadValue(
                 f"Step {self.name!r} has axes {self.axes!r} and a tensor of shape "

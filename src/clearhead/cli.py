@@ -1,0 +1,294 @@
+"""The same verbs, from a shell."""
+
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from . import __version__, attend, lesson, masks
+from .errors import AttentionError, BadValue
+from .plan import plan as plan_of
+from .scaling import why_scale
+from .trace import Trace
+from .views import html, plot, text as terminal
+
+app = typer.Typer(
+    help="Attention with a clear head: type a sentence, see attention computed.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Text = Annotated[
+    str | None,
+    typer.Argument(help="The text, or the path of a text file; - or nothing reads standard input."),
+]
+Size = Annotated[int, typer.Option(help="Features per token.")]
+Heads = Annotated[int, typer.Option(help="Number of heads; must divide the size.")]
+Seed = Annotated[int, typer.Option(help="What the random embeddings and projections start from.")]
+MaskText = Annotated[
+    str, typer.Option("--mask", help="Who may look at whom, e.g. 'causal & window(before=3)'.")
+]
+Positions = Annotated[bool, typer.Option(help="Add sinusoidal positions to the embeddings.")]
+Model = Annotated[
+    Path | None, typer.Option(help="Take tokens, Q, K and V from this Hugging Face checkpoint.")
+]
+Layer = Annotated[int, typer.Option(help="With --model: which layer, from 0.")]
+
+
+@app.command()
+def explain(
+    text: Text = None,
+    size: Size = 8,
+    heads: Heads = 2,
+    seed: Seed = 123,
+    mask: MaskText = "everything",
+    dropout: Annotated[float, typer.Option(help="Drop weights with this probability.")] = 0.0,
+    scale: Annotated[
+        float | None, typer.Option(help="Multiply scores by this; default 1/sqrt(head size).")
+    ] = None,
+    positions: Positions = True,
+    model: Model = None,
+    layer: Layer = 0,
+    head: Annotated[int | None, typer.Option(help="Show only this head, from 0.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Follow one query in full: a token, or its number.")
+    ] = None,
+    decimals: Annotated[int, typer.Option(min=0, max=12, help="Digits after the point.")] = 4,
+    png: Annotated[Path | None, typer.Option(help="Also draw the steps to this picture.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Also write the interactive page here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """See attention computed on a text, step by step, with numbers."""
+    trace = _trace(
+        text, size=size, heads=heads, seed=seed, mask=mask, dropout=dropout, scale=scale,
+        positions=positions, model=model, layer=layer,
+    )  # fmt: skip
+    shown = 0 if head is None else _within("head", head, trace["weights"].shape[-3])
+    if as_json:
+        typer.echo(json.dumps(terminal.to_json(trace), ensure_ascii=True, allow_nan=False))
+    elif query is not None:
+        terminal.follow(trace, query, head=shown, decimals=decimals)
+    else:
+        terminal.show(trace, heads=None if head is None else [head], decimals=decimals)
+    if png is not None:
+        _say(f"picture: {plot.save(plot.steps(trace, head=shown), png)}")
+    if page is not None:
+        _say(f"page: {html.write_page(trace, page, title='clearhead', note=_note(model, seed))}")
+
+
+@app.command()
+def look(
+    text: Text = None,
+    size: Size = 32,
+    heads: Heads = 4,
+    seed: Seed = 123,
+    mask: MaskText = "causal",
+    positions: Positions = True,
+    model: Model = None,
+    layer: Layer = 0,
+    out: Annotated[Path, typer.Option(help="The folder for the pictures and the page.")] = Path(
+        "out"
+    ),
+) -> None:
+    """See the heat maps of every head: here, as a picture, and as an interactive page."""
+    trace = _trace(
+        text, size=size, heads=heads, seed=seed, mask=mask, positions=positions, model=model,
+        layer=layer,
+    )  # fmt: skip
+    terminal.heat(trace)
+    note = _note(model, seed)
+    _say(f"\n{note}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadValue(
+            f"The folder {str(out)!r} cannot be made: {error.strerror}.",
+            "pictures and page are written to a folder.",
+            "pass another folder with --out.",
+        ) from error
+    _say(f"picture  {plot.save(plot.heads(trace), out / 'heads.png')}")
+    _say(f"page     {html.write_page(trace, out / 'look.html', title='clearhead', note=note)}")
+
+
+@app.command()
+def scale(
+    size: Annotated[int, typer.Option(help="The head size d to show.")] = 256,
+    keys: Annotated[int, typer.Option(help="How many random keys.")] = 32,
+    seed: Annotated[int, typer.Option(help="What the random numbers start from.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
+) -> None:
+    """Why divide by sqrt(d)? Scores, weights and gradients with and without the scaling."""
+    report = why_scale(size, keys=keys, seed=seed)
+    typer.echo(str(report))
+    if png is not None:
+        _say(f"picture: {plot.save(plot.scaling(report), png)}")
+
+
+@app.command()
+def plan(
+    batch: Annotated[int, typer.Option(help="B")] = 1,
+    heads: Annotated[int, typer.Option(help="H, query heads")] = 8,
+    kv_heads: Annotated[int | None, typer.Option(help="G, key heads; default H")] = None,
+    queries: Annotated[int, typer.Option(help="Tq")] = 2048,
+    keys: Annotated[int | None, typer.Option(help="Tk; default Tq")] = None,
+    head_size: Annotated[int, typer.Option(help="D")] = 64,
+    value_size: Annotated[int | None, typer.Option(help="Dv; default D")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16")] = "float32",
+    mask: MaskText = "everything",
+    softcap: Annotated[float | None, typer.Option(help="Cap scores smoothly.")] = None,
+    dropout: Annotated[float, typer.Option(help="Drop weights with this probability.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the dropout.")] = None,
+    grad: Annotated[bool, typer.Option("--grad", help="Gradients are wanted.")] = False,
+    engine: Annotated[str, typer.Option(help="auto, or an engine by name.")] = "auto",
+) -> None:
+    """Who would answer a question of these sizes, and why; what it costs. Nothing is computed."""
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise BadValue(
+            f"dtype {dtype!r} is unknown.",
+            "a dtype is float32, float64, bfloat16 or float16.",
+            "pass one of these with --dtype.",
+        )
+    for name, value in (("--batch", batch), ("--heads", heads), ("--queries", queries),
+                        ("--head-size", head_size), ("--kv-heads", kv_heads), ("--keys", keys),
+                        ("--value-size", value_size)):  # fmt: skip
+        if value is not None and value < 0:
+            raise BadValue(
+                f"{name} is {value}.", "a size is 0 or more.", f"pass another number with {name}."
+            )
+    G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys
+    Dv = head_size if value_size is None else value_size
+    shapes = ((heads, queries, head_size), (G, Tk, head_size), (G, Tk, Dv))
+    # One number, seen as a tensor of each shape: nothing is allocated.
+    q, k, v = (torch.zeros((), dtype=kind).expand(batch, *shape) for shape in shapes)
+    if grad:
+        q = q.detach().requires_grad_()
+    typer.echo(
+        plan_of(
+            q, k, v, mask=masks.parse(mask), softcap=softcap, dropout=dropout, seed=seed,
+            engine=engine,
+        )
+    )  # fmt: skip
+
+
+@app.command()
+def doctor() -> None:
+    """What is here: versions, threads, instruction set, engines, optional parts."""
+    rows = [
+        ("clearhead", __version__),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("instruction set", torch.backends.cpu.get_cpu_capability()),
+        ("gpu", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
+    ]
+    rows += [(f"engine {e.name}", e.caption) for e in attend.ENGINES]
+    for package, extra, purpose in (
+        ("matplotlib", "plot", "pictures"),
+        ("transformers", "hf", "--model"),
+    ):
+        try:
+            rows.append((package, f"{metadata.version(package)}, for {purpose}"))
+        except metadata.PackageNotFoundError:
+            rows.append((package, f"missing, for {purpose}: pip install 'clearhead[{extra}]'"))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def main() -> None:
+    """Run the command line. An error prints its three parts and exits with 2."""
+    try:
+        app()
+    except AttentionError as error:
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"Error: {error}")
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+def _trace(text: str | None, *, model: Path | None, layer: int, mask: str, **options: Any) -> Trace:
+    words = _text(text)
+    if model is None:
+        return lesson.explain_text(words, mask=masks.parse(mask), **options)
+    from .hf import Checkpoint
+
+    return Checkpoint(model).explain(words, layer)
+
+
+def _text(given: str | None) -> str:
+    """The text itself: as typed, from the file of that name, or from standard input."""
+    if given == "-" or (given is None and not sys.stdin.isatty()):
+        words = sys.stdin.read()
+    elif given is None:
+        raise BadValue(
+            "No text was given.",
+            "clearhead explains a text.",
+            "type it in quotes, name a text file, or pipe it in.",
+        )
+    else:
+        words = _file(given)
+    if not words.strip():
+        raise BadValue(
+            "The text is empty.",
+            "attention needs at least one token.",
+            "type some words in quotes, name a text file that has some, or pipe them in.",
+        )
+    return words.strip()
+
+
+def _file(given: str) -> str:
+    """What the file of that name holds, or the text as it stands if it is no path."""
+    path = Path(given)
+    looks_like_a_path = len(given) < 1024 and not any(c.isspace() for c in given) and (
+        path.suffix in (".txt", ".md") or "/" in given
+    )  # fmt: skip
+    try:
+        if len(given) < 1024 and path.is_file():
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise BadValue(
+            f"The file {given!r} cannot be read: {error}.",
+            "a text file holds UTF-8 text.",
+            "check the file, or convert it to UTF-8.",
+        ) from error
+    if looks_like_a_path:
+        raise BadValue(
+            f"There is no file {given!r}.",
+            "a text without spaces that ends like a text file is read as a path.",
+            "check the path; to explain these letters themselves, pipe them in.",
+        )
+    return given
+
+
+def _note(model: Path | None, seed: int) -> str:
+    if model is not None:
+        return f"Learned weights from {model}."
+    return (
+        f"The weights are random (seed {seed}): nothing has been learned yet, so the patterns mean "
+        "nothing. A trained model looks at what it needs: verbs at their subjects, pronouns at "
+        "their antecedents."
+    )
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _within(name: str, index: int, count: int) -> int:
+    if not 0 <= index < count:
+        raise BadValue(
+            f"{name} {index} was asked for.",
+            f"there are {count} {name}s, numbered from 0.",
+            f"pass a {name} from 0 to {count - 1}.",
+        )
+    return index

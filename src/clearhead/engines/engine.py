@@ -1,0 +1,33 @@
+"""The contract: an engine says why it cannot answer, or it answers."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..problem import Inputs, Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """`out` is (B, H, Tq, Dv) in the dtype of the question; `lse` is (B, H, Tq) in fp32 or wider,
+    or None where the engine does not give it."""
+
+    out: Tensor
+    lse: Tensor | None = None
+
+
+class Engine(ABC):
+    """One way to compute attention. An engine never answers another question than it was asked,
+    and never hands the question on."""
+
+    name: str
+    caption: str
+
+    @abstractmethod
+    def why_not(self, problem: Problem) -> list[str]:
+        """The reasons why this engine cannot answer; an empty list means "I can"."""
+
+    @abstractmethod
+    def run(self, problem: Problem, inputs: Inputs) -> Answer:
+        """Answer a problem for which `why_not` is empty."""

@@ -1,0 +1,107 @@
+"""torch's own scaled_dot_product_attention, asked so that it means what clearhead means."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Taken by value: whoever puts clearhead in the place of the name must not be asked in return.
+from torch.nn.functional import scaled_dot_product_attention as torch_attention
+
+from ..masks import Causal
+from ..problem import Inputs, Problem
+from ..products import cleaned
+from .engine import Answer, Engine
+
+MOST_MASK_BYTES = 2**30
+
+
+class Sdpa(Engine):
+    name = "sdpa"
+    caption = "torch's scaled_dot_product_attention"
+
+    def why_not(self, problem: Problem) -> list[str]:
+        p = problem
+        reasons = []
+        if p.softcap is not None:
+            reasons.append("torch has no soft cap")
+        if p.sinks is not None:
+            reasons.append("torch has no sinks")
+        if p.dropout and p.seed is not None:
+            reasons.append("torch's dropout knows no seed of its own")
+        if _needs_matrix(p):
+            width = 1 if p.bias is None else torch.empty((), dtype=p.wide).element_size()
+            need = width * p.B * p.H * p.Tq * p.Tk
+            if need > MOST_MASK_BYTES:
+                reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
+        return reasons
+
+    def run(self, problem: Problem, inputs: Inputs) -> Answer:
+        p = problem
+        q, k, v = inputs
+        rule: dict[str, object] = {"is_causal": _plainly_causal(p)}
+        if not p.masked:
+            if p.bias is not None:
+                rule = {"attn_mask": _bias(p)}
+            return Answer(_ask_torch(p, q, k, v, **rule))
+        # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
+        # mask. They are cleaned away first; a query that may look at one gets NaN afterwards. What
+        # a blind query holds would pass on the way back, so it is taken away too; it looks at every
+        # key meanwhile, because torch's answer to a row without keys depends on the kernel.
+        blind = (p.reach.pairs() == 0).unsqueeze(-1)
+        if _needs_matrix(p):
+            keep = p.reach.block()
+            rule = {"attn_mask": keep | blind}
+            if p.bias is not None:
+                added = _bias(p).masked_fill(~keep, float("-inf"))
+                rule = {"attn_mask": added.masked_fill(blind, 0.0)}
+        out = _ask_torch(p, q.masked_fill(blind, 0.0), cleaned(k), cleaned(v), **rule)
+        out = out.masked_fill(_sees_bad(p, k, v).unsqueeze(-1), float("nan"))
+        return Answer(out.masked_fill(blind, 0.0))
+
+
+def _plainly_causal(p: Problem) -> bool:
+    # torch's fused kernel scales its own -inf, which a scale of 0 or below would turn over.
+    return (
+        p.scale > 0
+        and isinstance(p.mask, Causal)
+        and (p.mask.align == "start" or (p.Tq == p.Tk and p.mask.align in (None, "end")))
+    )
+
+
+def _needs_matrix(p: Problem) -> bool:
+    return p.bias is not None or (p.masked and not _plainly_causal(p))
+
+
+def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> Tensor:
+    return torch_attention(
+        q,
+        k,
+        v,
+        dropout_p=p.dropout,
+        scale=p.scale,
+        enable_gqa=p.G != p.H,
+        **rule,  # type: ignore[arg-type]
+    )
+
+
+def _bias(p: Problem) -> Tensor:
+    assert p.bias is not None
+    like = torch.empty((), dtype=p.wide, device=p.device)
+    block = p.bias.block(p.grid, slice(None), slice(None), like)
+    return block.expand(p.B, p.H, p.Tq, p.Tk)
+
+
+def _sees_bad(p: Problem, k: Tensor, v: Tensor) -> Tensor:
+    """(B, H, Tq): may the query look at a key that holds NaN or infinity? Counted along the runs,
+    in O(Tq x runs), where the mask has no bits."""
+    bad = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))
+    bad = bad.repeat_interleave(p.H // max(p.G, 1), 1) if p.G != p.H else bad
+    if p.reach.bits is not None:
+        return (p.reach.block() & bad.unsqueeze(-2)).any(-1).expand(p.B, p.H, p.Tq)
+    before = F.pad(bad.long().cumsum(-1), (1, 0))
+    runs = p.reach.lo.shape[-1]
+    lo, hi = (
+        before.gather(-1, edge.expand(p.B, p.H, p.Tq, runs).flatten(2))
+        for edge in (p.reach.lo, p.reach.hi)
+    )
+    return (hi > lo).unflatten(2, (p.Tq, runs)).any(-1)

@@ -1,0 +1,75 @@
+"""The same answer from tiles, in plain torch: never a matrix of the size queries x keys.
+
+For each tile of queries, the keys pass by tile by tile. Each tile gives a piece of softmax, and the
+pieces merge (`online.py`). Tiles the mask leaves empty are skipped. In training the scores of a
+tile of queries are computed again on the way back, so memory stays O(tile x Tk).
+Source: Dao, Fu, Ermon, Rudra & Ré 2022, "FlashAttention"; Rabe & Staats 2021.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from .. import online
+from ..problem import Inputs, Problem, repeat_heads
+from .engine import Answer, Engine
+
+TILE_QUERIES = 256
+TILE_KEYS = 512
+
+
+class Tiled(Engine):
+    name = "tiled"
+    caption = "tiles and a mergeable softmax, in plain torch"
+
+    def why_not(self, problem: Problem) -> list[str]:
+        return []
+
+    def run(self, problem: Problem, inputs: Inputs) -> Answer:
+        rows: list[tuple[Tensor, Tensor]] = []
+        for start in range(0, problem.Tq, TILE_QUERIES):
+            queries = slice(start, min(start + TILE_QUERIES, problem.Tq))
+            if problem.grad:
+                rows.append(checkpoint(_answer_rows, problem, inputs, queries, use_reentrant=False))
+            else:
+                rows.append(_answer_rows(problem, inputs, queries))
+        if not rows:
+            rows = [_answer_rows(problem, inputs, slice(0, 0))]
+        out, lse = (torch.cat(parts, 2) for parts in zip(*rows, strict=True))
+        return Answer(out, lse)
+
+
+def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> tuple[Tensor, Tensor]:
+    """The output and log-sum-exp of some queries, over all their keys."""
+    p = problem
+    q = inputs.q[:, :, queries].to(p.wide)
+
+    def piece(keys: slice) -> online.Rows:
+        k, v = (repeat_heads(x[:, :, keys].to(p.wide), p.H) for x in (inputs.k, inputs.v))
+        scores, keep = p.logits(q, k, queries, keys)
+        return online.begin(scores, v, keep, _drop(p, scores, queries, keys))
+
+    rows = piece(slice(0, 0))  # no key seen yet; joins the output to its inputs, for autograd
+    if p.sinks is not None:
+        rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
+    for start, some in zip(range(0, p.Tk, TILE_KEYS), _visited(p, queries), strict=True):
+        if some:
+            rows = online.merge(rows, piece(slice(start, min(start + TILE_KEYS, p.Tk))))
+    out, lse = online.finish(rows)
+    return out.to(p.dtype), lse
+
+
+def _visited(p: Problem, queries: slice) -> list[bool]:
+    """For each key tile: may any of these queries look at any of its keys?"""
+    if not p.masked:
+        return [True] * -(-p.Tk // TILE_KEYS)
+    return p.reach.tiles(queries, TILE_KEYS)[0].tolist()
+
+
+def _drop(p: Problem, scores: Tensor, queries: slice, keys: slice) -> Tensor | None:
+    if not p.dropout:
+        return None
+    if p.seed is None:
+        return F.dropout(torch.ones_like(scores), p.dropout)
+    return p.survivors(queries, keys)

@@ -1,0 +1,8 @@
+"""Plugs into Hugging Face transformers: ``attn_implementation="clearhead"``.
+
+transformers asks two functions by one name: one makes the mask, the other attends. `register` sets
+both.
+"""
+
+from .checkpoint import Checkpoint as Checkpoint
+from .register import NAME as NAME, register as register

@@ -1,0 +1,75 @@
+"""The attention function that transformers calls."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import attend
+from ..errors import BadValue
+from ..masks import Mask, causal, dense, everything
+from .masks import RuleTensor
+
+# What is passed along although it has been applied before: positions are in the queries and keys,
+# sliding windows are in the mask. Plain yes-or-no switches speak of the model, not of attention.
+_ALREADY_APPLIED = {"position_ids", "cache_position", "sliding_window"}
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    output_attentions: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What a model calls: query (B, H, Tq, D), key and value with their own G heads, not repeated.
+
+    Returns the output as (B, Tq, H, Dv), contiguous, and the weights (B, H, Tq, Tk) if the call
+    asked for `output_attentions`, else None. The weights never carry dropout, and asking for them
+    does not change the output. Raises `BadValue` for an argument whose meaning is not known here,
+    rather than ignoring it.
+    """
+    unknown = {
+        name
+        for name, value in others.items()
+        if not (value is None or isinstance(value, bool) or name in _ALREADY_APPLIED)
+    }
+    if unknown:
+        raise BadValue(
+            f"The model passed {', '.join(sorted(unknown))} to its attention function.",
+            "clearhead answers only what it understands in full.",
+            "load this model with another attn_implementation.",
+        )
+    bias = position_bias
+    mask: Mask = everything
+    if isinstance(attention_mask, RuleTensor):
+        mask = attention_mask.rule
+    elif attention_mask is not None and attention_mask.dtype == torch.bool:
+        mask = dense(keep=attention_mask)
+    elif attention_mask is not None:
+        bias = attention_mask if bias is None else bias + attention_mask
+    elif query.shape[2] > 1 and (
+        getattr(module, "is_causal", False) if is_causal is None else is_causal
+    ):
+        mask = causal
+    keywords: dict[str, Any] = {
+        "mask": mask,
+        "bias": bias,
+        "scale": scaling,
+        "softcap": softcap,
+        "sinks": s_aux if s_aux is None else s_aux.to(query.dtype),
+        "dropout": dropout if module.training else 0.0,
+    }
+    out = attend.attention(query, key, value, **keywords)
+    weights = None
+    if output_attentions:
+        weights = attend.matrix(query, key, **keywords).to_dense().to(query.dtype)
+    return out.transpose(1, 2).contiguous(), weights

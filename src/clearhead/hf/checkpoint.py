@@ -1,0 +1,96 @@
+"""A model from a folder on disk, and what its layers do with a text."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..attend import explain_problem, listening
+from ..errors import BadValue
+from ..problem import Inputs, Problem
+from ..trace import Trace
+from .register import NAME, register, transformers
+
+
+class Checkpoint:
+    """A model and its tokenizer from a folder on disk; nothing is fetched.
+
+    Raises `BadValue` if the folder is not there or does not hold a checkpoint with safetensors.
+    """
+
+    def __init__(self, folder: str | Path):
+        library = transformers()
+        self.folder = Path(folder)
+        if not (self.folder / "config.json").is_file():
+            raise BadValue(
+                f"{str(folder)!r} is not a checkpoint folder.",
+                "a Hugging Face checkpoint is a folder with config.json, model.safetensors and "
+                "tokenizer files.",
+                "check the path; a model on the hub must be downloaded first.",
+            )
+        register()
+        library.utils.logging.disable_progress_bar()
+        try:
+            self.tokenizer = library.AutoTokenizer.from_pretrained(
+                self.folder, local_files_only=True
+            )
+            self.model = library.AutoModel.from_pretrained(
+                self.folder,
+                attn_implementation=NAME,
+                local_files_only=True,
+                use_safetensors=True,
+            ).eval()
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise BadValue(
+                f"The checkpoint in {str(folder)!r} cannot be loaded: {error}",
+                "config, weights (safetensors) and tokenizer must fit together.",
+                "try transformers.AutoModel.from_pretrained on the folder to see more.",
+            ) from error
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens the model has positions for; None if it does not say."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def read(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
+        """The tokens of a text, and what the model is called with for it."""
+        encoded = self.tokenizer(text, return_tensors="pt")
+        ids = encoded["input_ids"]
+        if self.longest is not None and ids.shape[1] > self.longest:
+            raise BadValue(
+                f"The text has {ids.shape[1]} tokens.",
+                f"this model has positions for at most {self.longest} tokens.",
+                "pass a shorter text.",
+            )
+        tokens = [str(t) for t in self.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+        return tokens, {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
+
+    def run(self, given: dict[str, Tensor]) -> None:
+        """Run the model; of an encoder and decoder, the encoder. Whoever listens hears it."""
+        model = self.model
+        if getattr(model.config, "is_encoder_decoder", False):
+            model = model.get_encoder()
+        with torch.no_grad():
+            model(**given)
+
+    def explain(self, text: str, layer: int = 0) -> Trace:
+        """The `Trace` of one layer on a text.
+
+        Raises `BadValue` for a layer that the model does not have.
+        """
+        tokens, given = self.read(text)
+        asked: list[tuple[Problem, Inputs]] = []
+        with listening(lambda problem, inputs: asked.append((problem, inputs))):
+            self.run(given)
+        if not 0 <= layer < len(asked):
+            raise BadValue(
+                f"layer {layer} was asked for.",
+                f"this model has {len(asked)} layers that ask for attention, numbered from 0.",
+                f"pass a layer from 0 to {len(asked) - 1}."
+                if asked
+                else "use a model that goes through transformers' attention interface.",
+            )
+        trace = explain_problem(*asked[layer], tokens=tokens)
+        kind = getattr(self.model.config, "model_type", "model")
+        return replace(trace, about=f"{kind}, layer {layer}: {trace.about}")

@@ -1,0 +1,34 @@
+"""Both functions under one name, together: with only one, the mask would be lost without a word."""
+
+from typing import Any
+
+from ..errors import BadType
+from .attention import attention_forward
+from .masks import attention_mask
+
+NAME = "clearhead"
+
+
+def register() -> None:
+    """Make ``attn_implementation="clearhead"`` available to every transformers model.
+
+    Raises `BadType` if transformers is not installed.
+    """
+    library = transformers()
+    from transformers.masking_utils import AttentionMaskInterface
+
+    library.AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, attention_mask)
+
+
+def transformers() -> Any:
+    """The library, or an error that says how to install it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise BadType(
+            "transformers is not installed.",
+            "reading a Hugging Face checkpoint needs it.",
+            "pip install 'clearhead[hf]'",
+        ) from error
+    return transformers

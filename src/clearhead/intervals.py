@@ -1,0 +1,121 @@
+"""Which keys each query reaches: a few runs [lo, hi) per query, and bits where runs cannot say it.
+
+Every mask comes down to a `Reach`, and everything that computes with masks (tiles, engines,
+pictures, counts) reads a `Reach`; so kernels know runs and bits, not ten kinds of mask.
+
+`lo` and `hi` have shape (B or 1, H or 1, Tq or 1, R). The runs of a query are disjoint and sorted,
+and an unused one is empty at the far end, `lo = hi = Tk`; with that, the gaps between runs are
+again runs, and the three operations below are a few lines each.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """A query reaches a key if one of its runs holds it and `bits`, where there are any, agree."""
+
+    lo: Tensor
+    hi: Tensor
+    Tq: int
+    Tk: int
+    bits: Tensor | None = None
+
+    def __and__(self, other: "Reach") -> "Reach":
+        if self.bits is None or other.bits is None:
+            bits = other.bits if self.bits is None else self.bits
+        else:
+            bits = self.bits & other.bits
+        lo = torch.maximum(self.lo.unsqueeze(-1), other.lo.unsqueeze(-2)).flatten(-2)
+        hi = torch.minimum(self.hi.unsqueeze(-1), other.hi.unsqueeze(-2)).flatten(-2)
+        empty = lo >= hi
+        lo, order = lo.masked_fill(empty, self.Tk).sort(-1)
+        hi = hi.masked_fill(empty, self.Tk).gather(-1, order)
+        used = int((~empty).sum(-1).max()) if empty.numel() else 0
+        return Reach(lo[..., : max(used, 1)], hi[..., : max(used, 1)], self.Tq, self.Tk, bits)
+
+    def __invert__(self) -> "Reach":
+        if self.bits is not None:
+            return from_bits(~self.block(), self.Tq, self.Tk)
+        edge = torch.zeros_like(self.lo[..., :1])
+        return whole(self.Tq, self.Tk, self.lo.device) & Reach(
+            torch.cat([edge, self.hi], -1),
+            torch.cat([self.lo, edge + self.Tk], -1),
+            self.Tq,
+            self.Tk,
+        )
+
+    def __or__(self, other: "Reach") -> "Reach":
+        if self.bits is None and other.bits is None:
+            return ~(~self & ~other)
+        return from_bits(self.block() | other.block(), self.Tq, self.Tk)
+
+    def block(self, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:
+        """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look."""
+        lo, hi = self.rows(queries)
+        k = torch.arange(self.Tk, device=lo.device)[keys]
+        keep = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)
+        if self.bits is not None:
+            keep = keep & _cut(_cut(self.bits, -2, queries), -1, keys)
+        rows = len(range(*queries.indices(self.Tq)))
+        return keep.expand(*keep.shape[:2], rows, k.numel())
+
+    def rows(self, queries: slice) -> tuple[Tensor, Tensor]:
+        return _cut(self.lo, -2, queries), _cut(self.hi, -2, queries)
+
+    def tiles(self, queries: slice, width: int) -> tuple[Tensor, Tensor]:
+        """For each key tile of `width`, beside these queries: (any pair allowed, all allowed).
+
+        Exact, in O(queries x tiles x runs); nothing of the size queries x keys is formed unless
+        the mask itself holds bits of that size.
+        """
+        starts = torch.arange(0, self.Tk, width, device=self.lo.device)
+        ends = (starts + width).clamp(max=self.Tk)
+        if self.bits is not None:
+            keep = self.block(queries).flatten(0, 2)
+            beyond = (0, len(starts) * width - self.Tk)  # the last tile may stand out past Tk
+            some = F.pad(keep.any(0), beyond, value=False).reshape(len(starts), width)
+            full = F.pad(keep.all(0), beyond, value=True).reshape(len(starts), width)
+            return some.any(-1), full.all(-1)
+        lo, hi = self.rows(queries)
+        overlap = torch.minimum(hi.unsqueeze(-1), ends) - torch.maximum(lo.unsqueeze(-1), starts)
+        seen = overlap.clamp(min=0).sum(-2).flatten(0, -2)
+        return (seen > 0).any(0), (seen == ends - starts).all(0)
+
+    def pairs(self) -> Tensor:
+        """How many keys each query reaches, (B|1, H|1, Tq)."""
+        if self.bits is not None:
+            return self.block().sum(-1)
+        count = (self.hi - self.lo).clamp(min=0).sum(-1)
+        return count.expand(*count.shape[:2], self.Tq)
+
+
+def whole(Tq: int, Tk: int, device: torch.device | None = None) -> Reach:
+    """Every query reaches every key."""
+    lo = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
+    return Reach(lo, lo + Tk, Tq, Tk)
+
+
+def from_bounds(lo: Tensor, hi: Tensor, Tq: int, Tk: int) -> Reach:
+    """One run per query, given with any bounds: cut to [0, Tk), empty if they cross."""
+    lo, hi = lo.clamp(0, Tk), hi.clamp(0, Tk)
+    empty = lo >= hi
+    lo, hi = (x.masked_fill(empty, Tk).unsqueeze(-1) for x in (lo, hi))
+    return Reach(lo, hi, Tq, Tk)
+
+
+def from_bits(bits: Tensor, Tq: int, Tk: int) -> Reach:
+    """A mask no few runs can say: (B|1, H|1, Tq|1, Tk|1) booleans."""
+    all_keys = whole(Tq, Tk, bits.device)
+    return Reach(all_keys.lo, all_keys.hi, Tq, Tk, bits)
+
+
+def _cut(x: Tensor, dim: int, part: slice) -> Tensor:
+    """Slice a dimension, unless it has size 1 and stands for all."""
+    if x.shape[dim] == 1:
+        return x
+    return x[..., part, :] if dim == -2 else x[..., part]

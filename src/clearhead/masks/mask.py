@@ -1,0 +1,336 @@
+"""What a mask is, and how masks compose.
+
+Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue
+from ..intervals import Reach
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many queries and keys a mask is asked about, in how many batches and heads."""
+
+    Tq: int
+    Tk: int
+    B: int = 1
+    H: int = 1
+
+
+class Mask(ABC):
+    """A rule that says which query may look at which key."""
+
+    @property
+    @abstractmethod
+    def formula(self) -> str:
+        """The rule in a line, in the letters q (query position) and k (key position)."""
+
+    @abstractmethod
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The rule cell by cell: index tensors in (they broadcast), booleans out."""
+
+    @abstractmethod
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        """The rule as runs of keys per query, plus bits where runs cannot say it."""
+
+    @abstractmethod
+    def check(self, grid: Grid) -> None:
+        """Raise `BadValue` if the rule has no meaning for these sizes."""
+
+    @abstractmethod
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        """The clause that decides this cell, for a reader."""
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes that the rule itself fixes, of "B", "H", "Tq", "Tk"."""
+        return {}
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return And(self, _mask(other, "&"))
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return Or(self, _mask(other, "|"))
+
+    def __invert__(self) -> "Mask":
+        return self.mask if isinstance(self, Not) else Not(self)
+
+    def __bool__(self) -> bool:
+        raise BadType(
+            f"{self!r} was used as a truth value, for example with `and`, `or` or `not`.",
+            "masks compose cell by cell.",
+            "write `a & b`, `a | b` or `~a`.",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __str__(self) -> str:
+        grid = self._grid(None, None, None, None, default=8)
+        return f"{self!r}: {self.formula}\n{self.picture(grid.Tq, grid.Tk)}"
+
+    def why(
+        self,
+        q: int,
+        k: int,
+        *,
+        Tq: int | None = None,
+        Tk: int | None = None,
+        b: int = 0,
+        h: int = 0,
+    ) -> str:
+        """Why query `q` may or may not look at key `k`: the answer and the rule that gave it.
+
+        `Tq` and `Tk` are needed only by rules that count from the end; None means "as large as the
+        pair asks, or as the rule itself fixes". Raises `BadValue` for a pair outside the sizes.
+        """
+        grid = self._grid(Tq, Tk, None, None, default=max(q, k, 0) + 1, at_least=(b, h))
+        for name, index, size in (
+            ("query", q, grid.Tq),
+            ("key", k, grid.Tk),
+            ("batch", b, grid.B),
+            ("head", h, grid.H),
+        ):
+            if not 0 <= index < size:
+                raise BadValue(
+                    f"why was asked about {name} {index}, and there are {size}.",
+                    "positions count from 0 and stay below the size.",
+                    f"ask for a {name} from 0 to {size - 1}, or pass larger sizes Tq= and Tk=.",
+                )
+        may = bool(self.keep(grid, *(torch.tensor(i) for i in (b, h, q, k))))
+        verb = "may look" if may else "may not look"
+        return f"query {q} {verb} at key {k}: {self.reason(grid, b, h, q, k)}"
+
+    def to_bool(
+        self,
+        Tq: int | None = None,
+        Tk: int | None = None,
+        *,
+        B: int | None = None,
+        H: int | None = None,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """The mask written out, True = may look: (Tq, Tk), or (B, H or 1, Tq, Tk) if it differs
+        between batches or heads. `Tk=None` means as many keys as queries, `Tq=None` the size that
+        the rule itself fixes.
+        """
+        grid = self._grid(Tq, Tk, B, H)
+        keep = self.reach(grid, device).block()
+        return keep[0, 0] if keep.shape[:2] == (1, 1) else keep
+
+    def to_additive(
+        self,
+        Tq: int | None = None,
+        Tk: int | None = None,
+        *,
+        B: int | None = None,
+        H: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """The mask as something to add to scores: 0 where allowed, -inf where not. Sizes as in
+        `to_bool`."""
+        keep = self.to_bool(Tq, Tk, B=B, H=H, device=device)
+        return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(
+            ~keep, float("-inf")
+        )
+
+    def to_flex(
+        self,
+        Tq: int | None = None,
+        Tk: int | None = None,
+        *,
+        B: int | None = None,
+        H: int | None = None,
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The mask as a `mask_mod(b, h, q, k)` for torch's FlexAttention. Sizes as in `to_bool`."""
+        grid = self._grid(Tq, Tk, B, H)
+
+        def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return self.keep(grid, b, h, q, k)
+
+        return mask_mod
+
+    def tile(
+        self,
+        q: range,
+        k: range,
+        *,
+        Tq: int | None = None,
+        Tk: int | None = None,
+        B: int | None = None,
+        H: int | None = None,
+    ) -> str:
+        """ "empty", "full" or "partial": what the rule leaves of a block of queries and keys."""
+        grid = self._grid(Tq, Tk, B, H, default=max(q.stop, k.stop))
+        keep = self.reach(grid).block(slice(q.start, q.stop), slice(k.start, k.stop))
+        return "full" if keep.all() else "partial" if keep.any() else "empty"
+
+    def picture(self, Tq: int | None = None, Tk: int | None = None) -> str:
+        """Rows are queries, columns keys: ■ may look, · may not, ▒ some may in that block."""
+        grid = self._grid(Tq, Tk, None, None, default=8)
+        reach = self.reach(grid)
+        step = max(1, -(-max(grid.Tq, grid.Tk) // 32))
+        rows = []
+        for start in range(0, grid.Tq, step):
+            some, full = reach.tiles(slice(start, start + step), step)
+            marks = ("■" if f else "▒" if s else "·" for s, f in zip(some, full, strict=True))
+            rows.append(" ".join(marks))
+        return "\n".join(rows)
+
+    def _grid(
+        self,
+        Tq: int | None,
+        Tk: int | None,
+        B: int | None,
+        H: int | None,
+        default: int | None = None,
+        at_least: tuple[int, int] = (0, 0),
+    ) -> Grid:
+        known = self.sizes()
+        Tq = known.get("Tq", default) if Tq is None else Tq
+        if Tk is None:
+            Tk = known.get("Tk", Tq if Tq is not None else default)
+        Tq = Tk if Tq is None else Tq
+        if Tq is None or Tk is None:
+            raise BadValue(
+                f"{self!r} does not know how many queries and keys there are.",
+                "a rule over positions has no size of its own.",
+                "pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).",
+            )
+        B = known.get("B", at_least[0] + 1) if B is None else B
+        H = known.get("H", at_least[1] + 1) if H is None else H
+        grid = Grid(int(Tq), int(Tk), int(B), int(H))
+        if min(grid.Tq, grid.Tk, grid.B, grid.H) < 0:
+            raise BadValue(
+                f"{self!r} was asked about {grid}.",
+                "sizes are 0 or more.",
+                "pass how many queries, keys, batches and heads there are.",
+            )
+        self.check(grid)
+        return grid
+
+
+# ------------------------------------------------------------------------------------ composition
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Pair(Mask):
+    left: Mask
+    right: Mask
+
+    def sizes(self) -> dict[str, int]:
+        return {**self.left.sizes(), **self.right.sizes()}
+
+    def check(self, grid: Grid) -> None:
+        self.left.check(grid)
+        self.right.check(grid)
+
+
+class And(_Pair):
+    """Both rules allow it."""
+
+    def __repr__(self) -> str:
+        return f"{_side(self.left, And)} & {_side(self.right, ())}"
+
+    @property
+    def formula(self) -> str:
+        return f"({self.left.formula}) and ({self.right.formula})"
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.left.keep(grid, b, h, q, k) & self.right.keep(grid, b, h, q, k)
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        return self.left.reach(grid, device) & self.right.reach(grid, device)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        cell = [torch.tensor(i) for i in (b, h, q, k)]
+        both = (self.left, self.right)
+        against = [m for m in both if not m.keep(grid, *cell)]
+        return "; ".join(m.reason(grid, b, h, q, k) for m in against or both)
+
+
+class Or(_Pair):
+    """Either rule allows it."""
+
+    def __repr__(self) -> str:
+        return f"{_side(self.left, (And, Or))} | {_side(self.right, And)}"
+
+    @property
+    def formula(self) -> str:
+        return f"({self.left.formula}) or ({self.right.formula})"
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.left.keep(grid, b, h, q, k) | self.right.keep(grid, b, h, q, k)
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        return self.left.reach(grid, device) | self.right.reach(grid, device)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        cell = [torch.tensor(i) for i in (b, h, q, k)]
+        both = (self.left, self.right)
+        allow = [m for m in both if m.keep(grid, *cell)]
+        return "; ".join(m.reason(grid, b, h, q, k) for m in allow or both)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Mask):
+    """The rule forbids it."""
+
+    mask: Mask
+
+    def __repr__(self) -> str:
+        return f"~{_side(self.mask, ())}"
+
+    @property
+    def formula(self) -> str:
+        return f"not ({self.mask.formula})"
+
+    def sizes(self) -> dict[str, int]:
+        return self.mask.sizes()
+
+    def check(self, grid: Grid) -> None:
+        self.mask.check(grid)
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return ~self.mask.keep(grid, b, h, q, k)
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        return ~self.mask.reach(grid, device)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        return f"the opposite of: {self.mask.reason(grid, b, h, q, k)}"
+
+
+def _mask(other: object, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise BadType(
+        f"A mask was composed by {sign} with {type(other).__name__}.",
+        "masks compose with masks.",
+        "wrap a boolean tensor first: dense(keep=tensor) if True means may look, "
+        "dense(drop=tensor) if it means must not.",
+    )
+
+
+def _side(mask: Mask, plain: type | tuple[type, ...]) -> str:
+    """A part of a composition; in brackets if it is one itself, unless its kind is `plain`."""
+    bare = not isinstance(mask, _Pair) or isinstance(mask, plain)
+    return repr(mask) if bare else f"({mask!r})"
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and bool((a == b.to(a.device)).all())
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b

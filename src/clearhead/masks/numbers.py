@@ -1,0 +1,165 @@
+"""The numbers rules are made of: how many, which document, where query 0 stands. Each is checked
+when the rule is made, and against the sizes when it is asked about."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue
+
+if TYPE_CHECKING:
+    from .mask import Grid
+
+Ints: TypeAlias = "int | Iterable[int] | Tensor"
+Align: TypeAlias = "str | int | Iterable[int] | Tensor | None"
+
+
+def text(value: object) -> str:
+    if isinstance(value, Tensor):
+        value = value[0].tolist() if value.dim() == 2 and value.shape[0] == 1 else value.tolist()
+    return repr(value)
+
+
+def letter(value: object, name: str) -> str:
+    return str(value) if isinstance(value, int) else f"{name}[b]"
+
+
+def tensor(value: object) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value
+
+
+def whole(value: object, rule: str, name: str) -> Tensor:
+    numbers, given = None, f"={value!r}"
+    try:
+        numbers = torch.as_tensor(tuple(value) if isinstance(value, Iterator) else value)
+        given = f" with dtype {numbers.dtype}"
+    except (TypeError, ValueError, RuntimeError):
+        pass  # there are no numbers in it; the rule below says what was wanted
+    empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
+    if (
+        numbers is None
+        or numbers.dtype == torch.bool
+        or (numbers.is_floating_point() and not empty)
+    ):
+        raise BadType(
+            f"{rule} got {name}{given}.",
+            f"{name} counts positions or names documents, in whole numbers.",
+            "pass integers.",
+        )
+    return numbers.long()
+
+
+def counts(value: object, rule: str, name: str) -> "int | Tensor":
+    """How many: an int, or (B,) ints, none negative."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        numbers = torch.tensor([value])
+    else:
+        numbers = whole(value, rule, name)
+        if numbers.dim() == 0:
+            return counts(int(numbers), rule, name)
+        if numbers.dim() != 1:
+            raise BadValue(
+                f"{rule} got {name} of shape {tuple(numbers.shape)}.",
+                f"{name} is one number, or one per batch, (B,).",
+                "flatten it to one dimension.",
+            )
+    if (numbers < 0).any():
+        raise BadValue(
+            f"{rule} got {name}={int(numbers.min())}.",
+            f"{name} says how many, so it is 0 or more.",
+            "pass a number that is not negative.",
+        )
+    return value if isinstance(value, int) else numbers
+
+
+def ids(value: object, name: str) -> Tensor:
+    ids = whole(value, "documents", name)
+    if ids.dim() not in (1, 2):
+        raise BadValue(
+            f"documents got {name} of shape {tuple(ids.shape)}.",
+            "each position belongs to one document: (T,), or (B, T).",
+            "give one id per position.",
+        )
+    return ids if ids.dim() == 2 else ids.unsqueeze(0)
+
+
+def align(value: object) -> "str | int | Tensor | None":
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str):
+        if value in ("start", "end"):
+            return value
+        raise BadValue(
+            f"align={value!r} is not a corner.",
+            "align is 'start' (query 0 stands at key 0), 'end' (the last query stands at the last "
+            "key), or the position of query 0.",
+            "pass align='start', align='end' or a whole number.",
+        )
+    numbers = whole(value, "a rule", "align")
+    return int(numbers) if numbers.dim() == 0 else numbers.reshape(-1)
+
+
+def offset(align: object, grid: "Grid", b: Tensor) -> "int | Tensor":
+    """Where query 0 stands among the keys."""
+    if align is None or align == "start":
+        return 0
+    if isinstance(align, Tensor):
+        return pick(align, b)
+    return grid.Tk - grid.Tq if align == "end" else int(align)  # type: ignore[call-overload]
+
+
+def offset_text(align: object) -> str:
+    if align is None or align == "start" or (isinstance(align, int) and align == 0):
+        return ""
+    if isinstance(align, int):
+        return f" + {align}" if align > 0 else f" - {-align}"
+    return " + Tk - Tq" if align == "end" else " + start[b]"
+
+
+def positions(align: object, grid: "Grid", device: torch.device | None) -> Tensor:
+    """The position of each query among the keys, (B|1, 1, Tq)."""
+    q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
+    if isinstance(align, Tensor):
+        return q + align.to(device).reshape(-1, 1, 1)
+    return q + offset(align, grid, q)
+
+
+def pick(value: object, b: Tensor) -> "int | Tensor":
+    """The number that holds for batch `b`."""
+    if not isinstance(value, Tensor):
+        return int(value)  # type: ignore[call-overload]
+    return value.to(b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
+
+
+def column(value: object, device: torch.device | None) -> Tensor:
+    """The same as (B|1, 1, 1)."""
+    numbers = value if isinstance(value, Tensor) else torch.tensor([value])
+    return numbers.to(device).reshape(-1, 1, 1)
+
+
+def batch(value: object) -> dict[str, int]:
+    many = isinstance(value, Tensor) and value.shape[0] > 1
+    return {"B": value.shape[0]} if many else {}  # type: ignore[attr-defined]
+
+
+def check_batch(rule: object, value: object, grid: "Grid") -> None:
+    if isinstance(value, Tensor) and value.shape[0] not in (1, grid.B):
+        raise BadValue(
+            f"{rule!r} speaks of {value.shape[0]} batches, and there are B={grid.B}.",
+            "a number per batch comes once for each batch.",
+            f"pass one number, or {grid.B} of them.",
+        )
+
+
+def check_corner(rule: object, align: object, grid: "Grid", call: str) -> None:
+    if align is None and grid.Tq != grid.Tk:
+        raise BadValue(
+            f"{rule!r} was asked about Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
+            "when the numbers differ, the corner must be named: where do the queries stand?",
+            f"{call.format(repr('end'))} if the last query sees the last key (a cache), "
+            f"{call.format(repr('start'))} if the first query stands at the first key "
+            "(torch's is_causal).",
+        )

@@ -1,0 +1,273 @@
+"""Rules over positions: causal, window, prefix, lengths. Each query reaches one run of keys."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import intervals
+from ..errors import BadType, BadValue
+from ..intervals import Reach
+from .mask import Grid, Mask
+from .numbers import (
+    Align,
+    Ints,
+    align,
+    batch,
+    check_batch,
+    check_corner,
+    column,
+    counts,
+    letter,
+    offset,
+    offset_text,
+    pick,
+    positions,
+    text,
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Everything(Mask):
+    """Every query may look at every key."""
+
+    formula = "every query may look at every key"
+
+    def __repr__(self) -> str:
+        return "everything"
+
+    def check(self, grid: Grid) -> None:
+        pass
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= 0) & (k >= 0)
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        return intervals.whole(grid.Tq, grid.Tk, device)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        return "everything: nothing is masked"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Causal(Mask):
+    """A query may look at its own position and at those before it: k <= q + offset.
+
+    `align` says where query 0 stands among the keys: ``"start"`` at key 0 (torch's `is_causal`),
+    ``"end"`` so that the last query stands at the last key (a cache), or the position itself, one
+    number or one per batch (B,). None leaves it open, which is an error unless Tq = Tk.
+    """
+
+    align: Align = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "align", align(self.align))
+
+    def __repr__(self) -> str:
+        return "causal" if self.align is None else f"Causal(align={text(self.align)})"
+
+    @property
+    def formula(self) -> str:
+        return f"k <= q{offset_text(self.align)}"
+
+    def sizes(self) -> dict[str, int]:
+        return batch(self.align)
+
+    def check(self, grid: Grid) -> None:
+        check_batch(self, self.align, grid)
+        check_corner(self, self.align, grid, "Causal(align={})")
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return k <= q + offset(self.align, grid, b)
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        q = positions(self.align, grid, device)
+        return intervals.from_bounds(torch.zeros_like(q), q + 1, grid.Tq, grid.Tk)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        place = q + int(offset(self.align, grid, torch.tensor(b)))
+        side = "after" if k > place else "at or before"
+        return f"{self!r}: key position {k} stands {side} query position {place}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class window(Mask):
+    """A query may look `before` positions back and `after` positions ahead, both inclusive.
+
+    ``window(before=0, after=0)`` sees only itself; None leaves that side open. `align` as in
+    `Causal`.
+    """
+
+    before: int | None = None
+    after: int | None = None
+    align: Align = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "align", align(self.align))
+        for name in ("before", "after"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise BadType(
+                    f"window got {name}={value!r}.",
+                    "a window is a distance in whole positions, or None for no limit.",
+                    f"pass a whole number, for example {name}=127.",
+                )
+            if value is not None and value < 0:
+                raise BadValue(
+                    f"window got {name}={value}.",
+                    "a window is a distance, 0 or more; 0 means the position itself.",
+                    "shift the window with align=, or compose two windows with & and ~.",
+                )
+
+    def __repr__(self) -> str:
+        align = "" if self.align is None else f", align={text(self.align)}"
+        return f"window(before={self.before}, after={self.after}{align})"
+
+    @property
+    def formula(self) -> str:
+        q = f"q{offset_text(self.align)}"
+        low = "" if self.before is None else f"{q} - {self.before} <= "
+        high = "" if self.after is None else f" <= {q} + {self.after}"
+        return f"{low}k{high}" if low or high else Everything.formula
+
+    def sizes(self) -> dict[str, int]:
+        return batch(self.align)
+
+    def check(self, grid: Grid) -> None:
+        check_batch(self, self.align, grid)
+        if self.before is not None or self.after is not None:
+            check_corner(self, self.align, grid, repr(self)[:-1] + ", align={})")
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        place = q + offset(self.align, grid, b)
+        inside = (q >= 0) & (k >= 0)
+        if self.before is not None:
+            inside = inside & (k >= place - self.before)
+        if self.after is not None:
+            inside = inside & (k <= place + self.after)
+        return inside
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        q = positions(self.align, grid, device)
+        lo = torch.zeros_like(q) if self.before is None else q - self.before
+        hi = torch.full_like(q, grid.Tk) if self.after is None else q + self.after + 1
+        return intervals.from_bounds(lo, hi, grid.Tq, grid.Tk)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        distance = k - q - int(offset(self.align, grid, torch.tensor(b)))
+        where = "at the query itself"
+        if distance:
+            where = f"{abs(distance)} {'ahead of' if distance > 0 else 'behind'} the query"
+        return f"{self!r}: key {k} stands {where}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class prefix(Mask):
+    """Everyone may look at the first `n` keys: k < n. `n` is one number or one per batch (B,).
+
+    ``causal | prefix(n)`` is the mask of a prefix language model.
+    """
+
+    n: Ints
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", counts(self.n, "prefix", "n"))
+
+    def __repr__(self) -> str:
+        return f"prefix({text(self.n)})"
+
+    @property
+    def formula(self) -> str:
+        return f"k < {letter(self.n, 'n')}"
+
+    def sizes(self) -> dict[str, int]:
+        return batch(self.n)
+
+    def check(self, grid: Grid) -> None:
+        check_batch(self, self.n, grid)
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k < pick(self.n, b)) & (q >= 0)
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        hi = column(self.n, device)
+        return intervals.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        n = int(pick(self.n, torch.tensor(b)))
+        return f"{self!r}: key {k} is {'within' if k < n else 'beyond'} the first {n}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class lengths(Mask):
+    """Padding at the end: only the first `keys` keys and the first `queries` queries take part.
+
+    Each is one number or one per batch (B,); None means all of them. A query beyond its length
+    sees nothing, and its output is 0.
+    """
+
+    keys: "Ints | None" = None
+    queries: "Ints | None" = None
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "queries"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, counts(getattr(self, name), "lengths", name))
+        if self.keys is None and self.queries is None:
+            raise BadValue(
+                "lengths got neither keys= nor queries=.",
+                "lengths says how many keys, queries or both are real and not padding.",
+                "pass keys=, queries= or both; use `everything` to mask nothing.",
+            )
+
+    def __repr__(self) -> str:
+        given = [
+            f"{name}={text(getattr(self, name))}"
+            for name in ("keys", "queries")
+            if getattr(self, name) is not None
+        ]
+        return f"lengths({', '.join(given)})"
+
+    @property
+    def formula(self) -> str:
+        parts = []
+        if self.keys is not None:
+            parts.append(f"k < {letter(self.keys, 'keys')}")
+        if self.queries is not None:
+            parts.append(f"q < {letter(self.queries, 'queries')}")
+        return " and ".join(parts)
+
+    def sizes(self) -> dict[str, int]:
+        return {**batch(self.keys), **batch(self.queries)}
+
+    def check(self, grid: Grid) -> None:
+        for value in (self.keys, self.queries):
+            check_batch(self, value, grid)
+
+    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        keep = (q >= 0) & (k >= 0)
+        if self.keys is not None:
+            keep = keep & (k < pick(self.keys, b))
+        if self.queries is not None:
+            keep = keep & (q < pick(self.queries, b))
+        return keep
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
+        hi = torch.full_like(q, grid.Tk) if self.keys is None else column(self.keys, device)
+        hi = hi.expand(-1, -1, grid.Tq)
+        if self.queries is not None:
+            hi = torch.where(q < column(self.queries, device), hi, 0)
+        return intervals.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        says = []
+        for name, value, index in (("key", self.keys, k), ("query", self.queries, q)):
+            if value is not None:
+                n = int(pick(value, torch.tensor(b)))
+                says.append(f"{name} {index} is {'one of' if index < n else 'beyond'} the {n} real")
+        return f"{self!r}: {', '.join(says)}"
+
+
+everything = Everything()
+causal = Causal()

@@ -1,0 +1,230 @@
+"""The attention matrix as a thing to ask, not to hold: exact rows, columns, blocks and products.
+
+A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
+these two are kept, O(Tq); everything else is computed when asked for.
+"""
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import online
+from .errors import BadType, BadValue
+from .problem import Inputs, Problem, repeat_heads
+from .products import weigh
+
+STRIP_CELLS = 2**23
+MOST_CELLS = 2**27
+ALL = slice(None)
+
+
+class Matrix:
+    """The weights softmax(...) of one question, (B, H, Tq, Tk), computed on demand.
+
+    Weights never carry dropout. Every result has the leading dimensions the question had, is in
+    fp32 or wider, and carries gradients where the question does.
+    """
+
+    def __init__(self, problem: Problem, inputs: Inputs):
+        self._problem, self._inputs = problem, inputs
+        self._kept: online.Rows | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, Tq, Tk), without the leading dimensions that the question did not have."""
+        p = self._problem
+        return (p.B, p.H, p.Tq, p.Tk)[4 - p.rank :]
+
+    @property
+    def lse(self) -> Tensor:
+        """The natural log-sum-exp of each query's scores, (B, H, Tq); -inf if it sees nothing."""
+        _, lse = online.finish(self._sums(slice(0, self._problem.Tq)))
+        return lse.reshape(self.shape[:-1])
+
+    def rows(self, queries: int | slice | Sequence[int]) -> Tensor:
+        """The exact weights of some queries, (B, H, n, Tk)."""
+        return self._weights(queries, ALL)
+
+    def cols(self, keys: int | slice | Sequence[int]) -> Tensor:
+        """The exact weights that some keys receive, (B, H, Tq, n)."""
+        return self._weights(ALL, keys)
+
+    def block(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """The exact weights of some queries on some keys, (B, H, q, k)."""
+        return self._weights(queries, keys)
+
+    def to_dense(self, most: int = MOST_CELLS) -> Tensor:
+        """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
+        p = self._problem
+        cells = p.B * p.H * p.Tq * p.Tk
+        if cells > most:
+            raise BadValue(
+                f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",
+                f"to_dense writes at most {most:,} cells unless it is told more.",
+                f"ask for rows, cols, a block or a product, or say to_dense(most={cells}).",
+            )
+        return self._weights(ALL, ALL)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """A @ x for x of shape (B, G or H, Tk, n): what the weights make of other values."""
+        p = self._problem
+        x = self._operand(x, p.Tk, "keys", "A @ x")
+        parts = []
+        for strip in self._strips(slice(0, p.Tq)):
+            weights, keep = self._block(strip, slice(0, p.Tk))
+            parts.append(weigh(weights, x, keep))
+        return p.shape_back(torch.cat(parts, 2))
+
+    @property
+    def T(self) -> "Transposed":
+        """The transpose: `A.T @ x` sums, for each key, over the queries that look at it."""
+        return Transposed(self)
+
+    def _transposed_matmul(self, x: Tensor) -> Tensor:
+        p = self._problem
+        x = self._operand(x, p.Tq, "queries", "A.T @ x")
+        total = x.new_zeros(p.B, p.H, p.Tk, x.shape[-1])
+        for strip in self._strips(slice(0, p.Tq)):
+            weights, keep = self._block(strip, slice(0, p.Tk))
+            looked_at = None if keep is None else keep.transpose(-1, -2)
+            total = total + weigh(weights.transpose(-1, -2), x[:, :, strip], looked_at)
+        return p.shape_back(total)
+
+    def __repr__(self) -> str:
+        return f"attention matrix {' x '.join(map(str, self.shape))} of {self._problem.describe()}"
+
+    # ------------------------------------------------------------------------------- inside
+
+    def _weights(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """Some queries on some keys, in the order asked for, run by run."""
+        p = self._problem
+        columns = _runs(keys, p.Tk, "key")
+        rows = [
+            torch.cat([self._block(run, column)[0] for column in columns], 3)
+            for run in _runs(queries, p.Tq, "query")
+        ]
+        return p.shape_back(torch.cat(rows, 2))
+
+    def _block(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        """exp(score - max) / sum, 0 where a query sees nothing; and who may look."""
+        scores, keep = self._logits(queries, keys)
+        whole = keys == slice(0, self._problem.Tk)
+        top, total, _ = self._sums_of(scores) if whole else self._sums(queries)
+        exps = torch.exp(scores - online.anchor(top).unsqueeze(-1))
+        return exps / total.masked_fill(total == 0, 1.0).unsqueeze(-1), keep
+
+    def _sums(self, queries: slice) -> online.Rows:
+        """The maximum and the sum of some queries over all keys.
+
+        Kept once all queries were asked for; but not where gradients flow, because a graph can be
+        walked back only once.
+        """
+        p = self._problem
+        learns = p.grad and torch.is_grad_enabled()
+        if self._kept is None or learns:
+            keys = slice(0, p.Tk)
+            parts = [self._sums_of(self._logits(s, keys)[0]) for s in self._strips(queries)]
+            sums = online.Rows(*(torch.cat(x, 2) for x in zip(*parts, strict=True)))
+            if queries == slice(0, p.Tq) and not learns:
+                self._kept = sums
+            return sums
+        return online.Rows(*(x[:, :, queries] for x in self._kept))
+
+    def _sums_of(self, scores: Tensor) -> online.Rows:
+        """The same from the scores of whole rows; the weighted sum is left out (no values)."""
+        p = self._problem
+        rows = online.begin(scores, scores.new_zeros(p.B, p.H, scores.shape[-1], 0), keep=None)
+        if p.sinks is None:
+            return rows
+        return online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
+
+    def _strips(self, queries: slice) -> Iterator[slice]:
+        """The queries in strips whose rows over all keys hold at most about `STRIP_CELLS` cells."""
+        p = self._problem
+        size = max(1, STRIP_CELLS // max(1, p.B * p.H * p.Tk))
+        if queries.start == queries.stop:
+            yield queries
+        for start in range(queries.start, queries.stop, size):
+            yield slice(start, min(start + size, queries.stop))
+
+    def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        p = self._problem
+        q = self._inputs.q[:, :, queries].to(p.wide)
+        k = repeat_heads(self._inputs.k[:, :, keys].to(p.wide), p.H)
+        return p.logits(q, k, queries, keys)
+
+    def _operand(self, x: Tensor, length: int, what: str, call: str) -> Tensor:
+        p = self._problem
+        four = (1,) * (4 - x.dim()) + tuple(x.shape)
+        fits = x.dim() == p.rank and four[0] in (1, p.B) and four[1] in (1, p.G, p.H)
+        if not fits or four[2] != length:
+            raise BadValue(
+                f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
+                f"x has as many dimensions as the question and one row for each of the {length} "
+                f"{what}.",
+                f"pass x with second-to-last size {length}.",
+            )
+        return repeat_heads(x.reshape(four).to(p.wide), p.H).expand(p.B, -1, -1, -1)
+
+
+class Transposed:
+    """`A.T`, for `A.T @ x` with x of shape (B, H, Tq, n): what each key receives."""
+
+    def __init__(self, matrix: Matrix):
+        self._matrix = matrix
+
+    @property
+    def T(self) -> Matrix:
+        return self._matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, Tq, Tk = self._matrix.shape
+        return (*lead, Tk, Tq)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self._matrix._transposed_matmul(x)
+
+
+def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
+    """The positions asked for, as runs of consecutive ones, in the order asked for."""
+    runs: list[slice] = []
+    for i in _places(which, size, name):
+        if runs and runs[-1].stop == i:
+            runs[-1] = slice(runs[-1].start, i + 1)
+        else:
+            runs.append(slice(i, i + 1))
+    return runs or [slice(0, 0)]
+
+
+def _places(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
+    if isinstance(which, slice):
+        return range(*which.indices(size))
+    given: Iterable[Any] = which if isinstance(which, Iterable) else [which]
+    places = []
+    for i in given:
+        try:
+            place = operator.index(i)
+        except TypeError:
+            place = None
+        if place is None or isinstance(i, bool):
+            raise BadType(
+                f"{name} {i!r} was asked for.",
+                "positions are whole numbers.",
+                "pass an int, a slice or a list of ints.",
+            )
+        if not -size <= place < size:
+            raise BadValue(
+                f"{name} {place} was asked for, and there are {size}.",
+                "positions count from 0 and stay below the size; -1 is the last.",
+                f"ask for a {name} from {-size} to {size - 1}.",
+            )
+        places.append(place % size)
+    return places

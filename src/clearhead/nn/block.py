@@ -1,0 +1,129 @@
+"""Attention and a feed-forward network, each on a branch beside the stream.
+
+Letters: B batch, T tokens, d model size.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import BadValue
+from ..masks import Mask
+from .cache import KVCache
+from .checks import probability, sequence, whole
+from .embed import RotaryPositions
+from .multihead import MultiHeadAttention
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """Each token on its own: ``dropout(activation(x W_1 + b_1)) W_2 + b_2``.
+
+    x is (B, T, d) or (T, d). `hidden` is the size between; None means 4 d. `activation` is "gelu"
+    (the exact one), "relu" or "silu". Dropout acts in training mode only.
+
+    Raises `BadValue` for an unknown activation, a dropout outside [0, 1], another width.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.3 (with relu).
+    """
+
+    def __init__(
+        self,
+        d: int,
+        hidden: int | None = None,
+        activation: Literal["gelu", "relu", "silu"] = "gelu",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.d = whole("FeedForward", "d", d)
+        self.hidden = whole("FeedForward", "hidden", 4 * d if hidden is None else hidden)
+        if activation not in _ACTIVATIONS:
+            raise BadValue(
+                f"FeedForward got activation={activation!r}.",
+                f"an activation is one of {', '.join(map(repr, _ACTIVATIONS))}.",
+                "pass one of these.",
+            )
+        self.activation = activation
+        self.W_1 = nn.Linear(d, self.hidden)
+        self.W_2 = nn.Linear(self.hidden, d)
+        self.dropout = nn.Dropout(probability("FeedForward", dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, d) or (T, d) -> the same shape."""
+        x = sequence("FeedForward", "x", x, self.d)
+        return self.W_2(self.dropout(_ACTIVATIONS[self.activation](self.W_1(x))))
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"
+
+
+class TransformerBlock(nn.Module):
+    """One layer of a transformer: x is (B, T, d) or (T, d), and so is the result.
+
+    ``norm="pre"``:  ``h = x + A(norm_1(x))``, ``y = h + F(norm_2(h))``
+    ``norm="post"``: ``h = norm_1(x + A(x))``, ``y = norm_2(h + F(h))``
+
+    A is `MultiHeadAttention` and F is `FeedForward`, each followed by dropout; the norms are
+    `nn.LayerNorm(d)`. The arguments are those of the two; `dropout` acts on the weights, on the
+    hidden features and on both branches, in training mode only.
+
+    Raises `BadValue` for an unknown norm, and what the two raise.
+    Sources: Vaswani et al. 2017, "Attention Is All You Need" (post); Xiong et al. 2020, "On Layer
+    Normalization in the Transformer Architecture" (pre).
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        hidden: int | None = None,
+        activation: Literal["gelu", "relu", "silu"] = "gelu",
+        norm: Literal["pre", "post"] = "pre",
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        causal: bool = False,
+        rotary: RotaryPositions | None = None,
+    ) -> None:
+        super().__init__()
+        if norm not in ("pre", "post"):
+            raise BadValue(
+                f"TransformerBlock got norm={norm!r}.",
+                "'pre' normalises what enters a branch, 'post' the sum after it.",
+                "pass norm='pre' or norm='post'.",
+            )
+        self.norm = norm
+        self.attention = MultiHeadAttention(
+            d,
+            heads,
+            kv_heads=kv_heads,
+            dropout=dropout,
+            qkv_bias=qkv_bias,
+            causal=causal,
+            rotary=rotary,
+        )
+        self.feed_forward = FeedForward(d, hidden, activation, dropout)
+        self.norm_1 = nn.LayerNorm(d)
+        self.norm_2 = nn.LayerNorm(d)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, *, mask: Mask | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        """(B, T, d) or (T, d) -> the same shape. `mask` and `cache` as in `MultiHeadAttention`."""
+        x = sequence("TransformerBlock", "x", x, self.attention.d)
+        if self.norm == "pre":
+            x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
+            return x + self.dropout(self.feed_forward(self.norm_2(x)))
+        x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, cache=cache)))
+        return self.norm_2(x + self.dropout(self.feed_forward(x)))
+
+    def extra_repr(self) -> str:
+        return f"norm={self.norm!r}"

@@ -1,0 +1,113 @@
+"""Keys and values of the tokens so far, so that a new token need not compute them again.
+
+Letters: B batch, G key/value heads, T tokens, D head size, Dv value size.
+"""
+
+import torch
+from torch import Tensor
+
+from ..errors import BadValue
+from .checks import whole
+
+
+class KVCache:
+    """Holds the keys (B, G, T, D) and values (B, G, T, Dv) of one attention layer.
+
+    Each layer has a cache of its own. `max_length` reserves room for so many tokens at the first
+    `append`, and later tokens are written into it; None means no limit, and each `append` copies.
+
+    Raises `BadValue` for keys and values that do not fit together or what is held, for more than
+    `max_length` tokens, and for keys that need a gradient where room is reserved.
+    """
+
+    def __init__(self, max_length: int | None = None) -> None:
+        self.max_length = None if max_length is None else whole("KVCache", "max_length", max_length)
+        self.length = 0
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The keys held, (B, G, length, D); None before the first `append`."""
+        return None if self._k is None else self._k[..., : self.length, :]
+
+    @property
+    def values(self) -> Tensor | None:
+        """The values held, (B, G, length, Dv); None before the first `append`."""
+        return None if self._v is None else self._v[..., : self.length, :]
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens; returns all keys and all values held."""
+        self._check(k, v)
+        length = self.length + k.shape[-2]
+        if self.max_length is None:
+            self._k = k if self.keys is None else torch.cat([self.keys, k], -2)
+            self._v = v if self.values is None else torch.cat([self.values, v], -2)
+        else:
+            if self._k is None or self._v is None:
+                self._k, self._v = (_room(x, self.max_length) for x in (k, v))
+            self._k[..., self.length : length, :] = k
+            self._v[..., self.length : length, :] = v
+        self.length = length
+        return self._k[..., :length, :], self._v[..., :length, :]
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first `length` tokens; with 0, shapes and reserved room too."""
+        if not isinstance(length, int) or not 0 <= length <= self.length:
+            raise BadValue(
+                f"cut was asked for length={length!r}.",
+                f"the cache holds {self.length} tokens, and cutting keeps the first of them.",
+                f"pass a whole number from 0 to {self.length}.",
+            )
+        self.length = length
+        if not length:
+            self._k = self._v = None
+
+    def reset(self) -> None:
+        """Forget everything, for another batch of sequences."""
+        self.cut(0)
+
+    def __repr__(self) -> str:
+        limit = "" if self.max_length is None else f" of {self.max_length}"
+        shapes = "" if self._k is None else f", keys {tuple(self._k[..., : self.length, :].shape)}"
+        return f"KVCache({self.length}{limit} tokens{shapes})"
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
+        if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:
+            raise BadValue(
+                f"KVCache got keys {tuple(k.shape)} and values {tuple(v.shape)}.",
+                "every key has one value: k is (B, G, T, D) and v is (B, G, T, Dv).",
+                "give both the same batch, heads and length.",
+            )
+        for name, new, held in (("keys", k, self._k), ("values", v, self._v)):
+            if held is not None and _kind(new) != _kind(held):
+                raise BadValue(
+                    f"KVCache got {name} of shape {tuple(new.shape)}, {new.dtype} on {new.device}; "
+                    f"it holds {tuple(held[..., : self.length, :].shape)}, {held.dtype} on "
+                    f"{held.device}.",
+                    "new tokens continue the same sequences: all but the length stays as it was.",
+                    "call reset() before another batch, and keep one cache per layer.",
+                )
+        if self.max_length is None:
+            return
+        if self.length + k.shape[-2] > self.max_length:
+            raise BadValue(
+                f"KVCache got {k.shape[-2]} more tokens and holds {self.length}.",
+                f"it has room for max_length={self.max_length}.",
+                "build a longer cache, or KVCache() without a limit.",
+            )
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise BadValue(
+                f"KVCache(max_length={self.max_length}) got keys or values that need a gradient.",
+                "new tokens are written over reserved room, and a gradient would need what was "
+                "there before.",
+                "decode under torch.no_grad(), or use KVCache() without max_length.",
+            )
+
+
+def _room(x: Tensor, length: int) -> Tensor:
+    return x.new_empty(*x.shape[:-2], length, x.shape[-1])
+
+
+def _kind(x: Tensor) -> tuple[object, ...]:
+    return x.shape[:-2], x.shape[-1], x.dtype, x.device

@@ -1,0 +1,75 @@
+"""What layers check of what they are given; attention itself checks the rest."""
+
+import math
+
+from torch import Tensor
+
+from ..errors import BadType, BadValue
+from ..masks import Mask
+
+
+def whole(layer: str, name: str, value: object) -> int:
+    """`value`, if it is a whole number from 1 on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadValue(
+            f"{layer} got {name}={value!r}.",
+            f"{name} is a whole number, 1 or more.",
+            f"pass {name} as an int, for example 4.",
+        )
+    return value
+
+
+def probability(layer: str, value: object) -> float:
+    """`value`, if it can be a dropout."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise BadValue(
+            f"{layer} got dropout={value!r}.",
+            "dropout is a probability, from 0 to 1; it acts in training mode only.",
+            "pass a number such as 0.1, or 0.0 for none.",
+        )
+    return float(value)
+
+
+def base(layer: str, value: object) -> float:
+    """`value`, if wavelengths can grow by its powers."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value > 0 and math.isfinite(value):
+            return float(value)
+    raise BadValue(
+        f"{layer} got base={value!r}.",
+        "the wavelengths are powers of the base, a positive number.",
+        "pass a number such as 10000.0, the papers' own.",
+    )
+
+
+def sequence(layer: str, name: str, x: object, width: int | None = None) -> Tensor:
+    """`x`, if it is (B, T, width) or (T, width); None means any width."""
+    shown = "d" if width is None else width
+    if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+        kind = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise BadType(
+            f"{layer} got {kind} as {name}.",
+            f"{name} holds one vector per token: a floating tensor (B, T, {shown}) or (T, {shown})"
+            ".",
+            "look ids up first, for example with TokenEmbedding.",
+        )
+    if x.dim() not in (2, 3):
+        raise BadValue(
+            f"{layer} got {name} of shape {tuple(x.shape)}.",
+            f"{name} is (B, T, {shown}), or (T, {shown}) for one sequence.",
+            "add or merge leading dimensions, for example with x.unsqueeze(0) or x.flatten(0, -3).",
+        )
+    if width is not None and x.shape[-1] != width:
+        raise BadValue(
+            f"{layer} got {name} of shape {tuple(x.shape)}.",
+            f"the last dimension of {name} is {width}, as the layer was built.",
+            f"pass vectors of {width} features, or build the layer for {x.shape[-1]}.",
+        )
+    return x
+
+
+def both(ours: Mask | None, given: Mask | None) -> Mask | None:
+    """The layer's own rule and the one of this call, both of which hold; None means no rule."""
+    if ours is None or given is None:
+        return given if ours is None else ours
+    return ours & given

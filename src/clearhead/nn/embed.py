@@ -1,0 +1,159 @@
+"""What tokens are, and where they stand: embeddings, sinusoids, rotations.
+
+Letters: B batch, T tokens, d features, D head size, p position.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadType, BadValue
+from .checks import base as checked_base, sequence, whole
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class TokenEmbedding(nn.Module):
+    """A table with one learned row per word: ``E[ids]``, ids (...) -> (..., d).
+
+    The table is an `nn.Embedding(vocabulary, d)`, so a seed decides it.
+
+    Raises `BadValue` for ids outside the vocabulary, `BadType` for ids that are not integers.
+    """
+
+    def __init__(self, vocabulary: int, d: int) -> None:
+        super().__init__()
+        self.vocabulary = whole("TokenEmbedding", "vocabulary", vocabulary)
+        self.d = whole("TokenEmbedding", "d", d)
+        self.table = nn.Embedding(vocabulary, d)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The row of each id: integers of any shape (...) -> (..., d)."""
+        if not isinstance(ids, Tensor) or ids.dtype not in _INTEGERS:
+            kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+            raise BadType(
+                f"TokenEmbedding got ids of {kind}.",
+                "ids are whole numbers, the rows of the table.",
+                "pass an integer tensor, for example torch.tensor([0, 2, 1]).",
+            )
+        # Elsewhere the check would make the host wait for the device.
+        if ids.device.type == "cpu" and ids.numel():
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.vocabulary:
+                raise BadValue(
+                    f"TokenEmbedding got ids from {low} to {high}.",
+                    f"an id is a row of the table, from 0 to {self.vocabulary - 1}.",
+                    "use the ids of this vocabulary, or build the table for more words.",
+                )
+        return self.table(ids.long())
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds to each token a pattern of its position: ``x[..., p, :] + P[p]``.
+
+    ``P[p, 2i] = sin(p / base^(2i/d))`` and ``P[p, 2i + 1] = cos(p / base^(2i/d))``: even columns
+    are sines, odd columns cosines of the same angle. For an odd d the last column is a sine.
+
+    Raises `BadValue` for another width, or a start below 0.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
+    """
+
+    def __init__(self, d: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.d = whole("SinusoidalPositions", "d", d)
+        self.base = checked_base("SinusoidalPositions", base)
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """(B, T, d) or (T, d) -> the same shape; the first token stands at position `start`."""
+        x = sequence("SinusoidalPositions", "x", x, self.d)
+        start = _position("SinusoidalPositions", start)
+        angles = _angles(x, start, self.d, self.base)
+        waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[:, : self.d]
+        return x + waves.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"d={self.d}, base={self.base:g}"
+
+
+class RotaryPositions(nn.Module):
+    """Turns pairs of features by an angle that grows with the position p.
+
+    ``a' = a cos(p t_i) - b sin(p t_i), b' = b cos(p t_i) + a sin(p t_i)`` with
+    ``t_i = base^(-2i/D)``, for the pairs (a, b) with i = 0 .. D/2 - 1. Queries and keys are both
+    turned, so that their dot product depends on the distance of their positions only.
+
+    `pairs` says which features make a pair, and weights trained with one do not work with the
+    other: ``"half"`` pairs i with i + D/2 (Hugging Face, Llama checkpoints there, GPT-NeoX),
+    ``"interleaved"`` pairs 2i with 2i + 1 (the paper, Meta's own Llama files).
+
+    Raises `BadValue` for an odd head size, another last dimension, or a start below 0.
+    Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+    """
+
+    def __init__(
+        self,
+        head_size: int,
+        base: float = 10000.0,
+        pairs: Literal["half", "interleaved"] = "half",
+    ) -> None:
+        super().__init__()
+        self.head_size = whole("RotaryPositions", "head_size", head_size)
+        if head_size % 2:
+            raise BadValue(
+                f"RotaryPositions got head_size={head_size}.",
+                "features are turned in pairs, so the head size is even.",
+                f"use heads of {head_size + 1} features.",
+            )
+        self.base = checked_base("RotaryPositions", base)
+        if pairs not in ("half", "interleaved"):
+            raise BadValue(
+                f"RotaryPositions got pairs={pairs!r}.",
+                "'half' pairs feature i with i + D/2, 'interleaved' pairs 2i with 2i + 1.",
+                "pass pairs='half' for weights from Hugging Face.",
+            )
+        self.pairs = pairs
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """(..., T, D) -> the same shape; the first token stands at position `start`."""
+        if not x.dtype.is_floating_point or x.dim() < 2 or x.shape[-1] != self.head_size:
+            raise BadValue(
+                f"RotaryPositions got x of shape {tuple(x.shape)} and {x.dtype}.",
+                f"x is floating, (..., T, D), with the head size D={self.head_size}.",
+                "split the heads first; queries are (B, H, T, D), keys (B, G, T, D).",
+            )
+        start = _position("RotaryPositions", start)
+        angles = _angles(x, start, self.head_size, self.base)
+        cos, sin = angles.cos(), angles.sin()
+        if self.pairs == "half":
+            a, b = x.to(angles.dtype).chunk(2, -1)
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        else:
+            a, b = x.to(angles.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        return turned.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"head_size={self.head_size}, base={self.base:g}, pairs={self.pairs!r}"
+
+
+def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
+    """(T, ceil(d / 2)): position times base^(-2i/d), in fp32, or fp64 for fp64 inputs.
+
+    They are computed anew each time: a held table would have to follow the layer's dtype and
+    device, and it costs T x d/2 next to the T x d x d of any projection.
+    """
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    places = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
+    powers = torch.arange(0, d, 2, dtype=wide, device=x.device) / d
+    return places.unsqueeze(-1) / base**powers
+
+
+def _position(layer: str, start: object) -> int:
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise BadValue(
+            f"{layer} got start={start!r}.",
+            "start is the position of the first token, a whole number from 0 on.",
+            "pass the number of tokens that came before, for example cache.length.",
+        )
+    return start

@@ -1,0 +1,289 @@
+"""Attention with many heads: self or cross, grouped keys, rotations, a cache.
+
+Letters: B batch, T tokens (Tq asking, Tk looked at), H query heads, G key/value heads, D head size,
+d model size (H * D).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..attend import attention, explain
+from ..errors import BadType, BadValue
+from ..masks import Causal, Mask
+from ..trace import Step, Trace
+from .cache import KVCache
+from .checks import both, probability, sequence, whole
+from .embed import RotaryPositions
+from .simple import Question, inputs
+
+
+class MultiHeadAttention(nn.Module):
+    """Several heads look at once, and their answers are joined and projected.
+
+    ``head_i = softmax(Q_i K_j^T / sqrt(D)) V_j`` with ``j = i // (H // G)`` and ``D = d // H``;
+    ``out = concat(head_1 .. head_H) W_out``. Q = X W_query is (B, H, Tq, D); K = C W_key and
+    V = U W_value are (B, G, Tk, D), where C and U are X itself in self-attention.
+
+    Args:
+        d: features of the input and of the output.
+        heads: H, which divides d.
+        kv_heads: G, which divides H; None means H, and 1 is multi-query attention.
+        d_context: features of the context that keys come from; None means d.
+        d_values: features of what the values come from; None means d_context.
+        dropout: the probability that a weight is dropped, in training mode only.
+        qkv_bias: whether the three projections have a bias.
+        out_bias: whether the output projection `out_proj` has one.
+        causal: a token looks at itself and those before it. With a cache, the last query stands at
+            the last key; without one, the tokens are as many as the keys.
+        rotary: turns queries and keys by their positions, which a cache continues; None means no
+            positions. Its head size is D.
+
+    Raises `BadValue` for heads that do not divide, a rotary of another head size, a dropout
+    outside [0, 1]. Sources: Vaswani et al. 2017, "Attention Is All You Need"; Shazeer 2019, "Fast
+    Transformer Decoding" (G = 1); Ainslie et al. 2023, "GQA".
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        d_context: int | None = None,
+        d_values: int | None = None,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        out_bias: bool = True,
+        causal: bool = False,
+        rotary: RotaryPositions | None = None,
+    ) -> None:
+        super().__init__()
+        name = "MultiHeadAttention"
+        self.d, self.heads = whole(name, "d", d), whole(name, "heads", heads)
+        self.kv_heads = whole(name, "kv_heads", heads if kv_heads is None else kv_heads)
+        if d % heads:
+            raise BadValue(
+                f"MultiHeadAttention got d={d} and heads={heads}.",
+                "each head has d / heads features, so heads divides d.",
+                f"pass another number of heads, for example {_divisor_near(d, heads)}, or another "
+                "d.",
+            )
+        if heads % self.kv_heads:
+            raise BadValue(
+                f"MultiHeadAttention got heads={heads} and kv_heads={kv_heads}.",
+                "each key head serves heads / kv_heads query heads, so kv_heads divides heads.",
+                f"pass another number of key heads, for example "
+                f"{_divisor_near(heads, self.kv_heads)}.",
+            )
+        self.head_size = d // heads
+        if rotary is not None and rotary.head_size != self.head_size:
+            raise BadValue(
+                f"MultiHeadAttention got a rotary for heads of {rotary.head_size} features.",
+                f"its heads have d / heads = {self.head_size} features.",
+                f"pass RotaryPositions({self.head_size}).",
+            )
+        self.d_context = whole(name, "d_context", d if d_context is None else d_context)
+        self.d_values = whole(name, "d_values", self.d_context if d_values is None else d_values)
+        self.dropout = probability(name, dropout)
+        self.causal = causal
+        self.rotary = rotary
+        narrow = self.kv_heads * self.head_size
+        self.W_query = nn.Linear(d, d, bias=qkv_bias)
+        self.W_key = nn.Linear(self.d_context, narrow, bias=qkv_bias)
+        self.W_value = nn.Linear(self.d_values, narrow, bias=qkv_bias)
+        self.out_proj = nn.Linear(d, d, bias=out_bias)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """The same layer with a copy of the weights of torch's, in its mode, dtype and device.
+
+        Inputs are always (B, T, d) or (T, d) here; what a module with `batch_first=False` is given
+        as (T, B, d) has to be transposed. Torch's masks mark who may *not* look: pass
+        ``mask=dense(drop=attn_mask)``.
+
+        Raises `BadType` for another module, `BadValue` for one with `add_bias_kv` or
+        `add_zero_attn`, which add keys that no token has.
+        """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise BadType(
+                f"from_torch got a {type(module).__name__}.",
+                "it copies the weights of a torch.nn.MultiheadAttention.",
+                "pass that module, for example the self_attn of a TransformerEncoderLayer.",
+            )
+        extra = {
+            "add_bias_kv": module.bias_k is not None,
+            "add_zero_attn": module.add_zero_attn,
+        }
+        if any(extra.values()):
+            raise BadValue(
+                f"from_torch got a module with {' and '.join(n for n, on in extra.items() if on)}.",
+                "these add a key that no token has, and MultiHeadAttention has none.",
+                "train without them, or keep using torch's module.",
+            )
+        state = {"out_proj.weight": module.out_proj.weight}
+        if module.in_proj_weight is not None:
+            weights = module.in_proj_weight.chunk(3)
+        else:  # keys or values have another width
+            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        names = ("W_query", "W_key", "W_value")
+        state |= {f"{n}.weight": w for n, w in zip(names, weights, strict=True)}
+        if module.in_proj_bias is not None:
+            biases = module.in_proj_bias.chunk(3)
+            state |= {f"{n}.bias": b for n, b in zip(names, biases, strict=True)}
+            state["out_proj.bias"] = module.out_proj.bias
+        with torch.device("meta"):  # nothing is drawn, so torch's generator stays where it was
+            layer = cls(
+                module.embed_dim,
+                module.num_heads,
+                d_context=module.kdim,
+                d_values=module.vdim,
+                dropout=module.dropout,
+                qkv_bias=module.in_proj_bias is not None,
+                out_bias=module.out_proj.bias is not None,
+            )
+        layer.load_state_dict({n: t.detach().clone() for n, t in state.items()}, assign=True)
+        return layer.train(module.training)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """(B, Tq, d) -> (B, Tq, d), or (Tq, d) -> (Tq, d).
+
+        Args:
+            x: what asks.
+            context: what is looked at, (B, Tk, d_context); None means x itself.
+            values: what the values come from, (B, Tk, d_values); None means the context.
+            mask: who may look at whom, besides `causal`; None means no further rule. With a cache
+                there are more keys than queries, so a rule over positions says align="end".
+            cache: holds the keys and values of the tokens before x, and of x afterwards. It is for
+                self-attention. If the call fails, it stays as it was.
+
+        Raises `BadValue`, `BadType` for inputs that do not fit the layer or the mask.
+        """
+        held = 0 if cache is None else cache.length
+        try:
+            asked = self._question(x, context, values, mask, cache)
+            out = attention(asked.q, asked.k, asked.v, mask=asked.mask, dropout=asked.dropout)
+        except BaseException:
+            if cache is not None:
+                cache.cut(held)
+            raise
+        return self.out_proj(_join(out))
+
+    def explain(
+        self,
+        x: Tensor,
+        tokens: Sequence[str] | None = None,
+        *,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        key_tokens: Sequence[str] | None = None,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        scale: float | None = None,
+        dropout: float | None = None,
+        seed: int | None = None,
+    ) -> Trace:
+        """What `forward` computes, step by step, from the inputs to the projection of the heads.
+
+        `tokens` label x; `key_tokens` label what is looked at (with a cache, all tokens so far),
+        None meaning `tokens` where these are as many, else numbers. `scale=None` means 1/sqrt(D),
+        `dropout=None` what `forward` does in this mode, `seed=None` that torch's generator
+        decides what is dropped. A cache is read and stays as it was.
+        """
+        held = 0 if cache is None else cache.length
+        try:
+            asked = self._question(x, context, values, mask, cache)
+            trace = explain(
+                asked.q,
+                asked.k,
+                asked.v,
+                tokens=tokens,
+                key_tokens=key_tokens,
+                mask=asked.mask,
+                scale=scale,
+                dropout=asked.dropout if dropout is None else dropout,
+                seed=seed,
+            )
+        finally:
+            if cache is not None:
+                cache.cut(held)
+        given = [(x, "inputs", "q"), (context, "context", "k"), (values, "values", "k")]
+        trace = trace.before(*(inputs(t, name, axis) for t, name, axis in given if t is not None))
+        joined = _join(trace["output"])
+        axes = "b q e" if joined.dim() == 3 else "q e"
+        last = (
+            Step("joined", "concat over heads", "The answers of the heads, side by side.", axes,
+                 joined),
+            Step("projected", "joined · W_out", "What each head found is mixed into one vector per "
+                 "token.", axes, self.out_proj(joined)),
+        )  # fmt: skip
+        return replace(trace, steps=(*trace.steps, *last))
+
+    def _question(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        values: Tensor | None,
+        mask: Mask | None,
+        cache: KVCache | None,
+    ) -> Question:
+        """Check and project the inputs; the cache, if there is one, takes the new keys."""
+        if context is None and values is not None:
+            raise BadValue(
+                "MultiHeadAttention got values= without context=.",
+                "every value belongs to a key, and the keys come from the context.",
+                "pass context= too; for self-attention leave both out.",
+            )
+        if context is not None and (cache is not None or self.rotary is not None):
+            raise BadValue(
+                f"MultiHeadAttention got context= and {'a cache' if cache else 'turns positions'}.",
+                "a cache continues x, and rotary positions count along x; a context is another "
+                "sequence.",
+                "use them for self-attention, and a layer without them for cross-attention.",
+            )
+        name = "MultiHeadAttention"
+        context = x if context is None else context
+        values = context if values is None else values
+        x = sequence(name, "x", x, self.d)
+        context = sequence(name, "context", context, self.d_context)
+        values = sequence(name, "values", values, self.d_values)
+        q = _split(self.W_query(x), self.heads)
+        k = _split(self.W_key(context), self.kv_heads)
+        v = _split(self.W_value(values), self.kv_heads)
+        start = 0 if cache is None else cache.length
+        if self.rotary is not None:
+            q, k = self.rotary(q, start), self.rotary(k, start)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        rule = Causal(align=None if cache is None else "end") if self.causal else None
+        return Question(q, k, v, both(rule, mask), dropout=self.dropout if self.training else 0.0)
+
+    def extra_repr(self) -> str:
+        parts = [f"heads={self.heads}", f"kv_heads={self.kv_heads}", f"dropout={self.dropout:g}"]
+        return ", ".join([*parts, f"causal={self.causal}"])
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(..., T, heads * D) -> (..., heads, T, D)"""
+    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def _join(x: Tensor) -> Tensor:
+    """(..., H, T, D) -> (..., T, H * D)"""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def _divisor_near(number: int, wanted: int) -> int:
+    """The divisor of `number` nearest to `wanted`."""
+    divisors = (n for n in range(1, number + 1) if number % n == 0)
+    return min(divisors, key=lambda n: abs(n - wanted))

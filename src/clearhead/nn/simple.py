@@ -1,0 +1,196 @@
+"""Attention with one head, from nothing to learn up to the batched causal layer.
+
+Letters: B batch, T tokens, d_in and d_out features. Inputs are (B, T, d_in) or (T, d_in). Every
+layer asks `clearhead.attention`, and `explain` asks `clearhead.explain` the same question.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..attend import attention, explain
+from ..errors import BadValue
+from ..masks import Mask, causal
+from ..trace import Step, Trace
+from .checks import both, probability, sequence, whole
+
+
+class Question(NamedTuple):
+    """What a layer asks of attention about its input."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask | None
+    scale: float | None = None
+    dropout: float = 0.0
+
+
+class OneHead(nn.Module, ABC):
+    """A layer that asks attention one question, with one head and nothing after it."""
+
+    @abstractmethod
+    def question(self, x: Tensor, mask: Mask | None) -> Question:
+        """Check the input and project it: q, k, v are (B, T, d) or (T, d), like x."""
+
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        """(B, T, d_in) -> (B, T, d_out), or (T, d_in) -> (T, d_out).
+
+        `mask` says who may look at whom, besides the layer's own rule; None means no further rule.
+        """
+        q, k, v, rule, scale, dropout = self._headed(x, mask)
+        out = attention(q, k, v, mask=rule, scale=scale, dropout=dropout)
+        return out.squeeze(1) if out.dim() == 4 else out
+
+    def explain(
+        self, x: Tensor, tokens: Sequence[str] | None = None, *, mask: Mask | None = None
+    ) -> Trace:
+        """What `forward(x, mask)` computes, step by step, from the inputs on.
+
+        `tokens` label the positions; None means numbers. A batch has a head axis of size 1. In
+        training mode dropout is a step, drawn by torch's generator as in `forward`.
+        """
+        q, k, v, rule, scale, dropout = self._headed(x, mask)
+        trace = explain(q, k, v, tokens=tokens, mask=rule, scale=scale, dropout=dropout)
+        return trace.before(inputs(x))
+
+    def _headed(self, x: Tensor, mask: Mask | None) -> Question:
+        """The question of a batch with a head axis, or attention would read batches as heads."""
+        asked = self.question(x, mask)
+        if asked.q.dim() == 2:
+            return asked
+        q, k, v = (t.unsqueeze(1) for t in asked[:3])
+        return asked._replace(q=q, k=k, v=v)
+
+
+class SimpleAttention(OneHead):
+    """Attention with nothing to learn and no scaling: ``softmax(X X^T) X``.
+
+    Queries, keys and values are the inputs themselves. Inputs are (B, T, d) or (T, d) for any d.
+
+    >>> import torch, clearhead as ch
+    >>> ch.nn.SimpleAttention()(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))  # e/(1+e), 1/(1+e)
+    tensor([[0.7311, 0.2689],
+            [0.2689, 0.7311]])
+
+    Raises `BadValue` or `BadType` for inputs of another shape or kind.
+    """
+
+    def question(self, x: Tensor, mask: Mask | None) -> Question:
+        x = sequence("SimpleAttention", "x", x)
+        return Question(x, x, x, mask, scale=1.0)
+
+
+class SelfAttention(OneHead):
+    """Attention with learned projections: ``softmax(Q K^T / sqrt(d_out)) V``.
+
+    ``Q = X W_query, K = X W_key, V = X W_value``, each an `nn.Linear(d_in, d_out)`, created in this
+    order, so that a seed decides them. `mask` is a rule for every call; None means everyone may
+    look at everyone.
+
+    Raises `BadValue` for sizes that are not whole numbers from 1 on, and for inputs of another
+    width. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
+    """
+
+    def __init__(
+        self, d_in: int, d_out: int, qkv_bias: bool = False, mask: Mask | None = None
+    ) -> None:
+        super().__init__()
+        self.d_in = whole("SelfAttention", "d_in", d_in)
+        self.d_out = whole("SelfAttention", "d_out", d_out)
+        self.mask = mask
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+
+    @classmethod
+    def from_matrices(
+        cls, W_q: Tensor, W_k: Tensor, W_v: Tensor, mask: Mask | None = None
+    ) -> "SelfAttention":
+        """The layer with these matrices, (d_in, d_out) each, used as ``X @ W``; they are copied.
+
+        An `nn.Linear` holds its matrix transposed, so ``layer.W_query.weight`` is W_q.T.
+        Raises `BadValue` unless all three have one shape.
+        """
+        matrices = [torch.as_tensor(W) for W in (W_q, W_k, W_v)]
+        if matrices[0].dim() != 2 or len({W.shape for W in matrices}) > 1:
+            shapes = ", ".join(str(tuple(W.shape)) for W in matrices)
+            raise BadValue(
+                f"The matrices have shapes {shapes}.",
+                "W_q, W_k and W_v have one shape, (d_in, d_out), and are used as x @ W.",
+                "pass three such matrices; the weight of an nn.Linear goes in transposed.",
+            )
+        d_in, d_out = matrices[0].shape
+        with torch.device("meta"):  # nothing is drawn, so torch's generator stays where it was
+            layer = cls(d_in, d_out, mask=mask)
+        names = ("W_query.weight", "W_key.weight", "W_value.weight")
+        weights = [W.detach().T.clone(memory_format=torch.contiguous_format) for W in matrices]
+        layer.load_state_dict(dict(zip(names, weights, strict=True)), assign=True)
+        return layer
+
+    def question(self, x: Tensor, mask: Mask | None) -> Question:
+        x = sequence("SelfAttention", "x", x, self.d_in)
+        return Question(self.W_query(x), self.W_key(x), self.W_value(x), both(self.mask, mask))
+
+    def extra_repr(self) -> str:
+        return "" if self.mask is None else f"mask={self.mask!r}"
+
+
+class CausalAttention(OneHead):
+    """Self-attention in which a token looks at itself and at those before it.
+
+    ``dropout(softmax(mask(Q K^T / sqrt(d_out)))) V`` with projections as in `SelfAttention`, for at
+    most `context_length` tokens. Dropout acts on the weights, in training mode only.
+
+    Raises `BadValue` for a longer or a wider input, and for a dropout outside [0, 1].
+    Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.2.3 and 5.4.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.d_in = whole("CausalAttention", "d_in", d_in)
+        self.d_out = whole("CausalAttention", "d_out", d_out)
+        self.context_length = whole("CausalAttention", "context_length", context_length)
+        self.dropout = probability("CausalAttention", dropout)
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+
+    def question(self, x: Tensor, mask: Mask | None) -> Question:
+        x = sequence("CausalAttention", "x", x, self.d_in)
+        if x.shape[-2] > self.context_length:
+            raise BadValue(
+                f"CausalAttention got {x.shape[-2]} tokens, in x of shape {tuple(x.shape)}.",
+                f"this layer reads at most context_length={self.context_length} tokens.",
+                "cut the input, for example to its last tokens, or build the layer for more.",
+            )
+        return Question(
+            self.W_query(x),
+            self.W_key(x),
+            self.W_value(x),
+            both(causal, mask),
+            dropout=self.dropout if self.training else 0.0,
+        )
+
+    def extra_repr(self) -> str:
+        return f"context_length={self.context_length}, dropout={self.dropout:g}"
+
+
+def inputs(x: Tensor, name: str = "inputs", letter: str = "q") -> Step:
+    """The step that stands in front of a layer's trace: what it was given."""
+    formula, why = {
+        "inputs": ("X", "What the layer is given: one vector per token."),
+        "context": ("C", "What the queries look at: keys come from it."),
+        "values": ("U", "What the values come from, one vector per key."),
+    }[name]
+    return Step(name, formula, why, f"b {letter} e" if x.dim() == 3 else f"{letter} e", x)

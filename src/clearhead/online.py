@@ -1,0 +1,77 @@
+"""Softmax that can be merged: a running maximum, a running sum, a running weighted sum.
+
+Softmax over a long row can be taken in pieces. Each piece keeps three numbers per query: the
+largest score `max`, the sum of exponentials relative to it `sum`, and the weighted sum of values
+relative to it `out`. Two pieces merge by moving both to the larger maximum:
+
+    max = maximum(a.max, b.max)
+    sum = a.sum * exp(a.max - max) + b.sum * exp(b.max - max)
+    out = a.out * exp(a.max - max) + b.out * exp(b.max - max)
+
+and in the end `out / sum` is softmax(scores) @ V, and `max + log(sum)` is the log-sum-exp.
+Merging is associative and commutative, and an empty piece (max = -inf) changes nothing, so tiles,
+split keys, shards and statistics all rest on it. Source: Milakov & Gimelshein 2018, "Online
+normalizer calculation for softmax"; Rabe & Staats 2021, "Self-attention does not need O(n^2)
+memory".
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .products import weigh
+
+NOTHING = float("-inf")
+
+
+class Rows(NamedTuple):
+    """The state of some queries after some of their keys: (..., q), (..., q), (..., q, v)."""
+
+    max: Tensor
+    sum: Tensor
+    out: Tensor
+
+
+def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = None) -> Rows:
+    """One piece: masked scores (..., q, k), with -inf where `keep` is False, and its values.
+
+    `drop` multiplies the weights that reach the values (dropout), never the sum. The maximum is a
+    constant for autograd: the result does not depend on it.
+    """
+    if not scores.shape[-1]:
+        top = scores.new_full(scores.shape[:-1], NOTHING)
+    else:
+        top = scores.detach().amax(-1)
+    exps = torch.exp(scores - anchor(top).unsqueeze(-1))
+    return Rows(top, exps.sum(-1), weigh(exps if drop is None else exps * drop, v, keep))
+
+
+def sink(logits: Tensor, rows: Rows) -> Rows:
+    """A piece that takes weight and gives no value: one extra logit, broadcast over the queries."""
+    logits = logits.expand_as(rows.max)
+    top = logits.detach()
+    return Rows(top, torch.exp(logits - anchor(top)), torch.zeros_like(rows.out))
+
+
+def merge(a: Rows, b: Rows) -> Rows:
+    top = torch.maximum(a.max, b.max)
+    base = anchor(top)
+    from_a, from_b = torch.exp(a.max - base), torch.exp(b.max - base)
+    return Rows(
+        top,
+        a.sum * from_a + b.sum * from_b,
+        a.out * from_a.unsqueeze(-1) + b.out * from_b.unsqueeze(-1),
+    )
+
+
+def finish(rows: Rows) -> tuple[Tensor, Tensor]:
+    """(softmax @ V, log-sum-exp). A query that saw nothing gives 0 and -inf."""
+    blind = rows.sum == 0
+    total = rows.sum.masked_fill(blind, 1.0)
+    return rows.out / total.unsqueeze(-1), (rows.max + total.log()).masked_fill(blind, NOTHING)
+
+
+def anchor(top: Tensor) -> Tensor:
+    """What exponents are taken relative to: the maximum, or 0 where there is none yet."""
+    return top.masked_fill(top == NOTHING, 0.0)

@@ -1,0 +1,121 @@
+"""Who would answer a question and why, and what it costs, without computing it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .attend import ENGINES, first_able
+from .biases import Bias
+from .masks import Mask
+from .problem import Problem, ask
+
+TILE = 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who answers and why; what it costs. Prints itself.
+
+    `flops` counts the two products over the pairs that may look, `bytes` each input and output
+    once. `tiles` says how many 256 x 256 blocks of one head the mask leaves full, partial, empty.
+    """
+
+    question: str
+    engine: str | None
+    caption: str
+    declined: dict[str, list[str]]
+    not_needed: tuple[str, ...]
+    pairs: int
+    all_pairs: int
+    flops: int
+    bytes: int
+    tiles: dict[str, int]
+
+    def __str__(self) -> str:
+        share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
+        lines = [self.question]
+        lines.append(
+            f"  answered by   {self.engine} ({self.caption})"
+            if self.engine
+            else "  answered by   nobody"
+        )
+        for name, reasons in self.declined.items():
+            lines.append(f"  {name + ' declined':<13} {'; '.join(reasons)}")
+        if self.not_needed:
+            lines.append(f"  not asked     {', '.join(self.not_needed)} (later in the order)")
+        lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
+        lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
+        lines.append(f"  memory        {_si(self.bytes)}B in and out at least")
+        counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
+        lines.append(f"  tiles         {counts} of {TILE} x {TILE}; empty ones are skipped")
+        return "\n".join(lines)
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Plan:
+    """Who would answer this question and why the others would not, and what it costs.
+
+    Arguments as in `attention`. Nothing is computed but the mask. Where nobody can answer, the
+    plan says so; only an unknown engine name or a wrong question raises.
+    """
+    problem, _ = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    chosen, declined = first_able(problem, engine)
+    later = ENGINES[ENGINES.index(chosen) + 1 :] if chosen and engine == "auto" else ()
+    return Plan(
+        question=problem.describe(),
+        engine=chosen.name if chosen else None,
+        caption=chosen.caption if chosen else "",
+        declined=declined,
+        not_needed=tuple(e.name for e in later),
+        pairs=problem.pairs,
+        all_pairs=problem.B * problem.H * problem.Tq * problem.Tk,
+        flops=problem.flops,
+        bytes=problem.bytes,
+        tiles=_count_tiles(problem),
+    )
+
+
+def _count_tiles(problem: Problem) -> dict[str, int]:
+    """Over one batch and head for a mask that is the same in all, else over their union."""
+    columns = -(-problem.Tk // TILE)
+    counts = {"full": 0, "partial": 0, "empty": 0}
+    for start in range(0, problem.Tq, TILE):
+        if not problem.masked:
+            counts["full"] += columns
+            continue
+        some, full = problem.reach.tiles(slice(start, start + TILE), TILE)
+        counts["full"] += int((full & some).sum())
+        counts["empty"] += int((~some).sum())
+        counts["partial"] += int((some & ~full).sum())
+    return counts
+
+
+def _si(number: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 1000 or unit == "T":
+            return f"{number:.4g} {unit}"
+        number /= 1000
+    raise AssertionError

@@ -1,0 +1,119 @@
+"""Why divide by sqrt(d)? Softmax over random queries and keys, with and without the scaling.
+
+A dot product of d independent terms of variance 1 has variance d. Unscaled, scores therefore spread
+as sqrt(d), softmax puts all its weight on one key, and its gradient vanishes; scaled, the variance
+stays 1 whatever d is. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .attend import explain
+from .errors import BadValue
+
+SIZES = (4, 16, 64, 256, 1024)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """What scaling does, per head size: lists run along `sizes`; `raw` is unscaled.
+
+    `variance` is that of the scores, `gradient` the mean Frobenius norm of d weights / d scores of
+    one query, `entropy` that of the weights in nats (at most log(keys)). `weights` are one query's,
+    at head size `size`, sorted from the largest.
+    """
+
+    keys: int
+    size: int
+    sizes: list[int]
+    variance_raw: list[float]
+    variance_scaled: list[float]
+    gradient_raw: list[float]
+    gradient_scaled: list[float]
+    entropy_raw: list[float]
+    entropy_scaled: list[float]
+    weights_raw: Tensor
+    weights_scaled: Tensor
+
+    def __str__(self) -> str:
+        lines = [
+            f"Why divide by sqrt(d)?  Random queries and keys, {self.keys} keys.",
+            "",
+            "         variance of scores      entropy of weights     size of the gradient",
+            "     d    raw       scaled        raw      scaled         raw      scaled",
+        ]
+        for i, d in enumerate(self.sizes):
+            lines.append(
+                f"{d:6}  {self.variance_raw[i]:8.2f}  {self.variance_scaled[i]:8.3f}"
+                f"   {self.entropy_raw[i]:8.3f}  {self.entropy_scaled[i]:8.3f}"
+                f"    {self.gradient_raw[i]:9.5f} {self.gradient_scaled[i]:9.5f}"
+            )
+        raw, scaled = float(self.weights_raw[0]), float(self.weights_scaled[0])
+        lines += [
+            "",
+            f"At d = {self.size} the largest weight of one query is {raw:.4f} unscaled and "
+            f"{scaled:.4f} scaled (1/{self.keys} = {1 / self.keys:.4f} would be uniform).",
+        ]
+        return "\n".join(lines)
+
+
+def why_scale(
+    size: int = 256,
+    *,
+    keys: int = 32,
+    queries: int = 256,
+    seed: int = 0,
+    sizes: Sequence[int] = SIZES,
+) -> Scaling:
+    """Measure scores, weights and gradients over random normal queries and keys, by `explain`.
+
+    `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
+    or a count is below 1.
+    """
+    for name, value in (
+        ("size", size),
+        ("keys", keys),
+        ("queries", queries),
+        *(("sizes", s) for s in sizes),
+    ):
+        if value < 1:
+            raise BadValue(
+                f"{name} holds {value}." if name == "sizes" else f"{name}={value}.",
+                "head sizes and counts are whole numbers, 1 or more.",
+                "pass a positive number.",
+            )
+    sizes = sorted({*sizes, size})
+    columns: dict[str, list[float]] = {
+        f"{what}_{kind}": []
+        for what in ("variance", "gradient", "entropy")
+        for kind in ("raw", "scaled")
+    }
+    shown: dict[str, Tensor] = {}
+    source = torch.Generator().manual_seed(seed)
+    for d in sizes:
+        q, k = (torch.randn(n, d, generator=source, dtype=torch.float64) for n in (queries, keys))
+        for kind, scale in (("raw", 1.0), ("scaled", None)):
+            trace = explain(q, k, k, scale=scale)
+            weights = trace["weights"]
+            scores = trace["scaled"] if "scaled" in trace else trace["scores"]
+            columns[f"variance_{kind}"].append(float(scores.var()))
+            columns[f"gradient_{kind}"].append(float(_jacobian_norm(weights).mean()))
+            entropy = torch.special.entr(weights).sum(-1)
+            columns[f"entropy_{kind}"].append(float(entropy.mean()))
+            if d == size:
+                shown[kind] = weights[0].sort(descending=True).values
+    return Scaling(
+        keys, size, sizes, weights_raw=shown["raw"], weights_scaled=shown["scaled"], **columns
+    )
+
+
+def _jacobian_norm(weights: Tensor) -> Tensor:
+    """|diag(w) - w w^T| of each row, the derivative of softmax, in closed form.
+
+    Its squared Frobenius norm is sum(w_i^2) - 2 sum(w_i^3) + sum(w_i^2)^2.
+    """
+    squares = weights.square().sum(-1)
+    return (squares - 2 * weights.pow(3).sum(-1) + squares.square()).clamp(min=0).sqrt()

@@ -1,0 +1,92 @@
+// 4. The lines: one query on the left, the keys it looks at on the right.
+
+const LINE = 28, GAP = 14; // pixels a token and a gap, as in the style sheet
+const MOST = 32; // tokens a side: they fit a screen, and an eye can follow the lines
+
+function buildLines() {
+  listen(byId("queries"), "query", (by) => {
+    const at = trace.kept.indexOf(state.query) + by;
+    return trace.kept[Math.max(0, Math.min(trace.kept.length - 1, at))];
+  });
+  listen(byId("keys"), "key", (by) =>
+    Math.max(0, Math.min(trace.keys.length - 1, state.key + by)));
+}
+
+function listen(list, what, moved) {
+  list.addEventListener("keydown", (event) => {
+    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -1e9, End: 1e9 };
+    if (!(event.key in by)) return;
+    event.preventDefault();
+    go({ [what]: moved(by[event.key]) });
+  });
+  list.addEventListener("click", (event) => {
+    const option = event.target.closest("[role=option]");
+    if (option) go({ [what]: Number(option.dataset.position) });
+  });
+}
+
+function drawLines() {
+  const row = rowOf(weights), masked = maskedKeys();
+  const slot = trace.kept.indexOf(state.query);
+  const queries = elideAround(trace.kept.length, slot).map((i) => i === null ? null : trace.kept[i]);
+  const keys = largest(row, MOST, state.key);
+
+  fill(byId("queries"), queries, state.query, (position) => [query(position)]);
+  fill(byId("keys"), keys, state.key, (position) => [
+    key(position),
+    bar(row[position]),
+    make("span", { class: "figure" }, masked[position] ? "masked" : number(row[position])),
+  ], (position) => (masked[position] ? "masked" : ""));
+
+  const wires = byId("wires"), SVG = "http://www.w3.org/2000/svg";
+  const [left, right] = [queries, keys].map(middles);
+  const height = Math.max(left.height, right.height);
+  wires.setAttribute("viewBox", `0 0 100 ${height}`);
+  wires.style.height = `${height}px`;
+  const from = left.at[queries.indexOf(state.query)];
+  wires.replaceChildren(...keys.flatMap((position, i) => {
+    const weight = position === null ? 0 : row[position];
+    if (!(weight > 0)) return [];
+    const to = right.at[i];
+    const path = document.createElementNS(SVG, "path");
+    path.setAttribute("d", `M 0 ${from} C 50 ${from} 50 ${to} 100 ${to}`);
+    path.setAttribute("stroke-width", (1 + 14 * Math.min(1, weight)).toFixed(2));
+    path.setAttribute("stroke-opacity", (0.2 + 0.75 * Math.min(1, weight)).toFixed(3));
+    path.setAttribute("data-key", position);
+    path.setAttribute("class", position === state.key ? "chosen" : "");
+    return [path];
+  }));
+  const drawn = keys.filter((position) => position !== null).length;
+  byId("lines-note").textContent = drawn < trace.keys.length
+    ? `The ${drawn} keys with the largest weights, of ${trace.keys.length.toLocaleString("en")}.` : "";
+}
+
+// Where the middle of each line of a list falls.
+function middles(positions) {
+  let height = 0;
+  const at = positions.map((position) => {
+    const line = position === null ? GAP : LINE;
+    height += line;
+    return height - line / 2;
+  });
+  return { at, height };
+}
+
+// A window of the queries that holds the chosen one.
+function elideAround(length, chosen) {
+  const first = Math.max(0, Math.min(length - MOST, chosen - MOST / 2));
+  const window = Array.from({ length: Math.min(MOST, length) }, (_, i) => first + i);
+  return withGaps(window, length);
+}
+
+function fill(list, positions, chosen, write, kind = () => "") {
+  list.replaceChildren(...positions.map((position) => {
+    if (position === null) return make("div", { class: "gap", "aria-hidden": "true" }, "⋮");
+    const option = make("div", {
+      role: "option", id: `${list.id}-${position}`, class: kind(position),
+      "data-position": position, "aria-selected": position === chosen,
+    }, ...write(position));
+    return option;
+  }));
+  list.setAttribute("aria-activedescendant", `${list.id}-${chosen}`);
+}

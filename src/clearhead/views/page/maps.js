@@ -1,0 +1,253 @@
+// 3. The maps: every head small, one head large, and the numbers under the pointer.
+
+// Viridis: even in lightness, and the same order for every kind of colour vision.
+const VIRIDIS = [
+  0x440154, 0x482475, 0x414487, 0x355f8d, 0x2a788e, 0x21918c, 0x22a884, 0x44bf70, 0x7ad151,
+  0xbddf26, 0xfde725,
+].map((hex) => [hex >> 16, (hex >> 8) & 255, hex & 255]);
+const NOT_A_NUMBER = [214, 51, 92];
+
+function colour(share) {
+  const at = Math.max(0, Math.min(1, share)) * (VIRIDIS.length - 1);
+  const low = VIRIDIS[Math.floor(at)], high = VIRIDIS[Math.ceil(at)];
+  return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+}
+
+// One scale for all heads of a step, so that they compare. Shares start at zero.
+function extent(step) {
+  if (step.extent) return step.extent;
+  let low = Infinity, high = -Infinity;
+  for (const value of step.cells) {
+    if (!Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low > high) [low, high] = [0, 1];
+  if (isShare(step)) low = 0;
+  return (step.extent = { low, high: high > low ? high : low + 1 });
+}
+
+const isShare = (step) => step === weights || step.name === "dropped";
+
+// Many keys share a weight of one, so most weights are faint: their square root is not.
+const lifted = (step) => isShare(step) && trace.size.k > 16;
+
+function shade(step, value) {
+  const { low, high } = extent(step);
+  const share = (value - low) / (high - low);
+  return lifted(step) ? Math.sqrt(Math.max(0, share)) : share;
+}
+
+// A step knows its masked cells by their minus infinity; the later ones ask `masked`.
+const hatching = (step) => (isShare(step) && stepNamed("masked")) || step;
+const blocks = (step) => (step.blocks ??= step.cells.includes(-Infinity));
+
+function hidden(step, head) {
+  const { values } = hatching(step).grid(head);
+  return (cell) => values[cell] === -Infinity;
+}
+
+// One canvas pixel a cell; the style sheet enlarges it without smoothing, and
+// hatches what stays transparent, which is what may not be looked at.
+function paint(canvas, step, head) {
+  const { rows, columns, values } = step.grid(head);
+  const isHidden = hidden(step, head);
+  [canvas.width, canvas.height] = [columns, rows];
+  const pen = canvas.getContext("2d");
+  const image = pen.createImageData(columns, rows);
+  for (let cell = 0; cell < values.length; cell++) {
+    if (isHidden(cell)) continue;
+    const value = values[cell];
+    image.data.set(Number.isNaN(value) ? NOT_A_NUMBER : colour(shade(step, value)), 4 * cell);
+    image.data[4 * cell + 3] = 255;
+  }
+  pen.putImageData(image, 0, 0);
+}
+
+// ---- the choice of step and head -----------------------------------------------------
+
+function buildMaps() {
+  for (const step of pairs) {
+    const radio = make("input", { type: "radio", name: "show", value: step.name });
+    radio.checked = step.name === state.show;
+    radio.addEventListener("change", () => go({ show: step.name }));
+    byId("which").append(make("label", {}, radio, make("span", {}, step.name)));
+  }
+  for (let head = 0; head < heads; head++) {
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    const button = make("button", { type: "button", role: "radio", class: "head" },
+      canvas, make("span", {}, `head ${head}`));
+    button.addEventListener("click", () => go({ head }));
+    canvas.addEventListener("pointermove", (event) => read(cellUnder(event, canvas), head));
+    canvas.addEventListener("pointerleave", () => read());
+    byId("heads").append(button);
+  }
+  byId("heads").hidden = heads === 1;
+  byId("heads").addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    go({ head: (state.head + by + heads) % heads });
+    byId("heads").children[state.head].focus();
+  });
+  const canvas = byId("canvas");
+  canvas.addEventListener("pointermove", (event) => read(cellUnder(event, canvas)));
+  canvas.addEventListener("pointerleave", () => read());
+  canvas.addEventListener("click", (event) => goToCell(cellUnder(event, canvas)));
+  byId("map").addEventListener("keydown", walk);
+  new ResizeObserver(layOut).observe(byId("map").parentElement);
+}
+
+function cellUnder(event, canvas) {
+  const box = canvas.getBoundingClientRect();
+  const along = (offset, size, cells) =>
+    Math.max(0, Math.min(cells - 1, Math.floor((offset / size) * cells)));
+  return {
+    row: along(event.clientY - box.top, box.height, canvas.height),
+    column: along(event.clientX - box.left, box.width, canvas.width),
+  };
+}
+
+function walk(event) {
+  const { rows, columns } = weights.grid(state.head);
+  const { row, column } = state;
+  const moves = {
+    ArrowUp: { row: row - 1 }, ArrowDown: { row: row + 1 },
+    ArrowLeft: { column: column - 1 }, ArrowRight: { column: column + 1 },
+    Home: { column: 0 }, End: { column: columns - 1 },
+  };
+  const turn = { PageUp: -1, PageDown: 1 }[event.key];
+  const to = { row, column, ...moves[event.key] };
+  if (!turn && !moves[event.key]) return;
+  event.preventDefault();
+  if (turn) go({ head: (state.head + turn + heads) % heads });
+  else if (to.row >= 0 && to.row < rows && to.column >= 0 && to.column < columns) goToCell(to);
+}
+
+// A cell of a pooled map is a block: its first key, and the nearest query that was kept.
+function goToCell({ row, column }) {
+  const [high, wide] = trace.block ?? [1, 1];
+  const near = (position) => Math.abs(position - row * high);
+  const query = trace.kept.reduce((best, next) => (near(next) < near(best) ? next : best));
+  go({ query, key: column * wide, row, column });
+}
+
+// ---- drawing -------------------------------------------------------------------------
+
+function drawMaps() {
+  const step = stepNamed(state.show);
+  for (const radio of byId("which").querySelectorAll("input")) {
+    radio.checked = radio.value === state.show;
+  }
+  [...byId("heads").children].forEach((button, head) => {
+    const chosen = head === state.head;
+    button.setAttribute("aria-checked", chosen);
+    button.tabIndex = chosen ? 0 : -1;
+    if (button.painted !== step) paint(button.firstChild, step, head);
+    button.painted = step;
+  });
+  paint(byId("canvas"), step, state.head);
+  byId("map").setAttribute("aria-label", `Heat map of the ${step.name} of head ${state.head}`);
+  drawScale(step);
+  layOut();
+  read();
+}
+
+const LARGE = 640; // pixels: the height of a large map, so that it fits a screen
+
+// Whole pixels a cell, so that the grid stays even.
+function layOut() {
+  const { rows, columns, values } = stepNamed(state.show).grid(state.head);
+  const map = byId("map"), canvas = byId("canvas");
+  const labels = parseFloat(getComputedStyle(map).getPropertyValue("--labels"));
+  const room = map.parentElement.clientWidth - labels;
+  const cell = Math.max(1, Math.floor(Math.min(60, room / columns, LARGE / rows)));
+  map.style.setProperty("--cell", `${cell}px`);
+  canvas.style.width = `${cell * columns}px`;
+  canvas.style.height = `${cell * rows}px`;
+  label(byId("rows"), trace.queries, rows, trace.block?.[0] ?? 1, cell);
+  label(byId("columns"), trace.keys, columns, trace.block?.[1] ?? 1, cell);
+  map.classList.toggle("lined", cell >= 8);
+  writeCells(cell, columns, values);
+  placeCursor(byId("pinned"), state);
+}
+
+// As many labels as fit at 15 pixels each.
+function label(side, tokens, cells, block, size) {
+  const every = size < 13 ? Math.ceil(15 / size) : 1;
+  side.replaceChildren(...Array.from({ length: cells }, (_, cell) =>
+    make("span", {}, cell % every ? "" : token(tokens[cell * block], 16))));
+}
+
+// Where a cell is wide enough for its number, the number stands in it.
+function writeCells(cell, columns, values) {
+  const step = stepNamed(state.show), isHidden = hidden(step, state.head);
+  const written = byId("written");
+  written.replaceChildren();
+  if (cell < 34) return;
+  for (let at = 0; at < values.length; at++) {
+    const dark = shade(step, values[at]) < 0.45;
+    written.append(make("span", { class: dark ? "on-dark" : "on-light" },
+      isHidden(at) ? "" : short(values[at])));
+  }
+  written.style.gridTemplateColumns = `repeat(${columns}, ${cell}px)`;
+}
+
+const short = (value) =>
+  Math.abs(value) < 100 ? value.toFixed(2).replace("-", MINUS) : number(value, 0);
+
+function placeCursor(cursor, cell) {
+  cursor.hidden = !cell;
+  if (!cell) return;
+  cursor.style.transform =
+    `translate(calc(${cell.column} * var(--cell)), calc(${cell.row} * var(--cell)))`;
+}
+
+function drawScale(step) {
+  const { low, high } = extent(step);
+  const stops = VIRIDIS.map(([r, g, b]) => `rgb(${r} ${g} ${b})`).join(", ");
+  const ramp = make("span", { class: "ramp" });
+  ramp.style.background = `linear-gradient(to right, ${stops})`;
+  const notes = blocks(hatching(step)) ? [make("span", { class: "swatch" }), " may not look"] : [];
+  byId("scale").replaceChildren(
+    make("span", {}, number(low, 2)), ramp, make("span", {}, number(high, 2)),
+    make("span", { class: "aside" }, lifted(step) ? "square-root scale" : ""),
+    make("span", { class: "aside" }, ...notes));
+}
+
+// ---- the reading ---------------------------------------------------------------------
+
+// What the cell under the pointer says, or else the cell that is kept: its two
+// tokens, and its number at every step that has one.
+function read(cell, head = state.head) {
+  const { row, column } = cell ?? state;
+  placeCursor(byId("point"), head === state.head ? cell : undefined);
+  const [high, wide] = trace.block ?? [1, 1];
+  const tokens = (labels, first, size) => {
+    const last = Math.min(labels.length, first + size) - 1;
+    const whole = [token(labels[first], 40), make("small", {}, ` ${first}`)];
+    return last > first ? [...whole, " to ", token(labels[last], 40), make("small", {}, ` ${last}`)] : whole;
+  };
+  const numbers = pairs.map((step) => {
+    const { columns, values } = step.grid(head);
+    return make("div", { class: step.name === state.show ? "shown" : undefined },
+      make("dt", {}, step.name),
+      make("dd", { "data-step": step.name }, precise(values[row * columns + column])));
+  });
+  const looks = hidden(weights, head)(row * weights.grid(head).columns + column)
+    ? " may not look at " : " looks at ";
+  const says = [
+    make("p", {}, make("small", {}, `head ${head}`)),
+    make("p", { class: "looks" },
+      ...tokens(trace.queries, row * high, high), make("span", { class: "arrow" }, looks),
+      ...tokens(trace.keys, column * wide, wide)),
+    make("dl", {}, ...numbers),
+  ];
+  if (trace.block) says.push(make("p", {}, make("small", {}, `the largest of ${high} × ${wide} cells`)));
+  byId("readout").replaceChildren(...says);
+  for (const [id, at] of [["rows", row], ["columns", column]]) {
+    [...byId(id).children].forEach((span, i) => span.classList.toggle("here", i === at));
+  }
+  const spot = byId("map-cell");
+  spot.textContent = byId("readout").textContent;
+}

@@ -1,0 +1,111 @@
+// 2. The marks: elements, tokens, numbers, bars and tables.
+//
+// Text goes in as text nodes and never as markup: a token may hold anything.
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== false && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.flat());
+  return element;
+}
+
+const byId = (id) => document.getElementById(id);
+
+// By code points, so that no character is cut in two.
+function clip(text, most) {
+  const head = [...text.slice(0, 2 * most + 2)];
+  return head.length > most ? head.slice(0, most).join("") + "…" : text;
+}
+
+// A token keeps its own direction to itself (bdi), and says all of itself when pointed at.
+function token(text, most = 24) {
+  return make("bdi", { class: "token", title: text.length > 12 ? text : undefined }, clip(text, most));
+}
+
+const query = (position) => token(trace.queries[position]);
+const key = (position) => token(trace.keys[position]);
+
+const MINUS = "−";
+
+function number(value, digits = 4) {
+  if (Number.isNaN(value)) return "NaN";
+  const sign = value < 0 ? MINUS : "";
+  const size = Math.abs(value);
+  if (size === Infinity) return sign + "∞";
+  if (size === 0) return "0";
+  if (size >= 1e6 || size < 0.5 * 10 ** -digits) {
+    return sign + size.toExponential(digits - 2).replace("e+", "e").replace("e-", "e" + MINUS);
+  }
+  return sign + size.toFixed(size >= 1000 ? Math.max(0, digits - 2) : digits);
+}
+
+// Six significant digits: what float32 holds.
+function precise(value) {
+  if (!Number.isFinite(value) || value === 0) return number(value);
+  return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
+}
+
+const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+
+function bar(share) {
+  const fill = make("span", { class: "fill" });
+  fill.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
+  return make("span", { class: "gauge", "aria-hidden": "true" }, fill);
+}
+
+// Positions to write out of `length`: all, or both ends and the neighbours of
+// `chosen`, with null for each gap.
+function elide(length, most, chosen = 0) {
+  const all = Array.from({ length }, (_, i) => i);
+  if (length <= most) return all;
+  const near = Math.max(1, Math.floor((most - 4) / 2));
+  const middle = Math.max(near + 1, Math.min(length - near - 2, chosen));
+  return withGaps(
+    all.filter((i) => i < 2 || i >= length - 2 || Math.abs(i - middle) <= near), length);
+}
+
+// Features have no neighbours: the first of them, a gap, the last.
+function ends(length, most) {
+  const all = Array.from({ length }, (_, i) => i);
+  return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
+}
+
+// The positions of the `most` largest values (and of `chosen`), in order, with gaps.
+function largest(values, most, chosen) {
+  const size = (i) => (Number.isNaN(values[i]) ? Infinity : values[i]);
+  const order = Array.from(values, (_, i) => i).sort((a, b) => size(b) - size(a));
+  if (order.length <= most) return withGaps(order.sort((a, b) => a - b), values.length);
+  const picked = new Set([chosen, ...order.slice(0, most - 1)]);
+  return withGaps([...picked].sort((a, b) => a - b), values.length);
+}
+
+function withGaps(positions, length) {
+  const line = [];
+  let expected = 0;
+  for (const position of positions) {
+    if (position === expected + 1) line.push(expected); // a gap of one says less than the one
+    if (position > expected + 1) line.push(null);
+    line.push(position);
+    expected = position + 1;
+  }
+  if (expected === length - 1) line.push(expected);
+  if (expected < length - 1) line.push(null);
+  return line;
+}
+
+// A table of rows [{cells, kind}]; the first cell of each row is its heading.
+function table(caption, columns, rows, kind = "") {
+  const head = columns.map((name) => make("th", { scope: "col" }, name));
+  const body = rows.map(({ cells, kind }) =>
+    make("tr", { class: kind },
+      cells.map((cell, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, cell))));
+  return make("div", { class: "scroll" },
+    make("table", { class: kind },
+      make("caption", {}, caption),
+      make("thead", {}, make("tr", {}, head)),
+      make("tbody", {}, body)));
+}
+
+const gap = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });

@@ -1,0 +1,231 @@
+// 5. The steps: the computation for one query, as one would write it on a page.
+
+// How each step is written out. A step that is not named here is shown as
+// before and after (queries x keys), or as a table of its rows.
+const WRITTEN = { scores: dotProduct, weights: exponentials, output: weightedSum };
+
+const write = (step) => (WRITTEN[step.name] ?? (step.pair ? beforeAndAfter : rowsOf))(step);
+
+function buildSteps() {
+  steps.forEach((step, stage) => {
+    const tab = make("button", { type: "button", role: "tab", id: `tab-${stage}` },
+      make("span", { class: "ordinal" }, stage + 1), step.name);
+    tab.addEventListener("click", () => go({ stage }));
+    byId("tabs").append(tab);
+  });
+  const turn = (by) => go({ stage: Math.max(0, Math.min(steps.length - 1, state.stage + by)) });
+  byId("previous").addEventListener("click", () => turn(-1));
+  byId("next").addEventListener("click", () => turn(1));
+  const keys = { ArrowRight: 1, ArrowLeft: -1, Home: -steps.length, End: steps.length };
+  for (const id of ["tabs", "panel"]) {
+    byId(id).addEventListener("keydown", (event) => {
+      if (!(event.key in keys) || event.target.closest(".scroll")) return;
+      event.preventDefault();
+      turn(keys[event.key]);
+      if (id === "tabs") byId("tabs").children[state.stage].focus();
+    });
+  }
+}
+
+function drawSteps() {
+  byId("steps-lead").replaceChildren(
+    "Query ", query(state.query), ` (position ${state.query}), head ${state.head}; `,
+    "where one key is followed, it is ", key(state.key), ` (position ${state.key}).`);
+  [...byId("tabs").children].forEach((tab, stage) => {
+    tab.setAttribute("aria-selected", stage === state.stage);
+    tab.setAttribute("aria-controls", "panel");
+    tab.tabIndex = stage === state.stage ? 0 : -1;
+  });
+  byId("panel").setAttribute("aria-labelledby", `tab-${state.stage}`);
+  byId("panel").replaceChildren(leaf(state.stage));
+  byId("previous").disabled = state.stage === 0;
+  byId("next").disabled = state.stage === steps.length - 1;
+  byId("turned").textContent = `Step ${state.stage + 1} of ${steps.length}`;
+}
+
+// One step, whole: name, formula, shape, reason, numbers.
+function leaf(stage) {
+  const step = steps[stage];
+  const shape = step.shape.map(([letter, size]) =>
+    make("span", {}, `${trace.names[letter] ?? letter} `, make("b", {}, size)));
+  return make("article", { class: "step", "data-step": step.name },
+    make("h3", {}, make("span", { class: "ordinal" }, stage + 1), step.name),
+    make("p", { class: "formula" }, step.formula),
+    make("p", { class: "why" }, step.why),
+    make("p", { class: "shape" }, "shape ", ...shape),
+    ...write(step));
+}
+
+const paragraph = (...words) => make("p", {}, ...words);
+
+// ---- any step ------------------------------------------------------------------------
+
+// Tokens down, features across, the chosen token marked.
+function rowsOf(step) {
+  const down = step.axes.find((letter) => "qk".includes(letter));
+  const across = step.axes.filter((letter) => !"qkhg".includes(letter)).at(-1);
+  const length = down ? trace.size[down] : 1;
+  const positions = step.kept[down] ?? Array.from({ length }, (_, i) => i);
+  const chosen = down === "k" ? state.key : state.query;
+  const at = (position) => place(down ? { [down]: position } : {});
+  const read = (position) => (across ? step.along(across, at(position)) : step.along("", at(position)));
+  const shown = elide(positions.length, 12, Math.max(0, positions.indexOf(chosen)));
+  const features = ends(read(positions[0]).length, 10);
+  const rows = shown.map((i) => {
+    if (i === null) return gap(features.length + 1);
+    const position = positions[i], values = read(position);
+    return {
+      kind: down && position === chosen ? "chosen" : "",
+      cells: [down === "k" ? key(position) : down ? query(position) : "all tokens",
+        ...features.map((j) => (j === null ? "…" : number(values[j])))],
+    };
+  });
+  const names = features.map((j) => (j === null ? "…" : across ? `${across} ${j}` : step.name));
+  return [table(`${step.name}, one row a token`, [down === "k" ? "key" : "query", ...names], rows)];
+}
+
+// The row of the chosen query in the step before, and in this one.
+function beforeAndAfter(step) {
+  const earlier = pairs[pairs.indexOf(step) - 1];
+  const after = rowOf(step), before = earlier && rowOf(earlier);
+  const note = (i) => {
+    if (!before) return "";
+    if (after[i] === -Infinity && before[i] !== -Infinity) return "may not look";
+    if (step.name === "dropped" && after[i] === 0 && before[i] !== 0) return "dropped";
+    if (step.name === "biased") return `bias ${number(after[i] - before[i])}`;
+    return "";
+  };
+  const shown = elide(after.length, 12, state.key);
+  const rows = shown.map((i) => i === null ? gap(4) : {
+    kind: [i === state.key ? "chosen" : "", after[i] === -Infinity ? "masked" : ""].join(" "),
+    cells: [key(i), before ? number(before[i]) : "", number(after[i]), note(i)],
+  });
+  const blind = after.filter((score) => score === -Infinity).length;
+  return [
+    ...oneKey(step, before?.[state.key], after[state.key]),
+    ...(step.name === "masked" ? [paragraph(
+      blind ? `This query may not look at ${count(blind, "key")} of ${after.length}.`
+        : "This query may look at every key.")] : []),
+    table(`The row of this query, ${earlier?.name ?? "nothing"} before and ${step.name} after`,
+      ["key", earlier?.name ?? "", step.name, ""], rows, "narrow"),
+  ];
+}
+
+// The same line as one writes it by hand, where the setting behind it is known.
+function oneKey(step, before, after) {
+  const { scale, softcap, dropout } = trace.settings;
+  const hand = {
+    scaled: scale !== undefined && ` × ${precise(scale)} = `,
+    capped: softcap !== undefined && `: ${precise(softcap)} × tanh(${number(before)} / ${precise(softcap)}) = `,
+    dropped: dropout !== undefined && after !== 0 && ` ÷ (1 ${MINUS} ${precise(dropout)}) = `,
+  }[step.name];
+  if (!hand || before === undefined) return [];
+  return [make("p", { class: "sum" }, key(state.key), " ", number(before), hand, make("b", {}, number(after)))];
+}
+
+// ---- scores: product by product ------------------------------------------------------
+
+function dotProduct(step) {
+  const row = rowOf(step), result = row[state.key];
+  const q = stepNamed("query")?.along("d", place());
+  const k = stepNamed("key")?.along("d", place());
+  const parts = [];
+  if (q && k) {
+    const products = q.map((value, i) => value * k[i]);
+    const shown = ends(products.length, 10);
+    const rest = products.filter((_, i) => !shown.includes(i));
+    const line = (name, values, kind, end = "") => ({
+      kind, cells: [name, ...shown.map((i) => (i === null ? end || "…" : number(values[i])))],
+    });
+    const left = rest.reduce((sum, value) => sum + value, 0);
+    parts.push(
+      table("The dot product of this query and the chosen key, feature by feature",
+        ["feature", ...shown.map((i) => (i === null ? `${rest.length} more` : String(i)))], [
+          line(["query ", query(state.query)], q),
+          line(["key ", key(state.key)], k),
+          line("product", products, "total", number(left)),
+        ]),
+      make("p", { class: "sum" },
+        shown.map((i) => {
+          const value = i === null ? left : products[i];
+          return (value < 0 ? ` ${MINUS} ` : " + ") + number(Math.abs(value));
+        }).join("").replace(/^ \+ /, "").replace(/^ − /, MINUS),
+        " = ", make("b", {}, number(result))));
+  } else {
+    parts.push(paragraph("The features of this key are not kept in this page."));
+  }
+  const keys = elide(row.length, 12, state.key);
+  parts.push(table("The same for every key: the row of this query",
+    ["query", ...keys.map((i) => (i === null ? "…" : key(i)))], [{
+      cells: [query(state.query), ...keys.map((i) => (i === null ? "…" : number(row[i])))],
+    }]));
+  return parts;
+}
+
+// ---- weights: the exponentials and their sum -----------------------------------------
+
+function exponentials(step) {
+  const earlier = pairs[pairs.indexOf(step) - 1];
+  const after = rowOf(step), before = earlier && rowOf(earlier);
+  const total = after.reduce((sum, weight) => sum + weight, 0);
+  if (before?.every((score) => score === -Infinity)) {
+    return [paragraph("This query may look at nothing, so every weight is 0.")];
+  }
+  const shown = largest(after, 12, state.key);
+  const rest = after.map((_, i) => i).filter((i) => !shown.includes(i));
+  const add = (values) => rest.reduce((sum, i) => sum + values[i], 0);
+  if (!before) {
+    return [table("The weights of this query", ["key", "weight", ""],
+      shown.map((i) => i === null ? gap(3) : { cells: [key(i), number(after[i]), bar(after[i])] }), "narrow")];
+  }
+  const peak = Math.max(...before.filter((score) => !Number.isNaN(score)));
+  const raised = before.map((score) => Math.exp(score - peak));
+  const sum = raised.reduce((all, value) => all + value, 0);
+  const rows = shown.map((i) => i === null ? gap(6) : {
+    kind: [i === state.key ? "chosen" : "", before[i] === -Infinity ? "masked" : ""].join(" "),
+    cells: [key(i), number(before[i]), number(before[i] - peak), number(raised[i]),
+      number(after[i]), bar(after[i])],
+  });
+  if (rest.length) {
+    rows.push({ cells: [count(rest.length, "more key"), "", "", number(add(raised)), number(add(after)), ""] });
+  }
+  rows.push({ kind: "total", cells: ["sum", "", "", number(sum), number(total), ""] });
+  const parts = [table("From scores to weights",
+    ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", ""], rows)];
+  const sunk = 1 - total;
+  if (sunk > 1e-4) {
+    parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which gives no value, `,
+      `takes the other ${number(sunk)}. So the sum to divide by is ${number(sum / total)}.`));
+  }
+  parts.push(make("p", { class: "sum" }, key(state.key), " ",
+    `exp(${number(before[state.key] - peak)}) / ${number(sum / total)} = `,
+    make("b", {}, number(after[state.key]))));
+  return parts;
+}
+
+// ---- output: the weighted sum --------------------------------------------------------
+
+function weightedSum(step) {
+  const share = rowOf(mixed), values = stepNamed("value");
+  const result = step.along("v", place());
+  const features = ends(result.length, 4);
+  const cut = (row) => features.map((j) => (j === null ? "…" : row ? number(row[j]) : "?"));
+  const shown = largest(share.map(Math.abs), 8, state.key);
+  const given = new Map(shown.filter((i) => i !== null).map((i) => [i, values?.along("v", place({ k: i }))]));
+  const product = (i) => given.get(i)?.map((value) => (share[i] === 0 ? 0 : share[i] * value));
+  const rows = shown.map((i) => i === null ? gap(2 + 2 * features.length + 1) : {
+    kind: i === state.key ? "chosen" : "",
+    cells: [key(i), number(share[i]), ...cut(given.get(i)), "=", ...cut(product(i))],
+  });
+  const rest = share.length - given.size;
+  if (rest) {
+    const sums = [...given.keys()].reduce(
+      (left, i) => left.map((value, j) => value - (product(i)?.[j] ?? NaN)), result);
+    rows.push({ cells: [count(rest, "more key"), "", ...features.map(() => ""), "=",
+      ...(sums.some(Number.isNaN) ? features.map(() => "…") : cut(sums))] });
+  }
+  rows.push({ kind: "total", cells: ["output", "", ...features.map(() => ""), "=", ...cut(result)] });
+  const names = features.map((j) => (j === null ? "…" : `v ${j}`));
+  return [table("Each value times its weight; the output is their sum",
+    ["key", "weight ×", ...names, "", ...names], rows)];
+}

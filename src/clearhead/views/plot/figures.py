@@ -1,0 +1,131 @@
+"""Figures of a trace: one head, every head, the chain of steps.
+
+They are made with matplotlib's objects and no global state; none is shown or kept.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import BadValue
+from ...trace import Trace
+from ..sheet import Sheet, sheets, span
+from .canvas import draw, drawable, new_figure, require_matplotlib, size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# By suffix, what a file would say of its maker and its day, left out: the same figure, the same
+# bytes.
+FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None" = None) -> "Axes":
+    """One head of one step: tokens beside and above, numbers in the cells where they fit.
+
+    What the mask blocks is grey and hatched. Raises `BadValue` for a step or a head that is not
+    there, or a step without numbers.
+    """
+    require_matplotlib()
+    sheet = _sheet(trace, step, head)
+    if ax is None:
+        ax = new_figure(*size(sheet)).add_subplot()
+    draw(ax, sheet)
+    ax.set_title(_title(trace, step, sheet), parse_math=False)
+    return ax
+
+
+def heads(trace: Trace, step: str = "weights", figure: "Figure | None" = None) -> "Figure":
+    """Every head of a step in one figure, all in one range of colour, with one scale."""
+    require_matplotlib()
+    _sheet(trace, step, 0)
+    found = sheets(trace, trace.step(step))
+    across = min(len(found), 4)
+    down = -(-len(found) // across)
+    beside, height = size(found[0], most=4.0)
+    width, _ = size(found[0], most=4.0, rows=False)
+    figure = figure or new_figure(beside + width * (across - 1) + 0.8, height * down + 0.4)
+    axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
+    low, high = span(found)
+    for i, (ax, sheet) in enumerate(zip(axes, found, strict=False)):
+        image = draw(ax, sheet, low, high, rows=i % across == 0)
+        ax.set_title(sheet.title or step)
+    for ax in axes[len(found) :]:
+        ax.remove()
+    figure.colorbar(image, ax=axes[: len(found)], shrink=0.8)
+    figure.suptitle(_title(trace, step), parse_math=False)
+    return figure
+
+
+def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figure":
+    """The chain of one head, from the scores to the output, side by side."""
+    require_matplotlib()
+    names = trace.names
+    first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
+    chain = names[first : last + 1]
+    found = [_sheet(trace, name, head) for name in chain]
+    across = len(chain) if len(chain) <= 5 else -(-len(chain) // 2)
+    down = -(-len(chain) // across)
+    beside, height = size(found[0], most=4.0)
+    width, _ = size(found[0], most=4.0, rows=False)
+    figure = figure or new_figure(beside + width * (across - 1), height * down + 0.4)
+    widest = found[0].values.shape[1]
+    # In a lone row each matrix is as wide as its columns ask, so that all rows are level.
+    ratios = (
+        [min(max(sheet.values.shape[1], 2), 2 * widest) for sheet in found] if down == 1 else None
+    )
+    grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios)
+    axes = grid.ravel().tolist()
+    for i, (ax, name, sheet) in enumerate(zip(axes, chain, found, strict=False)):
+        draw(ax, sheet, rows=i % across == 0)
+        arrow = "→ " if i else ""
+        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip())
+        ax.set_title(title, fontsize=9, parse_math=False)
+    for ax in axes[len(chain) :]:
+        ax.remove()
+    if found[0].title:
+        figure.suptitle(found[0].title)
+    return figure
+
+
+def save(figure: "Figure", path: str | Path) -> Path:
+    """Write a figure as PNG, SVG or PDF, by the suffix; the same figure gives the same bytes."""
+    require_matplotlib()
+    import matplotlib
+
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise BadValue(
+            f"A figure was to be saved as {str(path)!r}.",
+            "the suffix says the format, which is one of " + ", ".join(FORMATS) + ".",
+            f"name it for example {path.stem + '.png'!r}.",
+        )
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
+            figure.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
+    except (OSError, ValueError) as error:
+        raise BadValue(
+            f"The figure could not be written to {str(path)!r} "
+            f"({getattr(error, 'strerror', None) or error}).",
+            "a figure is written to a file in a folder that exists and may be written to.",
+            "make the folder first, or name another file.",
+        ) from error
+    return path
+
+
+def _sheet(trace: Trace, step: str, head: int) -> Sheet:
+    found = sheets(trace, trace.step(step), [head])
+    if found:
+        return found[0]
+    raise BadValue(
+        f"The step {step!r} has the shape {trace.step(step).shape}.",
+        "a figure shows numbers, and here are none.",
+        "explain at least one token of at least one feature.",
+    )
+
+
+def _title(trace: Trace, step: str, sheet: Sheet | None = None) -> str:
+    formula = trace.step(step).formula
+    name = drawable(f"{step} = {formula}" if formula else step)
+    return f"{name}\n{sheet.title}" if sheet and sheet.title else name

@@ -1,0 +1,92 @@
+"""Why divide by √d: the picture."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ...errors import BadValue
+from .canvas import new_figure, require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RAW, SCALED = "#c1432e", "#2b6cb0"
+
+
+class Scaling(Protocol):
+    """What `scaling` draws: softmax over random scores, by head size, with and without 1/√d."""
+
+    @property
+    def sizes(self) -> list[int]: ...
+    @property
+    def variance_raw(self) -> list[float]: ...
+    @property
+    def variance_scaled(self) -> list[float]: ...
+    @property
+    def gradient_raw(self) -> list[float]: ...
+    @property
+    def gradient_scaled(self) -> list[float]: ...
+    @property
+    def entropy_raw(self) -> list[float]: ...
+    @property
+    def entropy_scaled(self) -> list[float]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def weights_raw(self) -> Tensor: ...
+    @property
+    def weights_scaled(self) -> Tensor: ...
+
+
+def scaling(report: Scaling, axes: "Sequence[Axes] | None" = None) -> "Figure":
+    """Why divide by √d: four pictures, each with and without it.
+
+    The variance of the scores, what it does to one query's softmax at `report.size`, the entropy
+    of the softmax, and the size of its gradient.
+    """
+    require_matplotlib()
+    if axes is None:
+        axes = list(new_figure(10, 7).subplots(2, 2).ravel())
+    if len(axes) != 4:
+        raise BadValue(
+            f"scaling was given {len(axes)} axes.",
+            "it draws four pictures: variance, softmax, entropy and gradient.",
+            "pass four axes, or none for a figure of its own.",
+        )
+    variance, softmax, entropy, gradient = axes
+    _lines(variance, report.sizes, report.variance_raw, report.variance_scaled)
+    variance.set(title="variance of the scores: grows like d", yscale="log")
+    _bars(softmax, report.weights_raw, report.weights_scaled)
+    softmax.set(title=f"one query's weights at d = {report.size}, sorted")
+    _lines(entropy, report.sizes, report.entropy_raw, report.entropy_scaled)
+    entropy.set(title="entropy of the weights (nats)", ylim=(0, None))
+    _lines(gradient, report.sizes, report.gradient_raw, report.gradient_scaled)
+    gradient.set(title="size of the gradient of the weights", yscale="log")
+    figure = variance.figure
+    assert figure is not None
+    if len(figure.axes) == 4:
+        figure.suptitle("Why divide by √d")
+    return figure  # type: ignore[return-value]  # axes that stand in a subfigure give that back
+
+
+def _lines(ax: "Axes", sizes: Sequence[int], raw: Sequence[float], scaled: Sequence[float]) -> None:
+    ax.plot(sizes, raw, marker="o", color=RAW, label="q · k")
+    ax.plot(sizes, scaled, marker="s", color=SCALED, label="q · k / √d")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(sizes), labels=[str(size) for size in sizes])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel("head size d")
+    ax.grid(alpha=0.3)
+    ax.legend()
+
+
+def _bars(ax: "Axes", raw: Tensor, scaled: Tensor) -> None:
+    for weights, colour, label in ((raw, RAW, "q · k"), (scaled, SCALED, "q · k / √d")):
+        heights = weights.detach().double().cpu().flatten().sort(descending=True).values.numpy()
+        ax.bar(np.arange(len(heights)), heights, width=1.0, color=colour, alpha=0.65, label=label)
+    ax.set_xlabel("key, the heaviest first")
+    ax.set_ylim(0, 1)
+    ax.legend()

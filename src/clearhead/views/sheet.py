@@ -1,0 +1,195 @@
+"""What every view draws: the sheets of a step, one matrix for each head, with its labels.
+
+Tokens are strangers' text; here they become labels that cannot hide, break or reorder a line.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import BadValue
+from ..trace import AXES, Step, Trace
+
+PLURAL = {"query": "queries", "batch": "batches"}
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """One matrix, in float64 on the CPU. Its axes are named by the letters `down` and `across`.
+
+    `rows` and `columns` are the tokens along them, None where there are only positions. `blocked`
+    marks the cells that the mask (or a score of -inf) leaves without weight.
+    """
+
+    title: str
+    down: str
+    across: str
+    rows: list[str] | None
+    columns: list[str] | None
+    values: Tensor
+    blocked: Tensor
+
+
+def sheets(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list[Sheet]:
+    """The sheets of a step of batch 0, one for each query head in `heads` (None means all).
+
+    A step of key heads gives each key head that those query heads read; a step without heads gives
+    one sheet; a step without numbers none. Raises `BadValue` for a head that is not there.
+    """
+    chosen, group = choose_heads(trace, heads), _group(trace)
+    letters, tensor = step.axes.split(), step.tensor.detach().cpu()
+    if not tensor.numel():
+        return []
+    blocked = _blocked(trace, step)
+    if "b" in letters:
+        at = letters.index("b")
+        tensor, blocked = tensor.select(at, 0), blocked.select(at, 0)
+        letters.remove("b")
+    lead = next((letter for letter in letters if letter in "hg"), "")
+    if not lead:
+        return [_sheet(trace, "", letters, tensor, blocked)]
+    at = letters.index(lead)
+    letters.remove(lead)
+    which = sorted({head // group for head in chosen}) if lead == "g" else chosen
+    return [
+        _sheet(
+            trace,
+            _title(lead, i, group, step.shape[step.axes.split().index(lead)]),
+            letters,
+            tensor.select(at, i),
+            blocked.select(at, i),
+        )
+        for i in which
+    ]
+
+
+def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
+    """The query heads asked for, None meaning all. Raises `BadValue` for one that is not there."""
+    count = size_of(trace, "h") or 1
+    if heads is None:
+        return list(range(count))
+    for head in heads:
+        if not -count <= head < count:
+            raise BadValue(
+                f"Head {head} was asked for.",
+                f"this trace has {count} query head{'s' * (count != 1)}, counted from 0.",
+                f"ask for a head from 0 to {count - 1}, or for all of them.",
+            )
+    return [head % count for head in heads]
+
+
+def span(found: list[Sheet]) -> tuple[float, float]:
+    """The range of the finite numbers on some sheets, 0 among them."""
+    numbers = [0.0, *(x for sheet in found for x in sheet.values.flatten().tolist())]
+    finite = [x for x in numbers if math.isfinite(x)]
+    return min(finite), max(finite)
+
+
+def size_of(trace: Trace, letter: str) -> int | None:
+    """How long the axis of that letter is, None where no step has it."""
+    for step in trace:
+        if letter in step.axes.split():
+            return step.shape[step.axes.split().index(letter)]
+    return None
+
+
+def counted(size: int, letter: str) -> str:
+    """The size and the name of an axis, as one says it.
+
+    >>> counted(5, "q"), counted(1, "k")
+    ('5 queries', '1 key')
+    """
+    name = AXES.get(letter, letter)
+    return f"{size} {name if size == 1 else PLURAL.get(name, name + 's')}"
+
+
+def visible(token: str, longest: int = 16) -> str:
+    """A token as a label: what would hide, break or reorder a line is written out.
+
+    >>> visible("a\\nb"), visible(" the"), visible("\\u202egnp"), visible("")
+    ('a␊b', '␣the', '⟨202E⟩gnp', '∅')
+    """
+    body = token.strip(" ")
+    before = len(token) - len(token.lstrip(" "))
+    after = len(token) - len(body) - before if body else 0
+    parts = ["␣"] * before + [_written_out(char) for char in body] + ["␣"] * after
+    if len(parts) > longest:
+        parts = [*parts[: longest - 1], "…"]
+    label = "".join(parts) or "∅"
+    # A mark that combines with the letter before it would join the text of its neighbour.
+    return "◌" + label if unicodedata.category(label[0]) in ("Mn", "Me", "Mc") else label
+
+
+def number(x: float, decimals: int) -> str:
+    """A number as one writes it on a page.
+
+    >>> number(-0.00001, 4), number(float("-inf"), 4), number(2.5e9, 2)
+    ('0.0000', '−∞', '2.50e+09')
+    """
+    if math.isinf(x):
+        return "∞" if x > 0 else "−∞"
+    text = f"{x:.{decimals}e}" if abs(x) >= 1e6 else f"{x:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def ends(size: int, most: int) -> list[int | None]:
+    """Positions 0 to size - 1, or the first and the last of them around a None.
+
+    >>> ends(3, 4), ends(9, 4)
+    ([0, 1, 2], [0, 1, None, 7, 8])
+    """
+    if size <= most:
+        return list(range(size))
+    first = (most + 1) // 2
+    return [*range(first), None, *range(size - most + first, size)]
+
+
+def _sheet(trace: Trace, title: str, letters: list[str], tensor: Tensor, blocked: Tensor) -> Sheet:
+    # A lone row of numbers stands upright, so that its labels stay beside it.
+    while tensor.dim() < 2:
+        tensor, blocked, letters = tensor.unsqueeze(-1), blocked.unsqueeze(-1), [*letters, ""]
+    while tensor.dim() > 2:
+        tensor, blocked, letters = tensor[0], blocked[0], letters[1:]
+    down, across = letters[-2:]
+    rows, columns = (
+        _tokens(trace, letter, size)
+        for letter, size in zip(letters[-2:], tensor.shape, strict=True)
+    )
+    return Sheet(title, down, across, rows, columns, tensor.double(), blocked)
+
+
+def _tokens(trace: Trace, letter: str, size: int) -> list[str] | None:
+    given = {"q": trace.queries, "k": trace.keys}.get(letter)
+    return [visible(token) for token in given] if given and len(given) == size else None
+
+
+def _blocked(trace: Trace, step: Step) -> Tensor:
+    """Where `step` holds nothing because the mask said so: from the step `masked` onwards."""
+    names = trace.names
+    if "masked" in trace and names.index("masked") < names.index(step.name):
+        masked = trace.step("masked")
+        if masked.axes == step.axes:
+            return masked.tensor.detach().cpu() == -math.inf
+    return step.tensor.detach().cpu() == -math.inf
+
+
+def _group(trace: Trace) -> int:
+    return max(1, (size_of(trace, "h") or 1) // (size_of(trace, "g") or size_of(trace, "h") or 1))
+
+
+def _title(letter: str, i: int, group: int, size: int) -> str:
+    if letter == "h" or group == 1:
+        return f"head {i}" if size > 1 else ""
+    between = "and" if group == 2 else "to"
+    readers = f"heads {i * group} {between} {(i + 1) * group - 1}"
+    return f"key head {i}, read by {readers}" if size > 1 else f"the key head, read by {readers}"
+
+
+def _written_out(char: str) -> str:
+    if ord(char) < 0x20:
+        return chr(0x2400 + ord(char))  # ␀ ␉ ␊: the pictures of the control characters
+    hidden = unicodedata.category(char) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")
+    return f"⟨{ord(char):04X}⟩" if hidden else char

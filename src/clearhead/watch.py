@@ -1,0 +1,222 @@
+"""Look at everything a model asks of attention while it runs, layer by layer.
+
+The model computes what it always computes: `watch` listens at the door and gathers statistics
+beside the answer, so nothing changes but time.
+"""
+
+import fnmatch
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .attend import listening
+from .errors import BadType, BadValue
+from .problem import Inputs, Problem
+from .stats import Statistic, Top, gather, rows as exact_rows
+from .stats.wanted import Result
+
+GAUGES = ("entropy", "max")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one attention call of a model showed.
+
+    `layer` counts the calls within one run of the model from 0, `module` is the name of the module
+    that asked, `question` says what was asked. Statistics are in `found`, under their names, each
+    (B, H, ...) with the heads that were watched; they are also attributes of the call.
+    """
+
+    layer: int
+    module: str
+    question: str
+    found: dict[str, Result] = field(repr=False)
+
+    def __getattr__(self, name: str) -> Result:
+        found = self.__dict__.get("found", {})
+        if name in found:
+            return found[name]
+        raise AttributeError(f"this call was watched for {', '.join(found)}, not for {name!r}")
+
+
+@dataclass
+class Seen:
+    """What `watch` saw so far: a sequence of calls, in the order in which the model made them."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.calls)
+
+    def __getitem__(self, which: int | str) -> Call:
+        """A call by its place, or the latest call of a module by its name."""
+        if isinstance(which, int):
+            return self.calls[which]
+        for call in reversed(self.calls):
+            if call.module == which:
+                return call
+        names = list(dict.fromkeys(call.module for call in self.calls))
+        raise BadValue(
+            f"No call of {which!r} was seen.",
+            "a module is seen when it asks for attention while it is watched: "
+            + (", ".join(names) if names else "none did") + ".",
+            "ask for one of these, or widen layers=.",
+        )  # fmt: skip
+
+    def gauges(self) -> dict[str, float]:
+        """One number per layer and statistic, for a training log: the mean over batch, heads and
+        queries, or the maximum for `max`. Queries that may see nothing do not count."""
+        numbers: dict[str, float] = {}
+        for call in self.calls:
+            for name, result in call.found.items():
+                if isinstance(result, Tensor):
+                    finite = result.detach()[torch.isfinite(result)]
+                    if finite.numel():
+                        value = finite.max() if name == "max" else finite.mean()
+                        numbers[f"{call.module or call.layer}.{name}"] = float(value)
+        return numbers
+
+    def clear(self) -> None:
+        """Forget what was seen, for example after each training step."""
+        self.calls.clear()
+
+
+@contextmanager
+def watch(
+    model: nn.Module,
+    *,
+    stats: Sequence[str | Statistic] = GAUGES,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    to: str | Path | None = None,
+) -> Iterator[Seen]:
+    """Statistics of every attention call that `model` makes inside the `with` block.
+
+    >>> with ch.watch(model, stats=["entropy", ch.topk(3)]) as seen:  # doctest: +SKIP
+    ...     model(x)
+    >>> seen[0].entropy  # (B, H, Tq) of the first layer  # doctest: +SKIP
+
+    Sees layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"``, and
+    whatever else calls `attention`. The outputs of the model do not change. Statistics of calls
+    that ask for gradients carry gradients.
+
+    Args:
+        stats: what to gather, as in `look`.
+        layers: only these: numbers count the calls of a run of the model, strings are patterns for
+            module names, such as ``"*.5.*"``. None means all.
+        heads: keep only these query heads. None means all.
+        rows: also keep the exact rows of these queries. None means none.
+        to: a folder; each call is then written to a file there (safetensors, and `index.json`) and
+            not kept in memory. None keeps everything in `seen`.
+
+    Raises:
+        BadValue, BadType: unknown statistics, heads that a layer does not have, a folder that
+            cannot be written.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadType(
+            f"watch got a {type(model).__name__}.",
+            "watch listens to the modules of a model.",
+            "pass a torch.nn.Module; use look(...) for one call of attention.",
+        )
+    wanted = [*stats, *([exact_rows(list(rows))] if rows is not None else [])]
+    folder = None if to is None else _folder(to)
+    seen, index, inside, count = Seen(), [], [], [0]  # type: ignore[var-annotated]
+
+    def enter(name: str) -> Any:
+        def hook(module: nn.Module, args: object) -> None:
+            if not inside:
+                count[0] = 0
+            inside.append(name)
+
+        return hook
+
+    def leave(module: nn.Module, args: object, result: object) -> None:
+        if inside:
+            inside.pop()
+
+    def hear(problem: Problem, inputs: Inputs) -> None:
+        name, layer = (inside[-1] if inside else ""), count[0]
+        count[0] += 1
+        if layers is not None and not any(_means(which, layer, name) for which in layers):
+            return
+        with torch.set_grad_enabled(problem.grad):
+            found = gather(problem, inputs, wanted).finish()
+        if heads is not None:
+            found = {n: _heads_of(result, heads, problem.H) for n, result in found.items()}
+        call = Call(layer, name, problem.describe(), found)
+        if folder is None:
+            seen.calls.append(call)
+            return
+        file = f"{len(index):05d}.safetensors"
+        save_file(_flat(found), folder / file)
+        index.append({"file": file, "layer": layer, "module": name, "question": call.question})
+        (folder / "index.json").write_text(json.dumps({"calls": index}, indent=1))
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(enter(name)))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        with listening(hear):
+            yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _means(which: int | str, layer: int, name: str) -> bool:
+    return which == layer if isinstance(which, int) else fnmatch.fnmatchcase(name, which)
+
+
+def _heads_of(result: Result, heads: Sequence[int], H: int) -> Result:
+    for h in heads:
+        if not -H <= h < H:
+            raise BadValue(
+                f"head {h} was asked for.",
+                f"this layer has {H} query heads, numbered from 0.",
+                f"pass heads from 0 to {H - 1}.",
+            )
+    picked = [h % H for h in heads]
+    if isinstance(result, Top):
+        return Top(*(x[:, picked] for x in result))
+    if isinstance(result, dict):
+        return {name: x[:, picked] for name, x in result.items()}
+    return result[:, picked]
+
+
+def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
+    """Statistics as named tensors for a file."""
+    tensors: dict[str, Tensor] = {}
+    for name, result in found.items():
+        if isinstance(result, Top):
+            tensors[f"{name}.weights"], tensors[f"{name}.keys"] = result.weights, result.keys
+        elif isinstance(result, dict):
+            tensors |= {f"{name}.{group}": x for group, x in result.items()}
+        else:
+            tensors[name] = result
+    return {name: x.detach().contiguous().clone() for name, x in tensors.items()}
+
+
+def _folder(to: str | Path) -> Path:
+    folder = Path(to)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadValue(
+            f"The folder {str(to)!r} cannot be made: {error.strerror}.",
+            "statistics are written to a folder.",
+            "pass another folder as to=.",
+        ) from error
+    return folder

@@ -1,0 +1,166 @@
+"""The shell: what it prints, what it writes, and what it says to a wrong call."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clearhead as ch
+from clearhead import cli
+from clearhead.lesson import explain_text, tokenize
+
+SENTENCE = "The cat sat on the mat."
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command as a shell would; gives (exit code, output, errors)."""
+
+    def call(*arguments, stdin=None):
+        monkeypatch.setattr(sys, "argv", ["clearhead", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin or ""))
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+def test_explain_shows_every_step_with_its_numbers(run):
+    code, out, _ = run("explain", SENTENCE, "--mask", "causal", "--decimals", 3)
+    trace = explain_text(SENTENCE, mask=ch.causal)
+    assert code == 0
+    for step in trace:
+        assert step.name in out and step.why in out
+    assert f"{float(trace['weights'][0, 3, 1]):.3f}" in out
+
+
+def test_text_comes_from_argument_file_or_standard_input(run, tmp_path):
+    story = tmp_path / "story.txt"
+    story.write_text(SENTENCE)
+    typed = run("explain", SENTENCE)
+    assert typed[0] == 0
+    assert run("explain", story) == typed
+    assert run("explain", "-", stdin=SENTENCE) == typed
+    assert run("explain", stdin=SENTENCE + "\n") == typed
+
+
+def test_json_is_strict_and_holds_the_numbers(run):
+    code, out, _ = run("explain", "a b a", "--mask", "causal", "--json")
+    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    steps = {step["name"]: step for step in told["steps"]}
+    trace = explain_text("a b a", mask=ch.causal)
+    assert code == 0 and list(steps) == list(trace.names)
+    assert steps["weights"]["values"][1][0] == [1.0, 0.0, 0.0]
+    assert steps["masked"]["values"][0][0][1] == "-inf"
+
+
+def test_one_query_is_followed_by_token_or_number(run):
+    by_name = run("explain", SENTENCE, "--query", "sat")
+    assert by_name[0] == 0 and "sat" in by_name[1]
+    assert run("explain", SENTENCE, "--query", "2")[1] == by_name[1]
+
+
+def test_pictures_and_page_are_written(run, tmp_path):
+    png, page = tmp_path / "a.png", tmp_path / "a.html"
+    assert run("explain", SENTENCE, "--png", png, "--html", page)[0] == 0
+    assert png.read_bytes().startswith(b"\x89PNG") and "<!doctype html>" in page.read_text().lower()
+    code, out, err = run("look", SENTENCE, "--out", tmp_path / "deep" / "out")
+    assert code == 0 and "head" in out and "nothing has been learned" in err
+    for name in ("heads.png", "look.html"):
+        assert str(tmp_path / "deep" / "out" / name) in err
+        assert (tmp_path / "deep" / "out" / name).stat().st_size > 1000
+    assert run("scale", "--png", tmp_path / "s.svg")[0] == 0
+    assert "<svg" in (tmp_path / "s.svg").read_text()
+
+
+def test_plan_prints_who_answers_and_computes_nothing(run):
+    code, out, _ = run(
+        "plan", "--queries", 65536, "--heads", 32, "--mask", "causal & window(before=511)"
+    )
+    assert code == 0 and "answered by   tiled" in out
+    assert "sdpa declined would write the mask out" in " ".join(out.split())
+
+
+def test_doctor_names_what_is_here(run):
+    code, out, _ = run("doctor")
+    assert code == 0 and "2.13.0" in out and "engine steps" in out and "transformers" in out
+
+
+def test_dropout_and_seed_are_reproducible(run):
+    options = ("explain", SENTENCE, "--dropout", 0.5, "--seed", 7)
+    assert run(*options) == run(*options)
+    assert run(*options)[1] != run(*options[:-1], 8)[1]
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["explain", ""], "The text is empty.\n  Rule: attention needs at least one token.\n  Way out: "
+     "type some words in quotes, name a text file that has some, or pipe them in."),
+    (["explain", "nowhere.txt"], "There is no file 'nowhere.txt'.\n  Rule: a text without spaces "
+     "that ends like a text file is read as a path.\n  Way out: check the path; to explain these "
+     "letters themselves, pipe them in."),
+    (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
+     "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
+    (["explain", "a b", "--head", "2"], "head 2 was asked for.\n  Rule: there are 2 heads, numbered "
+     "from 0.\n  Way out: pass a head from 0 to 1."),
+    (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read.\n  Rule: a mask is "
+     "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
+     "documents(...), dense(...), joined by &, | and ~.\n  Way out: write for example 'causal' or "
+     "'causal & window(before=3, after=0)'."),
+    (["explain", "a b", "--png", "/nowhere/a.png"], None),
+    (["explain", "a b", "--html", "/nowhere/a.html"], None),
+    (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
+     "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
+     "files.\n  Way out: check the path; a model on the hub must be downloaded first."),
+    (["explain", "a b", "--size", "9", "--heads", "2"], None),
+    (["explain", "a b", "--query", "dog"], None),
+    (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability that "
+     "a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass 0.0 "
+     "outside training."),
+    (["look", "a b", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
+     "directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass another "
+     "folder with --out."),
+    (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal was asked about Tq=3 "
+     "queries and Tk=5 keys.\n  Rule: when the numbers differ, the corner must be named: where do "
+     "the queries stand?\n  Way out: Causal(align='end') if the last query sees the last key (a "
+     "cache), Causal(align='start') if the first query stands at the first key (torch's "
+     "is_causal)."),
+    (["plan", "--engine", "warp"], None),
+    (["plan", "--dtype", "float33"], "dtype 'float33' is unknown.\n  Rule: a dtype is float32, "
+     "float64, bfloat16 or float16.\n  Way out: pass one of these with --dtype."),
+    (["plan", "--heads", "6", "--kv-heads", "4"], None),
+])  # fmt: skip
+def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, said):
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert err.startswith("Error: ") and "\n  Rule: " in err and "\n  Way out: " in err
+    if said is not None:
+        assert err == f"Error: {said}\n"
+
+
+def test_a_real_shell_and_a_real_pipe(tmp_path):
+    """The installed command, its exit code, and plain text when piped."""
+    command = [str(Path(sys.executable).parent / "clearhead"), "explain"]
+    good = subprocess.run([*command, SENTENCE], capture_output=True, text=True, cwd=tmp_path)
+    assert good.returncode == 0 and "\x1b" not in good.stdout and "weights" in good.stdout
+    bad = subprocess.run([*command, " "], capture_output=True, text=True, cwd=tmp_path)
+    assert bad.returncode == 2 and bad.stderr.startswith("Error: The text is empty.")
+
+
+def test_words_and_marks_are_tokens():
+    assert tokenize("It's late: Ça va?") == ["It's", "late", ":", "Ça", "va", "?"]
+
+
+def test_equal_words_have_equal_embeddings_and_positions_tell_them_apart():
+    trace = explain_text("a b a", positions=True)
+    embeddings, inputs = trace["embeddings"], trace["inputs"]
+    assert embeddings[0].equal(embeddings[2]) and not inputs[0].equal(inputs[2])
+    assert inputs.equal(embeddings + trace["positions"])

