@@ -105,9 +105,6 @@ def look(
         text, size=size, heads=heads, seed=seed, mask=mask, positions=positions, model=model,
         layer=layer,
     )  # fmt: skip
-    terminal.heat(trace)
-    note = _note(model, seed)
-    _say(f"\n{note}")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -116,6 +113,9 @@ def look(
             "pictures and page are written to a folder.",
             "pass another folder with --out.",
         ) from error
+    terminal.heat(trace)
+    note = _note(model, seed)
+    _say(f"\n{note}")
     _say(f"picture  {plot.save(plot.heads(trace), out / 'heads.png')}")
     _say(f"page     {html.write_page(trace, out / 'look.html', title='clearhead', note=note)}")
 

@@ -67,8 +67,8 @@ def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figur
     across = len(chain) if len(chain) <= 5 else -(-len(chain) // 2)
     down = -(-len(chain) // across)
     beside, height = size(found[0], most=4.0)
-    width, _ = size(found[0], most=4.0, rows=False)
-    figure = figure or new_figure(beside + width * (across - 1), height * down + 0.4)
+    width = sum(size(sheet, most=4.0, rows=False)[0] for sheet in found[1:]) / down
+    figure = figure or new_figure(beside + width, height * down + 0.7)
     widest = found[0].values.shape[1]
     # In a lone row each matrix is as wide as its columns ask, so that all rows are level.
     ratios = (
