@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .biases import Bias
 from .engines import steps as reference
+from .engines.cpu import Cpu
 from .engines.engine import Engine
 from .engines.sdpa import Sdpa
 from .engines.steps import Steps
@@ -27,7 +28,7 @@ from .problem import Inputs, Problem, ask
 from .stats import Look, Statistic, gather, parse_stats
 from .trace import Step, Trace
 
-ENGINES: tuple[Engine, ...] = (Sdpa(), Tiled(), Steps())
+ENGINES: tuple[Engine, ...] = (Cpu(), Sdpa(), Tiled(), Steps())
 
 Listener: TypeAlias = Callable[[Problem, Inputs], None]
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
