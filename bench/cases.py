@@ -1,0 +1,93 @@
+"""The questions that are timed: one for each row of the promise, named."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import clearhead as ch
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    B: int = 1
+    H: int = 8
+    G: int = 8
+    Tq: int = 2048
+    Tk: int = 2048
+    D: int = 64
+    dtype: torch.dtype = torch.float32
+    mask: ch.masks.Mask = field(default=ch.everything)
+
+    @property
+    def decode(self) -> bool:
+        return self.Tq == 1
+
+    @property
+    def tiny(self) -> bool:
+        return self.Tq * self.Tk < 10_000 and not self.decode
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        source = torch.Generator().manual_seed(0)
+        shapes = ((self.H, self.Tq), (self.G, self.Tk), (self.G, self.Tk))
+        q, k, v = (
+            torch.empty(self.B, heads, length, self.D, dtype=self.dtype)
+            .normal_(generator=source)
+            for heads, length in shapes
+        )  # fmt: skip
+        return q, k, v
+
+    def pairs(self) -> int:
+        if isinstance(self.mask, ch.masks.Everything):
+            return self.B * self.H * self.Tq * self.Tk
+        reach = self.mask.reach(ch.masks.Grid(self.Tq, self.Tk, self.B, self.H))
+        return int(reach.pairs().expand(self.B, self.H, self.Tq).sum())
+
+    def flops(self) -> float:
+        """Of the two products; a causal question counts half."""
+        return 4.0 * self.D * self.pairs()
+
+    def bytes(self) -> float:
+        """Of the keys and values, each read once."""
+        return 2.0 * self.B * self.G * self.Tk * self.D * torch.empty((), dtype=self.dtype).itemsize
+
+
+def _documents(count: int = 64, tokens: int = 16384) -> ch.masks.Mask:
+    cuts = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(3))[: count - 1] + 1
+    starts = torch.zeros(tokens, dtype=torch.long)
+    starts[cuts] = 1
+    return ch.documents(starts.cumsum(0))
+
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+_GROUPED = {"H": 32, "G": 8, "Tq": 1024, "Tk": 1024, "D": 128}
+
+PREFILL = [
+    Case("fp32 full"),
+    Case("fp32 causal", mask=ch.causal),
+    Case("fp32 D=80 odd lengths", Tq=1999, Tk=2017, D=80),
+    Case("fp32 D=128 grouped", **_GROUPED),
+    Case("fp32 D=128 grouped causal", **_GROUPED, mask=ch.causal),
+    Case("bf16 full", dtype=BF16),
+    Case("bf16 D=128 grouped causal", **_GROUPED, dtype=BF16, mask=ch.causal),
+    Case("fp16 full", dtype=F16),
+]
+MASKED = [
+    Case("fp32 dense 4096", Tq=4096, Tk=4096),
+    Case("fp32 window 512 of 8192", Tq=8192, Tk=8192, mask=ch.window(before=511, after=0)),
+    Case("fp32 64 documents in 16k", H=2, G=2, Tq=16384, Tk=16384, mask=_documents()),
+]
+DECODE = [
+    Case(f"decode {str(t)[6:]} B={B} H=32 G={G} Tk={Tk}", B=B, H=32, G=G, Tq=1, Tk=Tk, D=128, dtype=t)
+    for t in (F32, BF16, F16)
+    for B, G, Tk in ((1, 32, 4096), (1, 8, 1024), (1, 8, 65536), (8, 8, 4096), (8, 32, 1024))
+]
+TINY = [
+    Case("tiny 1,1,5,4", H=1, G=1, Tq=5, Tk=5, D=4),
+    Case("tiny 1,12,32,64", H=12, G=12, Tq=32, Tk=32),
+]
+LENGTHS = [Case(f"fp32 S={s}", Tq=s, Tk=s) for s in (128, 256, 512, 1024, 4096, 8192)]
+GROUPS = {
+    "prefill": PREFILL, "masked": MASKED, "decode": DECODE, "tiny": TINY, "lengths": LENGTHS,
+}  # fmt: skip

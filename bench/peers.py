@@ -1,0 +1,231 @@
+"""Who else can answer, asked so that each is at its best: a function without arguments per peer.
+
+A peer that is not installed, or that cannot answer a case, gives the reason instead.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from cases import Case
+
+import clearhead as ch
+from clearhead.engines import cpu
+
+Run = Callable[[], Any]
+
+
+class Declined(Exception):
+    """Why a peer does not take part in a case."""
+
+
+def clearhead(case: Case, q, k, v) -> Run:
+    planned = ch.plan(q, k, v, mask=case.mask, engine="auto").engine
+    assert planned == "cpu", f"the case would be answered by {planned}, not by the C++ core"
+    return lambda: ch.attention(q, k, v, mask=case.mask)
+
+
+def core_alone(case: Case, q, k, v) -> Run:
+    """The core without the door: what is computed, less what is checked."""
+    from clearhead.problem import ask
+
+    problem, inputs = ask(q, k, v, mask=case.mask)
+    return lambda: cpu._answer(problem, inputs, False)
+
+
+def torch_sdpa(case: Case, q, k, v) -> Run:
+    grouped = case.G != case.H
+    if isinstance(case.mask, ch.masks.Everything):
+        return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+    if isinstance(case.mask, ch.Causal):
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    keep = case.mask.to_bool(case.Tq, case.Tk)
+    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=keep, enable_gqa=grouped)
+
+
+def eager(case: Case, q, k, v) -> Run:
+    if case.B * case.H * case.Tq * case.Tk > 2**28:
+        raise Declined("its matrices would not fit")
+    k, v = (x.repeat_interleave(case.H // case.G, 1) for x in (k, v))
+    drop = None
+    if not isinstance(case.mask, ch.masks.Everything):
+        drop = ~case.mask.to_bool(case.Tq, case.Tk)
+
+    def run():
+        scores = q @ k.mT * case.D**-0.5
+        scores = scores if drop is None else scores.masked_fill_(drop, -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    return run
+
+
+def flex(case: Case, q, k, v) -> Run:
+    if case.decode or case.tiny or case.dtype == torch.float16:
+        raise Declined("compiled for prefill only")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    block = None
+    if not isinstance(case.mask, ch.masks.Everything):
+        block = create_block_mask(case.mask.to_flex(case.Tq, case.Tk), None, None, case.Tq, case.Tk, "cpu")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(q, k, v, block_mask=block, enable_gqa=case.G != case.H)
+
+
+def _session(node, inputs, outputs, domain="", opset=23):
+    import onnx
+    import onnxruntime
+    from onnx import helper
+
+    graph = helper.make_graph([node], "attention", inputs, outputs)
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    # Its threads would spin on for a while after a call and take processors from the next peer.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not domain:
+        onnx.checker.check_model(model)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def _onnx_type(case: Case):
+    from onnx import TensorProto
+
+    if case.dtype == torch.bfloat16:
+        raise Declined("onnxruntime computes no bfloat16 on a CPU")
+    return TensorProto.FLOAT if case.dtype == torch.float32 else TensorProto.FLOAT16
+
+
+def onnx_attention(case: Case, q, k, v) -> Run:
+    from onnx import helper
+
+    kind, causal = _onnx_type(case), isinstance(case.mask, ch.Causal)
+    if not causal and not isinstance(case.mask, ch.masks.Everything):
+        raise Declined("asked without a mask matrix only")
+    node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
+    value = lambda name, x: helper.make_tensor_value_info(name, kind, list(x.shape))  # noqa: E731
+    session = _session(node, [value("q", q), value("k", k), value("v", v)], [value("out", q)])
+    feed = {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()}
+    return lambda: session.run(None, feed)
+
+
+def onnx_contrib(case: Case, q, k, v) -> Run:
+    from onnx import helper
+
+    kind, causal = _onnx_type(case), isinstance(case.mask, ch.Causal)
+    if kind != 1 or case.G != case.H or case.decode:
+        raise Declined("MultiHeadAttention: float32, equal heads, prefill only")
+    if not causal and not isinstance(case.mask, ch.masks.Everything):
+        raise Declined("asked without a mask matrix only")
+    node = helper.make_node(
+        "MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft",
+        num_heads=case.H, unidirectional=int(causal),
+    )  # fmt: skip
+    flat = {n: x.transpose(1, 2).flatten(2).contiguous() for n, x in zip("qkv", (q, k, v), strict=True)}
+    value = lambda n, x: helper.make_tensor_value_info(n, kind, list(x.shape))  # noqa: E731
+    session = _session(
+        node, [value(n, x) for n, x in flat.items()], [value("out", flat["q"])], "com.microsoft", 17
+    )
+    feed = {n: x.numpy() for n, x in flat.items()}
+    return lambda: session.run(None, feed)
+
+
+def onnx_grouped(case: Case, q, k, v) -> Run:
+    """One decode step; past keys and values lie in a buffer that is present and past at once."""
+    from onnx import TensorProto, helper
+
+    kind = _onnx_type(case)
+    if not case.decode:
+        raise Declined("GroupQueryAttention: decode only")
+    import onnxruntime as ort
+
+    node = helper.make_node(
+        "GroupQueryAttention", ["q", "k1", "v1", "past_k", "past_v", "lengths", "total"],
+        ["out", "all_k", "all_v"], domain="com.microsoft", num_heads=case.H, kv_num_heads=case.G,
+    )  # fmt: skip
+    flat = q.transpose(1, 2).flatten(2).contiguous()
+    new = torch.zeros(case.B, 1, case.G * case.D, dtype=case.dtype)
+    value = lambda n, x: helper.make_tensor_value_info(n, kind, list(x.shape))  # noqa: E731
+    count = lambda n, s: helper.make_tensor_value_info(n, TensorProto.INT32, s)  # noqa: E731
+    session = _session(
+        node,
+        [value("q", flat), value("k1", new), value("v1", new), value("past_k", k),
+         value("past_v", v), count("lengths", [case.B]), count("total", [1])],
+        [value("out", flat), value("all_k", k), value("all_v", v)], "com.microsoft", 17,
+    )  # fmt: skip
+    binding = session.io_binding()
+    keep = {
+        "q": flat.numpy(), "k1": new.numpy(), "v1": new.numpy(), "past_k": k.numpy(),
+        "past_v": v.numpy(), "lengths": np.full(case.B, case.Tk - 1, np.int32),
+        "total": np.array([case.Tk], np.int32),
+    }  # fmt: skip
+    values = {n: ort.OrtValue.ortvalue_from_numpy(x) for n, x in keep.items()}
+    for n, x in values.items():
+        binding.bind_ortvalue_input(n, x)
+    binding.bind_output("out")
+    binding.bind_ortvalue_output("all_k", values["past_k"])
+    binding.bind_ortvalue_output("all_v", values["past_v"])
+    return lambda: session.run_with_iobinding(binding)
+
+
+def _openvino(case: Case, q, k, v, precision: str) -> Run:
+    import openvino as ov
+    from openvino import opset13
+
+    if case.dtype != torch.float32 or case.G != case.H:
+        raise Declined("asked in float32 with equal heads only")
+    if not isinstance(case.mask, (ch.masks.Everything, ch.Causal)):
+        raise Declined("asked without a mask matrix only")
+    inputs = [opset13.parameter(list(x.shape), np.float32) for x in (q, k, v)]
+    node = opset13.scaled_dot_product_attention(*inputs, causal=isinstance(case.mask, ch.Causal))
+    compiled = ov.Core().compile_model(
+        ov.Model([node], inputs), "CPU",
+        {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()},
+    )  # fmt: skip
+    request = compiled.create_infer_request()
+    for i, x in enumerate((q, k, v)):
+        request.set_input_tensor(i, ov.Tensor(x.numpy(), shared_memory=True))
+    return lambda: request.infer()
+
+
+def openvino_f32(case: Case, q, k, v) -> Run:
+    return _openvino(case, q, k, v, "f32")
+
+
+def openvino_bf16(case: Case, q, k, v) -> Run:
+    return _openvino(case, q, k, v, "bf16")
+
+
+PEERS: dict[str, Callable[..., Run]] = {
+    "clearhead": clearhead,
+    "clearhead core": core_alone,
+    "torch sdpa": torch_sdpa,
+    "torch eager": eager,
+    "torch flex": flex,
+    "onnxruntime Attention": onnx_attention,
+    "onnxruntime contrib": onnx_contrib,
+    "onnxruntime GQA": onnx_grouped,
+    "openvino f32": openvino_f32,
+    "openvino bf16": openvino_bf16,
+}
+
+
+def prepare(name: str, case: Case, tensors) -> tuple[Run | None, str]:
+    """The function to time, or None and why not."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    try:
+        run = PEERS[name](case, *tensors)
+        run()
+        return run, ""
+    except Declined as reason:
+        return None, str(reason)
+    except ImportError as missing:
+        return None, f"not installed: {missing.name}"
+    except AssertionError:
+        raise
+    except Exception as error:  # a peer may refuse in its own way; its words go into the table
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
