@@ -123,8 +123,8 @@ def test_dropout_and_seed_are_reproducible(run):
     (["explain", "a b", "--size", "9", "--heads", "2"], None),
     (["explain", "a b", "--query", "dog"], None),
     (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "
-     "that a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass 0.0 "
-     "outside training."),
+     "that a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass "
+     "0.0 outside training."),
     (["look", "a b", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
      "directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass another "
      "folder with --out."),
