@@ -28,6 +28,7 @@ from clearhead.stats import (
     rows,
     topk,
 )
+from clearhead.stats.state import largest_of_tile
 from clearhead.testing import PROBLEMS, make
 
 tiles = importlib.import_module("clearhead.stats.gather")
@@ -222,6 +223,29 @@ def test_a_sink_of_the_same_logit_takes_an_equal_share():
     assert found["received"].flatten().tolist() == pytest.approx([0.5] * 3)
 
 
+def test_mass_by_hand():
+    """Five keys alike, so each has 1/5. A group counts its keys, wherever the query stands."""
+    groups = {
+        "sink": prefix(1),
+        "local": window(before=1, after=0),
+        "name": (1, 4),
+        "tail": (3, 99),
+    }
+    found = gather(*ask(torch.zeros(5, 2), torch.zeros(5, 2)), [mass(groups)]).finish()["mass"]
+    shares = {name: x.flatten().tolist() for name, x in found.items()}
+    assert shares["sink"] == pytest.approx([0.2] * 5)
+    assert shares["local"] == pytest.approx([0.2, 0.4, 0.4, 0.4, 0.4])
+    assert shares["name"] == pytest.approx([0.6] * 5)
+    assert shares["tail"] == pytest.approx([0.4] * 5)
+
+
+def test_a_tile_has_no_more_keys_than_may_be_seen():
+    scores = torch.tensor([[[[NOTHING, 2.0, NOTHING]]]])
+    best, where = largest_of_tile(scores, 7, 2)
+    assert best.flatten().tolist() == [2.0, NOTHING] and where.flatten().tolist() == [8, -1]
+    assert largest_of_tile(scores, 7, 4)[1].flatten().tolist() == [8, -1, -1, -1]
+
+
 def test_a_blind_query():
     problem, inputs = ask(torch.randn(1, 3), torch.randn(4, 3), mask=~everything)
     found = gather(problem, inputs, everything_for(problem)).finish()
@@ -255,18 +279,22 @@ def test_ties_go_to_the_lower_key(n, small_tiles):
 
 
 def test_nan_stays_where_it_may_look(small_tiles):
-    """Key 9 is NaN and masked for queries 0 to 8; from query 9 on it is seen."""
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one tile with 9, sees it."""
     q, k = torch.randn(13, 4), torch.randn(13, 4)
     clean = ask(q, k, mask=causal)
     k = k.clone()
-    k[9] = float("nan")
-    wanted = ["lse", "entropy", topk(2), pooled(13, 13), rows([8])]
-    got = flat(gather(*ask(q, k, mask=causal), wanted).finish())
+    k[10] = float("nan")
+    wanted = ["lse", "entropy", topk(2), pooled(13, 13), rows([9])]
+    dirty = ask(q, k, mask=causal)
+    first = gather(*dirty, wanted)
+    got = flat(first.finish())
     want = flat(gather(*clean, wanted).finish())
     for name in ("lse", "entropy", "topk.weights", "map"):
-        assert torch.equal(got[name][:, :, :9], want[name][:, :, :9]), name
-        assert got[name][:, :, 9:].isnan().any(), name
+        assert torch.equal(got[name][:, :, :10], want[name][:, :, :10]), name
+        assert got[name][:, :, 10:].isnan().any(), name
     assert torch.equal(got["rows"], want["rows"])
+    again = gather(*dirty, wanted, lse=first.lse).finish()["map"]
+    torch.testing.assert_close(again[:, :, :10], want["map"][:, :, :10])
 
 
 # ----------------------------------------------------------------------------------------- merging

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .. import online
 from ..errors import BadValue
 from ..masks import everything
 from ..problem import Inputs, Problem, repeat_heads
@@ -26,7 +27,6 @@ from .needs import Needs
 from .parse import parse_stats
 from .partial import Partial
 from .state import (
-    NOTHING,
     Rows,
     Sums,
     exps,
@@ -146,11 +146,10 @@ class _Sweep:
         """A tile of queries beside all the keys, in one sweep or two."""
         p, size = self.problem, queries.stop - queries.start
         if self.lse is not None:
-            # exp(x - lse) is the weight itself: its share is 1, or 0 for a blind query.
+            # exp(x - lse) is the weight itself, so its share is 1.
             begin = queries.start - self.queries.start
             lse = self.lse[:, :, begin : begin + size].to(p.wide)
-            share = (lse != NOTHING).to(lse)
-            return None, self.sum_up(self.tiles(queries), queries, lse, share)
+            return None, self.sum_up(self.tiles(queries), queries, lse, torch.ones_like(lse))
         fits = p.B * p.H * size * len(self.keys) <= HELD_CELLS
         held = list(self.tiles(queries)) if self.second and fits else None
         kept = self.needs.no_rows(size)
@@ -207,7 +206,8 @@ class _Sweep:
         member = own == torch.arange(r, device=p.device).unsqueeze(-1)
         pool = torch.where(member, share.unsqueeze(-2), 0.0)
         # A query whose row is NaN must not reach the bins it is no member of, through 0 * NaN.
-        keep = None if bool(torch.isfinite(share).all()) else member.expand_as(pool)
+        sound = bool(torch.isfinite(share + online.anchor(base)).all())
+        keep = None if sound else member.expand_as(pool)
         for keys, scores in tiles:
             powers, _ = exps(scores, base)
             here = slice(keys.start - self.keys.start, keys.stop - self.keys.start)
