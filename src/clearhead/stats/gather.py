@@ -41,6 +41,8 @@ TILE_QUERIES = 256
 LEAST_QUERIES = 32
 LEAST_KEYS = 128
 TILE_CELLS = 2**20
+# Holding 64 MB of scores saves a tenth: received + map at S = 8192, H = 8, D = 64 took 4.2 s with it
+# and 4.6 s without (causal 1.8 and 2.1), of processor time on one thread.
 HELD_CELLS = 2**24
 ALL = slice(None)
 
