@@ -26,14 +26,7 @@ from ..products import weigh
 from .needs import Needs
 from .parse import parse_stats
 from .partial import Partial
-from .state import (
-    Rows,
-    Sums,
-    exps,
-    finish_rows,
-    largest_of_tile,
-    merge_rows,
-)
+from .state import Rows, Sums, exps, finish_rows, largest_of_tile, merge_rows
 from .wanted import Statistic, bin_of
 
 # Cells of a tile over all batches and heads, and the bounds within which its sides are chosen.
@@ -41,8 +34,8 @@ TILE_QUERIES = 256
 LEAST_QUERIES = 32
 LEAST_KEYS = 128
 TILE_CELLS = 2**20
-# Holding 64 MB of scores saves a tenth: received + map at S = 8192, H = 8, D = 64 took 4.2 s with it
-# and 4.6 s without (causal 1.8 and 2.1), of processor time on one thread.
+# Holding 64 MB of scores saves a tenth: received + map at S = 8192, H = 8, D = 64 took 4.2 s so and
+# 4.6 s without (causal 1.8 and 2.1), of processor time on one thread.
 HELD_CELLS = 2**24
 ALL = slice(None)
 
