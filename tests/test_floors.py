@@ -13,10 +13,11 @@ HOUSE = Path(__file__).parents[1] / "src" / "clearhead"
 
 FLOORS = [
     {"cli"},
-    {"lesson", "scaling", "hf"},
+    {"report"},
+    {"lesson", "scaling", "hf", "storyteller"},
     {"nn", "compat", "plan", "watch"},
     {"attend", "testing"},
-    {"engines", "views", "matrix", "stats"},
+    {"ask", "engines", "views", "matrix", "stats"},
     {"problem"},
     {"biases"},
     {"masks", "online"},

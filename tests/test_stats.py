@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clearhead import BadType, BadValue, Causal, alibi, bias, causal, everything, prefix, window
+from clearhead.ask import ask
 from clearhead.engines.steps import steps
-from clearhead.problem import ask
 from clearhead.stats import (
     Look,
     Top,
@@ -533,7 +533,7 @@ def test_empty_tiles_are_skipped_and_each_product_is_made_once(monkeypatch):
 PEAK = """
 import resource, torch, clearhead
 from clearhead import stats
-from clearhead.problem import ask
+from clearhead.ask import ask
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 import clearhead as ch
+from clearhead.ask import ask
 from clearhead.attend import ENGINES
 from clearhead.errors import BadType, BadValue
-from clearhead.problem import ask
 from clearhead.testing import PROBLEMS
 
 EVERYTHING = ["lse", "max", "entropy", "effective", "received", ch.topk(2), ch.map(3, 4)]
