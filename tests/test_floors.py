@@ -25,7 +25,7 @@ FLOORS = [
     {"errors"},
 ]
 FACE = {"__init__"}
-ONE_ROOM = {"masks", "nn", "hf", "stats"}
+ONE_ROOM = {"masks", "nn", "hf", "stats", "storyteller"}
 SHARED = {("engines", "engine"), ("views", "sheet")}
 
 

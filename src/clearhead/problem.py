@@ -15,7 +15,7 @@ dropout, @ V. A query that may see nothing gets output 0 and weights 0. The log-
 in fp32. Sinks are extra logits per head that take weight and give no value.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from . import dropout as cells
 from .biases import Bias
 from .intervals import Reach
-from .masks import Everything, Grid, Mask
+from .masks import Everything, Grid, Mask, everything
 from .products import dot
 
 
@@ -75,6 +75,11 @@ class Problem:
         that shapes alone can be planned)."""
         meta = self.device.type == "meta"
         return self.mask.reach(self.grid, torch.device("cpu") if meta else self.device)
+
+    @cached_property
+    def unmasked(self) -> "Problem":
+        """The same question where everyone may look: what a tile is that the mask leaves full."""
+        return replace(self, mask=everything)
 
     @property
     def wide(self) -> torch.dtype:

@@ -11,7 +11,7 @@ as in `engines/tiled.py`, so memory stays O(tile x Tk).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import online
 from ..errors import BadValue
-from ..masks import everything
 from ..problem import Inputs, Problem, repeat_heads
 from ..products import weigh
 from .needs import Needs
@@ -246,13 +245,9 @@ class _Sweep:
             hi = min((tile + 1) * self.width, self.keys.stop)
             if lo < hi:
                 k = self.k[:, :, lo - self.keys.start : hi - self.keys.start].to(p.wide)
-                question = self.unmasked if full[tile] else p
+                question = p.unmasked if full[tile] else p
                 keys = slice(lo, hi)
                 yield keys, question.logits(q, repeat_heads(k, p.H), queries, keys)[0]
-
-    @cached_property
-    def unmasked(self) -> Problem:
-        return replace(self.problem, mask=everything)
 
     @cached_property
     def height(self) -> int:
