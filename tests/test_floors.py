@@ -7,6 +7,7 @@ Run this file to print the map that CONTRIBUTING shows.
 """
 
 import ast
+import re
 from pathlib import Path
 
 HOUSE = Path(__file__).parents[1] / "src" / "clearhead"
@@ -84,6 +85,15 @@ def test_the_rule_can_fail(tmp_path, monkeypatch):
         assert "errors.py imports attend" in str(error) and "sibling engines.tiled" in str(error)
     else:
         raise AssertionError("two wrong imports were not found")
+
+
+def test_contributing_shows_this_map():
+    shown, floor = set(), 0
+    for line in (HOUSE.parents[1] / "CONTRIBUTING.md").read_text().splitlines():
+        if match := re.fullmatch(r"    ( ?\d+|  )  (\w+) {2,}\S.*", line):
+            floor = int(match[1]) if match[1].strip() else floor
+            shown.add((floor, match[2]))
+    assert shown == {(len(FLOORS) - i, r) for i, floor in enumerate(FLOORS) for r in floor}
 
 
 def test_nothing_is_called_utils():

@@ -2,6 +2,8 @@
 
 import doctest
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -43,3 +45,12 @@ def test_docstring_examples():
     for name in ("clearhead.attend", "clearhead.nn.simple", "clearhead.watch"):
         result = doctest.testmod(importlib.import_module(name))
         assert not result.failed
+
+
+def test_importing_is_light():
+    """Optional parts are imported when they are used, not before."""
+    script = (
+        "import sys, clearhead; heavy = {'transformers', 'matplotlib', 'jax', 'onnx'} & "
+        "set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
