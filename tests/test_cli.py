@@ -109,8 +109,8 @@ def test_dropout_and_seed_are_reproducible(run):
      "letters themselves, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
      "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
-    (["explain", "a b", "--head", "2"], "head 2 was asked for.\n  Rule: there are 2 heads, numbered "
-     "from 0.\n  Way out: pass a head from 0 to 1."),
+    (["explain", "a b", "--head", "2"], "head 2 was asked for.\n  Rule: there are 2 heads, "
+     "numbered from 0.\n  Way out: pass a head from 0 to 1."),
     (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read.\n  Rule: a mask is "
      "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
      "documents(...), dense(...), joined by &, | and ~.\n  Way out: write for example 'causal' or "
@@ -122,9 +122,9 @@ def test_dropout_and_seed_are_reproducible(run):
      "files.\n  Way out: check the path; a model on the hub must be downloaded first."),
     (["explain", "a b", "--size", "9", "--heads", "2"], None),
     (["explain", "a b", "--query", "dog"], None),
-    (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability that "
-     "a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass 0.0 "
-     "outside training."),
+    (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "
+     "that a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass "
+     "0.0 outside training."),
     (["look", "a b", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
      "directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass another "
      "folder with --out."),

@@ -7,9 +7,9 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead import dropout
+from clearhead.ask import ask
 from clearhead.attend import ENGINES
 from clearhead.engines import tiled
-from clearhead.problem import ask
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
+from clearhead.ask import ask
 from clearhead.attend import ENGINES
 from clearhead.engines import tiled
-from clearhead.problem import ask
 from clearhead.testing import PROBLEMS, Case, make, plain, within_yardstick
 
 NAMES = [engine.name for engine in ENGINES]

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.ask import ask
 from clearhead.attend import ENGINES
-from clearhead.problem import ask
 from clearhead.testing import PROBLEMS
 
 ALWAYS = ("query", "key", "value", "scores", "weights", "output")

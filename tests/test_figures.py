@@ -138,7 +138,7 @@ figure("b-weights")(lambda: trace_b()["weights"])
 figure("b-output")(lambda: trace_b()["output"])
 
 
-# ----------------------------------------------------------------------------- c: the cat sat on mat
+# --------------------------------------------------------------------------- c: the cat sat on mat
 
 
 def words_c():

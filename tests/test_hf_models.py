@@ -22,8 +22,9 @@ def config(kind):
         case "bert":
             return t.BertConfig(**SMALL, intermediate_size=37)
         case "gpt2":
-            return t.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, bos_token_id=1,
-                                eos_token_id=2)  # fmt: skip
+            return t.GPT2Config(
+                vocab_size=97, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
+            )
         case "llama":
             return t.LlamaConfig(**GROUPED)
         case "mistral":
@@ -31,32 +32,74 @@ def config(kind):
         case "qwen3":
             return t.Qwen3Config(**GROUPED, head_dim=8)
         case "gemma2":
-            return t.Gemma2Config(**GROUPED, head_dim=8, sliding_window=5,
-                                  attn_logit_softcapping=2.0)  # fmt: skip
+            return t.Gemma2Config(
+                **GROUPED, head_dim=8, sliding_window=5, attn_logit_softcapping=2.0
+            )
         case "gemma3":
-            return t.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=5,
-                                      layer_types=["sliding_attention", "full_attention"])  # fmt: skip
+            return t.Gemma3TextConfig(
+                **GROUPED,
+                head_dim=8,
+                sliding_window=5,
+                layer_types=["sliding_attention", "full_attention"],
+            )
         case "gpt_oss":
-            return t.GptOssConfig(**{**GROUPED, "intermediate_size": 32}, head_dim=8,
-                                  sliding_window=5, num_local_experts=2, num_experts_per_tok=1)  # fmt: skip
+            return t.GptOssConfig(
+                **{**GROUPED, "intermediate_size": 32},
+                head_dim=8,
+                sliding_window=5,
+                num_local_experts=2,
+                num_experts_per_tok=1,
+            )
         case "t5":
-            return t.T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4,
-                              decoder_start_token_id=0)  # fmt: skip
+            return t.T5Config(
+                vocab_size=97,
+                d_model=32,
+                d_kv=8,
+                d_ff=37,
+                num_layers=2,
+                num_heads=4,
+                decoder_start_token_id=0,
+            )
         case "bart":
-            return t.BartConfig(vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2,
-                                encoder_attention_heads=4, decoder_attention_heads=4,
-                                encoder_ffn_dim=37, decoder_ffn_dim=37,
-                                max_position_embeddings=64, forced_eos_token_id=None)  # fmt: skip
+            return t.BartConfig(
+                vocab_size=97,
+                d_model=32,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=37,
+                decoder_ffn_dim=37,
+                max_position_embeddings=64,
+                forced_eos_token_id=None,
+            )
         case "whisper":
-            return t.WhisperConfig(vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2,
-                                   encoder_attention_heads=4, decoder_attention_heads=4,
-                                   encoder_ffn_dim=37, decoder_ffn_dim=37, num_mel_bins=8,
-                                   max_source_positions=20, max_target_positions=64,
-                                   pad_token_id=0, bos_token_id=1, eos_token_id=2,
-                                   decoder_start_token_id=1)  # fmt: skip
+            return t.WhisperConfig(
+                vocab_size=97,
+                d_model=32,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=37,
+                decoder_ffn_dim=37,
+                num_mel_bins=8,
+                max_source_positions=20,
+                max_target_positions=64,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
+                decoder_start_token_id=1,
+            )
         case "vit":
-            return t.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                               intermediate_size=37, image_size=12, patch_size=4)  # fmt: skip
+            return t.ViTConfig(
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                intermediate_size=37,
+                image_size=12,
+                patch_size=4,
+            )
 
 
 DECODERS = ["gpt2", "llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt_oss"]
@@ -121,10 +164,17 @@ def test_generation_gives_the_same_text(kind, cache):
     eager, ours = both(
         model,
         lambda: model.generate(
-            tokens, attention_mask=real, max_new_tokens=50, min_new_tokens=50, do_sample=False,
-            cache_implementation=cache, pad_token_id=0, eos_token_id=2, disable_compile=True,
+            tokens,
+            attention_mask=real,
+            max_new_tokens=50,
+            min_new_tokens=50,
+            do_sample=False,
+            cache_implementation=cache,
+            pad_token_id=0,
+            eos_token_id=2,
+            disable_compile=True,
         ),
-    )  # fmt: skip
+    )
     assert ours.shape == (2, 57) and ours.equal(eager)
 
 
@@ -147,9 +197,15 @@ def test_encoder_and_decoder_with_cross_attention(kind):
     close(ours, eager)
     eager, ours = both(
         model,
-        lambda: model.generate(input_ids=tokens, attention_mask=real, max_new_tokens=20,
-                               min_new_tokens=20, do_sample=False, num_beams=1),
-    )  # fmt: skip
+        lambda: model.generate(
+            input_ids=tokens,
+            attention_mask=real,
+            max_new_tokens=20,
+            min_new_tokens=20,
+            do_sample=False,
+            num_beams=1,
+        ),
+    )
     assert ours.equal(eager)
 
 
@@ -183,11 +239,14 @@ def test_weights_on_request(kind):
                 close(a, b)
 
 
-@pytest.mark.parametrize("kind, rule", [
-    ("llama", "Causal(align=0)"),
-    ("mistral", "Causal(align=0) & window(before=4, after=None, align=0)"),
-    ("bert", "everything"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, rule",
+    [
+        ("llama", "Causal(align=0)"),
+        ("mistral", "Causal(align=0) & window(before=4, after=None, align=0)"),
+        ("bert", "everything"),
+    ],
+)
 def test_usual_masks_stay_rules(kind, rule):
     """No Tq x Tk tensor is written for a mask that a rule can say, padding included."""
     from clearhead.attend import listening

@@ -192,7 +192,8 @@ def test_a_column_is_kept_cheap_after_the_first():
 def test_it_prints_what_it_is():
     A = ch.matrix(torch.randn(5, 4), torch.randn(7, 4), mask=ch.prefix(2))
     assert repr(A) == (
-        "attention matrix 5 x 7 of B=1 H=1 Tq=5 Tk=7 D=4, float32 on cpu, mask prefix(2)"
+        "attention matrix 5 x 7 of B=1 H=1 Tq=5 Tk=7 D=4, float32 on cpu, mask prefix(2)\n"
+        f"  entropy {A.entropy().mean():.3f} nats on average, at most {A.entropy().max():.3f}"
     )
 
 
@@ -256,3 +257,33 @@ def test_only_the_reference_makes_it():
   Way out: leave engine= out."""
     with pytest.raises(ch.BadValue, match=f"^{re.escape(text)}$"):
         ch.matrix(torch.randn(5, 4), torch.randn(7, 4), engine="sdpa")
+
+
+def test_what_the_matrix_says_of_itself():
+    """Entropy, the largest weights and a pooled map, as the weights written out have them."""
+    q, k = torch.randn(2, 3, 11, 5), torch.randn(2, 3, 13, 5)
+    A = ch.matrix(q, k, mask=ch.Causal(align="end"))
+    weights = A.to_dense()
+    torch.testing.assert_close(A.entropy(), torch.special.entr(weights).sum(-1))
+    best = A.topk(2)
+    torch.testing.assert_close(best.weights, weights.topk(2).values)
+    assert best.keys.equal(weights.topk(2).indices)
+    assert A.pool(4, 5).shape == (2, 3, 4, 5)
+    torch.testing.assert_close(A.pool(1, 1), torch.ones(2, 3, 1, 1))
+    assert ch.matrix(q[0, 0], k[0, 0]).topk(3).keys.shape == (11, 3)
+    assert "entropy" in repr(A) and "entropy" not in repr(ch.matrix(q[:0], k[:0]))
+
+
+def test_a_notebook_shows_a_thumbnail_of_every_head():
+    import base64
+    import io
+
+    from PIL import Image
+
+    q = torch.randn(2, 3, 100, 5)
+    shown = ch.matrix(q, q, mask=ch.causal)._repr_html_()
+    pictures = re.findall(r"base64,([^\"]+)", shown)
+    assert len(pictures) == 3 and "http" not in shown
+    image = Image.open(io.BytesIO(base64.b64decode(pictures[0])))
+    assert image.size == (64, 64)
+    assert image.getpixel((63, 0)) == (68, 1, 84) and image.getpixel((0, 0)) == (253, 231, 37)

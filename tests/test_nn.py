@@ -739,3 +739,11 @@ def test_wrong_input(name):
         call()
     assert text in str(caught.value)
     assert caught.value.rule and caught.value.way_out
+
+
+def test_a_trace_says_where_queries_keys_and_values_came_from():
+    x, other = torch.randn(3, 8), torch.randn(5, 8)
+    layer = MultiHeadAttention(8, 2)
+    formulas = [s.formula for s in layer.explain(x, context=other) if s.name in "query key value"]
+    assert formulas == ["X · W_query", "C · W_key", "C · W_value"]
+    assert [SimpleAttention().explain(x).step(n).formula for n in ("query", "key")] == ["X", "X"]

@@ -4,7 +4,7 @@ The letters, in every docstring and error: B batch, H query heads, G key/value h
 Tk keys, D head size, Dv value size. True means "may look".
 """
 
-from . import compat as compat, nn as nn, views as views
+from . import compat as compat, hf as hf, nn as nn, views as views
 from .attend import (
     attention as attention,
     explain as explain,
@@ -25,6 +25,7 @@ from .masks import (
 )
 from .matrix import Matrix as Matrix
 from .plan import Plan as Plan, plan as plan
+from .scaling import why_scale as why_scale
 from .stats import (
     Look as Look,
     map as map,

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from .ask import ask
 from .biases import Bias
 from .engines import steps as reference
 from .engines.cpu import Cpu
@@ -24,7 +25,7 @@ from .engines.tiled import Tiled
 from .errors import BadType, BadValue
 from .masks import Mask
 from .matrix import Matrix
-from .problem import Inputs, Problem, ask
+from .problem import Inputs, Problem
 from .stats import Look, Statistic, gather, parse_stats
 from .trace import Step, Trace
 

@@ -68,7 +68,7 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """See attention computed on a text, step by step, with numbers."""
+    """See attention computed on a text, step by step."""
     trace = _trace(
         text, size=size, heads=heads, seed=seed, mask=mask, dropout=dropout, scale=scale,
         positions=positions, model=model, layer=layer,
@@ -100,7 +100,7 @@ def look(
         "out"
     ),
 ) -> None:
-    """See the heat maps of every head: here, as a picture, and as an interactive page."""
+    """See the heat maps of every head: here, as picture, as page."""
     trace = _trace(
         text, size=size, heads=heads, seed=seed, mask=mask, positions=positions, model=model,
         layer=layer,
@@ -127,7 +127,7 @@ def scale(
     seed: Annotated[int, typer.Option(help="What the random numbers start from.")] = 0,
     png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
 ) -> None:
-    """Why divide by sqrt(d)? Scores, weights and gradients with and without the scaling."""
+    """Why divide by sqrt(d)? Numbers with and without the scaling."""
     report = why_scale(size, keys=keys, seed=seed)
     typer.echo(str(report))
     if png is not None:
@@ -151,7 +151,10 @@ def plan(
     grad: Annotated[bool, typer.Option("--grad", help="Gradients are wanted.")] = False,
     engine: Annotated[str, typer.Option(help="auto, or an engine by name.")] = "auto",
 ) -> None:
-    """Who would answer a question of these sizes, and why; what it costs. Nothing is computed."""
+    """Who would answer a question of these sizes, and its cost.
+
+    Nothing is computed.
+    """
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise BadValue(
@@ -183,7 +186,7 @@ def plan(
 
 @app.command()
 def doctor() -> None:
-    """What is here: versions, threads, instruction set, engines, optional parts."""
+    """What is installed here, and which engines answer."""
     rows = [
         ("clearhead", __version__),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),

@@ -4,6 +4,7 @@ A weight is exp(score - max) / sum, with the maximum and the sum of its query ov
 these two are kept, O(Tq); everything else is computed when asked for.
 """
 
+import html
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,9 +16,13 @@ from . import online
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem, repeat_heads
 from .products import weigh
+from .stats import Statistic, Top, gather, map, topk
+from .views.png import png
 
 STRIP_CELLS = 2**23
 MOST_CELLS = 2**27
+SUMMARY_PAIRS = 2**24
+THUMBNAIL = 64
 ALL = slice(None)
 
 
@@ -58,6 +63,20 @@ class Matrix:
         """The exact weights of some queries on some keys, (B, H, q, k)."""
         return self._weights(queries, keys)
 
+    def entropy(self) -> Tensor:
+        """-Σ w log w of each query's weights, in nats, (B, H, Tq); 0 where it sees nothing."""
+        return self._gathered("entropy")
+
+    def topk(self, n: int) -> Top:
+        """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
+        lower key. Where a query sees fewer keys, the rest have weight 0 and key -1."""
+        return self._gathered(topk(n))
+
+    def pool(self, rows: int, cols: int) -> Tensor:
+        """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of
+        the weight they put into a bin of keys."""
+        return self._gathered(map(rows, cols))
+
     def to_dense(self, most: int = MOST_CELLS) -> Tensor:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
         p = self._problem
@@ -96,9 +115,33 @@ class Matrix:
         return p.shape_back(total)
 
     def __repr__(self) -> str:
-        return f"attention matrix {' x '.join(map(str, self.shape))} of {self._problem.describe()}"
+        p = self._problem
+        size = " x ".join(str(n) for n in self.shape)
+        head = f"attention matrix {size} of {p.describe()}"
+        if not 0 < p.pairs <= SUMMARY_PAIRS:
+            return head
+        with torch.no_grad():
+            entropy = self.entropy()
+        mean, most = float(entropy.mean()), float(entropy.max())
+        return f"{head}\n  entropy {mean:.3f} nats on average, at most {most:.3f}"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the summary and a thumbnail of every head of the first batch, pooled."""
+        with torch.no_grad():
+            maps = _four(self.pool(THUMBNAIL, THUMBNAIL))[0]
+        pictures = "".join(
+            f'<img alt="head {h}" title="head {h}" style="image-rendering:pixelated;width:8em;'
+            f'height:8em;margin:2px" src="data:image/png;base64,{png(m)}">'
+            for h, m in enumerate(maps)
+        )
+        return f"<pre>{html.escape(repr(self))}</pre>{pictures}"
 
     # ------------------------------------------------------------------------------- inside
+
+    def _gathered(self, statistic: str | Statistic) -> Any:
+        (result,) = gather(self._problem, self._inputs, [statistic]).finish().values()
+        back = self._problem.shape_back
+        return Top(*(back(x) for x in result)) if isinstance(result, Top) else back(result)  # type: ignore[arg-type]
 
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
@@ -172,6 +215,10 @@ class Matrix:
                 f"pass x with second-to-last size {length}.",
             )
         return repeat_heads(x.reshape(four).to(p.wide), p.H).expand(p.B, -1, -1, -1)
+
+
+def _four(x: Tensor) -> Tensor:
+    return x.reshape((1,) * (4 - x.dim()) + tuple(x.shape))
 
 
 class Transposed:

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .ask import ask
 from .attend import ENGINES, first_able
 from .biases import Bias
 from .masks import Mask
-from .problem import Problem, ask
+from .problem import Problem
 
 TILE = 256
 

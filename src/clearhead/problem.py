@@ -1,4 +1,4 @@
-"""The question, checked once.
+"""The question, once it is checked (`ask.py`).
 
 The letters, everywhere in clearhead (docstrings, errors, C++, JavaScript):
 
@@ -15,8 +15,7 @@ dropout, @ V. A query that may see nothing gets output 0 and weights 0. The log-
 in fp32. Sinks are extra logits per head that take weight and give no value.
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,8 +23,7 @@ import torch
 from torch import Tensor
 
 from . import dropout as cells
-from .biases import Bias, bias as as_bias
-from .errors import BadType, BadValue
+from .biases import Bias
 from .intervals import Reach
 from .masks import Everything, Grid, Mask, everything
 from .products import dot
@@ -77,6 +75,11 @@ class Problem:
         that shapes alone can be planned)."""
         meta = self.device.type == "meta"
         return self.mask.reach(self.grid, torch.device("cpu") if meta else self.device)
+
+    @cached_property
+    def unmasked(self) -> "Problem":
+        """The same question where everyone may look: what a tile is that the mask leaves full."""
+        return replace(self, mask=everything)
 
     @property
     def wide(self) -> torch.dtype:
@@ -164,232 +167,9 @@ class Problem:
         return out.reshape(out.shape[4 - self.rank :])
 
 
-def ask(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None = None,
-    *,
-    mask: Mask | None = None,
-    bias: Bias | Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-) -> tuple[Problem, Inputs]:
-    """Check a question once, and give it with its tensors brought to four dimensions.
-
-    Without `v` the question is about the weights alone, and the keys stand in for the values.
-    """
-    v = k if v is None else v
-    q, k, v, rank = _four_dimensions(q, k, v)
-    (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
-    grid = Grid(Tq, Tk, B, H)
-    mask = _checked_mask(mask, grid)
-    if bias is not None:
-        bias = bias if isinstance(bias, Bias) else as_bias(bias)
-        bias.check(grid)
-    if sinks is not None:
-        sinks = _checked_sinks(sinks, H).to(q.device)
-    learns = [q, k, v] if sinks is None else [q, k, v, sinks]
-    grad = torch.is_grad_enabled() and (
-        any(x.requires_grad for x in learns) or (bias is not None and bias.needs_grad)
-    )
-    given = _checked_number("scale", scale, positive=False)
-    problem = Problem(
-        B,
-        H,
-        G,
-        Tq,
-        Tk,
-        D,
-        Dv,
-        q.dtype,
-        q.device,
-        mask,
-        bias,
-        scale=given if given is not None else 1.0 / math.sqrt(max(D, 1)),
-        softcap=_checked_number("softcap", softcap, positive=True),
-        sinks=sinks,
-        dropout=_checked_dropout(dropout),
-        seed=_checked_seed(seed),
-        grad=grad,
-        rank=rank,
-    )
-    return problem, Inputs(q, k, v)
-
-
 def repeat_heads(x: Tensor, H: int) -> Tensor:
     """(B, G, T, d) -> (B, H, T, d): each key head stands H // G times in a row."""
     B, G, T, d = x.shape
     if G == H:
         return x
     return x.unsqueeze(2).expand(B, G, H // G, T, d).reshape(B, H, T, d)
-
-
-# ------------------------------------------------------------------------------------- the checks
-
-
-def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise BadType(
-                f"{name} is a {type(x).__name__}.",
-                "queries, keys and values are torch tensors.",
-                f"pass torch.as_tensor({name}).",
-            )
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
-        raise BadValue(
-            f"The shapes are {shapes}.",
-            "q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may "
-            "be missing, from all three alike.",
-            "give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).",
-        )
-    if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in (
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    ):
-        raise BadType(
-            f"The dtypes are q {q.dtype}, k {k.dtype}, v {v.dtype}.",
-            "queries, keys and values have one dtype: float16, bfloat16, float32 or float64.",
-            "convert them, for example with .float() or .to(q.dtype).",
-        )
-    if len({x.device for x in (q, k, v)}) > 1:
-        raise BadValue(
-            f"The devices are q {q.device}, k {k.device}, v {v.device}.",
-            "queries, keys and values live on one device.",
-            "move them, for example with .to(q.device).",
-        )
-    rank = q.dim()
-    q, k, v = (x.reshape((1,) * (4 - rank) + tuple(x.shape)) if rank < 4 else x for x in (q, k, v))
-    if q.shape[-1] != k.shape[-1]:
-        raise BadValue(
-            f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",
-            "a score is a dot product, so queries and keys have the same head size D.",
-            "project both to the same size; a common slip is a transposed key.",
-        )
-    if k.shape[1:3] != v.shape[1:3]:
-        raise BadValue(
-            f"Keys have (G, Tk) = {tuple(k.shape[1:3])} and values {tuple(v.shape[1:3])} "
-            f"({shapes}).",
-            "every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).",
-            "give both the same heads and the same length.",
-        )
-    H, G = q.shape[1], k.shape[1]
-    if (G == 0 and H != 0) or (G and H % G):
-        raise BadValue(
-            f"There are H={H} query heads and G={G} key heads ({shapes}).",
-            "H is a multiple of G, and query head i reads key head i // (H // G).",
-            "change the number of heads, or repeat the key heads yourself.",
-        )
-    batches = {x.shape[0] for x in (q, k, v)} - {1}
-    if len(batches) > 1:
-        raise BadValue(
-            f"The batch sizes are {q.shape[0]}, {k.shape[0]} and {v.shape[0]} ({shapes}).",
-            "q, k and v have one batch size; 1 stands for all.",
-            "give all three the same batch size, or 1.",
-        )
-    B = batches.pop() if batches else 1
-    q, k, v = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
-    return q, k, v, rank
-
-
-def _checked_mask(mask: object, grid: Grid) -> Mask:
-    if mask is None:
-        return everything
-    if isinstance(mask, Mask):
-        mask.check(grid)
-        return mask
-    if isinstance(mask, type) and issubclass(mask, Mask):
-        raise BadType(
-            f"mask is the class {mask.__name__}.",
-            "a mask is a rule, made by calling its class.",
-            f"call it: {mask.__name__}(...); plain causal is `clearhead.causal`.",
-        )
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        raise BadType(
-            f"mask is a boolean tensor of shape {tuple(mask.shape)}.",
-            "a bare boolean does not say what its True means; libraries disagree.",
-            "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.",
-        )
-    if isinstance(mask, Tensor):
-        raise BadType(
-            f"mask is a tensor of dtype {mask.dtype}.",
-            "a mask is a rule about who may look; numbers added to scores are a bias.",
-            "pass bias=mask for an additive mask (0 and -inf), or mask=dense(keep=mask.bool()) "
-            "for 1 = may look, 0 = blocked.",
-        )
-    raise BadType(
-        f"mask is {mask!r}.",
-        "a mask is a rule made by clearhead.",
-        "pass clearhead.causal, window(before=...), lengths(...), documents(...) or dense(...).",
-    )
-
-
-def _checked_sinks(sinks: object, H: int) -> Tensor:
-    if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
-        raise BadType(
-            f"sinks is {getattr(sinks, 'dtype', type(sinks).__name__)}.",
-            "sinks are extra logits, one floating-point number per query head.",
-            f"pass a floating tensor of shape ({H},).",
-        )
-    if tuple(sinks.shape) not in ((), (1,), (H,)):
-        raise BadValue(
-            f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.",
-            "sinks are extra logits, one per query head, (H,).",
-            f"pass a tensor of shape ({H},).",
-        )
-    return sinks.reshape(-1).expand(H)
-
-
-def _checked_number(name: str, value: object, positive: bool) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, Tensor) and value.requires_grad:
-        raise BadType(
-            f"{name} is a tensor that requires a gradient.",
-            f"{name} is a constant of the question, and no gradient flows to it.",
-            f"pass {name}=float({name}) for a constant; a learned temperature multiplies the "
-            "queries: attention(temperature * q, k, v, scale=1).",
-        )
-    try:
-        if isinstance(value, (str, bytes, bool)):
-            raise TypeError("float() would read a number into it")
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadType(
-            f"{name} is {value!r}.", f"{name} is a number, or None.", f"pass a float as {name}=."
-        ) from error
-    if not math.isfinite(number) or (positive and number <= 0):
-        raise BadValue(
-            f"{name}={number!r}.",
-            f"{name} is a {'positive, ' if positive else ''}finite number, or None for "
-            + ("no cap." if positive else "1/sqrt(D)."),
-            f"pass another {name}, or leave it out.",
-        )
-    return number
-
-
-def _checked_dropout(p: object) -> float:
-    if not isinstance(p, (int, float)) or isinstance(p, bool) or not 0.0 <= p <= 1.0:
-        raise BadValue(
-            f"dropout={p!r}.",
-            "dropout is the probability that a weight is dropped, from 0 to 1.",
-            "pass a number such as 0.1; layers pass 0.0 outside training.",
-        )
-    return float(p)
-
-
-def _checked_seed(seed: object) -> int | None:
-    if seed is None:
-        return None
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise BadValue(
-            f"seed={seed!r}.",
-            "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
-            "pass a number such as 42.",
-        )
-    return seed

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .ask import ask
 from .biases import Bias, alibi, bias
 from .masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
 
@@ -134,8 +135,6 @@ def plain(
     The yardstick: an engine may err twice as much as this. Dropout takes its cells from the
     reference, because a random draw has no second opinion.
     """
-    from .problem import ask
-
     (B, H, Tq, D), Tk = q.shape, k.shape[2]
     k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
     x = q @ k.mT * (D**-0.5 if scale is None else scale)

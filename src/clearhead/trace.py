@@ -96,6 +96,13 @@ class Trace:
         """The same trace with `steps` in front: how query, key and value came about."""
         return replace(self, steps=(*steps, *self.steps))
 
+    def made_by(self, **formulas: str) -> "Trace":
+        """The same trace with other formulas for some steps: where a layer got its query from."""
+        steps = (
+            replace(s, formula=formulas[s.name]) if s.name in formulas else s for s in self.steps
+        )
+        return replace(self, steps=tuple(steps))
+
     def labels(self, letter: str, size: int) -> list[str]:
         """What to write along an axis: tokens where there are any, else numbers."""
         tokens = {"q": self.queries, "k": self.keys}.get(letter)

@@ -45,26 +45,20 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> tuple[Tens
     p = problem
     q = inputs.q[:, :, queries].to(p.wide)
 
-    def piece(keys: slice) -> online.Rows:
+    def piece(keys: slice, full: bool = False) -> online.Rows:
         k, v = (repeat_heads(x[:, :, keys].to(p.wide), p.H) for x in (inputs.k, inputs.v))
-        scores, keep = p.logits(q, k, queries, keys)
+        scores, keep = (p.unmasked if full else p).logits(q, k, queries, keys)
         return online.begin(scores, v, keep, _drop(p, scores, queries, keys))
 
     rows = piece(slice(0, 0))  # no key seen yet; joins the output to its inputs, for autograd
     if p.sinks is not None:
         rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
-    for start, some in zip(range(0, p.Tk, TILE_KEYS), _visited(p, queries), strict=True):
-        if some:
-            rows = online.merge(rows, piece(slice(start, min(start + TILE_KEYS, p.Tk))))
+    some, full = p.reach.tiles(queries, TILE_KEYS)
+    for tile in some.nonzero().flatten().tolist():
+        keys = slice(tile * TILE_KEYS, min((tile + 1) * TILE_KEYS, p.Tk))
+        rows = online.merge(rows, piece(keys, bool(full[tile])))
     out, lse = online.finish(rows)
     return out.to(p.dtype), lse
-
-
-def _visited(p: Problem, queries: slice) -> list[bool]:
-    """For each key tile: may any of these queries look at any of its keys?"""
-    if not p.masked:
-        return [True] * -(-p.Tk // TILE_KEYS)
-    return p.reach.tiles(queries, TILE_KEYS)[0].tolist()
 
 
 def _drop(p: Problem, scores: Tensor, queries: slice, keys: slice) -> Tensor | None:

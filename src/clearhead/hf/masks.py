@@ -16,9 +16,10 @@ from ..masks import Causal, Mask, dense, everything, lengths, prefix, window
 
 # What may be asked of a tensor without looking at its cells.
 _SHAPE_ONLY = {
-    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__,
-    Tensor.requires_grad.__get__, Tensor.size, Tensor.dim,
-}  # fmt: skip
+    *(getattr(Tensor, n).__get__ for n in ("shape", "dtype", "device", "ndim", "requires_grad")),
+    Tensor.size,
+    Tensor.dim,
+}
 
 
 class RuleTensor(Tensor):
@@ -74,7 +75,7 @@ def attention_mask(
     if rule is None:
         others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         written = sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, function, attention_mask,
+            batch_size, q_length, kv_length, start, kv_offset, function, attention_mask,
             local_size, device=device, **others,
         )  # fmt: skip
         assert isinstance(written, Tensor)

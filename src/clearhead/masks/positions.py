@@ -126,8 +126,8 @@ class window(Mask):
     @property
     def formula(self) -> str:
         q = f"q{offset_text(self.align)}"
-        low = "" if self.before is None else f"{q} - {self.before} <= "
-        high = "" if self.after is None else f" <= {q} + {self.after}"
+        low = "" if self.before is None else f"{q} - {self.before} <= ".replace(" - 0", "")
+        high = "" if self.after is None else f" <= {q} + {self.after}".removesuffix(" + 0")
         return f"{low}k{high}" if low or high else Everything.formula
 
     def sizes(self) -> dict[str, int]:

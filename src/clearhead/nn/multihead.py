@@ -218,6 +218,9 @@ class MultiHeadAttention(nn.Module):
             if cache is not None:
                 cache.cut(held)
         given = [(x, "inputs", "q"), (context, "context", "k"), (values, "values", "k")]
+        C = "X" if context is None else "C"
+        U = C if values is None else "U"
+        trace = trace.made_by(query="X · W_query", key=f"{C} · W_key", value=f"{U} · W_value")
         trace = trace.before(*(inputs(t, name, axis) for t, name, axis in given if t is not None))
         joined = _join(trace["output"])
         axes = "b q e" if joined.dim() == 3 else "q e"

@@ -6,7 +6,7 @@ layer asks `clearhead.attention`, and `explain` asks `clearhead.explain` the sam
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,12 @@ class Question(NamedTuple):
 class OneHead(nn.Module, ABC):
     """A layer that asks attention one question, with one head and nothing after it."""
 
+    made_by: ClassVar[dict[str, str]] = {
+        "query": "X · W_query",
+        "key": "X · W_key",
+        "value": "X · W_value",
+    }
+
     @abstractmethod
     def question(self, x: Tensor, mask: Mask | None) -> Question:
         """Check the input and project it: q, k, v are (B, T, d) or (T, d), like x."""
@@ -55,7 +61,7 @@ class OneHead(nn.Module, ABC):
         """
         q, k, v, rule, scale, dropout = self._headed(x, mask)
         trace = explain(q, k, v, tokens=tokens, mask=rule, scale=scale, dropout=dropout)
-        return trace.before(inputs(x))
+        return trace.made_by(**self.made_by).before(inputs(x))
 
     def _headed(self, x: Tensor, mask: Mask | None) -> Question:
         """The question of a batch with a head axis, or attention would read batches as heads."""
@@ -78,6 +84,8 @@ class SimpleAttention(OneHead):
 
     Raises `BadValue` or `BadType` for inputs of another shape or kind.
     """
+
+    made_by: ClassVar[dict[str, str]] = {"query": "X", "key": "X", "value": "X"}
 
     def question(self, x: Tensor, mask: Mask | None) -> Question:
         x = sequence("SimpleAttention", "x", x)

@@ -104,6 +104,8 @@ def _map(sheet: Sheet, layout: Layout, low: float, high: float, tinted: bool) ->
     if layout.halves:
         pairs = [shares[i : i + 2] for i in range(0, len(shares), 2)]
         return [_halves(*pair) for pair in pairs]
+    if not tinted and low == 0.0:
+        shares = [[math.sqrt(x) if x > 0 else x for x in row] for row in shares]
     cell = _tile if tinted else _ink
     return [Text.assemble(*(cell(share) for share in row)) for row in shares]
 
@@ -159,7 +161,10 @@ def _beside(label: Text, parts: list[Text], margin: int, width: int) -> Text:
 
 
 def _notes(found: list[Sheet], layout: Layout, low: float, high: float, tinted: bool) -> list[Text]:
-    edges = [number(low + (high - low) * i / len(INK), 4) for i in range(len(INK) + 1)]
+    # Shares among many are small: what starts at 0 gets its inks by the square root, finer below.
+    bend = 2 if low == 0.0 and not tinted else 1
+    steps = range(len(INK) + 1)
+    edges = [number(low + (high - low) * (i / len(INK)) ** bend, 4) for i in steps]
     if tinted:
         ramp = [("  ", shade(i / 15)) for i in range(16)]
         legend = Text.assemble(edges[0], " ", *ramp, " ", edges[-1])

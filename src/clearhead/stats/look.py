@@ -1,0 +1,83 @@
+"""What a look gives back: the output, and one attribute per statistic."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import BadValue
+from ..problem import Problem
+from .parse import ALL_NAMES
+from .wanted import Result, Top
+
+
+class NotAsked(BadValue, AttributeError):
+    """A statistic that is not in this look."""
+
+
+class Look:
+    """The output of attention and the statistics asked for beside it.
+
+    `look.out` is the output; every statistic is an attribute under its name: `look.lse`,
+    `look.topk.weights`, `look.topk.keys`, `look.mass["sink"]`. `look.names` lists them. Leading
+    dimensions that the question did not have are not there.
+    """
+
+    out: Tensor
+    names: tuple[str, ...]
+
+    def __init__(self, problem: Problem, out: Tensor, found: Mapping[str, Result]):
+        self.out = problem.shape_back(out)
+        self.names = tuple(found)
+        self._about = problem.describe()
+        self._found = {name: _shaped(problem, result) for name, result in found.items()}
+
+    def __getattr__(self, name: str) -> "Tensor | Top | dict[str, Tensor]":
+        found = self.__dict__.get("_found", {})
+        if name in found:
+            return found[name]
+        raise NotAsked(
+            f"This look has no {name!r}.",
+            f"a look holds what was asked for: {', '.join(['out', *found])}.",
+            f"ask for it in stats=; there are {ALL_NAMES}.",
+        )
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.names]
+
+    def __repr__(self) -> str:
+        lines = [("out", self.out)]
+        for name, result in self._found.items():
+            if isinstance(result, Top):
+                lines += [(name, result.weights)]
+            elif isinstance(result, dict):
+                lines += [(f"{name} {group}", part) for group, part in result.items()]
+            else:
+                lines += [(name, result)]
+        table = [(name, " x ".join(str(n) for n in x.shape), _summary(x)) for name, x in lines]
+        widths = [max(len(row[i]) for row in table) for i in range(2)]
+        body = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table)
+        return "\n".join([f"look at {self._about}", *body])
+
+
+def _shaped(problem: Problem, result: Result) -> Result:
+    if isinstance(result, Top):
+        return Top(*(problem.shape_back(x) for x in result))
+    if isinstance(result, dict):
+        return {name: problem.shape_back(x) for name, x in result.items()}
+    return problem.shape_back(result)
+
+
+def _summary(x: Tensor) -> str:
+    """Smallest, mean and largest of the finite numbers, and how many are not finite."""
+    x = x.detach()
+    finite = x[torch.isfinite(x)].double()
+    if not x.numel():
+        return "empty"
+    parts = []
+    if finite.numel():
+        low, mean, high = float(finite.min()), float(finite.mean()), float(finite.max())
+        parts.append(f"{low:.4g} to {high:.4g}, mean {mean:.4g}")
+    if missing := x.numel() - finite.numel():
+        parts.append(f"{missing} not finite")
+    return ", ".join(parts)

@@ -1,0 +1,60 @@
+"""Reading a request: the entries of `stats=`, checked."""
+
+from collections.abc import Iterable
+
+from ..errors import BadType, BadValue
+from ..masks import Grid
+from .wanted import Effective, Entropy, Largest, LogSumExp, Received, Statistic
+
+PLAIN: dict[str, Statistic] = {
+    s.name: s for s in (LogSumExp(), Largest(), Entropy(), Effective(), Received())
+}
+ALL_NAMES = (
+    '"lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", '
+    "map(rows, cols), rows([queries])"
+)
+
+
+def parse_stats(
+    entries: "Iterable[str | Statistic]", grid: Grid | None = None
+) -> tuple[Statistic, ...]:
+    """The statistics that `stats=` asks for, checked; against the sizes too where they are known.
+
+    >>> [s.name for s in parse_stats(["lse", topk(3)])]
+    ['lse', 'topk']
+    """
+    if isinstance(entries, (str, Statistic)) or not isinstance(entries, Iterable):
+        raise BadType(
+            f"stats is {entries!r}.",
+            "stats is a list of statistics.",
+            f"put it in a list: stats=[{entries!r}].",
+        )
+    found: dict[str, Statistic] = {}
+    for entry in entries:
+        statistic = entry if isinstance(entry, Statistic) else PLAIN.get(str(entry))
+        if statistic is None:
+            raise BadValue(
+                f"stats asks for {entry!r}.",
+                f"the statistics are {ALL_NAMES}.",
+                f"call it with what it needs, for example {_EXAMPLES[str(entry)]}."
+                if str(entry) in _EXAMPLES
+                else "ask for one of these.",
+            )
+        if statistic.name in found:
+            raise BadValue(
+                f"stats asks for {statistic.name} twice.",
+                "each statistic is an attribute of the result, under its name.",
+                "ask once; topk takes the larger n, mass all groups in one dict, rows one list.",
+            )
+        if grid is not None:
+            statistic.check(grid)
+        found[statistic.name] = statistic
+    return tuple(found.values())
+
+
+_EXAMPLES = {
+    "topk": "topk(8)",
+    "mass": 'mass({"sink": prefix(1)})',
+    "map": "map(64, 64)",
+    "rows": "rows([0, -1])",
+}

@@ -1,0 +1,137 @@
+"""What a part of the attention matrix tells, and how parts join into the whole.
+
+A `Partial` covers some queries and some keys, every pair of them. Two merge when they share their
+queries and their keys are disjoint (shards of a cache, of a ring), or share their keys and their
+queries are disjoint (chunks of a long text); in any order, with the same result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import BadValue
+from ..problem import Problem
+from .state import Final, Rows, Sums, added, finish_rows, merge_rows
+from .wanted import Result, RowStatistic, Statistic, SumStatistic
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """Statistics of `queries` x `keys`, positions in rising order, (q,) and (k,).
+
+    `rows` is what the first sweep gave and `sums` what the second gave; None where it was not made.
+    An engine that sums while it answers can build one itself: `Rows` needs (max, sum), and what
+    the wanted statistics read of moment, masses, best and where.
+    """
+
+    problem: Problem
+    wanted: tuple[Statistic, ...]
+    queries: Tensor
+    keys: Tensor
+    rows: Rows | None
+    sums: Sums | None
+
+    @property
+    def lse(self) -> Tensor:
+        """(B, H, q), for the second step over key shards. Raises before all keys were seen."""
+        return self._final().lse
+
+    def merge(self, other: "Partial") -> "Partial":
+        """Both parts as one. Raises `BadValue` unless together they are again all pairs of some
+        queries and some keys, each pair once. The same pairs merge if one part holds the first
+        sweep and the other the second; else the result holds the sweeps that both have made."""
+        if self.wanted != other.wanted:
+            raise self._refused(other, "they hold different statistics")
+        same_queries = torch.equal(self.queries, other.queries)
+        same_keys = torch.equal(self.keys, other.keys)
+        sweeps = [(p.rows is not None, p.sums is not None) for p in (self, other)]
+        if same_queries and same_keys and sorted(sweeps) == [(False, True), (True, False)]:
+            rows, sums = self.rows or other.rows, self.sums or other.sums
+            return Partial(self.problem, self.wanted, self.queries, self.keys, rows, sums)
+        if not any(a and b for a, b in zip(*sweeps, strict=True)):
+            raise self._refused(other, "they have made different sweeps")
+        if same_queries and (joined := _disjoint(self.keys, other.keys)):
+            return self._along_keys(other, *joined)
+        if same_keys and (joined := _disjoint(self.queries, other.queries)):
+            return self._along_queries(other, *joined)
+        raise self._refused(other, "they overlap, or leave a corner uncovered")
+
+    def finish(self) -> dict[str, Result]:
+        """The statistics of the sweeps made, by name, in the order asked for, with all dimensions.
+
+        Rows need all keys. Sums are over the queries held: a chunk gives what its own queries put
+        on each key. Raises `BadValue` while keys are missing.
+        """
+        found: dict[str, Result] = {}
+        final = None if self.rows is None else self._final()
+        for statistic in self.wanted:
+            if isinstance(statistic, RowStatistic) and final is not None:
+                found[statistic.name] = statistic.finish(final)
+            if isinstance(statistic, SumStatistic) and self.sums is not None:
+                found[statistic.name] = statistic.finish(self.sums, self.problem.grid, self.queries)
+        return found
+
+    def __repr__(self) -> str:
+        made = [n for n, x in (("first", self.rows), ("second", self.sums)) if x is not None]
+        return (
+            f"partial of {len(self.queries)} of {self.problem.Tq} queries x {len(self.keys)} of "
+            f"{self.problem.Tk} keys, {' and '.join(made)} sweep, "
+            f"of {', '.join(s.name for s in self.wanted) or 'nothing'}"
+        )
+
+    # ------------------------------------------------------------------------------------ inside
+
+    def _final(self) -> Final:
+        if self.rows is None or len(self.keys) < self.problem.Tk:
+            raise BadValue(
+                f"finish was asked of a {self!r}.",
+                "the sum of a row is known when the first sweep has seen all its keys.",
+                "merge it with the partials of the other keys first.",
+            )
+        return finish_rows(self.rows, self.problem.sinks)
+
+    def _along_keys(self, other: "Partial", keys: Tensor, order: Tensor) -> "Partial":
+        rows = sums = None
+        if self.rows is not None and other.rows is not None:
+            rows = merge_rows(self.rows, other.rows)
+        if self.sums is not None and other.sums is not None:
+            a, b = self.sums, other.sums
+            sums = Sums(
+                _joined([a.received, b.received], -1, order),
+                added(a.map, b.map),
+                _joined([a.rows, b.rows], -1, order),
+            )
+        return Partial(self.problem, self.wanted, self.queries, keys, rows, sums)
+
+    def _along_queries(self, other: "Partial", queries: Tensor, order: Tensor) -> "Partial":
+        rows = sums = None
+        if self.rows is not None and other.rows is not None:
+            pairs = zip(self.rows, other.rows, strict=True)
+            rows = Rows(*(_joined(pair, 2, order) for pair in pairs))  # type: ignore[arg-type]
+        if self.sums is not None and other.sums is not None:
+            sums = Sums(*(added(a, b) for a, b in zip(self.sums, other.sums, strict=True)))
+        return Partial(self.problem, self.wanted, queries, self.keys, rows, sums)
+
+    def _refused(self, other: "Partial", why: str) -> BadValue:
+        return BadValue(
+            f"merge got a {self!r} and a {other!r}: {why}.",
+            "partials merge when they share their queries and not one key, or their keys and not "
+            "one query, and hold the same statistics of a common sweep; or hold the two sweeps of "
+            "the same pairs.",
+            "merge the key shards of each chunk of queries first, then the chunks.",
+        )
+
+
+def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """All positions in rising order, and where each stands in cat([a, b]); None if any repeats."""
+    positions, order = torch.cat([a, b]).sort(stable=True)
+    if bool((positions[1:] == positions[:-1]).any()):
+        return None
+    return positions, order
+
+
+def _joined(parts: Sequence[Tensor | None], dim: int, order: Tensor) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    return torch.cat(given, dim).index_select(dim, order) if given else None

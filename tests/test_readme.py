@@ -1,0 +1,56 @@
+"""What the README shows is true: its Python runs, and prints what it says."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_every_block_runs_in_order():
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    for block in BLOCKS:
+        if ">>>" in block:
+            test = doctest.DocTestParser().get_doctest(block, names, "README", "README.md", 0)
+            result = doctest.DocTestRunner(verbose=False).run(test, clear_globs=False)
+            assert result.attempted and not result.failed
+            names.update(test.globs)
+        else:
+            exec(block, names)
+    assert len(BLOCKS) == 3
+    assert names["seen"][0].mass["first"].shape == (2, 8, 10)
+
+
+def test_its_commands_exist():
+    """Every command of the shell and of the Makefile that the README names."""
+    from clearhead.cli import app
+
+    known = {command.callback.__name__ for command in app.registered_commands}
+    named = set(re.findall(r"\.venv/bin/clearhead (\w+)", README))
+    assert named and named <= known
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    for target in set(re.findall(r"make (\w+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_docstring_examples():
+    import importlib
+
+    for name in ("clearhead.attend", "clearhead.nn.simple", "clearhead.watch"):
+        result = doctest.testmod(importlib.import_module(name))
+        assert not result.failed
+
+
+def test_importing_is_light():
+    """Optional parts are imported when they are used, not before."""
+    script = (
+        "import sys, clearhead; heavy = {'transformers', 'matplotlib', 'jax', 'onnx'} & "
+        "set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,128 @@
+"""Looking at one call and at a whole model: same bits with and without, and exact numbers."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import clearhead as ch
+from clearhead.ask import ask
+from clearhead.attend import ENGINES
+from clearhead.errors import BadType, BadValue
+from clearhead.testing import PROBLEMS
+
+EVERYTHING = ["lse", "max", "entropy", "effective", "received", ch.topk(2), ch.map(3, 4)]
+
+
+@pytest.mark.parametrize("engine", [engine.name for engine in ENGINES])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_looking_does_not_change_a_bit(name, dtype, engine):
+    case = PROBLEMS[name](dtype, 0)
+    problem, _ = ask(*case.tensors, **case.keywords)
+    reasons = next(e for e in ENGINES if e.name == engine).why_not(problem)
+    if reasons:
+        pytest.skip(f"{engine}: {'; '.join(reasons)}")
+    plain = ch.attention(*case.tensors, **case.keywords, engine=engine)
+    seen = ch.look(*case.tensors, **case.keywords, engine=engine, stats=EVERYTHING)
+    assert torch.equal(plain, seen.out)
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(ch.nn.TransformerBlock(12, 3, causal=True) for _ in range(2)))
+
+
+def test_every_layer_is_seen_by_name_and_nothing_changes():
+    layers, x = model().eval(), torch.randn(2, 7, 12)
+    with torch.no_grad():
+        plain = layers(x)
+        with ch.watch(layers, stats=["entropy", "received", ch.topk(2)]) as seen:
+            watched = layers(x)
+    assert torch.equal(plain, watched)
+    assert [call.module for call in seen] == ["0.attention", "1.attention"]
+    assert [call.layer for call in seen] == [0, 1]
+    trace = layers[0].attention.explain(layers[0].norm_1(x))
+    weights = trace["weights"].detach()
+    torch.testing.assert_close(seen["0.attention"].received, weights.sum(2))
+    torch.testing.assert_close(
+        seen[0].entropy, torch.special.entr(weights).sum(-1), rtol=1e-5, atol=1e-6
+    )
+    assert seen[0].topk.keys[..., 0].equal(weights.argmax(-1))
+
+
+def test_only_the_layers_heads_and_rows_asked_for():
+    layers, x = model(), torch.randn(2, 7, 12)
+    with ch.watch(layers, stats=["max"], layers=["1.*"], heads=[2, 0], rows=[6]) as seen:
+        layers(x)
+    (call,) = seen
+    assert call.module == "1.attention" and call.layer == 1
+    assert call.max.shape == (2, 2, 7) and call.rows.shape == (2, 2, 1, 7)
+    with ch.watch(layers, layers=[0]) as seen:
+        layers(x)
+        layers(x)
+    assert [call.layer for call in seen] == [0, 0]
+
+
+def test_statistics_go_to_disk_and_not_to_memory(tmp_path):
+    layers, x = model(), torch.randn(2, 7, 12)
+    with ch.watch(layers, stats=["entropy", ch.topk(2)]) as kept:
+        layers(x)
+    with ch.watch(layers, stats=["entropy", ch.topk(2)], to=tmp_path / "deep" / "seen") as seen:
+        layers(x)
+    assert len(seen) == 0
+    index = json.loads((tmp_path / "deep" / "seen" / "index.json").read_text())["calls"]
+    assert [call["module"] for call in index] == ["0.attention", "1.attention"]
+    for told, call in zip(index, kept, strict=True):
+        tensors = load_file(tmp_path / "deep" / "seen" / told["file"])
+        assert tensors["entropy"].equal(call.entropy.detach())
+        assert tensors["topk.keys"].equal(call.topk.keys)
+
+
+def test_gauges_in_training_and_a_regulariser_in_one_line():
+    layers, x = model().train(), torch.randn(2, 7, 12)
+    with ch.watch(layers, stats=["entropy", "max"]) as seen:
+        layers(x)
+        gauges = seen.gauges()
+        sum(call.entropy.mean() for call in seen).backward()
+    assert gauges["0.attention.entropy"] == pytest.approx(float(seen[0].entropy.detach().mean()))
+    assert gauges["1.attention.max"] == pytest.approx(float(seen[1].max.detach().max()))
+    assert layers[0].attention.W_query.weight.grad.abs().sum() > 0
+    seen.clear()
+    assert len(seen) == 0
+
+
+def test_watching_ends_with_the_block_even_when_the_model_fails():
+    layers, x = model(), torch.randn(2, 7, 12)
+    with pytest.raises(BadValue), ch.watch(layers) as seen:
+        layers(torch.randn(2, 7, 13))
+    layers(x)
+    assert len(seen) == 0
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in layers.modules())
+
+
+def test_a_failing_layer_does_not_leave_its_name_behind():
+    layers, x = model(), torch.randn(2, 7, 12)
+    with ch.watch(layers) as seen:
+        with pytest.raises(BadValue):
+            layers(torch.randn(2, 7, 13))
+        layers(x)
+    assert [call.module for call in seen] == ["0.attention", "1.attention"]
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda m: ch.watch(7), "watch got a int.\n  Rule: watch listens to the modules of a model.\n"
+     "  Way out: pass a torch.nn.Module; use look(...) for one call of attention."),
+    (lambda m: ch.watch(m, heads=[3]), "head 3 was asked for.\n  Rule: this layer has 3 query "
+     "heads, numbered from 0.\n  Way out: pass heads from 0 to 2."),
+    (lambda m: ch.watch(m, to="/dev/null/x"), "The folder '/dev/null/x' cannot be made: Not a "
+     "directory.\n  Rule: statistics are written to a folder.\n  Way out: pass another folder as "
+     "to=."),
+])  # fmt: skip
+def test_wrong_calls(call, said):
+    layers = model()
+    with pytest.raises((BadType, BadValue)) as error, call(layers):
+        layers(torch.randn(2, 7, 12))
+    assert str(error.value) == said
+    assert not any(m._forward_hooks for m in layers.modules())
