@@ -79,7 +79,9 @@ MASKED = [
     Case("fp32 64 documents in 16k", H=2, G=2, Tq=16384, Tk=16384, mask=_documents()),
 ]
 DECODE = [
-    Case(f"decode {str(t)[6:]} B={B} H=32 G={G} Tk={Tk}", B=B, H=32, G=G, Tq=1, Tk=Tk, D=128, dtype=t)
+    Case(
+        f"decode {str(t)[6:]} B={B} H=32 G={G} Tk={Tk}", B=B, H=32, G=G, Tq=1, Tk=Tk, D=128, dtype=t
+    )
     for t in (F32, BF16, F16)
     for B, G, Tk in ((1, 32, 4096), (1, 8, 1024), (1, 8, 65536), (8, 8, 4096), (8, 32, 1024))
 ]

@@ -30,7 +30,7 @@ def clearhead(case: Case, q, k, v) -> Run:
 
 def core_alone(case: Case, q, k, v) -> Run:
     """The core without the door: what is computed, less what is checked."""
-    from clearhead.problem import ask
+    from clearhead.ask import ask
 
     problem, inputs = ask(q, k, v, mask=case.mask)
     return lambda: cpu._answer(problem, inputs, False)
@@ -69,7 +69,9 @@ def flex(case: Case, q, k, v) -> Run:
 
     block = None
     if not isinstance(case.mask, ch.masks.Everything):
-        block = create_block_mask(case.mask.to_flex(case.Tq, case.Tk), None, None, case.Tq, case.Tk, "cpu")
+        block = create_block_mask(
+            case.mask.to_flex(case.Tq, case.Tk), None, None, case.Tq, case.Tk, "cpu"
+        )
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(q, k, v, block_mask=block, enable_gqa=case.G != case.H)
 
@@ -89,7 +91,9 @@ def _session(node, inputs, outputs, domain="", opset=23):
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not domain:
         onnx.checker.check_model(model)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, ["CPUExecutionProvider"]
+    )
 
 
 def _onnx_type(case: Case):
@@ -125,7 +129,9 @@ def onnx_contrib(case: Case, q, k, v) -> Run:
         "MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft",
         num_heads=case.H, unidirectional=int(causal),
     )  # fmt: skip
-    flat = {n: x.transpose(1, 2).flatten(2).contiguous() for n, x in zip("qkv", (q, k, v), strict=True)}
+    flat = {
+        n: x.transpose(1, 2).flatten(2).contiguous() for n, x in zip("qkv", (q, k, v), strict=True)
+    }
     value = lambda n, x: helper.make_tensor_value_info(n, kind, list(x.shape))  # noqa: E731
     session = _session(
         node, [value(n, x) for n, x in flat.items()], [value("out", flat["q"])], "com.microsoft", 17

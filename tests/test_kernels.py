@@ -13,7 +13,7 @@ import random
 import shutil
 import subprocess
 import sys
-from ctypes import CDLL, c_char, c_int, c_size_t, c_void_p, addressof
+from ctypes import CDLL, addressof, c_char, c_int, c_size_t, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ def with_lse(*qkv: Tensor, **keywords: object):
 
 
 def cpu_problem(*qkv: Tensor, **keywords: object):
-    from clearhead.problem import ask
+    from clearhead.ask import ask
 
     problem, inputs = ask(*qkv, **keywords)
     assert cpu.Cpu().why_not(problem) == []
@@ -212,7 +212,10 @@ def test_company_does_not_change_a_bit(Tq, dtype, level):
     whole = answer(q, k, v, mask=mask)
     for b, g in itertools.product(range(3), range(3)):
         part = answer(
-            q[b : b + 1, 2 * g : 2 * g + 2], k[b : b + 1, g : g + 1], v[b : b + 1, g : g + 1], mask=mask
+            q[b : b + 1, 2 * g : 2 * g + 2],
+            k[b : b + 1, g : g + 1],
+            v[b : b + 1, g : g + 1],
+            mask=mask,
         )
         assert torch.equal(part, whole[b : b + 1, 2 * g : 2 * g + 2])
 
@@ -298,7 +301,10 @@ def test_any_strides(Tq, level):
     contiguous: the bits of a contiguous copy."""
     q = draw(2, Tq, 6, 20).transpose(1, 2)
     packed = draw(2, 75, 3, 2, 50)
-    k, v = packed[:, :, :, 0].transpose(1, 2)[..., 5:25], packed[:, :, :, 1].transpose(1, 2)[..., 3:]
+    k, v = (
+        packed[:, :, :, 0].transpose(1, 2)[..., 5:25],
+        packed[:, :, :, 1].transpose(1, 2)[..., 3:],
+    )
     mask = ch.Causal(align="end")
     true = answer(*(x.contiguous() for x in (q, k, v)), mask=mask)
     assert torch.equal(answer(q, k, v, mask=mask), true)
@@ -310,7 +316,9 @@ def test_any_strides(Tq, level):
     assert torch.equal(answer(turned, k, v, mask=mask), true)
 
 
-@pytest.mark.parametrize("sizes", [(0, 2, 2, 3, 5), (2, 0, 0, 3, 5), (1, 2, 2, 0, 5), (1, 2, 2, 3, 0)])
+@pytest.mark.parametrize(
+    "sizes", [(0, 2, 2, 3, 5), (2, 0, 0, 3, 5), (1, 2, 2, 0, 5), (1, 2, 2, 3, 0)]
+)
 def test_sizes_of_zero(sizes, level):
     B, H, G, Tq, Tk = sizes
     qkv = question(B, H, G, Tq, Tk, 4, 6)

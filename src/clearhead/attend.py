@@ -292,7 +292,11 @@ def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
     if problem.device.type == "meta":  # shapes without numbers: nothing to compute
         return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
     # Autocast would change the dtype that the question was asked in, and differently per engine.
-    with torch.autocast(problem.device.type, enabled=False):
+    # Entered only where it is on: the context alone costs twice what a tiny question does.
+    if torch.is_autocast_enabled(problem.device.type):
+        with torch.autocast(problem.device.type, enabled=False):
+            out = chosen.run(problem, inputs).out
+    else:
         out = chosen.run(problem, inputs).out
     if not torch.compiler.is_compiling():  # a compiled graph has no one to tell
         for hear in _listeners.get():

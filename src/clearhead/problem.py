@@ -164,7 +164,7 @@ class Problem:
 
     def shape_back(self, out: Tensor) -> Tensor:
         """Take away the leading dimensions that the question did not have."""
-        return out.reshape(out.shape[4 - self.rank :])
+        return out if self.rank == 4 else out.reshape(out.shape[4 - self.rank :])
 
 
 def repeat_heads(x: Tensor, H: int) -> Tensor:

@@ -78,7 +78,9 @@ class Cpu(Engine):
 def status() -> str:
     """What the core is here: its instruction set and threads, or why there is none."""
     if core is None:
-        return "missing: installed without a C++ compiler; torch's own kernel answers, 2 to 30x slower"
+        return (
+            "missing: installed without a C++ compiler; torch's own kernel answers, 2 to 30x slower"
+        )
     if not _level:
         return _false_level()
     what = {n: text for n, text, _ in core.levels()}[_level]
@@ -111,7 +113,7 @@ def _false_level() -> str:
 # ------------------------------------------------------------------- from a problem to arguments
 
 
-def _answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor]:
+def _answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
     q, k, v = inputs
     diagonal = None if isinstance(p.mask, Everything) else _diagonal(p.mask, p)
     lo = hi = bits = bias = slopes = sinks = None
@@ -185,16 +187,17 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float, before: int, after: int,
     lo: Tensor | None, hi: Tensor | None, bits: Tensor | None, bias: Tensor | None,
     slopes: Tensor | None, shift: int, sinks: Tensor | None, lse: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    q, k, v = _rows(q), _rows(k), _rows(v)
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    (q, q_place), (k, k_place), (v, v_place) = _rows(q), _rows(k), _rows(v)
     B, H, Tq, D = q.shape
     G, Tk, Dv = k.shape[1], k.shape[2], v.shape[3]
     out = torch.empty((B, H, Tq, Dv), dtype=q.dtype)
-    sums = torch.empty((B, H, Tq) if lse else (0,), dtype=torch.float32)
+    sums = torch.empty((B, H, Tq), dtype=torch.float32) if lse else None
     code = core.attend(
         LAYOUT.pack(
             B, H, G, Tq, Tk, D, Dv, DTYPES[q.dtype],
-            *_place(q), *_place(k), *_place(v), *_place(out), *(_place(sums) if lse else NO_PLACE),
+            *q_place, *k_place, *v_place, *_place(out),
+            *(NO_PLACE if sums is None else _place(sums)),
             scale, softcap,
             lo is None, before, after, 0 if lo is None else lo.shape[-1],
             *_grid(lo), *_grid(hi), *_grid(bits), *_grid(bias),
@@ -203,13 +206,20 @@ def _attend(
         )
     )  # fmt: skip
     if code:
-        raise RuntimeError(f"the C++ core refused a question that was checked: {core.complaint(code)}")
+        raise RuntimeError(
+            f"the C++ core refused a question that was checked: {core.complaint(code)}"
+        )
     return out, sums
 
 
-def _rows(x: Tensor) -> Tensor:
-    """The same numbers with a contiguous last dimension; any other strides may stay."""
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+def _rows(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """The same numbers with a contiguous last dimension (any other strides may stay), and where
+    they lie."""
+    b, h, t, last = x.stride()
+    if last != 1 and x.shape[3] > 1:
+        x = x.contiguous()
+        b, h, t, _ = x.stride()
+    return x, (x.data_ptr(), b, h, t)
 
 
 def _place(x: Tensor) -> tuple[int, int, int, int]:
@@ -235,7 +245,14 @@ _library.define(
     "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, int shift, "
     "Tensor? sinks, bool lse) -> (Tensor, Tensor)"
 )
-_library.impl("attend", _attend, "CPU")
+
+
+def _operate(*arguments: Any) -> tuple[Tensor, Tensor]:
+    out, sums = _attend(*arguments)
+    return out, torch.empty(0) if sums is None else sums
+
+
+_library.impl("attend", _operate, "CPU")
 
 
 @torch.library.register_fake("clearhead::attend", lib=_library)
