@@ -14,8 +14,10 @@ namespace {
 enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL };
 
 // Up to this many rows per key head (its query heads times their queries) keys are streamed as
-// they lie; from there on packing pays. Measured: bench/LOG.md, "where prefill begins".
-constexpr int64_t STREAM_ROWS = 16;
+// they lie; from there on packing pays. Time of streaming over time of tiles, one core, D = 128:
+// float32 0.42 at 1 row, 0.71 at 4, 0.80 at 8, 1.43 at 12; bf16 0.43, 0.82, 1.14, 2.5. Eight for
+// both, because only a stream shares one key head out over threads (bench/LOG.md).
+constexpr int64_t STREAM_ROWS = 8;
 
 // A long row of keys is cut into at most 32 stretches of at least 1024 keys, whatever the number
 // of threads, so that the bits do not depend on it.
@@ -26,7 +28,7 @@ constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
 constexpr int64_t TASK_BYTES = 400 << 10, MOST_ROWS = 384, BAND = 24;
 
 // Below this many multiply-adds a second thread costs more than it brings.
-constexpr double WORTH_A_THREAD = 1e5;
+constexpr double WORTH_A_THREAD = 1e6;
 
 // Partial results of a decode that are kept at once; groups of heads beyond it wait.
 constexpr int64_t STATE_BYTES = 2 << 20;

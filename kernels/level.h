@@ -32,10 +32,8 @@ template <class Then> auto with_arithmetic(const Problem& p, Then then) {
   return then(Singles<float>());
 }
 
-// Rows of a stream are padded to a power of two, or to all lanes where there are fewer.
+// Rows of a stream are padded to a power of two.
 template <class A, class Then> auto with_rows(int64_t rows, Then then) {
-  if constexpr (W >= 16)
-    if (rows > 8) return then.template operator()<Stream<A, 16>>();
   if constexpr (W >= 8)
     if (rows > 4) return then.template operator()<Stream<A, 8>>();
   if (rows > 2) return then.template operator()<Stream<A, 4>>();
@@ -76,7 +74,8 @@ constexpr double (*dot_rounds)(int64_t) = nullptr;
   namespace clearhead {                                                                          \
   extern const Level SYMBOL;                                                                     \
   const Level SYMBOL = {CLEARHEAD_LEVEL::NAME,        WHAT,                                      \
-                        CLEARHEAD_LEVEL::W,           CLEARHEAD_LEVEL::tile_scratch,             \
+                        CLEARHEAD_LEVEL::least(CLEARHEAD_LEVEL::W, 8),                           \
+                        CLEARHEAD_LEVEL::tile_scratch,                                           \
                         CLEARHEAD_LEVEL::tile,        CLEARHEAD_LEVEL::stream_scratch,           \
                         CLEARHEAD_LEVEL::stream,      CLEARHEAD_LEVEL::merge,                    \
                         CLEARHEAD_LEVEL::fma_rounds,  CLEARHEAD_LEVEL::dot_rounds,               \

@@ -21,7 +21,7 @@ template <class A, int R> class Stream {
   static constexpr int BLOCK = 128;                     // keys between two looks at the maximum
   static constexpr int PIECE = 16;                      // keys whose values stay in L1 over columns
   static constexpr int64_t LINE = 64 / sizeof(E);
-  static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 8 : R == 8 ? 2 : 1;
+  static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 8 : 2;
 
  public:
   static size_t scratch(const Problem& p) { return Stream(p, {}, nullptr).size_; }

@@ -84,7 +84,7 @@ def test_pictures_and_page_are_written(run, tmp_path):
 
 def test_plan_prints_who_answers_and_computes_nothing(run):
     code, out, _ = run(
-        "plan", "--queries", 65536, "--heads", 32, "--mask", "causal & window(before=511)"
+        "plan", "--queries", 65536, "--heads", 32, "--mask", "causal & window(before=511)", "--grad"
     )
     assert code == 0 and "answered by   tiled" in out
     assert "sdpa declined would write the mask out" in " ".join(out.split())

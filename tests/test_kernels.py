@@ -383,6 +383,8 @@ def test_no_wide_instruction_outside_its_level():
         elif "\t" in line:
             if line.split("\t")[-1].split(" ")[0].startswith("v") and "verr" not in line:
                 (seen if "clearhead::avx" in function else wide).add(function)
+    if not any("clearhead::" in name for name in wide | seen):
+        pytest.skip("the core was stripped of its symbols")
     assert not wide, sorted(wide)
     assert seen or LEVELS == ["scalar"]
 
