@@ -6,6 +6,8 @@ The visits end with the four checks of `test_page`: no request, no console, no e
 import json
 import re
 import time
+from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -58,9 +60,12 @@ def embedded(document):
     )
 
 
+@cache
 def large(L=12, H=12, T=512, D=64):
     """What a model of 144 heads brings, without running one: the sizes of a real report."""
     layers = []
+    q, k = drawn(1, 1, T, D), drawn(1, 1, T, D, seed=5)
+    trace = ch.explain(q, k, k)
     for n in range(L):
         draw = torch.Generator().manual_seed(n)
         weights, keys = (
@@ -72,12 +77,11 @@ def large(L=12, H=12, T=512, D=64):
         heads = tuple(
             Head(n, h, "mixed", 0.5 + h / 99, 3.0, 20.0, shares, links[h]) for h in range(H)
         )
-        q, k = torch.randn(1, 1, T, D, generator=draw), torch.randn(1, 1, T, D, generator=draw)
         maps = torch.rand(H, 256, 256, generator=draw) / 256
         layers.append(
             Layer(n, "", T, H, 6.0, heads, maps, torch.ones(256, 256, dtype=torch.bool),
                   torch.rand(H, T, generator=draw), tuple(range(T)), weights, keys.int(),
-                  ch.explain(q, k, k), (11,))
+                  trace, (11,))
         )  # fmt: skip
     return Report("a model", tuple(f"token{i}" for i in range(T)), tuple(layers))
 
@@ -305,10 +309,51 @@ def test_a_narrow_screen_never_scrolls_sideways(visit):  # noqa: F811
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("T", "width"), [(11, 1200), (41, 400), (600, 1200)])
+@pytest.mark.parametrize(
+    ("scheme", "T", "width"), [("light", 11, 1200), ("dark", 41, 400), ("dark", 600, 1200)]
+)
 def test_axe_finds_nothing(visit, axe, scheme, T, width):  # noqa: F811
     tab = visit(made(T), color_scheme=scheme, viewport={"width": width, "height": 900})
     tab.locator("summary").click()
     tab.wait_for_timeout(100)  # what scrolls is found by an observer, a frame later
     axe(tab)
+
+
+def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):  # noqa: F811
+    """The frame has no origin of its own, and its script still runs."""
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><title>notebook</title>{made(11)._repr_html_()}")
+    tab, happened = browser.new_page(), []
+    tab.on("console", lambda it: happened.append(it.text))
+    tab.on("pageerror", lambda it: happened.append(str(it)))
+    tab.goto(path.as_uri())
+    frame = tab.frame_locator("iframe")
+    assert frame.locator("#one-title").text_content() == "Layer 2, head 3: previous token"
+    frame.locator("#layer").select_option("0")
+    assert frame.locator("#one-title").text_content().startswith("Layer 0")
+    assert happened == []
+    tab.close()
+
+
+def test_a_text_of_many_thousand_tokens_stays_quick(visit):  # noqa: F811
+    found = made(40, layers=2)
+    T = 32_768
+    kept = tuple(range(0, T, 64))
+    layers = tuple(
+        Layer(x.number, "", T, 2, 9.0, tuple(_moved(head) for head in x.heads), x.map,
+              x.seen, torch.rand(4, T), kept, torch.rand(4, 512, 8) / 8,
+              torch.randint(0, T, (4, 512, 8)).int())
+        for x in found.layers
+    )  # fmt: skip
+    tab = visit(Report("long", tuple(f"token{i}" for i in range(T)), layers))
+    took = "(() => { const start = performance.now(); go(%s); return performance.now() - start })()"
+    for change in ("{layer: 0}", "{key: 30001}", "{query: 640}"):
+        assert tab.evaluate(took % change) < 1000, change
+    assert tab.locator("#key").evaluate("it => it.selectedOptions[0].text") == "30001 · token30001"
+    assert tab.locator("#key option").count() <= 2050
+    rows = figures(tab)
+    assert rows["token30001"].startswith("≤ ") and 8 <= len(rows) <= 9
+
+
+def _moved(head):
+    return replace(head, links=tuple(replace(x, query=64 * x.query) for x in head.links))

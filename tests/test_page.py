@@ -651,8 +651,7 @@ def axe(tmp_path_factory):
     return check
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
 def test_axe_finds_nothing_in_the_page_of_a_trace(visit, axe, scheme, width):
     tab = visit(told(), color_scheme=scheme, viewport={"width": width, "height": 900})
     for name in ("scores", "weights", "output"):

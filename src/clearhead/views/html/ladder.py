@@ -22,7 +22,7 @@ from .document import document, table, visible, write
 from .steps import data_of, evenly, settings_of, sizes, told
 
 # Bytes before base64, which makes 4 of 3: all of a page stays below 3 MB.
-MAP_BYTES = 1_000_000
+MAP_BYTES = 1 << 20
 LINK_BYTES = 700_000
 FINE_BYTES = 400_000
 WHOLE_BYTES = 2_000_000  # all steps of all heads, which then need neither maps nor links

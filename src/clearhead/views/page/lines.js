@@ -29,8 +29,7 @@ function drawLines() {
   const row = rowOf(weights), masked = maskedKeys();
   const slot = trace.kept.indexOf(state.query);
   const queries = elideAround(trace.kept.length, slot).map((i) => i === null ? null : trace.kept[i]);
-  const known = row.filter((weight) => weight !== undefined).length;
-  const keys = largest(row, Math.min(MOST, known + (row[state.key] === undefined)), state.key);
+  const keys = largest(row, MOST, state.key);
 
   fill(byId("queries"), queries, state.query, (position) => [query(position)]);
   fill(byId("keys"), keys, state.key, (position) => [

@@ -72,10 +72,13 @@ function ends(length, most) {
   return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
 }
 
-// The positions of the `most` largest values (and of `chosen`), in order, with gaps.
+// The positions of the `most` largest values (and of `chosen`), in order, with gaps. Of a row with
+// holes, those that are known.
 function largest(values, most, chosen) {
   const size = (i) => (Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity);
-  const order = Array.from(values, (_, i) => i).sort((a, b) => size(b) - size(a));
+  const order = Array.from(values, (_, i) => i)
+    .filter((i) => values[i] !== undefined || i === chosen)
+    .sort((a, b) => size(b) - size(a));
   if (order.length <= most) return withGaps(order.sort((a, b) => a - b), values.length);
   const picked = new Set([chosen, ...order.slice(0, most - 1)]);
   return withGaps([...picked].sort((a, b) => a - b), values.length);

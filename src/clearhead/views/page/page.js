@@ -19,7 +19,7 @@ function go(changes) {
     state.row = cellOf(state.query, trace.size.q, rows, trace.block?.[0]);
     state.column = cellOf(state.key, trace.size.k, columns, trace.block?.[1]);
   }
-  for (const [what, select] of Object.entries(selects)) select.value = state[what];
+  for (const [what, select] of Object.entries(selects)) choose(select, state[what]);
   const turned = Object.keys(changes).every((name) => name === "stage");
   if (!turned) {
     if (layers) drawLadder();
@@ -52,7 +52,19 @@ function fillBar() {
   selects.layer.parentElement.hidden = !layers;
   selects.head.replaceChildren(...all(heads).map((i) => option(i, i)));
   selects.query.replaceChildren(...trace.kept.map(named(trace.queries)));
-  selects.key.replaceChildren(...all(trace.keys.length).map(named(trace.keys)));
+  // A list of many thousands is slow to build and no use to read; what is chosen joins it.
+  const every = Math.ceil(trace.keys.length / MOST_LISTED);
+  selects.key.replaceChildren(
+    ...all(trace.keys.length).filter((i) => i % every === 0).map(named(trace.keys)));
+}
+
+const MOST_LISTED = 2048;
+
+function choose(select, value) {
+  select.value = value;
+  if (select.selectedIndex >= 0 || select !== selects.key) return;
+  select.append(make("option", { value }, `${value} · ${clip(trace.keys[value], 24)}`));
+  select.value = value;
 }
 
 function buildBar() {

@@ -196,7 +196,7 @@ function exponentials(step) {
   }
   if (!before) {
     const known = after.filter((weight) => weight !== undefined).length;
-    const rows = largest(after, Math.min(12, known), after.findIndex((w) => w !== undefined));
+    const rows = largest(after, 12, after.findIndex((weight) => weight !== undefined));
     return [table(known < after.length ? `The ${known} largest weights of this query` : "The weights of this query",
       ["key", "weight", "share"],
       rows.map((i) => i === null ? gap(3) : { cells: [key(i), number(after[i]), bar(after[i])] }), "narrow")];
