@@ -53,8 +53,8 @@ class Step {
   }
 
   // One head of a queries x keys step as a grid of cells; of one head a report keeps a finer map.
-  grid(head) {
-    if (this.fine?.head === head) {
+  grid(head, fine = true) {
+    if (fine && this.fine?.head === head) {
       const [rows, columns] = this.fine.stored;
       return { rows, columns, values: (this.fine.values ??= decode(this.fine)) };
     }

@@ -69,7 +69,7 @@ function tile(it) {
   }, canvas,
   make("span", { class: "place", "aria-hidden": "true" }, `${it.layer}·${it.head}`),
   make("span", { class: it.label in { mixed: 1, spread: 1 } ? "does plain" : "does", "aria-hidden": "true" },
-    make("small", {}, percent(it.number)), " ", it.label.replace(/ .*/, "")));
+    it.label.replace(/ .*/, ""), " ", make("small", {}, percent(it.number))));
   button.addEventListener("click", () => show(it));
   button.it = it;
   return button;
@@ -87,7 +87,8 @@ function drawTile(button) {
   button.painted = true;
   const { layer: at, head } = button.it;
   const canvas = button.firstChild;
-  paint(canvas, layer(at).steps.find((step) => step.name === "weights"), head);
+  const weights = layer(at).steps.find((step) => step.name === "weights");
+  paint(canvas, weights, head, false); // all alike, so that they compare
   canvas.classList.toggle("coarse", canvas.width < 64);
 }
 

@@ -45,16 +45,16 @@ const hatching = (step) =>
   (isShare(step) && step.among.find((it) => it.name === "masked" && it.drawn)) || step;
 const blocks = (step) => (step.blocks ??= step.cells.includes(-Infinity));
 
-function hidden(step, head) {
-  const { values } = hatching(step).grid(head);
+function hidden(step, head, fine = true) {
+  const { values } = hatching(step).grid(head, fine);
   return (cell) => values[cell] === -Infinity;
 }
 
 // One canvas pixel a cell; the style sheet enlarges it without smoothing, and
 // hatches what stays transparent, which is what may not be looked at.
-function paint(canvas, step, head) {
-  const { rows, columns, values } = step.grid(head);
-  const isHidden = hidden(step, head);
+function paint(canvas, step, head, fine = true) {
+  const { rows, columns, values } = step.grid(head, fine);
+  const isHidden = hidden(step, head, fine);
   [canvas.width, canvas.height] = [columns, rows];
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(columns, rows);
