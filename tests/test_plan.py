@@ -94,7 +94,7 @@ def test_it_prints_itself(two_engines):
         "  pairs         1,981,800 of 2,520,000 may look (78.6 %)\n"
         "  arithmetic    47.56 MFLOP in the two products\n"
         "  memory        374.4 kB in and out at least\n"
-        "  tiles         3 full, 3 partial, 0 empty of 256 x 256; empty ones are skipped"
+        "  tiles         3 full, 3 partial, 0 empty of 256 x 256; this engine computes them all"
     )
 
 

@@ -45,6 +45,6 @@ def test_sizes_are_positive(wrong, said):
     with pytest.raises(BadValue) as error:
         why_scale(**wrong)
     assert str(error.value) == (
-        f"{said}\n  Rule: head sizes and counts are whole numbers, 1 or more.\n"
-        "  Way out: pass a positive number."
+        f"{said}\n  Rule: head sizes and counts are whole numbers from 1 to 65536.\n"
+        "  Way out: pass a number in between."
     )

@@ -13,6 +13,7 @@ from .attend import (
 )
 from .biases import alibi as alibi, bias as bias
 from .errors import AttentionError as AttentionError, BadType as BadType, BadValue as BadValue
+from .lesson import explain_text as explain_text
 from .masks import (
     Causal as Causal,
     causal as causal,
@@ -37,3 +38,6 @@ from .trace import Step as Step, Trace as Trace
 from .watch import watch as watch
 
 __version__ = "0.1.0"
+
+# A trace is pure data and knows no view; here, where both are known, a notebook learns to show it.
+Trace._repr_html_ = lambda trace: views.html.in_notebook(views.html.page(trace))  # type: ignore[attr-defined]

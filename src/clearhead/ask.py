@@ -1,13 +1,14 @@
 """The question is checked once, here, and brought to four dimensions."""
 
 import math
+import operator
 
 import torch
 from torch import Tensor
 
-from .biases import Bias, bias as as_bias
+from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue
-from .masks import Grid, Mask, everything
+from .masks import Grid, Mask, dense, everything
 from .problem import Inputs, Problem
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,6 +41,7 @@ def ask(
     if bias is not None:
         bias = bias if isinstance(bias, Bias) else as_bias(bias)
         bias.check(grid)
+        mask, bias = _blocked_by(bias, mask)
     if sinks is not None:
         sinks = _checked_sinks(sinks, H).to(q.device)
     learns = [q, k, v] if sinks is None else [q, k, v, sinks]
@@ -179,6 +181,19 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
     )
 
 
+def _blocked_by(bias: Bias, mask: Mask) -> tuple[Mask, Bias]:
+    """-inf in a bias blocks a pair, so it becomes a mask: then NaN behind it cannot leak."""
+    if not isinstance(bias, TensorBias) or bias.tensor.device.type == "meta":
+        return mask, bias
+    blocked = torch.isneginf(bias.tensor.detach())
+    if not bool(blocked.any()):
+        return mask, bias
+    rule = dense(drop=blocked if blocked.dim() else blocked.reshape(1))
+    return (rule if mask is everything else mask & rule), TensorBias(
+        bias.tensor.masked_fill(blocked, 0.0)
+    )
+
+
 def _checked_sinks(sinks: object, H: int) -> Tensor:
     if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
         raise BadType(
@@ -224,18 +239,21 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
 
 
 def _checked_dropout(p: object) -> float:
-    if not isinstance(p, (int, float)) or isinstance(p, bool) or not 0.0 <= p <= 1.0:
+    number = float(p) if hasattr(p, "__float__") and not isinstance(p, (bool, Tensor)) else -1.0
+    if not 0.0 <= number <= 1.0:
         raise BadValue(
             f"dropout={p!r}.",
             "dropout is the probability that a weight is dropped, from 0 to 1.",
             "pass a number such as 0.1; layers pass 0.0 outside training.",
         )
-    return float(p)
+    return number
 
 
 def _checked_seed(seed: object) -> int | None:
     if seed is None:
         return None
+    if hasattr(seed, "__index__") and not isinstance(seed, (bool, Tensor)):
+        seed = operator.index(seed)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise BadValue(
             f"seed={seed!r}.",

@@ -26,6 +26,7 @@ from .errors import BadType, BadValue
 from .masks import Mask
 from .matrix import Matrix
 from .problem import Inputs, Problem
+from .products import as_asked
 from .stats import Look, Statistic, gather, parse_stats
 from .trace import Step, Trace
 
@@ -147,6 +148,7 @@ def look(
         seed=seed,
     )
     wanted = parse_stats(stats, problem.grid)
+    _has_numbers(problem, "look")
     out = _answer(problem, inputs, engine)
     return Look(problem, out, gather(problem, inputs, wanted).finish())
 
@@ -227,6 +229,7 @@ def matrix(
         dropout=dropout,
         seed=seed,
     )
+    _has_numbers(problem, "matrix")
     return Matrix(problem, inputs)
 
 
@@ -238,6 +241,7 @@ def explain_problem(
     engine: str = "auto",
 ) -> Trace:
     """`explain` for a question that was checked before, such as one that was listened to."""
+    _has_numbers(problem, "explain")
     named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
     if reasons := reference.too_large(problem):
         raise BadValue(
@@ -248,10 +252,11 @@ def explain_problem(
         )
     queries, keys = _labels(problem, tokens, key_tokens)
     made = []
-    for step in reference.steps(problem, inputs):
-        if step.name == "output" and named is not None:
-            step = replace(step, tensor=named.run(problem, inputs).out)
-        made.append(_without_lead(step, problem.rank))
+    with as_asked(problem.device):
+        for step in reference.steps(problem, inputs):
+            if step.name == "output" and named is not None:
+                step = replace(step, tensor=named.run(problem, inputs).out)
+            made.append(_without_lead(step, problem.rank))
     answered = "" if named is None else f", answered by {named.name}"
     settings = {
         "mask": repr(problem.mask),
@@ -286,15 +291,22 @@ def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, li
     )
 
 
+def _has_numbers(problem: Problem, verb: str) -> None:
+    if problem.device.type == "meta":
+        raise BadValue(
+            f"{verb} was asked about meta tensors: {problem.describe()}.",
+            "meta tensors have shapes and no numbers to look at.",
+            "use plan(...), or attention(...) for the shape of the output.",
+        )
+
+
 def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
     """The output, (B, H, Tq, Dv), by the engine that can; whoever listens hears the question."""
     chosen, _ = choose(problem, engine)
     if problem.device.type == "meta":  # shapes without numbers: nothing to compute
         return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
-    # Autocast would change the dtype that the question was asked in, and differently per engine.
-    # Entered only where it is on: the context alone costs twice what a tiny question does.
-    if torch.is_autocast_enabled(problem.device.type):
-        with torch.autocast(problem.device.type, enabled=False):
+    if torch.is_autocast_enabled(problem.device.type):  # a context costs as much as a tiny question
+        with as_asked(problem.device):
             out = chosen.run(problem, inputs).out
     else:
         out = chosen.run(problem, inputs).out

@@ -45,6 +45,7 @@ Layer = Annotated[int, typer.Option(help="With --model: which layer, from 0.")]
 
 @app.command()
 def explain(
+    context: typer.Context,
     text: Text = None,
     size: Size = 8,
     heads: Heads = 2,
@@ -69,6 +70,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """See attention computed on a text, step by step."""
+    _apart(context, model)
     trace = _trace(
         text, size=size, heads=heads, seed=seed, mask=mask, dropout=dropout, scale=scale,
         positions=positions, model=model, layer=layer,
@@ -88,6 +90,7 @@ def explain(
 
 @app.command()
 def look(
+    context: typer.Context,
     text: Text = None,
     size: Size = 32,
     heads: Heads = 4,
@@ -95,16 +98,24 @@ def look(
     mask: MaskText = "causal",
     positions: Positions = True,
     model: Model = None,
-    layer: Layer = 0,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and the page.")] = Path(
         "out"
     ),
 ) -> None:
-    """See the heat maps of every head: here, as picture, as page."""
-    trace = _trace(
-        text, size=size, heads=heads, seed=seed, mask=mask, positions=positions, model=model,
-        layer=layer,
-    )  # fmt: skip
+    """See what every head looks at: here, as picture, as page."""
+    _apart(context, model)
+    words = _text(text)
+    if model is not None:
+        from . import report
+
+        found = report.report(model, words)
+        typer.echo(str(found))
+        for kind, path in report.write(found, out).items():
+            _say(f"{kind:<8} {path}")
+        return
+    trace = lesson.explain_text(
+        words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
+    )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,7 +125,7 @@ def look(
             "pass another folder with --out.",
         ) from error
     terminal.heat(trace)
-    note = _note(model, seed)
+    note = _note(None, seed)
     _say(f"\n{note}")
     _say(f"picture  {plot.save(plot.heads(trace), out / 'heads.png')}")
     _say(f"page     {html.write_page(trace, out / 'look.html', title='clearhead', note=note)}")
@@ -228,10 +239,36 @@ def _trace(text: str | None, *, model: Path | None, layer: int, mask: str, **opt
     return Checkpoint(model).explain(words, layer)
 
 
+def _apart(context: typer.Context, model: Path | None) -> None:
+    """Refuse options that would be ignored: a checkpoint decides its own sizes and mask."""
+    mine = {"size", "heads", "seed", "mask", "dropout", "scale", "positions"}
+    wrong = mine if model is not None else {"layer"}
+    typed = [n for n in context.params if _source(context, n) == "COMMANDLINE"]
+    for name in wrong.intersection(typed):
+        if model is not None:
+            raise BadValue(
+                f"--{name} was given together with --model.",
+                "a checkpoint decides its own size, heads, mask and weights.",
+                f"leave --{name} out, or explain the text without --model.",
+            )
+        raise BadValue(
+            f"--{name} was given without --model.",
+            "only a checkpoint has layers to choose from.",
+            f"add --model DIR, or leave --{name} out.",
+        )
+
+
+def _source(context: typer.Context, name: str) -> str:
+    """Where the value of an option comes from: COMMANDLINE, DEFAULT, ..."""
+    source = context.get_parameter_source(name)
+    return "" if source is None else source.name
+
+
 def _text(given: str | None) -> str:
     """The text itself: as typed, from the file of that name, or from standard input."""
     if given == "-" or (given is None and not sys.stdin.isatty()):
-        words = sys.stdin.read()
+        raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
+        words = _decoded(raw, "standard input")
     elif given is None:
         raise BadValue(
             "No text was given.",
@@ -252,25 +289,37 @@ def _text(given: str | None) -> str:
 def _file(given: str) -> str:
     """What the file of that name holds, or the text as it stands if it is no path."""
     path = Path(given)
-    looks_like_a_path = len(given) < 1024 and not any(c.isspace() for c in given) and (
-        path.suffix in (".txt", ".md") or "/" in given
-    )  # fmt: skip
+    if len(given) > 1024 or "\0" in given or "\n" in given:
+        return given
+    named = path.suffix in (".txt", ".md") or ("/" in given and path.parent.is_dir())
     try:
-        if len(given) < 1024 and path.is_file():
-            return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if path.exists() and not path.is_dir():
+            return _decoded(path.read_bytes(), f"the file {given!r}")
+    except OSError as error:
         raise BadValue(
-            f"The file {given!r} cannot be read: {error}.",
-            "a text file holds UTF-8 text.",
-            "check the file, or convert it to UTF-8.",
+            f"The file {given!r} cannot be read: {error.strerror}.",
+            "a text is typed, piped in, or read from a file.",
+            "check the path and its permissions.",
         ) from error
-    if looks_like_a_path:
+    if named and not any(c.isspace() for c in given):
+        what = "is a folder" if path.is_dir() else "is not there"
         raise BadValue(
-            f"There is no file {given!r}.",
-            "a text without spaces that ends like a text file is read as a path.",
+            f"The file {given!r} {what}.",
+            "a text without spaces that looks like a path is read as one.",
             "check the path; to explain these letters themselves, pipe them in.",
         )
     return given
+
+
+def _decoded(raw: bytes, source: str) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadValue(
+            f"Byte {error.start} of {source} is not UTF-8.",
+            "a text is UTF-8.",
+            "convert it, for example with iconv -f latin1 -t utf-8.",
+        ) from error
 
 
 def _note(model: Path | None, seed: int) -> str:

@@ -66,14 +66,9 @@ def scaled_dot_product_attention(
 
 
 def _rules(attn_mask: Tensor, shape: tuple[int, ...]) -> tuple[Mask, TensorBias | None]:
-    """Who may look, and what is added. -inf in a floating mask blocks, as False does."""
+    """Who may look, and what is added."""
     four = _four_dimensions(attn_mask, shape)
-    if four.dtype == torch.bool:
-        return dense(keep=four), None
-    blocked = torch.isneginf(four)
-    if not blocked.any():
-        return everything, bias(four)
-    return dense(drop=blocked), bias(four.masked_fill(blocked, 0.0))
+    return (dense(keep=four), None) if four.dtype == torch.bool else (everything, bias(four))
 
 
 def _four_dimensions(attn_mask: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -70,21 +70,25 @@ class Reach:
     def tiles(self, queries: slice, width: int) -> tuple[Tensor, Tensor]:
         """For each key tile of `width`, beside these queries: (any pair allowed, all allowed).
 
-        Exact, in O(queries x tiles x runs); nothing of the size queries x keys is formed unless
-        the mask itself holds bits of that size.
+        Exact, in O(queries x runs + tiles); nothing of the size queries x keys is formed unless the
+        mask itself holds bits of that size.
         """
-        starts = torch.arange(0, self.Tk, width, device=self.lo.device)
-        ends = (starts + width).clamp(max=self.Tk)
+        count = -(-self.Tk // width)
         if self.bits is not None:
             keep = self.block(queries).flatten(0, 2)
-            beyond = (0, len(starts) * width - self.Tk)  # the last tile may stand out past Tk
-            some = F.pad(keep.any(0), beyond, value=False).reshape(len(starts), width)
-            full = F.pad(keep.all(0), beyond, value=True).reshape(len(starts), width)
+            beyond = (0, count * width - self.Tk)  # the last tile may stand out past Tk
+            some = F.pad(keep.any(0), beyond, value=False).reshape(count, width)
+            full = F.pad(keep.all(0), beyond, value=True).reshape(count, width)
             return some.any(-1), full.all(-1)
         lo, hi = self.rows(queries)
-        overlap = torch.minimum(hi.unsqueeze(-1), ends) - torch.maximum(lo.unsqueeze(-1), starts)
-        seen = overlap.clamp(min=0).sum(-2).flatten(0, -2)
-        return (seen > 0).any(0), (seen == ends - starts).all(0)
+        rows = lo[..., 0].numel()
+        lo, hi = lo.flatten(), hi.flatten()
+        # A run touches the tiles from lo // width on and fills those from the next edge on; the
+        # last tile ends at Tk. Runs of a query never meet, so no two of them fill a tile together.
+        touched = _covered(lo // width, torch.where(lo < hi, -(-hi // width), 0), count)
+        end = torch.where(hi == self.Tk, count, hi // width)
+        filled = _covered(-(-lo // width), end, count)
+        return touched > 0, filled == rows
 
     def pairs(self) -> Tensor:
         """How many keys each query reaches, (B|1, H|1, Tq)."""
@@ -92,6 +96,15 @@ class Reach:
             return self.block().sum(-1)
         count = (self.hi - self.lo).clamp(min=0).sum(-1)
         return count.expand(*count.shape[:2], self.Tq)
+
+
+def _covered(first: Tensor, last: Tensor, count: int) -> Tensor:
+    """How many of the ranges [first, last) hold each of `count` places; crossed ones hold none."""
+    real = first < last
+    ones = torch.ones_like(first)  # what is no range begins and ends at one place
+    change = torch.zeros(count + 1, dtype=torch.long, device=first.device)
+    change = change.index_add(0, torch.where(real, first, 0), ones)
+    return change.index_add(0, torch.where(real, last, 0), -ones).cumsum(0)[:count]
 
 
 def whole(Tq: int, Tk: int, device: torch.device | None = None) -> Reach:

@@ -5,6 +5,7 @@ be followed and made again.
 """
 
 import re
+import unicodedata
 from dataclasses import replace
 
 import torch
@@ -15,11 +16,21 @@ from .nn import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
 from .trace import Step, Trace
 
 LONGEST = 2048
+LARGEST = 4096
 
 
 def tokenize(text: str) -> list[str]:
-    """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, ."""
-    return re.findall(r"\w+(?:['\u2019]\w+)*|[^\w\s]", text)
+    """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, .
+
+    Accents and vowel signs stay with their letter (composed where Unicode can, NFC), and what is
+    joined to an emoji with it.
+    """
+    text = unicodedata.normalize("NFC", text)
+    marks = "".join({c for c in text if unicodedata.category(c)[0] == "M"})
+    glue = f"[{re.escape(marks)}\\u200d\\ufe0f\\U0001f3fb-\\U0001f3ff]"
+    word = rf"(?:\w{glue}*)+"
+    sign = rf"[^\w\s]{glue}*(?:(?<=\u200d)[^\w\s]{glue}*)*"
+    return re.findall(rf"{word}(?:['\u2019]{word})*|{sign}", text)
 
 
 def explain_text(
@@ -40,8 +51,8 @@ def explain_text(
     lets everyone look at everything, `scale=None` means 1/sqrt(size / heads). Dropout drops the
     cells that `seed` decides.
 
-    Raises `BadValue` for a text without words or with more than 2048, and for heads that do not
-    divide the size.
+    Raises `BadValue` for a text without words or with more than 2048, for a size or a seed out of
+    range, and for heads that do not divide the size.
     """
     tokens = tokenize(text)
     if not tokens:
@@ -50,6 +61,13 @@ def explain_text(
             "attention needs at least one token.",
             "pass some words.",
         )
+    for name, value, least, most in (("seed", seed, 0, 2**63 - 1), ("size", size, 1, LARGEST)):
+        if not least <= value <= most:
+            raise BadValue(
+                f"{name}={value}.",
+                f"the {name} of a lesson is a whole number from {least} to {most}.",
+                "pass a number in between.",
+            )
     if len(tokens) > LONGEST:
         raise BadValue(
             f"The text has {len(tokens)} tokens.",
@@ -59,7 +77,7 @@ def explain_text(
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     ids = torch.tensor([vocabulary[token] for token in tokens])
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         embed = TokenEmbedding(len(vocabulary), size)
         attend = MultiHeadAttention(size, heads)
         x = embed(ids)

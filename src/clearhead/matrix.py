@@ -15,7 +15,7 @@ from torch import Tensor
 from . import online
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem, repeat_heads
-from .products import weigh
+from .products import as_asked, weigh
 from .stats import Statistic, Top, gather, map, topk
 from .views.png import png
 
@@ -96,7 +96,8 @@ class Matrix:
         parts = []
         for strip in self._strips(slice(0, p.Tq)):
             weights, keep = self._block(strip, slice(0, p.Tk))
-            parts.append(weigh(weights, x, keep))
+            with as_asked(p.device):
+                parts.append(weigh(weights, x, keep))
         return p.shape_back(torch.cat(parts, 2))
 
     @property
@@ -111,7 +112,8 @@ class Matrix:
         for strip in self._strips(slice(0, p.Tq)):
             weights, keep = self._block(strip, slice(0, p.Tk))
             looked_at = None if keep is None else keep.transpose(-1, -2)
-            total = total + weigh(weights.transpose(-1, -2), x[:, :, strip], looked_at)
+            with as_asked(p.device):
+                total = total + weigh(weights.transpose(-1, -2), x[:, :, strip], looked_at)
         return p.shape_back(total)
 
     def __repr__(self) -> str:
@@ -201,10 +203,17 @@ class Matrix:
         p = self._problem
         q = self._inputs.q[:, :, queries].to(p.wide)
         k = repeat_heads(self._inputs.k[:, :, keys].to(p.wide), p.H)
-        return p.logits(q, k, queries, keys)
+        with as_asked(p.device):
+            return p.logits(q, k, queries, keys)
 
     def _operand(self, x: Tensor, length: int, what: str, call: str) -> Tensor:
         p = self._problem
+        if not isinstance(x, Tensor):
+            raise BadType(
+                f"{call} got x of type {type(x).__name__}.",
+                "the attention matrix is multiplied with a tensor.",
+                "pass torch.as_tensor(x).",
+            )
         four = (1,) * (4 - x.dim()) + tuple(x.shape)
         fits = x.dim() == p.rank and four[0] in (1, p.B) and four[1] in (1, p.G, p.H)
         if not fits or four[2] != length:

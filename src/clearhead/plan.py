@@ -13,7 +13,7 @@ from .problem import Problem
 TILE = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Who answers and why; what it costs. Prints itself.
 
@@ -31,6 +31,10 @@ class Plan:
     flops: int
     bytes: int
     tiles: dict[str, int]
+    skips_tiles: bool
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
@@ -48,7 +52,8 @@ class Plan:
         lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
         lines.append(f"  memory        {_si(self.bytes)}B in and out at least")
         counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
-        lines.append(f"  tiles         {counts} of {TILE} x {TILE}; empty ones are skipped")
+        done = "empty ones are skipped" if self.skips_tiles else "this engine computes them all"
+        lines.append(f"  tiles         {counts} of {TILE} x {TILE}; {done}")
         return "\n".join(lines)
 
 
@@ -96,6 +101,7 @@ def plan(
         flops=problem.flops,
         bytes=problem.bytes,
         tiles=_count_tiles(problem),
+        skips_tiles=chosen is not None and chosen.skips_tiles,
     )
 
 
@@ -103,10 +109,9 @@ def _count_tiles(problem: Problem) -> dict[str, int]:
     """Over one batch and head for a mask that is the same in all, else over their union."""
     columns = -(-problem.Tk // TILE)
     counts = {"full": 0, "partial": 0, "empty": 0}
+    if not problem.masked:
+        return {**counts, "full": -(-problem.Tq // TILE) * columns}
     for start in range(0, problem.Tq, TILE):
-        if not problem.masked:
-            counts["full"] += columns
-            continue
         some, full = problem.reach.tiles(slice(start, start + TILE), TILE)
         counts["full"] += int((full & some).sum())
         counts["empty"] += int((~some).sum())

@@ -15,9 +15,10 @@ from .attend import explain
 from .errors import BadValue
 
 SIZES = (4, 16, 64, 256, 1024)
+LARGEST = 2**16
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Scaling:
     """What scaling does, per head size: lists run along `sizes`; `raw` is unscaled.
 
@@ -37,6 +38,9 @@ class Scaling:
     entropy_scaled: list[float]
     weights_raw: Tensor
     weights_scaled: Tensor
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         lines = [
@@ -79,11 +83,11 @@ def why_scale(
         ("queries", queries),
         *(("sizes", s) for s in sizes),
     ):
-        if value < 1:
+        if not 1 <= value <= LARGEST:
             raise BadValue(
                 f"{name} holds {value}." if name == "sizes" else f"{name}={value}.",
-                "head sizes and counts are whole numbers, 1 or more.",
-                "pass a positive number.",
+                f"head sizes and counts are whole numbers from 1 to {LARGEST}.",
+                "pass a number in between.",
             )
     sizes = sorted({*sizes, size})
     columns: dict[str, list[float]] = {

@@ -22,7 +22,7 @@ AXES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Step:
     """One named tensor on the way from the inputs to the output.
 
@@ -49,10 +49,15 @@ class Step:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
+    def __repr__(self) -> str:
+        return f"Step({self.name!r}, {self.formula!r}, {self.axes!r}, shape {self.shape})"
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """What happened, in order. `trace["weights"]` is a tensor, `trace.steps` all of them.
+
+    The tensors may be those that were passed in: read them, and write to copies.
 
     `queries` and `keys` are the tokens that label the rows and the columns, or
     None where none were given; `about` says in a line what was asked, and

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .attend import listening
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem
-from .stats import Statistic, Top, gather, rows as exact_rows
+from .stats import Statistic, Top, gather, parse_stats, rows as exact_rows
 from .stats.wanted import Result
 
 GAUGES = ("entropy", "max")
@@ -108,8 +108,8 @@ def watch(
     >>> seen[0].entropy  # (B, H, Tq) of the first layer  # doctest: +SKIP
 
     Sees layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"``, and
-    whatever else calls `attention`. The outputs of the model do not change. Statistics of calls
-    that ask for gradients carry gradients.
+    whatever else calls `attention` in this thread. The outputs of the model do not change.
+    Statistics of calls that ask for gradients carry gradients.
 
     Args:
         stats: what to gather, as in `look`.
@@ -130,7 +130,7 @@ def watch(
             "watch listens to the modules of a model.",
             "pass a torch.nn.Module; use look(...) for one call of attention.",
         )
-    wanted = [*stats, *([exact_rows(list(rows))] if rows is not None else [])]
+    wanted = parse_stats([*stats, *([exact_rows(list(rows))] if rows is not None else [])])
     folder = None if to is None else _folder(to)
     seen, index, inside, count = Seen(), [], [], [0]  # type: ignore[var-annotated]
 
@@ -153,6 +153,8 @@ def watch(
             return
         with torch.set_grad_enabled(problem.grad):
             found = gather(problem, inputs, wanted).finish()
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint computes again on the way back: the same call, heard before
         if heads is not None:
             found = {n: _heads_of(result, heads, problem.H) for n, result in found.items()}
         call = Call(layer, name, problem.describe(), found)

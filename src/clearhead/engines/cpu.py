@@ -41,6 +41,7 @@ NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 
 class Cpu(Engine):
     name = "cpu"
+    skips_tiles = True
 
     @property
     def caption(self) -> str:  # type: ignore[override]
@@ -223,7 +224,8 @@ def _rows(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
 
 
 def _place(x: Tensor) -> tuple[int, int, int, int]:
-    return x.data_ptr(), *x.stride()[:3]
+    b, h, t = x.stride()[:3]
+    return x.data_ptr(), b, h, t
 
 
 def _grid(x: Tensor | None) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ class Engine(ABC):
 
     name: str
     caption: str
+    skips_tiles: bool = False  # whether tiles that the mask leaves empty cost nothing
 
     @abstractmethod
     def why_not(self, problem: Problem) -> list[str]:

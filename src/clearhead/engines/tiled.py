@@ -22,6 +22,7 @@ TILE_KEYS = 512
 class Tiled(Engine):
     name = "tiled"
     caption = "tiles and a mergeable softmax, in plain torch"
+    skips_tiles = True
 
     def why_not(self, problem: Problem) -> list[str]:
         return []

@@ -71,7 +71,8 @@ def attention_mask(
     if rule is not None and attention_mask is not None:
         real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
         real = torch.nn.functional.pad(real, (0, kv_length - real.shape[1]))
-        rule = rule & _padding(real)
+        if not bool(real.all()):
+            rule = _padding(real) if rule is everything else rule & _padding(real)
     if rule is None:
         others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         written = sdpa_mask(

@@ -165,7 +165,7 @@ def dense(*, keep: object = None, drop: object = None) -> Dense:
             "a dense mask broadcasts to (B, H, Tq, Tk).",
             "give it 1 to 4 dimensions.",
         )
-    return Dense(~bits if keep is None else bits)
+    return Dense(~bits if keep is None else bits.clone())
 
 
 def _document_runs(asking: Tensor, ids: Tensor) -> Tensor:

@@ -53,10 +53,10 @@ class Mask(ABC):
         return {}
 
     def __and__(self, other: "Mask") -> "Mask":
-        return And(self, _mask(other, "&"))
+        return self if self == _mask(other, "&") else And(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
-        return Or(self, _mask(other, "|"))
+        return self if self == _mask(other, "|") else Or(self, other)
 
     def __invert__(self) -> "Mask":
         return self.mask if isinstance(self, Not) else Not(self)
@@ -74,7 +74,8 @@ class Mask(ABC):
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
-        return hash(type(self))
+        held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        return hash((type(self), *(x.shape if isinstance(x, Tensor) else x for x in held)))
 
     def __str__(self) -> str:
         grid = self._grid(None, None, None, None, default=8)

@@ -16,6 +16,9 @@ Ints: TypeAlias = "int | Iterable[int] | Tensor"
 Align: TypeAlias = "str | int | Iterable[int] | Tensor | None"
 
 
+FARTHEST = 2**40  # the largest position, count or distance a rule can hold
+
+
 def text(value: object) -> str:
     if isinstance(value, Tensor):
         value = value[0].tolist() if value.dim() == 2 and value.shape[0] == 1 else value.tolist()
@@ -49,12 +52,24 @@ def whole(value: object, rule: str, name: str) -> Tensor:
             f"{name} counts positions or names documents, in whole numbers.",
             "pass integers.",
         )
-    return numbers.long()
+    if not empty and (numbers.long().abs() > FARTHEST).any():
+        raise too_far(f"{rule} got {name}={int(numbers.long().abs().max())}.")
+    return numbers.long().clone()  # a rule does not change when the caller's tensor does
+
+
+def too_far(gave: str) -> BadValue:
+    return BadValue(
+        gave,
+        f"positions and counts stay within {FARTHEST}, so that sums of them are exact.",
+        "pass a smaller number, or None where it means no limit.",
+    )
 
 
 def counts(value: object, rule: str, name: str) -> "int | Tensor":
     """How many: an int, or (B,) ints, none negative."""
     if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > FARTHEST:
+            raise too_far(f"{rule} got {name}={value}.")
         numbers = torch.tensor([value])
     else:
         numbers = whole(value, rule, name)
@@ -87,7 +102,11 @@ def ids(value: object, name: str) -> Tensor:
 
 
 def align(value: object) -> "str | int | Tensor | None":
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > FARTHEST:
+            raise too_far(f"A rule got align={value}.")
         return value
     if isinstance(value, str):
         if value in ("start", "end"):

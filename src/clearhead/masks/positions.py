@@ -10,6 +10,7 @@ from ..errors import BadType, BadValue
 from ..intervals import Reach
 from .mask import Grid, Mask
 from .numbers import (
+    FARTHEST,
     Align,
     Ints,
     align,
@@ -24,6 +25,7 @@ from .numbers import (
     pick,
     positions,
     text,
+    too_far,
 )
 
 
@@ -112,6 +114,8 @@ class window(Mask):
                     "a window is a distance in whole positions, or None for no limit.",
                     f"pass a whole number, for example {name}=127.",
                 )
+            if value is not None and value > FARTHEST:
+                raise too_far(f"window got {name}={value}.")
             if value is not None and value < 0:
                 raise BadValue(
                     f"window got {name}={value}.",

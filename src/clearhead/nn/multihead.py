@@ -203,6 +203,8 @@ class MultiHeadAttention(nn.Module):
         held = 0 if cache is None else cache.length
         try:
             asked = self._question(x, context, values, mask, cache)
+            if cache is not None:  # the trace outlives what the cache will write over
+                asked = asked._replace(k=asked.k.clone(), v=asked.v.clone())
             trace = explain(
                 asked.q,
                 asked.k,

@@ -8,4 +8,4 @@ heard, `run` runs the model.
 """
 
 from .found import Head as Head, Layer as Layer, Link as Link, Report as Report
-from .run import look_model as look_model, report as report
+from .run import look_model as look_model, report as report, write as write

@@ -72,7 +72,15 @@ def look_model(
 
     Gives what was written, by kind: "page", "numbers", "entropy", "maps".
     """
-    found, out = report(folder, text, progress=progress), Path(out)
+    return write(report(folder, text, progress=progress), out)
+
+
+def write(found: Report, out: str | Path) -> dict[str, Path]:
+    """Write the page, the pictures and the numbers of a report to the folder `out`.
+
+    Raises `BadValue` for a folder that cannot be made.
+    """
+    out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import online
 from ..errors import BadValue
 from ..problem import Inputs, Problem, repeat_heads
-from ..products import weigh
+from ..products import as_asked, weigh
 from .needs import Needs
 from .parse import parse_stats
 from .partial import Partial
@@ -88,7 +88,8 @@ def gather(
         Needs(problem, asked),
         lse,
     )
-    first, second = sweep.run()
+    with as_asked(problem.device):
+        first, second = sweep.run()
     at, on = (torch.arange(r.start, r.stop, device=problem.device) for r in (rows_of, columns))
     return Partial(problem, asked, at, on, first, second)
 

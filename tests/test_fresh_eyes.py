@@ -1,0 +1,113 @@
+"""What users with fresh eyes ran into, each held by a test."""
+
+import sys
+
+import pytest
+import torch
+
+import clearhead as ch
+
+
+def test_rules_do_not_follow_the_tensors_they_were_made_from():
+    n, keep = torch.tensor([3, 5]), torch.ones(2, 3, dtype=torch.bool)
+    lengths, dense = ch.lengths(keys=n), ch.dense(keep=keep)
+    n[0], keep[0] = 1, False
+    assert repr(lengths) == "lengths(keys=[3, 5])" and dense.to_bool().all()
+
+
+@pytest.mark.parametrize("make", [
+    lambda: ch.window(after=sys.maxsize), lambda: ch.Causal(align=2**63 - 1),
+    lambda: ch.lengths(keys=2**70), lambda: ch.prefix([2**62]),
+])  # fmt: skip
+def test_distances_that_would_overflow_are_refused(make):
+    with pytest.raises(ch.BadValue, match="positions and counts stay within"):
+        make()
+
+
+def test_the_same_rule_twice_is_the_rule():
+    assert ch.causal & ch.Causal() is ch.causal and ch.causal | ch.causal is ch.causal
+    assert len({ch.window(before=i) for i in range(100)} | {ch.window(before=3)}) == 100
+
+
+def test_autocast_changes_nothing_that_is_shown():
+    q = torch.randn(2, 3, 7, 5)
+    stats = ["lse", "entropy", ch.topk(2), ch.map(3, 3)]
+
+    def everything():
+        A = ch.matrix(q, q, mask=ch.causal)
+        seen = ch.look(q, q, q, mask=ch.causal, stats=stats)
+        trace = ch.explain(q, q, q, mask=ch.causal)
+        return [A.rows([0, 6]), A @ q, A.T @ q, seen.out, seen.lse, seen.map, trace["output"]]
+
+    plain = everything()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = everything()
+    assert all(a.dtype == torch.float32 and a.equal(b) for a, b in zip(plain, narrow, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["auto", "sdpa", "tiled", "steps"])
+def test_minus_infinity_in_a_bias_keeps_nan_out(engine):
+    q, v = torch.randn(4, 3), torch.randn(4, 3)
+    v[2] = float("nan")
+    bias = torch.zeros(4, 4)
+    bias[:, 2] = float("-inf")
+    out = ch.attention(q, q, v, bias=bias, engine=engine)
+    torch.testing.assert_close(out, ch.attention(q, q[[0, 1, 3]], v[[0, 1, 3]]))
+
+
+def test_a_trace_with_a_cache_stays_as_it_was():
+    layer, x, cache = ch.nn.MultiHeadAttention(8, 2, causal=True), torch.randn(1, 5, 8), None
+    cache = ch.nn.KVCache(10)
+    with torch.no_grad():
+        layer(x[:, :3], cache=cache)
+        trace = layer.explain(x[:, 3:4], cache=cache)
+        before = trace["key"].clone()
+        layer(x[:, 4:5], cache=cache)
+    assert trace["key"].equal(before)
+
+
+def test_recomputation_on_the_way_back_is_not_a_new_call():
+    from torch.utils.checkpoint import checkpoint
+
+    layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8, requires_grad=True)
+    with ch.watch(layer) as seen:
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert len(seen) == 1
+
+
+def test_unknown_statistics_are_refused_before_the_model_runs():
+    with (
+        pytest.raises(ch.BadValue, match="entropi"),
+        ch.watch(torch.nn.Linear(2, 2), stats=["entropi"]),
+    ):
+        raise AssertionError("the block was entered")
+
+
+@pytest.mark.parametrize("verb", [ch.look, ch.explain, lambda q, k, v: ch.matrix(q, k)])
+def test_meta_tensors_have_nothing_to_look_at(verb):
+    q = torch.empty(1, 2, 3, 5, device="meta")
+    with pytest.raises(ch.BadValue, match="meta tensors"):
+        verb(q, q, q)
+
+
+def test_a_plan_of_a_million_tokens_comes_at_once():
+    q = torch.zeros(()).expand(1, 1, 2**20, 8)
+    plan = ch.plan(q, q, q, mask=ch.causal)
+    assert plan.tiles == {"full": 4096 * 4095 // 2, "partial": 4096, "empty": 4096 * 4095 // 2}
+    assert repr(plan) == str(plan)
+
+
+def test_a_plan_says_whether_empty_tiles_are_skipped():
+    q = torch.randn(1, 1, 600, 8)
+    skipped, computed = (
+        str(ch.plan(q, q, q, mask=ch.window(before=9), engine=e)) for e in ("tiled", "sdpa")
+    )
+    assert "empty ones are skipped" in skipped and "computes them all" in computed
+
+
+def test_short_representations():
+    trace = ch.explain_text("The cat sat on the mat " * 9)
+    assert len(repr(trace.steps)) < 2000
+    assert "mask" not in repr(ch.why_scale(4, sizes=(2,))) and "raw" in repr(
+        ch.why_scale(4, sizes=(2,))
+    )
