@@ -289,7 +289,8 @@ template <class A> class Tile {
       if (!full)
         for (int r = 0; r < rows; r++) {
           const Row& x = row_[i * BAND + r];
-          word[r] = sight_.word(task_.b, x.h, x.q, key, seen);
+          word[r] = sight_.simple() ? Sight::word(x.hull, key, seen)
+                                    : sight_.word(task_.b, x.h, x.q, key, seen);
         }
       for (int r = 0; r < rows; r += SCORE_ROWS) {
         int here = least(SCORE_ROWS, rows - r);
@@ -319,6 +320,15 @@ template <class A> class Tile {
   // whatever stands in a masked key is gone.
   void amend(const Row& x, int64_t key, int width, uint64_t word, float* s, F* tops) {
     F t = *tops;
+    if (logits_.plain()) {
+      for (int n = 0; n < width; n += W) {
+        F y = pick(lanes(word, n), load(s + n), all(NOTHING));
+        store(s + n, y);
+        t = max(t, y);
+      }
+      *tops = t;
+      return;
+    }
     for (int n = 0; n < width; n += W) {
       int in = int(least<int64_t>(W, p_.Tk - key - n));
       F y = logits_.turn(load(s + n), task_.b, x.h, x.q, key + n, in);
