@@ -11,7 +11,8 @@ class Logits {
   explicit Logits(const Problem& p)
       : p_(p),
         capped_(p.softcap > 0),
-        plain_(!capped_ && !p.bias.data && !p.slopes.data && p.scale > 0),
+        // A scale that rounds to 0 would turn the -inf of an unseen row into NaN: not folded then.
+        plain_(!capped_ && !p.bias.data && !p.slopes.data && p.scale > 1e-30),
         first_(all(float(capped_ ? p.scale / p.softcap : p.scale * double(LOG2E)))),
         cap_(all(float(p.softcap * double(LOG2E)))) {}
 

@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <initializer_list>
 
@@ -31,6 +32,11 @@ const Torch& torch() {
   return found;
 }
 
+// The pool's threads do not survive a fork, and a child that waited for them would wait for ever:
+// from then on it computes on its one thread. The answer is the same bits.
+bool forked = false;
+const int fork_watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
 struct Work {
   void (*work)(void*);
   void* context;
@@ -40,12 +46,12 @@ struct Work {
 
 int64_t threads_available() {
   uint32_t n = 1;
-  if (!torch().found() || torch().get_num_threads(&n) != 0) return 1;
+  if (forked || !torch().found() || torch().get_num_threads(&n) != 0) return 1;
   return n;
 }
 
 void on_threads(int64_t threads, void (*work)(void*), void* context) {
-  if (threads > 1 && torch().found()) {
+  if (threads > 1 && !forked && torch().found()) {
     Work w = {work, context};
     auto body = [](int64_t, int64_t, void* x) {
       const Work& w = *(const Work*)x;

@@ -11,19 +11,23 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import tarfile
 
 import pytest
 import torch
 
 from clearhead.errors import BadValue
 from clearhead.trace import Step, Trace
-from clearhead.views.html import page, visible, write_page
+from clearhead.views.html import page, visible, write_page, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-quic "
     "--no-first-run --disable-component-update --disable-sync"
 ).split()
+
+AXE = "axe-core@4.14.1"
 
 QUERIES = ("she", "sat", "down", "right", "there")
 KEYS = ("The", "old", "cat", "she", "sat", "down", "there")
@@ -238,11 +242,12 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open a trace in the browser; when the test ends, nothing else may have happened."""
+    """Open a trace or a report in the browser; nothing else may have happened when it ends."""
     contexts, happened, address = [], [], (tmp_path / "page.html").as_uri()
 
-    def open_page(trace, *, title="clearhead", note="", **options):
-        write_page(trace, tmp_path / "page.html", title=title, note=note)
+    def open_page(shown, *, title="clearhead", note="", **options):
+        write = write_page if isinstance(shown, Trace) else write_report
+        write(shown, tmp_path / "page.html", title=title, note=note)
         options = {
             "reduced_motion": "reduce",
             "viewport": {"width": 1200, "height": 900},
@@ -614,3 +619,42 @@ def test_without_a_script_there_is_a_table(visit):
     assert table[1][0] == "she" and len(table) == 6
     assert float(table[1][1]) == pytest.approx(trace["weights"][0, 0, 0, 0].item(), abs=6e-5)
     assert tab.locator("#app").is_hidden()
+
+
+# ---- for everybody -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory):
+    """Check a tab with axe-core: no violation, of any rule."""
+    if os.environ.get("CLEARHEAD_NO_BROWSER") == "1":
+        pytest.skip("CLEARHEAD_NO_BROWSER=1: the page was not opened in a browser")
+    folder = tmp_path_factory.mktemp("axe")
+    if shutil.which("npm") is None:
+        pytest.fail(
+            "The page must be checked with axe-core, which npm fetches, and there is no npm. "
+            "Install it, or set CLEARHEAD_NO_BROWSER=1 to leave this out."
+        )
+    packed = subprocess.run(
+        ["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True, text=True, timeout=90
+    )
+    if packed.returncode:
+        pytest.fail(f"npm could not fetch {AXE}: {packed.stderr.strip()}")
+    with tarfile.open(folder / packed.stdout.strip().splitlines()[-1]) as package:
+        script = package.extractfile("package/axe.min.js").read().decode()
+
+    def check(tab):
+        tab.evaluate(script)
+        found = tab.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        assert [(it["id"], [node["html"] for node in it["nodes"]]) for it in found] == []
+
+    return check
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
+def test_axe_finds_nothing_in_the_page_of_a_trace(visit, axe, scheme, width):
+    tab = visit(told(), color_scheme=scheme, viewport={"width": width, "height": 900})
+    for name in ("scores", "weights", "output"):
+        turn_to(tab, name)
+        tab.wait_for_timeout(50)  # what scrolls is found by an observer, a frame later
+        axe(tab)

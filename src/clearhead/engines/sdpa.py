@@ -60,9 +60,9 @@ class Sdpa(Engine):
 
 
 def _plainly_causal(p: Problem) -> bool:
-    # torch's fused kernel scales its own -inf, which a scale of 0 or below would turn over.
+    # torch's fused kernel scales its own -inf, which a scale that rounds to 0 or below turns over.
     return (
-        p.scale > 0
+        p.scale > 1e-30
         and isinstance(p.mask, Causal)
         and (p.mask.align == "start" or (p.Tq == p.Tk and p.mask.align in (None, "end")))
     )

@@ -70,8 +70,8 @@ class Ablation:
 def ablate(
     out: str | Path,
     *,
-    steps: int = 400,
-    batch: int = 32,
+    steps: int = 1000,
+    batch: int = 8,
     seed: int = 1,
     search: int = 100,
     report: int = 200,

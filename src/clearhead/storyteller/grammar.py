@@ -33,7 +33,7 @@ from .cast import (
 )
 
 Split = Literal["train", "held-out"]
-LONGEST = 108  # words; few are longer, and a batch is as long as its longest
+LONGEST = 112  # words; few are longer, and a batch is as long as its longest
 ONE_IN = 10  # this share of all possible stories is held out
 
 
@@ -106,15 +106,26 @@ def lexicon() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def rounds() -> tuple[str, ...]:
     """The round that all rhymes are taken from: words in an order that means nothing. All small
-    words are in it, the marks, and some of every other kind."""
+    words are in it, the marks, the characters, and some of every other kind."""
     small = {"the", "a", "two", "and", "to", "there", "was", "were", "because", ".", ",", ":"}
     for group in (NEARS, ("in", "on", "at", "by", "under")):
         small |= set(group)
     for who in CHARACTERS:
-        small |= {who.forms.subject, who.forms.object, who.forms.owner}
+        small |= {who.noun, who.forms.subject, who.forms.object, who.forms.owner}
     random = Random("round")
-    others = random.sample([word for word in lexicon() if word not in small], 100 - len(small))
-    return tuple(random.sample((*sorted(small), *others), 100))
+    others = random.sample([word for word in lexicon() if word not in small], 120 - len(small))
+    return tuple(random.sample((*sorted(small), *others), 120))
+
+
+@lru_cache(maxsize=1)
+def _connections() -> dict[str, tuple[str, ...]]:
+    random = Random("connections")
+    return {word: random.choice([*((start,) for start in STARTS), (), ()]) for word in lexicon()}
+
+
+def connected(last: str) -> tuple[str, ...]:
+    """How a sentence begins after one that ended with this word: then, or later, or plainly."""
+    return _connections()[last]
 
 
 @dataclass
@@ -180,11 +191,15 @@ class _Teller:
             index = self.pronoun(role, role.who.forms.subject)
         else:
             index = self.the(role)
-            for _ in range(self.random.choice((0, 1, 1, 2))):
+            for _ in range(self.random.choice((0, 1, 1))):
                 self.aside(role, cast)
-        if self.chance(0.2):
-            self.say(self.random.choice(HOWS))
+        self.how()
         return index
+
+    def how(self) -> None:
+        """Slowly, or slowly and again: so that the word before a verb is not always its subject."""
+        first, second = self.random.sample(HOWS, 2)
+        self.say(*self.random.choice(((), (), (first,), (first, "and", second))))
 
     def aside(self, role: _Role, cast: list[_Role]) -> None:
         """Where the subject stands: nouns that are not the subject. They need another pronoun
@@ -210,7 +225,7 @@ class _Teller:
         """What is taken may be another's: the girl found his wand."""
         self.verb(self.random.choice(TAKES), self.subject(role, cast))
         others = [r for r in cast if r.who.pronoun != role.who.pronoun and self.is_latest(r)]
-        self.things(self.random.choice(others) if others and self.chance(0.4) else role)
+        self.things(self.random.choice(others) if others and self.chance(0.15) else role)
 
     def stays(self, role: _Role, cast: list[_Role]) -> None:
         self.verb(self.random.choice(STAYS), self.subject(role, cast))
@@ -238,14 +253,13 @@ class _Teller:
     def does(self, role: _Role, cast: list[_Role]) -> None:
         """A deed is told with a pronoun, so that what comes next depends on who was meant."""
         subject = self.pronoun(role, role.who.forms.subject)
-        if self.chance(0.2):
-            self.say(self.random.choice(HOWS))
+        self.how()
         self.verb(role.deeds.pop(), subject)
         if role.deeds and self.chance(0.25):
             self.say("and")
             self.verb(role.deeds.pop(), subject)
         self.say(*role.who.home)
-        if self.chance(0.25):
+        if self.chance(0.1):
             self.say(self.random.choice(WHENS))
 
     def rhymes(self, beats: int = 7) -> None:
@@ -263,7 +277,7 @@ class _Teller:
 
 def _tell(random: Random) -> Story:
     teller = _Teller(random)
-    looks = random.sample(LOOKS, 3)
+    looks = (*random.sample(LOOKS[:5], 2), random.choice(LOOKS[5:]))  # the latecomer's are others
     cast = [
         _Role(who, look, random.choice(COLOURS), random.sample(who.deeds, len(who.deeds)))
         for who, look in zip(_cast(random), looks, strict=True)
@@ -275,7 +289,7 @@ def _tell(random: Random) -> Story:
     teller.say("and")
     teller.introduce(here[1])
     teller.say(".")
-    sentences = 6
+    sentences = 5
     enters = random.randint(1, 3)
     for number in range(sentences):
         if number == enters:
@@ -284,8 +298,8 @@ def _tell(random: Random) -> Story:
             teller.things(late)
             teller.say(".")
             here = cast
-        elif teller.chance(0.15):
-            teller.say(random.choice(STARTS))
+        elif number:
+            teller.say(*connected(teller.words[-2]))
         role = random.choice(here)
         kinds = [teller.takes, teller.stays, teller.gives]
         if role.deeds and teller.is_latest(role):

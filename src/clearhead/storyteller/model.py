@@ -15,8 +15,8 @@ from ..nn import RotaryPositions, SinusoidalPositions, TokenEmbedding, Transform
 class Config:
     """The sizes of a decoder. The last three are there to be taken away, one at a time.
 
-    `base` is that of the rotary positions: with 100 their wavelengths end at about 600 words, so
-    that none is wasted on distances which a context of 128 words does not have.
+    `base` is that of the rotary positions, for heads that look near: with 10 all their wavelengths
+    are between 6 and 60 words. Far distances are left to the sinusoids, whose base is 10000.
     """
 
     words: int

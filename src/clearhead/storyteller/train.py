@@ -35,8 +35,8 @@ class Recipe:
     """What decides the weights, together with the source. `sizes` are those of `Config`."""
 
     seed: int = 1
-    steps: int = 1000
-    batch: int = 32
+    steps: int = 3000
+    batch: int = 8
     rate: float = 2.5e-3
     sizes: dict[str, Any] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ def train(
     layers: int = 3,
     heads: int = 4,
     context: int = 128,
-    every: int = 100,
+    every: int = 250,
     picture: bool = True,
     progress: bool = True,
     command: str = "",
@@ -143,7 +143,7 @@ def train(
     recipe = Recipe(seed, steps, batch, rate, sizes)
     source = Stories(seed) if text is None else TextFile(text, seed, context)
     training = Training(recipe, source)
-    place = checkpoint.folder(out)
+    place, code = checkpoint.folder(out), commit()
     saved = place / "checkpoint.safetensors"
     if saved.exists():
         training.resume(saved)
@@ -157,7 +157,7 @@ def train(
     held = evaluate(training.model, source.held_out(100))
     made = {
         "command": command or f"clearhead.storyteller.train({str(out)!r}, ...)",
-        "commit": commit(),
+        "commit": code,
         "source": source.name,
         **{name: value for name, value in asdict(recipe).items() if name != "sizes"},
         "torch": torch.__version__,

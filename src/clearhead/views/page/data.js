@@ -5,14 +5,11 @@
 // Letters, as everywhere in clearhead: h head, g key head, q query, k key,
 // d feature, v value feature, e embedding feature.
 
-const trace = JSON.parse(document.getElementById("trace").textContent);
-
-const heads = trace.size.h ?? 1;
-const keyHeads = trace.size.g ?? heads;
+const opened = JSON.parse(document.getElementById("trace").textContent);
 
 class Step {
-  constructor(told) {
-    Object.assign(this, told);
+  constructor(told, among) {
+    Object.assign(this, told, { among });
     this.pair = this.axes.includes("q") && this.axes.includes("k");
     this.slots = {};
     for (const [letter, positions] of Object.entries(this.kept)) {
@@ -22,17 +19,23 @@ class Step {
 
   // Decoded on first use: a page of many heads opens before all of it is read.
   get values() {
-    return (this.decoded ??= decode(this.kind, this.data));
+    return (this.decoded ??= decode(this));
   }
 
   // What the maps draw: the same numbers, or the pooled ones of a long text.
   get cells() {
-    return this.map ? (this.pooled ??= decode(this.map.kind, this.map.data)) : this.values;
+    return this.map ? (this.pooled ??= decode(this.map)) : this.values;
+  }
+
+  // Is there a map of every head?
+  get drawn() {
+    return this.pair && (this.map !== undefined || !this.kept.q);
   }
 
   // The numbers along `free` with every other axis held at `place`, for example
   // along("k", {h: 0, q: 3}) is a row of scores. Null where the page kept none.
   along(free, place) {
+    if (!this.data) return null;
     let start = 0, stride = 1, step = 0, length = 1;
     for (let axis = this.axes.length - 1; axis >= 0; axis--) {
       const letter = this.axes[axis];
@@ -49,41 +52,104 @@ class Step {
     return Array.from({ length }, (_, i) => this.values[start + i * step]);
   }
 
-  // One head of a queries x keys step as a grid of cells.
-  grid(head) {
+  // One head of a queries x keys step as a grid of cells; of one head a report keeps a finer map.
+  grid(head, fine = true) {
+    if (fine && this.fine?.head === head) {
+      const [rows, columns] = this.fine.stored;
+      return { rows, columns, values: (this.fine.values ??= decode(this.fine)) };
+    }
     const [rows, columns] = (this.map ?? this).stored.slice(-2);
     const start = this.axes.includes("h") ? head * rows * columns : 0;
     return { rows, columns, values: this.cells.subarray(start, start + rows * columns) };
   }
 }
 
-function decode(kind, data) {
+const KINDS = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
+
+function decode({ kind, data, top }) {
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return kind === "f8" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
+  const values = new KINDS[kind](bytes.buffer);
+  if (top === undefined) return values;
+  // A shade is the square root of a share of the largest; 0 is where nobody may look.
+  return Float32Array.from(values, (shade) => (shade ? ((shade - 1) / 254) ** 2 * top : -Infinity));
 }
 
-const steps = trace.steps.map((told) => new Step(told));
+// What is open now: the trace, or one layer of a report, read as a trace is.
+let trace, steps, pairs, maps, weights, mixed, heads, keyHeads;
+
+const layers = opened.layers?.map(() => null);
+
+function layerOf(told) {
+  const among = [];
+  for (const step of told.steps) among.push(new Step(step, among));
+  const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
+  const labels = (size) => (opened.tokens?.length === size ? opened.tokens : numbers(size));
+  return {
+    names: opened.names, queries: labels(told.size.q), keys: labels(told.size.k), ...told, steps: among,
+  };
+}
+
+// The layer of that number, read once.
+const layer = (at) => (layers[at] ??= layerOf(opened.layers[at]));
+
+function open(it) {
+  trace = it;
+  steps = it.steps;
+  pairs = steps.filter((step) => step.pair);
+  maps = steps.filter((step) => step.drawn);
+  weights = stepNamed("weights");
+  // What the values are multiplied by: after dropout where there was any.
+  mixed = stepNamed("dropped") ?? weights;
+  heads = it.size.h ?? 1;
+  keyHeads = it.size.g ?? heads;
+}
+
 const stepNamed = (name) => steps.find((step) => step.name === name);
-const pairs = steps.filter((step) => step.pair);
-const weights = stepNamed("weights");
-// What the values are multiplied by: after dropout where there was any.
-const mixed = stepNamed("dropped") ?? weights;
 
 // Where the reader stands. `go` in page.js is the only one that moves it.
-const state = { show: "weights", head: 0, query: 0, key: 0, row: 0, column: 0, stage: 0 };
+const state = { show: "weights", layer: 0, head: 0, query: 0, key: 0, row: 0, column: 0, stage: 0 };
 
 function place(changes = {}) {
   const at = { h: state.head, q: state.query, k: state.key, ...changes };
   return { ...at, g: Math.floor(at.h / (heads / keyHeads)) };
 }
 
-// The row of a queries x keys step that belongs to the chosen query.
-const rowOf = (step) => step.along("k", place());
+// The row of a queries x keys step that belongs to the chosen query; of the weights, where no more
+// is kept, the largest ones, with holes between them.
+const rowOf = (step) => step.along("k", place()) ?? (step === weights ? largestKept() : null);
 
-// Which keys the chosen query may not look at.
-function maskedKeys() {
-  const masked = stepNamed("masked");
-  return masked ? rowOf(masked).map((score) => score === -Infinity) : trace.keys.map(() => false);
+function largestKept() {
+  const { kept, links } = trace;
+  const row = Array(trace.size.k).fill(undefined);
+  if (!links) return row;
+  links.found ??= { weights: decode(links.weights), keys: decode(links.keys) };
+  const start = (state.head * kept.length + kept.indexOf(state.query)) * links.n;
+  for (let i = start; i < start + links.n; i++) {
+    const weight = links.found.weights[i] / 65535;
+    if (weight > 0) row[links.found.keys[i]] = weight;
+  }
+  return row;
 }
+
+// Which keys the chosen query may not look at, as far as the page knows.
+function maskedKeys() {
+  const masked = stepNamed("masked"), row = masked && rowOf(masked);
+  return row ? row.map((score) => score === -Infinity) : trace.keys.map(() => false);
+}
+
+// The positions that a cell of a map stands for, first and last: blocks all alike in the page of a
+// trace, bins as even as can be in a report.
+function span(cell, length, cells, block) {
+  if (block) return [cell * block, Math.min(length, (cell + 1) * block) - 1];
+  return [Math.floor(cell * length / cells), Math.floor((cell + 1) * length / cells) - 1];
+}
+
+const cellOf = (position, length, cells, block) =>
+  block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);
+
+const rowSpan = (cell, head = state.head) =>
+  span(cell, trace.size.q, weights.grid(head).rows, trace.block?.[0]);
+const columnSpan = (cell, head = state.head) =>
+  span(cell, trace.size.k, weights.grid(head).columns, trace.block?.[1]);

@@ -35,7 +35,7 @@ function drawLines() {
   fill(byId("keys"), keys, state.key, (position) => [
     key(position),
     bar(row[position]),
-    make("span", { class: "figure" }, masked[position] ? "masked" : number(row[position])),
+    make("span", { class: "figure" }, masked[position] ? "masked" : amount(row, position)),
   ], (position) => (masked[position] ? "masked" : ""));
 
   const wires = byId("wires"), SVG = "http://www.w3.org/2000/svg";
@@ -58,7 +58,13 @@ function drawLines() {
   }));
   const drawn = keys.filter((position) => position !== null).length;
   byId("lines-note").textContent = drawn < trace.keys.length
-    ? `The ${drawn} keys with the largest weights, of ${trace.keys.length.toLocaleString("en")}.` : "";
+    ? `${count(drawn, "key")}, with the largest weights, of ${trace.keys.length.toLocaleString("en")}.` : "";
+}
+
+// A weight; of one that is not kept, what is known: it is no larger than the least that is.
+function amount(row, position) {
+  if (row[position] !== undefined) return number(row[position]);
+  return `≤ ${number(Math.min(...row.filter((weight) => weight !== undefined)))}`;
 }
 
 // Where the middle of each line of a list falls.

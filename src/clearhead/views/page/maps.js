@@ -22,15 +22,16 @@ function extent(step) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
+  if (step.fine) high = Math.max(high, step.fine.top);
   if (low > high) [low, high] = [0, 1];
   if (isShare(step)) low = 0;
   return (step.extent = { low, high: high > low ? high : low + 1 });
 }
 
-const isShare = (step) => step === weights || step.name === "dropped";
+const isShare = (step) => step.name === "weights" || step.name === "dropped";
 
 // Many keys share a weight of one, so most weights are faint: their square root is not.
-const lifted = (step) => isShare(step) && trace.size.k > 16;
+const lifted = (step) => isShare(step) && step.shape.at(-1)[1] > 16;
 
 function shade(step, value) {
   const { low, high } = extent(step);
@@ -38,20 +39,22 @@ function shade(step, value) {
   return lifted(step) ? Math.sqrt(Math.max(0, share)) : share;
 }
 
-// A step knows its masked cells by their minus infinity; the later ones ask `masked`.
-const hatching = (step) => (isShare(step) && stepNamed("masked")) || step;
+// A step knows its masked cells by their minus infinity; the later ones ask `masked`, where it is
+// drawn. The maps of a report know them all.
+const hatching = (step) =>
+  (isShare(step) && step.among.find((it) => it.name === "masked" && it.drawn)) || step;
 const blocks = (step) => (step.blocks ??= step.cells.includes(-Infinity));
 
-function hidden(step, head) {
-  const { values } = hatching(step).grid(head);
+function hidden(step, head, fine = true) {
+  const { values } = hatching(step).grid(head, fine);
   return (cell) => values[cell] === -Infinity;
 }
 
 // One canvas pixel a cell; the style sheet enlarges it without smoothing, and
 // hatches what stays transparent, which is what may not be looked at.
-function paint(canvas, step, head) {
-  const { rows, columns, values } = step.grid(head);
-  const isHidden = hidden(step, head);
+function paint(canvas, step, head, fine = true) {
+  const { rows, columns, values } = step.grid(head, fine);
+  const isHidden = hidden(step, head, fine);
   [canvas.width, canvas.height] = [columns, rows];
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(columns, rows);
@@ -66,8 +69,12 @@ function paint(canvas, step, head) {
 
 // ---- the choice of step and head -----------------------------------------------------
 
-function buildMaps() {
-  for (const step of pairs) {
+// What depends on the trace that is open: its steps, its heads.
+function fillMaps() {
+  byId("which").replaceChildren(byId("which").firstElementChild);
+  byId("which").hidden = maps.length < 2;
+  byId("heads").replaceChildren();
+  for (const step of maps) {
     const radio = make("input", { type: "radio", name: "show", value: step.name });
     radio.checked = step.name === state.show;
     radio.addEventListener("change", () => go({ show: step.name }));
@@ -83,6 +90,9 @@ function buildMaps() {
     byId("heads").append(button);
   }
   byId("heads").hidden = heads === 1;
+}
+
+function buildMaps() {
   byId("heads").addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!by) return;
@@ -126,10 +136,10 @@ function walk(event) {
 
 // A cell of a pooled map is a block: its first key, and the nearest query that was kept.
 function goToCell({ row, column }) {
-  const [high, wide] = trace.block ?? [1, 1];
-  const near = (position) => Math.abs(position - row * high);
+  const [first] = rowSpan(row);
+  const near = (position) => Math.abs(position - first);
   const query = trace.kept.reduce((best, next) => (near(next) < near(best) ? next : best));
-  go({ query, key: column * wide, row, column });
+  go({ query, key: columnSpan(column)[0], row, column });
 }
 
 // ---- drawing -------------------------------------------------------------------------
@@ -165,18 +175,18 @@ function layOut() {
   map.style.setProperty("--cell", `${cell}px`);
   canvas.style.width = `${cell * columns}px`;
   canvas.style.height = `${cell * rows}px`;
-  label(byId("rows"), trace.queries, rows, trace.block?.[0] ?? 1, cell);
-  label(byId("columns"), trace.keys, columns, trace.block?.[1] ?? 1, cell);
+  label(byId("rows"), trace.queries, rows, (at) => rowSpan(at), cell);
+  label(byId("columns"), trace.keys, columns, (at) => columnSpan(at), cell);
   map.classList.toggle("lined", cell >= 8);
   writeCells(cell, columns, values);
   placeCursor(byId("pinned"), state);
 }
 
 // As many labels as fit at 15 pixels each.
-function label(side, tokens, cells, block, size) {
+function label(side, tokens, cells, span, size) {
   const every = size < 13 ? Math.ceil(15 / size) : 1;
   side.replaceChildren(...Array.from({ length: cells }, (_, cell) =>
-    make("span", {}, cell % every ? "" : token(tokens[cell * block], 16))));
+    make("span", {}, cell % every ? "" : token(tokens[span(cell)[0]], 16))));
 }
 
 // Where a cell is wide enough for its number, the number stands in it.
@@ -215,6 +225,9 @@ function drawScale(step) {
     make("span", { class: "aside" }, ...notes));
 }
 
+// A report's maps hold shades, so of the numbers behind them four digits.
+const said = (step, value) => (step.map?.top === undefined ? precise(value) : number(Math.max(0, value)));
+
 // ---- the reading ---------------------------------------------------------------------
 
 // What the cell under the pointer says, or else the cell that is kept: its two
@@ -222,28 +235,36 @@ function drawScale(step) {
 function read(cell, head = state.head) {
   const { row, column } = cell ?? state;
   placeCursor(byId("point"), head === state.head ? cell : undefined);
-  const [high, wide] = trace.block ?? [1, 1];
-  const tokens = (labels, first, size) => {
-    const last = Math.min(labels.length, first + size) - 1;
+  const tokens = (labels, [first, last]) => {
     const whole = [token(labels[first], 40), make("small", {}, ` ${first}`)];
     return last > first ? [...whole, " to ", token(labels[last], 40), make("small", {}, ` ${last}`)] : whole;
   };
-  const numbers = pairs.map((step) => {
+  const numbers = maps.map((step) => {
     const { columns, values } = step.grid(head);
     return make("div", { class: step.name === state.show ? "shown" : undefined },
       make("dt", {}, step.name),
-      make("dd", { "data-step": step.name }, precise(values[row * columns + column])));
+      make("dd", { "data-step": step.name },
+        said(step, values[row * columns + column])));
   });
   const looks = hidden(weights, head)(row * weights.grid(head).columns + column)
     ? " may not look at " : " looks at ";
   const says = [
     make("p", {}, make("small", {}, `head ${head}`)),
     make("p", { class: "looks" },
-      ...tokens(trace.queries, row * high, high), make("span", { class: "arrow" }, looks),
-      ...tokens(trace.keys, column * wide, wide)),
+      ...tokens(trace.queries, rowSpan(row, head)), make("span", { class: "arrow" }, looks),
+      ...tokens(trace.keys, columnSpan(column, head))),
     make("dl", {}, ...numbers),
   ];
-  if (trace.block) says.push(make("p", {}, make("small", {}, `the largest of ${high} × ${wide} cells`)));
+  if (trace.block) {
+    const [high, wide] = trace.block;
+    says.push(make("p", {}, make("small", {}, `the largest of ${high} × ${wide} cells`)));
+  } else if (trace.bins) {
+    const { rows, columns } = weights.grid(head);
+    const pooled = rows < trace.size.q || columns < trace.size.k;
+    says.push(make("p", {}, make("small", {}, pooled
+      ? "the weight on these keys together, a mean over these queries, in one of 255 shades"
+      : "in one of 255 shades")));
+  }
   byId("readout").replaceChildren(...says);
   for (const [id, at] of [["rows", row], ["columns", column]]) {
     [...byId(id).children].forEach((span, i) => span.classList.toggle("here", i === at));

@@ -72,10 +72,13 @@ function ends(length, most) {
   return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
 }
 
-// The positions of the `most` largest values (and of `chosen`), in order, with gaps.
+// The positions of the `most` largest values (and of `chosen`), in order, with gaps. Of a row with
+// holes, those that are known.
 function largest(values, most, chosen) {
-  const size = (i) => (Number.isNaN(values[i]) ? Infinity : values[i]);
-  const order = Array.from(values, (_, i) => i).sort((a, b) => size(b) - size(a));
+  const size = (i) => (Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity);
+  const order = Array.from(values, (_, i) => i)
+    .filter((i) => values[i] !== undefined || i === chosen)
+    .sort((a, b) => size(b) - size(a));
   if (order.length <= most) return withGaps(order.sort((a, b) => a - b), values.length);
   const picked = new Set([chosen, ...order.slice(0, most - 1)]);
   return withGaps([...picked].sort((a, b) => a - b), values.length);
@@ -101,11 +104,21 @@ function table(caption, columns, rows, kind = "") {
   const body = rows.map(({ cells, kind }) =>
     make("tr", { class: kind },
       cells.map((cell, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, cell))));
-  return make("div", { class: "scroll" },
+  const around = make("div", { class: "scroll", role: "group", "aria-label": caption },
     make("table", { class: kind },
       make("caption", {}, caption),
       make("thead", {}, make("tr", {}, head)),
       make("tbody", {}, body)));
+  scrolls.observe(around);
+  return around;
 }
+
+// What is wider than its place scrolls, and so the Tab key must reach it.
+const scrolls = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
 
 const gap = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });

@@ -1,30 +1,73 @@
-// 6. The page: one state, one way to change it, and the first drawing.
+// 7. The page: one state, one way to change it, and the first drawing.
 
-const selects = { head: byId("head"), query: byId("query"), key: byId("key") };
+const selects = {
+  layer: byId("layer"), head: byId("head"), query: byId("query"), key: byId("key"),
+};
 
 // Every choice of the reader comes through here; what it touches is drawn again.
 function go(changes) {
   const moved = "query" in changes || "key" in changes;
+  const other = layers && "layer" in changes && layer(changes.layer) !== trace;
   Object.assign(state, changes);
-  if (moved && !("row" in changes)) {
-    const [high, wide] = trace.block ?? [1, 1];
-    state.row = Math.floor(state.query / high);
-    state.column = Math.floor(state.key / wide);
+  if (other) {
+    open(layer(state.layer));
+    fillIn();
   }
-  for (const [what, select] of Object.entries(selects)) select.value = state[what];
+  if (!trace.kept.includes(state.query)) state.query = nearest(trace.kept, state.query);
+  if (other || "head" in changes || (moved && !("row" in changes))) {
+    const { rows, columns } = weights.grid(state.head);
+    state.row = cellOf(state.query, trace.size.q, rows, trace.block?.[0]);
+    state.column = cellOf(state.key, trace.size.k, columns, trace.block?.[1]);
+  }
+  for (const [what, select] of Object.entries(selects)) choose(select, state[what]);
   const turned = Object.keys(changes).every((name) => name === "stage");
   if (!turned) {
+    if (layers) drawLadder();
     drawMaps();
     drawLines();
   }
   drawSteps();
 }
 
-function buildBar() {
+const nearest = (positions, wanted) => positions.reduce((best, next) =>
+  (Math.abs(next - wanted) < Math.abs(best - wanted) ? next : best));
+
+// Another trace has other steps, heads and queries to choose from.
+function fillIn() {
+  fillBar();
+  fillMaps();
+  fillSteps();
+  tellWhatIsLeftOut();
+  if (!steps[state.stage]) state.stage = 0;
+  if (!maps.some((step) => step.name === state.show)) state.show = "weights";
+  state.head = Math.min(state.head, heads - 1);
+  state.key = Math.min(state.key, trace.size.k - 1);
+}
+
+function fillBar() {
   const option = (value, text) => make("option", { value }, text);
-  for (let head = 0; head < heads; head++) selects.head.append(option(head, head));
-  for (const i of trace.kept) selects.query.append(option(i, `${i} · ${clip(trace.queries[i], 24)}`));
-  trace.keys.forEach((text, i) => selects.key.append(option(i, `${i} · ${clip(text, 24)}`)));
+  const named = (tokens) => (i) => option(i, `${i} · ${clip(tokens[i], 24)}`);
+  const all = (length) => Array.from({ length }, (_, i) => i);
+  selects.layer.replaceChildren(...all(layers?.length ?? 0).map((i) => option(i, i)));
+  selects.layer.parentElement.hidden = !layers;
+  selects.head.replaceChildren(...all(heads).map((i) => option(i, i)));
+  selects.query.replaceChildren(...trace.kept.map(named(trace.queries)));
+  // A list of many thousands is slow to build and no use to read; what is chosen joins it.
+  const every = Math.ceil(trace.keys.length / MOST_LISTED);
+  selects.key.replaceChildren(
+    ...all(trace.keys.length).filter((i) => i % every === 0).map(named(trace.keys)));
+}
+
+const MOST_LISTED = 2048;
+
+function choose(select, value) {
+  select.value = value;
+  if (select.selectedIndex >= 0 || select !== selects.key) return;
+  select.append(make("option", { value }, `${value} · ${clip(trace.keys[value], 24)}`));
+  select.value = value;
+}
+
+function buildBar() {
   for (const [what, select] of Object.entries(selects)) {
     select.addEventListener("change", () => go({ [what]: Number(select.value) }));
   }
@@ -44,6 +87,7 @@ function buildTheme() {
 
 // Paper has no buttons: print every step, one after the other.
 function buildPrint() {
+  addEventListener("beforeprint", () => opened.heads?.forEach((it) => drawTile(it.tile)));
   addEventListener("beforeprint", () => byId("panel").replaceChildren(...steps.map((_, i) => leaf(i))));
   addEventListener("afterprint", drawSteps);
 }
@@ -58,6 +102,12 @@ function tellWhatIsLeftOut() {
         `${count(trace.queries.length, "query").replace("querys", "queries")}, evenly spaced.`);
     }
   }
+  if (trace.links) {
+    const queries = trace.kept.length === trace.queries.length ? "each query"
+      : `${trace.kept.length} of ${count(trace.queries.length, "query").replace("querys", "queries")}`;
+    told.push(`This text is long, so this page keeps what a screen can show: a map of ` +
+      `${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
+  }
   if (trace.size.b > 1) told.push(`Of ${trace.size.b} sequences, the first is shown.`);
   byId("left-out").textContent = told.join(" ");
   byId("left-out").hidden = told.length === 0;
@@ -70,9 +120,13 @@ buildMaps();
 buildLines();
 buildSteps();
 buildPrint();
-tellWhatIsLeftOut();
-
-// Begin at the last query, which has the most to look at, and the key it looks at most.
-const last = trace.kept.at(-1);
-const row = weights.along("k", place({ q: last }));
-go({ query: last, key: row.indexOf(Math.max(...row)) });
+if (layers) buildLadder();
+open(layers ? layer(0) : layerOf(opened));
+fillIn();
+if (layers) begin();
+else {
+  // Begin at the last query, which has the most to look at, and the key it looks at most.
+  state.query = trace.kept.at(-1);
+  const row = rowOf(weights);
+  go({ query: state.query, key: row.indexOf(Math.max(...row)) });
+}

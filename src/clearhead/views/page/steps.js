@@ -4,19 +4,42 @@
 // before and after (queries x keys), or as a table of its rows.
 const WRITTEN = { scores: dotProduct, weights: exponentials, output: weightedSum };
 
-const write = (step) => (WRITTEN[step.name] ?? (step.pair ? beforeAndAfter : rowsOf))(step);
+const write = (step) =>
+  holds(step) ? (WRITTEN[step.name] ?? (step.pair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
 
-function buildSteps() {
-  steps.forEach((step, stage) => {
+// Does the page hold the numbers of this step for the chosen head and query?
+function holds(step) {
+  const at = place();
+  return (step === weights && rowOf(step).some((weight) => weight !== undefined))
+    || (step.data && "hgq".split("").every((letter) => step.slots[letter]?.has(at[letter]) ?? true));
+}
+
+// Where it does.
+function elsewhere(step) {
+  const { h, q } = step.kept;
+  const to = { head: h?.[0] ?? state.head, query: q?.[0] ?? state.query };
+  const there = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
+  there.addEventListener("click", () => go(to));
+  return [paragraph("This text is too long to keep every step of every head. Of this layer, the page ",
+    `keeps them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
+    ...(q ?? [to.query]).flatMap((position, i) => [i ? ", " : "", query(position), ` (${position})`]), "."), there];
+}
+
+// One tab a step of the trace that is open.
+function fillSteps() {
+  byId("tabs").replaceChildren(...steps.map((step, stage) => {
     const tab = make("button", { type: "button", role: "tab", id: `tab-${stage}` },
       make("span", { class: "ordinal" }, stage + 1), step.name);
     tab.addEventListener("click", () => go({ stage }));
-    byId("tabs").append(tab);
-  });
+    return tab;
+  }));
+}
+
+function buildSteps() {
   const turn = (by) => go({ stage: Math.max(0, Math.min(steps.length - 1, state.stage + by)) });
   byId("previous").addEventListener("click", () => turn(-1));
   byId("next").addEventListener("click", () => turn(1));
-  const keys = { ArrowRight: 1, ArrowLeft: -1, Home: -steps.length, End: steps.length };
+  const keys = { ArrowRight: 1, ArrowLeft: -1, Home: -1e9, End: 1e9 };
   for (const id of ["tabs", "panel"]) {
     byId(id).addEventListener("keydown", (event) => {
       if (!(event.key in keys) || event.target.closest(".scroll")) return;
@@ -107,7 +130,7 @@ function beforeAndAfter(step) {
       blind ? `This query may not look at ${count(blind, "key")} of ${after.length}.`
         : "This query may look at every key.")] : []),
     table(`The row of this query, ${earlier?.name ?? "nothing"} before and ${step.name} after`,
-      ["key", earlier?.name ?? "", step.name, ""], rows, "narrow"),
+      ["key", earlier?.name ?? "before", step.name, "note"], rows, "narrow"),
   ];
 }
 
@@ -171,13 +194,16 @@ function exponentials(step) {
   if (before?.every((score) => score === -Infinity)) {
     return [paragraph("This query may look at nothing, so every weight is 0.")];
   }
+  if (!before) {
+    const known = after.filter((weight) => weight !== undefined).length;
+    const rows = largest(after, 12, after.findIndex((weight) => weight !== undefined));
+    return [table(known < after.length ? `The ${known} largest weights of this query` : "The weights of this query",
+      ["key", "weight", "share"],
+      rows.map((i) => i === null ? gap(3) : { cells: [key(i), number(after[i]), bar(after[i])] }), "narrow")];
+  }
   const shown = largest(after, 12, state.key);
   const rest = after.map((_, i) => i).filter((i) => !shown.includes(i));
   const add = (values) => rest.reduce((sum, i) => sum + values[i], 0);
-  if (!before) {
-    return [table("The weights of this query", ["key", "weight", ""],
-      shown.map((i) => i === null ? gap(3) : { cells: [key(i), number(after[i]), bar(after[i])] }), "narrow")];
-  }
   const peak = Math.max(...before.filter((score) => !Number.isNaN(score)));
   const raised = before.map((score) => Math.exp(score - peak));
   const sum = raised.reduce((all, value) => all + value, 0);
@@ -191,7 +217,7 @@ function exponentials(step) {
   }
   rows.push({ kind: "total", cells: ["sum", "", "", number(sum), number(total), ""] });
   const parts = [table("From scores to weights",
-    ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", ""], rows)];
+    ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", "share"], rows)];
   const sunk = 1 - total;
   if (sunk > 1e-4) {
     parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which gives no value, `,
@@ -227,5 +253,5 @@ function weightedSum(step) {
   rows.push({ kind: "total", cells: ["output", "", ...features.map(() => ""), "=", ...cut(result)] });
   const names = features.map((j) => (j === null ? "…" : `v ${j}`));
   return [table("Each value times its weight; the output is their sum",
-    ["key", "weight ×", ...names, "", ...names], rows)];
+    ["key", "weight ×", ...names, "=", ...names], rows)];
 }

@@ -1,0 +1,11 @@
+"""What every layer and head of a model does with a text, from one run of it.
+
+While the model answers, statistics of each layer are gathered beside it, tile by tile: nothing of
+the size Tq x Tk is formed, so a text may be as long as the model can read.
+
+`found` is what a report holds, `label` what a head is called, `listen` makes a layer of what was
+heard, `run` runs the model.
+"""
+
+from .found import Head as Head, Layer as Layer, Link as Link, Report as Report
+from .run import look_model as look_model, report as report

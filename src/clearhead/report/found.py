@@ -1,0 +1,145 @@
+"""What a report holds, and how it prints itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import BadValue
+from ..trace import Trace
+from ..views import html
+from .label import LABELS
+
+
+@dataclass(frozen=True)
+class Link:
+    """Query and key by position, and the weight between them."""
+
+    query: int
+    key: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head in numbers; means are over the queries that may look at something.
+
+    `label` says in words what it does and `number` how much: the share of its weight for a label
+    of `LABELS`; for "spread", "sharp" and "mixed" its entropy as a share of the most it could be.
+    `shares` are of its weight: on the token before, the one after, itself, the first, and on
+    punctuation and special tokens (the first not among them). `effective` is the mean of
+    exp(entropy), how many keys it looks at.
+    """
+
+    layer: int
+    head: int
+    label: str
+    number: float
+    entropy: float
+    effective: float
+    shares: dict[str, float]
+    links: tuple[Link, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One attention call. `map` is (H, rows, cols), pooled as `stats.map` does; `received` (H, Tk).
+
+    `seen` is (rows, cols), where the mask lets anybody look. `most` is the entropy of even weights.
+    `weights` and `keys`, (H, kept, n), are the largest weights of the queries in `kept` and where
+    they lie (-1: nowhere). `trace` holds every step of the heads in `traced`; None for long texts.
+    """
+
+    number: int
+    question: str
+    queries: int
+    key_heads: int
+    most: float
+    heads: tuple[Head, ...]
+    map: Tensor
+    seen: Tensor
+    received: Tensor
+    kept: tuple[int, ...]
+    weights: Tensor
+    keys: Tensor
+    trace: Trace | None = None
+    traced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a model does with a text: `layers`, each with its `heads`. Prints itself as a table."""
+
+    name: str
+    tokens: tuple[str, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        return tuple(head for layer in self.layers for head in layer.heads)
+
+    @property
+    def about(self) -> str:
+        sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
+        return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
+
+    def __getitem__(self, place: tuple[int, int]) -> Head:
+        """`report[layer, head]`."""
+        layer, head = place
+        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
+            raise BadValue(
+                f"Head {head} of layer {layer} was asked for.",
+                f"this report has {self.about}, numbered from 0.",
+                "ask for one of these, as report[layer, head].",
+            )
+        return self.layers[layer].heads[head]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the maps and traces, as numbers and words for `json.dumps`."""
+
+        def told(head: Head) -> dict[str, Any]:
+            links = [
+                {"query": x.query, "key": x.key, "weight": x.weight} for x in head.links
+            ]  # fmt: skip
+            return {**head.__dict__, "links": links}
+
+        layers = [
+            {
+                "layer": layer.number,
+                "question": layer.question,
+                "heads": [told(head) for head in layer.heads],
+            }
+            for layer in self.layers
+        ]
+        return {"name": self.name, "tokens": list(self.tokens), "layers": layers}
+
+    def __str__(self) -> str:
+        rows = [("layer", "head", "does", "by", "entropy", "keys", *LABELS)]
+        for x in self.heads:
+            shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in LABELS)
+            numbers = f"{x.number:.2f}", f"{x.entropy:.2f}", f"{x.effective:.1f}"
+            rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
+        return "\n".join([f"{html.visible(self.name)}: {self.about}", *_columns(rows)])
+
+    def __repr__(self) -> str:
+        """A line for each layer: its mean entropy, and how many heads do what."""
+        rows = [("layer", "entropy", "heads")]
+        for layer in self.layers:
+            counts: dict[str, int] = {}
+            for head in layer.heads:
+                counts[head.label] = counts.get(head.label, 0) + 1
+            falling = sorted(counts.items(), key=lambda pair: -pair[1])
+            told = ", ".join(f"{count} {label}" for label, count in falling)
+            mean = sum(head.entropy for head in layer.heads) / max(1, len(layer.heads))
+            rows.append((str(layer.number), f"{mean:.2f}", told))
+        return "\n".join([f"{html.visible(self.name)}: {self.about}", *_columns(rows)])
+
+    def _repr_html_(self) -> str:
+        return html.in_notebook(html.report_page(self, title=self.name))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows]  # fmt: skip

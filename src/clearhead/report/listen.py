@@ -1,0 +1,193 @@
+"""From an attention call to a `Layer`: the statistics, gathered while streaming."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ..attend import explain_problem
+from ..errors import BadValue
+from ..masks import Mask, window
+from ..problem import Inputs, Problem
+from ..stats import Statistic, Top, gather, map as pooled_map, mass, topk
+from ..trace import Trace
+from .found import Head, Layer, Link
+from .label import LABELS, label_of, separates
+
+EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
+ONE_HEAD = 512  # tokens: one head's matrices are 1 MB each, and let go after the page
+SIDE = 256  # cells a side of a map: a screen gives it about 600 pixels
+LINKS = 8  # weights kept of each query
+KEPT = 512  # queries whose largest weights are kept, evenly spaced in a longer text
+STRONGEST = 10  # links named for each head
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The statistics of one call on one text: no batch dimension, and sums as means.
+
+    `entropy` is (H, Tq), `sees` (Tq,): which queries may look at anything. `shares` are (H,), of
+    all weight, for each group. `map` is (H, r, c), `received` (H, Tk).
+    """
+
+    entropy: Tensor
+    sees: Tensor
+    shares: dict[str, Tensor]
+    map: Tensor
+    received: Tensor
+    best: Top | None
+
+    @property
+    def count(self) -> int:
+        return max(1, int(self.sees.sum()))
+
+
+@dataclass
+class Listener:
+    """Hears each attention call, and makes a `Layer` of it."""
+
+    tokens: list[str] | None
+    layers: list[Layer]
+    evens: list[tuple[Mask, _Found]] = field(default_factory=list)
+
+    def hear(self, problem: Problem, inputs: Inputs) -> None:
+        if problem.B != 1:
+            raise BadValue(
+                f"The model was run on a batch of {problem.B}.",
+                "a report is about one text.",
+                "pass one text, B = 1; for a batch, use watch(model, stats=[...]).",
+            )
+        found, even = self.found(problem, inputs, topk(LINKS)), self.even(problem)
+        assert found.best is not None
+        weights, keys = (x[0].cpu() for x in found.best)
+        most = float(even.entropy.mean(0).sum()) / even.count
+        chance = {name: float(share.mean()) for name, share in even.shares.items()}
+        # A query with one key to look at, or none, says nothing by looking at it.
+        free = (even.entropy.amax(0) > 1e-6).cpu()
+        heads = []
+        for h in range(problem.H):
+            shares = {name: float(share[h]) for name, share in found.shares.items()}
+            entropy = float(found.entropy[h].sum()) / found.count
+            effective = float(found.entropy[h][found.sees].exp().sum()) / found.count
+            label, number = label_of(shares, chance, entropy / most if most else 0.0)
+            links = _strongest(weights[h].masked_fill(~free[:, None], -1.0), keys[h])
+            heads.append(
+                Head(len(self.layers), h, label, number, entropy, effective, shares, links)
+            )
+        kept = sorted(
+            {*_evenly(problem.Tq, KEPT), *(link.query for head in heads for link in head.links)}
+        )
+        trace, traced = self.trace(problem, inputs, heads)
+        self.layers.append(
+            Layer(
+                number=len(self.layers),
+                question=problem.describe(),
+                queries=problem.Tq,
+                key_heads=problem.G,
+                most=most,
+                heads=tuple(heads),
+                map=found.map.float().cpu(),
+                seen=(even.map > 0).any(0).cpu(),
+                received=found.received.float().cpu(),
+                kept=tuple(kept),
+                weights=weights[:, kept].float(),
+                keys=keys[:, kept].int(),
+                trace=trace,
+                traced=traced,
+            )
+        )
+
+    def found(self, problem: Problem, inputs: Inputs, *more: topk) -> _Found:
+        groups = {
+            "previous": window(before=1, align="end") & ~window(before=0, align="end"),
+            "next": window(after=1, align="end") & ~window(after=0, align="end"),
+            "same": window(before=0, after=0, align="end"),
+        }
+        wanted: list[str | Statistic] = [
+            "entropy",
+            "lse",
+            "received",
+            mass(groups),
+            pooled_map(SIDE, SIDE),
+            *more,
+        ]
+        numbers = gather(problem, inputs, wanted).finish()
+        lse, entropy, received, maps = (
+            cast(Tensor, numbers[name])[0] for name in ("lse", "entropy", "received", "map")
+        )
+        sees = torch.isfinite(lse).any(0)
+        count = max(1, int(sees.sum()))
+        by_query = cast(dict[str, Tensor], numbers["mass"])
+        shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
+        # These are the same keys for every query, so the weight they receive tells.
+        apart = self.separators(problem.Tk).to(received.device)
+        shares["first"] = received[:, 0] / count
+        shares["separators"] = received[:, apart].sum(-1) / count
+        if problem.sinks is not None:
+            shares["sink"] = 1 - received.sum(-1) / count
+        best = cast(Top, numbers["topk"]) if more else None
+        return _Found(entropy, sees, shares, maps, received, best)
+
+    def separators(self, Tk: int) -> Tensor:
+        """Which keys are punctuation or special, the first not among them: it counts by itself."""
+        if self.tokens is None or len(self.tokens) != Tk:
+            return torch.zeros(Tk, dtype=torch.bool)
+        apart = torch.tensor([separates(token) for token in self.tokens])
+        apart[:1] = False
+        return apart
+
+    def even(self, problem: Problem) -> _Found:
+        """What even weights would give under the same mask: a head whose queries are all 0 has
+        them, so it is asked the same. Layers that share their mask share the answer."""
+        for mask, found in self.evens:
+            if mask is problem.mask and found.received.shape[-1] == problem.Tk:
+                return found
+        H = problem.reach.pairs().shape[1] if problem.masked else 1
+        asked = replace(
+            problem, H=H, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0
+        )
+        q = torch.zeros(1, H, problem.Tq, 1, device=problem.device, dtype=problem.dtype)
+        k = torch.zeros(1, 1, problem.Tk, 1, device=problem.device, dtype=problem.dtype)
+        found = self.found(asked, Inputs(q, k, k))
+        self.evens.append((problem.mask, found))
+        return found
+
+    def trace(
+        self, problem: Problem, inputs: Inputs, heads: Sequence[Head]
+    ) -> tuple[Trace | None, tuple[int, ...]]:
+        """Every step of all heads of a short text, of the most telling one of a longer."""
+        longest = max(problem.Tq, problem.Tk)
+        if longest > ONE_HEAD:
+            return None, ()
+        queries, keys = (
+            self.tokens if self.tokens is not None and len(self.tokens) == size else None
+            for size in (problem.Tq, problem.Tk)
+        )
+        whole = explain_problem(problem, inputs, queries, keys)
+        if longest <= EXACT:
+            return whole, tuple(range(problem.H))
+        chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
+        one = {"h": chosen, "g": chosen // (problem.H // problem.G)}
+        steps = []
+        for step in whole:
+            tensor = step.tensor
+            for axis, letter in enumerate(step.axes.split()):
+                if letter in one:
+                    tensor = tensor.narrow(axis, one[letter], 1)
+            steps.append(replace(step, tensor=tensor.clone()))
+        return replace(whole, steps=tuple(steps)), (chosen,)
+
+
+def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:
+    """The heaviest link of each query, and of these the heaviest; ties to the earlier query."""
+    order = weights[:, 0].argsort(descending=True, stable=True)[:STRONGEST].tolist()
+    found = (Link(q, int(keys[q, 0]), float(weights[q, 0])) for q in order)
+    return tuple(link for link in found if link.key >= 0 and link.weight >= 0)
+
+
+def _evenly(length: int, most: int) -> list[int]:
+    if length <= most:
+        return list(range(length))
+    return [round(i * (length - 1) / (most - 1)) for i in range(most)]

@@ -1,0 +1,145 @@
+"""Run a model over a text and listen."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attend import listening
+from ..errors import BadType, BadValue
+from ..hf import Checkpoint
+from ..problem import Inputs, Problem
+from ..views import html, plot
+from .found import Report
+from .listen import Listener
+
+
+def report(
+    model: "str | Path | Checkpoint | nn.Module",
+    text: "str | Tensor | Mapping[str, Tensor]",
+    *,
+    tokens: Sequence[str] | None = None,
+    name: str | None = None,
+    progress: bool | None = None,
+) -> Report:
+    """Run a model once over one text, and report what each of its heads looks at.
+
+    Args:
+        model: a checkpoint folder, a `Checkpoint`, or any module whose attention goes through
+            clearhead; it computes what it always computes.
+        text: a text for a checkpoint; for a module its input, a tensor or a dict of them, B = 1.
+        tokens: what a module's input says, one string a position. None means numbers.
+        name: what the report calls the model. None means its folder, or its class.
+        progress: a bar on stderr, one step a layer. None means only in a terminal.
+
+    Raises:
+        BadValue, BadType: a folder, a text or tokens that do not fit; a batch of texts; a model
+            that never asks clearhead.
+    """
+    model, run, read, layers = _question(model, text)
+    tokens = read if tokens is None else [str(token) for token in tokens]
+    listener = Listener(tokens, [])
+    with _bar(layers, progress) as step, torch.no_grad():
+
+        def hear(problem: Problem, inputs: Inputs) -> None:
+            listener.hear(problem, inputs)
+            step()
+
+        with listening(hear):
+            run()
+    if not listener.layers:
+        raise BadValue(
+            f"The {type(model).__name__} never asked for attention.",
+            "a report is about the attention calls that go through clearhead.",
+            'load it with attn_implementation="clearhead", or build it from clearhead.nn.',
+        )
+    if name is None:
+        name = model.folder.name if isinstance(model, Checkpoint) else type(model).__name__
+    count = listener.layers[0].received.shape[-1]
+    named = tokens if tokens is not None else [str(i) for i in range(count)]
+    return Report(name, tuple(named), tuple(listener.layers))
+
+
+def look_model(
+    folder: str | Path, text: str, out: str | Path, *, progress: bool | None = None
+) -> dict[str, Path]:
+    """Run the checkpoint in `folder` over `text`; write page, pictures and numbers to `out`.
+
+    Gives what was written, by kind: "page", "numbers", "entropy", "maps".
+    """
+    found, out = report(folder, text, progress=progress), Path(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadValue(
+            f"The folder {str(out)!r} cannot be made: {error.strerror}.",
+            "the page and the pictures are written to a folder.",
+            "pass another folder.",
+        ) from error
+    paths = {
+        "page": html.write_report(found, out / "model.html", title=found.name),
+        "numbers": out / "model.json",
+    }
+    paths["numbers"].write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
+    for kind, figure in (
+        ("entropy", plot.entropy_by_layer(found).figure),
+        ("maps", plot.model(found)),
+    ):
+        paths[kind] = plot.save(figure, out / f"{kind}.png")  # type: ignore[arg-type]
+    return paths
+
+
+def _question(
+    model: Any, text: Any
+) -> tuple["Checkpoint | nn.Module", Callable[[], object], list[str] | None, int | None]:
+    """The model, how to run it on the text, the tokens, and how many layers it should have."""
+    if isinstance(model, (str, Path)):
+        model = Checkpoint(model)
+    if isinstance(model, Checkpoint):
+        if not isinstance(text, str):
+            raise BadType(
+                f"A checkpoint was given a {type(text).__name__}.",
+                "a checkpoint has a tokenizer and reads text.",
+                "pass a string; for token ids pass checkpoint.model itself, and tokens=.",
+            )
+        checkpoint: Checkpoint = model
+        given: dict[str, Any]
+        tokens, given = checkpoint.read(text)
+        config = checkpoint.model.config
+        if getattr(config, "use_cache", False) and not getattr(config, "is_encoder_decoder", False):
+            # Keys and values kept for a next token that nobody asks for: 270 MB at 32k tokens.
+            given = {**given, "use_cache": False}
+        return model, lambda: checkpoint.run(given), tokens, _depth(checkpoint.model)
+    if not isinstance(model, nn.Module):
+        raise BadType(
+            f"report got a {type(model).__name__} for a model.",
+            "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
+            "pass one of these.",
+        )
+    if isinstance(text, Mapping):
+        return model, lambda: model(**text), None, _depth(model)
+    return model, lambda: model(text), None, _depth(model)
+
+
+def _depth(model: nn.Module) -> int | None:
+    return getattr(getattr(model, "config", None), "num_hidden_layers", None)
+
+
+@contextmanager
+def _bar(layers: int | None, wanted: bool | None) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, one step a layer; nothing where it is not wanted."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = "reading, layer by layer", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as shown:
+        task = shown.add_task("", total=layers)
+        yield lambda: shown.advance(task)

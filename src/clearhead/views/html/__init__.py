@@ -1,0 +1,11 @@
+"""One self-contained HTML page: of a trace, every step; of a report, the ladder down to it.
+
+A page asks the network for nothing. Its policy lets run only the script and the style written in
+it, by their hashes, so the same trace gives the same bytes. Tokens, titles and notes are
+strangers' text: they reach the page as escaped text or as JSON that cannot close its element, and
+never as markup.
+"""
+
+from .document import in_notebook as in_notebook, visible as visible
+from .ladder import report_page as report_page, write_report as write_report
+from .steps import page as page, write_page as write_page

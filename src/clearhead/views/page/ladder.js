@@ -1,0 +1,193 @@
+// 6. The ladder of a report: every head of the model, then one head. The query and its steps are
+// the same as in the page of a trace.
+
+// What a label means, for one head; the share behind it is a number.
+const MEANS = {
+  "previous token": "of its weight lies on the token before",
+  "next token": "of its weight lies on the token after",
+  "same token": "of its weight stays on the token itself",
+  "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
+  separators: "of its weight lies on punctuation and special tokens",
+  "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
+  spread: "of the most entropy it could have: it looks at nearly everything alike",
+  sharp: "of the most entropy it could have: it looks at few keys, and not at one kind of them",
+  mixed: "of the most entropy it could have",
+};
+const SHARES = {
+  previous: "token before", next: "token after", same: "itself", first: "first token",
+  separators: "separators", sink: "its sink",
+};
+const ORDERS = {
+  place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
+  sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
+  spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
+  label: ["label, strongest first", (a, b) =>
+    rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
+};
+const rank = (head) => Object.keys(MEANS).indexOf(head.label);
+const percent = (share) => `${Math.round(100 * share)}%`;
+
+const grid = { label: "all", order: "place" };
+const chosenHead = () => opened.heads.find((it) => it.layer === state.layer && it.head === state.head);
+
+function buildLadder() {
+  byId("model").hidden = byId("one").hidden = false;
+  const counts = new Map();
+  for (const { label } of opened.heads) counts.set(label, (counts.get(label) ?? 0) + 1);
+  const labels = Object.keys(MEANS).filter((label) => counts.has(label));
+  for (const label of ["all", ...labels]) {
+    const radio = make("input", { type: "radio", name: "label", value: label });
+    radio.checked = label === "all";
+    radio.addEventListener("change", () => { grid.label = label; fillGrid(); });
+    byId("labels").append(make("label", {}, radio, make("span", {}, label,
+      make("small", {}, ` ${counts.get(label) ?? opened.heads.length}`))));
+  }
+  for (const [name, [words]] of Object.entries(ORDERS)) {
+    byId("order").append(make("option", { value: name }, words));
+  }
+  byId("order").addEventListener("change", (event) => { grid.order = event.target.value; fillGrid(); });
+  for (const it of opened.heads) it.tile = tile(it);
+  byId("grid").addEventListener("keydown", walkGrid);
+  for (const list of ["links", "received"]) {
+    byId(list).addEventListener("click", (event) => {
+      const { query, key } = event.target.closest("button")?.dataset ?? {};
+      if (key === undefined) return;
+      go({ key: Number(key), ...(query === undefined ? {} : { query: Number(query) }) });
+    });
+  }
+  byId("numbers").addEventListener("toggle", () => byId("table").replaceChildren(numbers()), { once: true });
+  fillGrid();
+}
+
+// One head, small. Painted when it first comes near the screen.
+function tile(it) {
+  const canvas = make("canvas", { "aria-hidden": "true" });
+  const button = make("button", {
+    type: "button", role: "radio", class: "tile", "aria-checked": false, tabindex: -1,
+    "aria-label": `layer ${it.layer}, head ${it.head}: ${it.label} ${percent(it.number)}, ` +
+      `entropy ${it.entropy.toFixed(2)}`,
+  }, canvas,
+  make("span", { class: "place", "aria-hidden": "true" }, `${it.layer}·${it.head}`),
+  make("span", { class: it.label in { mixed: 1, spread: 1 } ? "does plain" : "does", "aria-hidden": "true" },
+    it.label.replace(/ .*/, ""), " ", make("small", {}, percent(it.number))));
+  button.addEventListener("click", () => show(it));
+  button.it = it;
+  return button;
+}
+
+const painter = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (isIntersecting) drawTile(target);
+  }
+}, { rootMargin: "300px" });
+
+function drawTile(button) {
+  painter.unobserve(button);
+  if (button.painted) return;
+  button.painted = true;
+  const { layer: at, head } = button.it;
+  const canvas = button.firstChild;
+  const weights = layer(at).steps.find((step) => step.name === "weights");
+  paint(canvas, weights, head, false); // all alike, so that they compare
+  canvas.classList.toggle("coarse", canvas.width < 64);
+}
+
+// The heads that are asked for, in the order that is asked for; one row a layer where it fits.
+function fillGrid() {
+  const rows = grid.order === "place" && grid.label === "all";
+  const shown = opened.heads
+    .filter((it) => grid.label === "all" || it.label === grid.label)
+    .sort(ORDERS[grid.order][1]);
+  byId("grid").classList.toggle("by-layer", rows);
+  byId("grid").style.setProperty("--across", Math.max(...opened.layers.map((told) => told.size.h ?? 1)));
+  byId("grid").replaceChildren(...(rows ? opened.layers.map((_, at) => make("div", { class: "row" },
+    make("span", { class: "row-name", "aria-hidden": "true" }, `layer ${at}`),
+    shown.filter((it) => it.layer === at).map((it) => it.tile))) : shown.map((it) => it.tile)));
+  for (const it of shown) if (!it.tile.painted) painter.observe(it.tile);
+  byId("grid-note").textContent = shown.length === opened.heads.length ? ""
+    : `${count(shown.length, "head")} of ${opened.heads.length}.`;
+  markGrid();
+}
+
+function markGrid() {
+  const tiles = [...byId("grid").querySelectorAll(".tile")];
+  const here = chosenHead().tile;
+  for (const it of opened.heads) {
+    it.tile.setAttribute("aria-checked", it.tile === here);
+    it.tile.tabIndex = it.tile === here ? 0 : -1;
+  }
+  if (tiles.length && !tiles.includes(here)) tiles[0].tabIndex = 0;
+}
+
+// Left and right to the neighbour, up and down to what stands above and below.
+function walkGrid(event) {
+  const tiles = [...byId("grid").querySelectorAll(".tile")];
+  const from = tiles.indexOf(event.target.closest(".tile"));
+  if (from < 0) return;
+  if (event.key === "Enter") {
+    event.preventDefault();
+    show(tiles[from].it);
+    byId("one-title").focus();
+    return;
+  }
+  const box = (tile) => tile.getBoundingClientRect();
+  const level = (by) => {
+    const { left, top } = box(tiles[from]);
+    const beyond = tiles.filter((tile) => by * (box(tile).top - top) > 4);
+    const distance = (tile) => 1e4 * Math.abs(box(tile).top - top) + Math.abs(box(tile).left - left);
+    return beyond.sort((a, b) => distance(a) - distance(b))[0];
+  };
+  const to = {
+    ArrowRight: () => tiles[from + 1], ArrowLeft: () => tiles[from - 1],
+    ArrowDown: () => level(1), ArrowUp: () => level(-1),
+    Home: () => tiles[0], End: () => tiles.at(-1), " ": () => tiles[from],
+  }[event.key];
+  if (!to) return;
+  event.preventDefault();
+  const tile = to();
+  if (!tile) return;
+  show(tile.it);
+  tile.focus();
+}
+
+// Open a head at its strongest link.
+function show(it) {
+  const [query, key] = it.links[0] ?? [state.query, state.key];
+  go({ layer: it.layer, head: it.head, query, key });
+}
+
+function begin() {
+  const named = opened.heads.filter((it) => rank(it) < rank({ label: "spread" }));
+  const pool = named.length ? named : opened.heads;
+  show(pool.reduce((best, it) => (it.number > best.number ? it : best)));
+}
+
+function drawLadder() {
+  markGrid();
+  const it = chosenHead(), most = trace.most;
+  byId("one-title").replaceChildren(`Layer ${it.layer}, head ${it.head}: `, make("em", {}, it.label));
+  byId("one-lead").textContent = `${percent(it.number)} ${MEANS[it.label]}. ` +
+    `Its entropy is ${it.entropy.toFixed(2)} of at most ${most.toFixed(2)} nats; ` +
+    `it looks at ${it.effective.toFixed(1)} keys at a time, on average.`;
+  byId("shares").replaceChildren(make("dl", { class: "shares" },
+    Object.entries(it.shares).map(([name, share]) => make("div", {},
+      make("dt", {}, SHARES[name] ?? name), make("dd", {}, bar(share), percent(share))))));
+  byId("links").replaceChildren(...it.links.map(([query, key, weight]) =>
+    make("button", { type: "button", "data-query": query, "data-key": key },
+      token(trace.queries[query]), make("span", { class: "arrow" }, " looks at "),
+      token(trace.keys[key]), make("span", { class: "figure" }, weight.toFixed(2)))));
+  const top = it.received[0]?.[1] || 1;
+  byId("received").replaceChildren(...it.received.map(([key, weight]) =>
+    make("button", { type: "button", "data-key": key }, token(trace.keys[key]),
+      make("small", {}, ` ${key}`), bar(weight / top),
+      make("span", { class: "figure" }, weight.toFixed(2)))));
+}
+
+function numbers() {
+  const names = [...new Set(opened.heads.flatMap((it) => Object.keys(it.shares)))];
+  return table("Means over the queries; entropy in nats, shares of the weight",
+    ["head", "looks at", "by", "entropy", "keys", ...names.map((name) => SHARES[name] ?? name)],
+    opened.heads.map((it) => ({ cells: [
+      `layer ${it.layer}, head ${it.head}`, it.label, it.number.toFixed(2), it.entropy.toFixed(2),
+      it.effective.toFixed(1), ...names.map((name) => (it.shares[name] ?? 0).toFixed(2))] })));
+}

