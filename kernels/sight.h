@@ -25,14 +25,19 @@ class Sight {
     if (p_.bits.data) *core = {0, 0};
   }
 
+  // True if a hull is all there is to know: one run per query, and no bits.
+  bool simple() const { return count() == 1 && !p_.bits.data; }
+
+  // The keys of a run among the n <= 64 from `key` on, a bit for each.
+  static uint64_t word(const Run& r, int64_t key, int n) {
+    int64_t lo = most<int64_t>(r.lo - key, 0), hi = least<int64_t>(r.hi - key, n);
+    return lo < hi ? ones(int(hi)) & ~ones(int(lo)) : 0;
+  }
+
   // Bit i says whether the query sees key `key + i`, for n <= 64 keys.
   uint64_t word(int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
     uint64_t seen = 0;
-    for (int64_t i = 0; i < count(); i++) {
-      Run r = run(b, h, q, i);
-      int64_t lo = most<int64_t>(r.lo - key, 0), hi = least<int64_t>(r.hi - key, n);
-      if (lo < hi) seen |= ones(int(hi)) & ~ones(int(lo));
-    }
+    for (int64_t i = 0; i < count(); i++) seen |= word(run(b, h, q, i), key, n);
     if (p_.bits.data && seen) {
       const Grid& g = p_.bits;
       const uint8_t* x = (const uint8_t*)g.data + b * g.b + h * g.h + q * g.q + key * g.x;

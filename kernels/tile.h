@@ -289,36 +289,51 @@ template <class A> class Tile {
       if (!full)
         for (int r = 0; r < rows; r++) {
           const Row& x = row_[i * BAND + r];
-          word[r] = sight_.word(task_.b, x.h, x.q, key, seen);
+          word[r] = sight_.simple() ? Sight::word(x.hull, key, seen)
+                                    : sight_.word(task_.b, x.h, x.q, key, seen);
         }
       for (int r = 0; r < rows; r += SCORE_ROWS) {
         int here = least(SCORE_ROWS, rows - r);
         float* s = s_ + r * S_STRIDE + k;
-        if (!full && blind(word + r, here)) {
+        Run part = {0, width};  // of the panel, in whole vectors: what some of these rows see
+        if (!full) {
+          part = seen_in(word + r, here, width);
           for (int x = 0; x < here; x++)
-            for (int n = 0; n < width; n += W) store(s + x * S_STRIDE + n, all(NOTHING));
-          continue;
+            for (int n = 0; n < width; n += W)
+              if (n < part.lo || n >= part.hi) store(s + x * S_STRIDE + n, all(NOTHING));
+          if (part.empty()) continue;
         }
         bool as_is = full && logits_.plain();
-        score_tiles(here, width / W)(q_ + (i * BAND + r) * steps_, k_ + k * steps_, steps_, s,
-                                       as_is ? tops_ + r : nullptr);
+        int from = int(part.lo), wide = int(part.hi - part.lo);
+        score_tiles(here, wide / W)(q_ + (i * BAND + r) * steps_, k_ + k * steps_ + from, steps_,
+                                    s + from, as_is ? tops_ + r : nullptr);
         if (as_is) continue;
         for (int x = 0; x < here; x++)
-          amend(row_[i * BAND + r + x], key, width, full ? ~uint64_t(0) : word[r + x],
-                s + x * S_STRIDE, tops_ + r + x);
+          amend(row_[i * BAND + r + x], key + from, wide, full ? ~uint64_t(0) : word[r + x] >> from,
+                s + x * S_STRIDE + from, tops_ + r + x);
       }
     }
   }
-  static bool blind(const uint64_t* word, int n) {
+  static Run seen_in(const uint64_t* word, int n, int width) {
     uint64_t any = 0;
     for (int i = 0; i < n; i++) any |= word[i];
-    return !any;
+    if (!any) return {width, 0};
+    return {__builtin_ctzll(any) / W * W, (63 - __builtin_clzll(any)) / W * W + W};
   }
 
   // What masks and biases do to a row of scores. -infinity replaces; nothing is added to it, so
   // whatever stands in a masked key is gone.
   void amend(const Row& x, int64_t key, int width, uint64_t word, float* s, F* tops) {
     F t = *tops;
+    if (logits_.plain()) {
+      for (int n = 0; n < width; n += W) {
+        F y = pick(lanes(word, n), load(s + n), all(NOTHING));
+        store(s + n, y);
+        t = max(t, y);
+      }
+      *tops = t;
+      return;
+    }
     for (int n = 0; n < width; n += W) {
       int in = int(least<int64_t>(W, p_.Tk - key - n));
       F y = logits_.turn(load(s + n), task_.b, x.h, x.q, key + n, in);
