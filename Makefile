@@ -24,6 +24,10 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_floors.py tests/test_figures.py tests/test_masks.py tests/test_online.py
 
+bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
+	@mkdir -p out
+	$(BIN)/python bench/run.py --out out/bench.json
+
 docs: .venv/docs  ## Write the manual's pages to out/docs.
 	$(BIN)/pdoc --math --output-directory out/docs clearhead
 	@echo "pages    out/docs/index.html"
@@ -50,6 +54,10 @@ help:  ## This list.
 
 .venv/check: .venv/look
 	$(PIP) --editable '.[check]'
+	@touch $@
+
+.venv/bench: .venv/look
+	$(PIP) --editable '.[bench]'
 	@touch $@
 
 .venv/docs: .venv/look
