@@ -35,31 +35,33 @@ nb::list level_list() {
   return list;
 }
 
-// Seconds of processor time of this thread: what other programs take meanwhile is not counted.
-double busy_seconds() {
+// The clock of bench/run.py: with one thread its processor time, so that what other programs take
+// meanwhile is not counted; with more the time on the wall, because a thread that waits its turn
+// leaves its share of the memory to the others and the sum of their rates would be a fiction.
+double seconds_now(int64_t threads) {
   timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-// Runs `body` on `threads` threads, each for `seconds` of its processor time; the sum of what each
-// counted, per second.
+// Runs `body` on `threads` threads, each for `seconds`; the sum of what each counted, per second.
 template <class Body> double per_second(int64_t threads, double seconds, Body body) {
   if (!level()) return 0;
   struct Race {
     Body& body;
     double seconds;
+    int64_t threads;
     std::atomic<double> rate{0};
     std::atomic<int64_t> number{0};
-  } race{body, seconds};
+  } race{body, seconds, threads};
   auto run = [](void* context) {
     Race& race = *(Race*)context;
     int64_t number = race.number++;
-    double start = busy_seconds();
+    double start = seconds_now(race.threads);
     double count = 0, took;
     do {
       count += race.body(number);
-      took = busy_seconds() - start;
+      took = seconds_now(race.threads) - start;
     } while (took < race.seconds);
     double old = race.rate;
     while (!race.rate.compare_exchange_weak(old, old + count / took)) {
