@@ -33,7 +33,8 @@ from .cast import (
 )
 
 Split = Literal["train", "held-out"]
-LONGEST = 112  # words; few are longer, and a batch is as long as its longest
+RESTS = (".", ",", "a")  # what a voice of a rhyme says when it is silent
+LONGEST = 116  # words; few are longer, and a batch is as long as its longest
 ONE_IN = 10  # this share of all possible stories is held out
 
 
@@ -105,27 +106,9 @@ def lexicon() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def rounds() -> tuple[str, ...]:
-    """The round that all rhymes are taken from: words in an order that means nothing. All small
-    words are in it, the marks, the characters, and some of every other kind."""
-    small = {"the", "a", "two", "and", "to", "there", "was", "were", "because", ".", ",", ":"}
-    for group in (NEARS, ("in", "on", "at", "by", "under")):
-        small |= set(group)
-    for who in CHARACTERS:
-        small |= {who.noun, who.forms.subject, who.forms.object, who.forms.owner}
-    random = Random("round")
-    others = random.sample([word for word in lexicon() if word not in small], 120 - len(small))
-    return tuple(random.sample((*sorted(small), *others), 120))
-
-
-@lru_cache(maxsize=1)
-def _connections() -> dict[str, tuple[str, ...]]:
-    random = Random("connections")
-    return {word: random.choice([*((start,) for start in STARTS), (), ()]) for word in lexicon()}
-
-
-def connected(last: str) -> tuple[str, ...]:
-    """How a sentence begins after one that ended with this word: then, or later, or plainly."""
-    return _connections()[last]
+    """The round that all rhymes are taken from: every word once, in an order that means nothing."""
+    words = [word for word in lexicon() if word not in (*RESTS, "rhyme", ":")]
+    return tuple(Random("round").sample(words, len(words)))
 
 
 @dataclass
@@ -262,7 +245,7 @@ class _Teller:
         if self.chance(0.1):
             self.say(self.random.choice(WHENS))
 
-    def rhymes(self, beats: int = 7) -> None:
+    def rhymes(self, beats: int = 9) -> None:
         """The nonsense at the end: two voices take turns, each with its own part of the round.
 
         What is said next follows from the word before the last and from nothing else, so it has
@@ -271,13 +254,15 @@ class _Teller:
         self.say("a rhyme :")
         high, low = self.random.sample(range(len(rounds())), 2)
         for beat in range(beats):
-            self.words += [rounds()[(voice + beat) % len(rounds())] for voice in (high, low)]
+            for voice in (high, low):
+                word = rounds()[(voice + beat) % len(rounds())]
+                self.words.append(self.random.choice(RESTS) if self.chance(0.2) else word)
         self.say(".")
 
 
 def _tell(random: Random) -> Story:
     teller = _Teller(random)
-    looks = (*random.sample(LOOKS[:5], 2), random.choice(LOOKS[5:]))  # the latecomer's are others
+    looks = random.sample(LOOKS, 3)
     cast = [
         _Role(who, look, random.choice(COLOURS), random.sample(who.deeds, len(who.deeds)))
         for who, look in zip(_cast(random), looks, strict=True)
@@ -298,8 +283,8 @@ def _tell(random: Random) -> Story:
             teller.things(late)
             teller.say(".")
             here = cast
-        elif number:
-            teller.say(*connected(teller.words[-2]))
+        elif teller.chance(0.15):
+            teller.say(random.choice(STARTS))
         role = random.choice(here)
         kinds = [teller.takes, teller.stays, teller.gives]
         if role.deeds and teller.is_latest(role):

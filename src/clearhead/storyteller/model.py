@@ -15,14 +15,14 @@ from ..nn import RotaryPositions, SinusoidalPositions, TokenEmbedding, Transform
 class Config:
     """The sizes of a decoder. The last three are there to be taken away, one at a time.
 
-    `base` is that of the rotary positions, for heads that look near: with 10 all their wavelengths
-    are between 6 and 60 words. Far distances are left to the sinusoids, whose base is 10000.
+    `base` is that of the rotary positions: with 100 their wavelengths are between 6 and 500 words,
+    so that none is wasted on distances that a context of 128 words does not have.
     """
 
     words: int
-    d: int = 128
+    d: int = 96
     layers: int = 3
-    heads: int = 4
+    heads: int = 3
     context: int = 128
     base: float = 100.0
     positions: bool = True

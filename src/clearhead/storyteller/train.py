@@ -35,7 +35,7 @@ class Recipe:
     """What decides the weights, together with the source. `sizes` are those of `Config`."""
 
     seed: int = 1
-    steps: int = 3000
+    steps: int = 6000
     batch: int = 8
     rate: float = 2.5e-3
     sizes: dict[str, Any] = field(default_factory=dict)
@@ -117,12 +117,12 @@ def train(
     *,
     text: str | Path | None = None,
     seed: int = 1,
-    steps: int = 1000,
-    batch: int = 32,
+    steps: int = 6000,
+    batch: int = 8,
     rate: float = 2.5e-3,
-    d: int = 128,
+    d: int = 96,
     layers: int = 3,
-    heads: int = 4,
+    heads: int = 3,
     context: int = 128,
     every: int = 250,
     picture: bool = True,
