@@ -18,7 +18,7 @@ template <class A, int R> class Stream {
   static_assert(R <= W && W % R == 0);
   static constexpr int PER = A::PER_UNIT;
   static constexpr int U = W / R;                       // keys per vector of scores
-  static constexpr int BLOCK = 128;                     // keys between two looks at the maximum
+  static constexpr int BLOCK = 64;                      // keys between two looks at the maximum
   static constexpr int PIECE = 16;                      // keys whose values stay in L1 over columns
   static constexpr int64_t LINE = 64 / sizeof(E);
   static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 8 : 2;
@@ -116,6 +116,7 @@ template <class A, int R> class Stream {
   }
 
   void one_key(int k, int u, const E*& key, F* sum) const {
+    fetch_ahead(p_.v, block_.lo + k, p_.Dv);
     const int64_t whole = p_.D / (W * PER), row = d_vectors_ * W;
     const int rest = int(p_.D - whole * W * PER);
     F part[R];
@@ -135,6 +136,14 @@ template <class A, int R> class Stream {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) sum[r * U + u] = part[r];
     if (k + 1 < count_) key += p_.k.t;  // past the end: the last key again, masked below
+  }
+
+  // The block's values come into L2 while its keys are computed with, and the next block's keys
+  // while its values are: the memory never waits for arithmetic (bench/LOG.md, "half a block ahead").
+  void fetch_ahead(const Place& x, int64_t key, int64_t size) const {
+    if (key >= p_.Tk) return;
+    const E* row = key_row(x, key);
+    for (int64_t at = 0; at < size; at += LINE) soon(row + at);
   }
 
   // What masks and biases do to one vector of scores, lane by lane where lanes are many rows.
@@ -217,6 +226,7 @@ template <class A, int R> class Stream {
     const E* x = key_row(p_.v, block_.lo + k) + j * W;
     for (int i = k; i < k + n; i++, x += p_.v.t) {
       const float* w = s_ + i / U * W + i % U;
+      if (j == 0) fetch_ahead(p_.k, block_.lo + BLOCK + i, p_.D);
       F y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)

@@ -85,8 +85,6 @@ inline float total(F a) {
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
 
-inline void soon(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // into L2
-
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
 constexpr float LEAST_POWER = -127.0f;
 inline F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

@@ -77,7 +77,6 @@ inline F sign_of(F magnitude, F sign) {  // a magnitude with the sign of another
 inline Lanes less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 inline Lanes same(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline float total(F a) { return _mm512_reduce_add_ps(a); }
-inline void soon(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // into L2
 
 // p * 2^n for whole n. Below 2^-149 the product is 0, so `LEAST_POWER` stands for -infinity.
 constexpr float LEAST_POWER = -192.0f;

@@ -100,8 +100,6 @@ inline Lanes less(F a, F b) { return a < b; }
 inline Lanes same(F a, F b) { return a == b; }
 inline float total(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
-inline void soon(const void* p) { __builtin_prefetch(p); }
-
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
 constexpr float LEAST_POWER = -127.0f;
 inline F round(F x) {  // below 2^22, adding 1.5 * 2^23 leaves no room for a fraction
