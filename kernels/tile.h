@@ -134,16 +134,17 @@ template <class A> class Tile {
   // Pass 1a: queries, as groups [D][SCORE_ROWS], so that one step of a score tile reads one line.
   void pack_queries() {
     constexpr int SR = SCORE_ROWS;
+    static_assert(SR <= W);
     for (int64_t g = 0; g < bands_ * BAND / SR && g * SR < n_; g++) {
+      int rows = int(least<int64_t>(SR, n_ - g * SR));
       Unit* to = q_ + g * SR * steps_;
-      for (int64_t d = 0; d < p_.D; d += W * PER) {
-        int64_t here = least<int64_t>(W, steps_ - d / PER);
-        for (int r = 0; r < SR; r++) {
-          alignas(64) Unit part[W] = {};
-          if (g * SR + r < n_)
-            store((float*)part, A::units(query(row_[g * SR + r]) + d, int(least<int64_t>(p_.D - d, W * PER))));
-          for (int64_t i = 0; i < here; i++) to[(d / PER + i) * SR + r] = part[i];
-        }
+      for (int64_t d = 0; d < p_.D; d += W * PER, to += W * SR) {
+        int part = int(least<int64_t>(p_.D - d, W * PER)), here = (part + PER - 1) / PER;
+        F x[W];
+        for (int r = 0; r < W; r++)
+          x[r] = r < rows ? A::units(query(row_[g * SR + r]) + d, part) : zero();
+        transpose(x);
+        for (int i = 0; i < here; i++) store_part((float*)to + i * SR, x[i], SR);
       }
     }
     for (int64_t i = 0; i < bands_ * BAND_PAD; i++) max_[i] = NOTHING, sum_[i] = 0;
