@@ -33,7 +33,7 @@ def core_alone(case: Case, q, k, v) -> Run:
     from clearhead.ask import ask
 
     problem, inputs = ask(q, k, v, mask=case.mask)
-    return lambda: cpu._answer(problem, inputs, False)
+    return lambda: cpu.answer(problem, inputs, False)
 
 
 def torch_sdpa(case: Case, q, k, v) -> Run:

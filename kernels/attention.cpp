@@ -27,6 +27,9 @@ constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
 // packed key more often: 384 left 4 % to packing at D = 64, 640 leave 3 %.
 constexpr int64_t TASK_BYTES = 400 << 10, MOST_ROWS = 640, BAND = 24;
 
+// The second sweep packs so many keys for all the queries of a head.
+constexpr int64_t TALLY_KEYS = 768;
+
 // Below this many multiply-adds a second thread costs more than it brings.
 constexpr double WORTH_A_THREAD = 1e6;
 
@@ -138,13 +141,19 @@ int prefill(const Problem& p, const Level& level, int64_t threads) {
   return share_out(threads, p.B * p.G * bunches * blocks, scratch, tile) ? DONE : NO_MEMORY;
 }
 
+int64_t worth(const Problem& p) {
+  int64_t threads = threads_available();
+  if (p.threads > 0) threads = least(threads, p.threads);
+  return double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD ? 1 : threads;
+}
+
 int check(const Problem& p) {
   for (int64_t size : {p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv})
     if (size < 0 || size > (int64_t(1) << 40)) return BAD_SIZES;
   if (p.H && (!p.G || p.H % p.G)) return BAD_GROUPS;
   if (p.dtype < FLOAT32 || p.dtype > FLOAT16) return BAD_DTYPE;
   if (p.bias.data && (p.bias_dtype < FLOAT32 || p.bias_dtype > FLOAT16)) return BAD_DTYPE;
-  if (p.lo.data && (!p.hi.data || p.runs < 1)) return BAD_RUNS;
+  if (p.mask.lo.data && (!p.mask.hi.data || p.mask.runs < 1)) return BAD_RUNS;
   return DONE;
 }
 
@@ -154,11 +163,36 @@ int attend(const Problem& p) {
   if (int code = check(p)) return code;
   if (!level()) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;
-  int64_t threads = threads_available();
-  if (p.threads > 0) threads = least(threads, p.threads);
-  if (double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD) threads = 1;
+  int64_t threads = worth(p);
   bool few = p.H / p.G * p.Tq <= least(STREAM_ROWS, level()->most_stream_rows);
-  return few ? decode(p, *level(), threads) : prefill(p, *level(), threads);
+  if (!few) return prefill(p, *level(), threads);
+  // A stream keeps no survey: its few rows pass through tiles a second time, without an answer.
+  if (p.out.data)
+    if (int code = decode(p, *level(), threads)) return code;
+  if (!p.survey) return DONE;
+  Problem again = p;
+  again.out.data = again.lse.data = nullptr;
+  return prefill(again, *level(), threads);
+}
+
+// Stretches of keys, each with all the queries of a head, so that no two tasks add to one number and
+// the order of the additions is always that of the queries. A map's stretch holds whole bins.
+int tally(const Problem& p, const Tally& t) {
+  if (int code = check(p)) return code;
+  if (!level()) return NO_LEVEL;
+  if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
+  int64_t stretches = ceil_div(p.Tk, TALLY_KEYS);
+  auto start = [&](int64_t i) {
+    int64_t key = least(i * TALLY_KEYS, p.Tk);
+    if (!t.map.data || key == p.Tk) return key;
+    return ((key + 1) * t.cols - 1) / p.Tk * p.Tk / t.cols;
+  };
+  auto add_up = [&](int64_t i, char* block) {
+    int64_t stretch = i % stretches, h = i / stretches % p.H, b = i / stretches / p.H;
+    level()->tally(p, t, {b, h, start(stretch), start(stretch + 1)}, block);
+  };
+  size_t scratch = level()->tally_scratch(p);
+  return share_out(worth(p), p.B * p.H * stretches, scratch, add_up) ? DONE : NO_MEMORY;
 }
 
 const char* complaint(int code) {

@@ -25,26 +25,53 @@ struct Grid {
   int64_t b, h, q, x;
 };
 
-// One POD struct, every member 8 bytes wide, so that Python packs it with one `struct.pack`.
-struct Problem {
-  int64_t B, H, G, Tq, Tk, D, Dv;
-  int64_t dtype;            // of q, k, v and out
-  Place q, k, v, out;
-  Place lse;                // float32 (b, h, q), natural logarithm; null if not wanted
-  double scale;             // of Q K^T
-  double softcap;           // cap * tanh(s / cap); 0 means none
-  // The mask. A query sees a key if one of its runs [lo, hi) holds it and the bits agree.
-  // Without `lo`, query q sees the run [q - before, q + after] (`diagonal`), or every key.
+// Who sees whom. A query sees a key if one of its runs [lo, hi) holds it and the bits agree.
+// Without `lo`, query q sees the run [q - before, q + after] (`diagonal`), or every key.
+struct Mask {
   int64_t diagonal, before, after;
   int64_t runs;             // how many runs a query has in lo and hi
   Grid lo, hi;              // int64
   Grid bits;                // uint8, 0 or 1
+};
+
+// What the one sweep over the keys can tell about its rows besides their output: float32 over
+// (b, h, q), null where it is not wanted. With y the logits in base 2 (log2 e times those that enter
+// softmax) and m their maximum, a row leaves m, sum 2^(y - m), and sum 2^(y - m) (y - m).
+struct Survey {
+  Place max, sum, moment;
+  int64_t best;             // how many of the largest y are wanted
+  Grid largest, where;      // (b, h, q, best): those y, and their keys as int64; -inf and -1 past the last
+  int64_t groups;
+  Grid masses;              // (b, h, q, groups): sum 2^(y - m) over the keys that a group holds
+  const Mask* group;
+};
+
+// What a second sweep adds up once the rows are known: w = 2^(y - m) share. Null where not wanted.
+struct Tally {
+  Place max, share;         // float32 (b, h, q)
+  Place received;           // float32 (b, h, k): sum of w over the queries
+  int64_t rows, cols;       // bins of the map; bin i of n holds the positions from floor(i T / n) on
+  Grid map;                 // float32 (b, h, rows, cols): sum of w over the pairs of a bin
+  const int64_t* slot;      // of every query: which row of `exact` its weights go to, or -1
+  Grid exact;               // float32 (b, h, n, k)
+};
+
+// One POD struct, every member 8 bytes wide, so that Python packs it with one `struct.pack`.
+struct Problem {
+  int64_t B, H, G, Tq, Tk, D, Dv;
+  int64_t dtype;            // of q, k, v and out
+  Place q, k, v, out;       // without `out` there is no answer, and v is not read
+  Place lse;                // float32 (b, h, q), natural logarithm; null if not wanted
+  double scale;             // of Q K^T
+  double softcap;           // cap * tanh(s / cap); 0 means none
+  Mask mask;
   Grid bias;                // added to the capped scores
   int64_t bias_dtype;
   Grid slopes;              // float32, (b, h): adds -slope * |q + slopes_shift - k|
   int64_t slopes_shift;
   Grid sinks;               // float32, (b, h): a logit that takes weight and gives no value
   int64_t threads;          // the most threads to use; 0 means as many as torch would
+  const Survey* survey;     // null, or what else the sweep is to leave
 };
 
 constexpr int64_t EVERY_KEY = INT64_MAX / 4;  // `before` or `after` that reaches every key
@@ -56,6 +83,9 @@ struct TileTask { int64_t b, head, heads, query, queries; };
 // stretch leaves (max, sum, out) of every row, or null when the stretch is the only one.
 struct StreamTask { int64_t b, group, key, key_end; float* state; };
 
+// The second sweep: all queries of one head against one stretch of keys, which no other task has.
+struct TallyTask { int64_t b, head, key, key_end; };
+
 // What a level can do. Nothing here prints, throws, aborts or allocates; scratch is handed in.
 struct Level {
   const char* name;
@@ -66,6 +96,8 @@ struct Level {
   size_t (*stream_scratch)(const Problem&, int64_t rows);
   void (*stream)(const Problem&, const StreamTask&, char* scratch);
   void (*merge)(const Problem&, int64_t b, int64_t group, int64_t stretches, const float* states);
+  size_t (*tally_scratch)(const Problem&);
+  void (*tally)(const Problem&, const Tally&, const TallyTask&, char* scratch);
   // The ceilings a share is a share of: FLOP of `rounds` rounds in registers, and a sum over memory.
   double (*fma_rounds)(int64_t rounds);
   double (*dot_rounds)(int64_t rounds);   // null where there is no bf16 dot product
@@ -79,6 +111,7 @@ extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
 
 // Answers the problem; 0, or the number of a sentence in `complaint`.
 int attend(const Problem& problem);
+int tally(const Problem& problem, const Tally& wanted);
 const char* complaint(int code);
 
 }  // namespace clearhead

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "attention.h"
 #include "cpu.h"
@@ -18,12 +19,39 @@ using namespace clearhead;
 namespace {
 
 // One struct packed by Python; see engines/cpu.py, which holds its layout.
+template <class T> bool unpack(nb::bytes packed, T* into) {
+  if (packed.size() != sizeof *into) return false;
+  memcpy((void*)into, packed.data(), sizeof *into);
+  return true;
+}
+
 int attend_packed(nb::bytes packed) {
   Problem p;
-  if (packed.size() != sizeof p) return -1;
-  memcpy(&p, packed.data(), sizeof p);
+  if (!unpack(packed, &p)) return -1;
   nb::gil_scoped_release others_may_run;
   return attend(p);
+}
+
+// The same, and what the rows leave beside their output; the groups of keys are masks, packed.
+int survey_packed(nb::bytes packed, nb::bytes survey, nb::bytes groups) {
+  Problem p;
+  Survey s;
+  if (!unpack(packed, &p) || !unpack(survey, &s)) return -1;
+  std::vector<Mask> group(groups.size() / sizeof(Mask));
+  if (groups.size() != size_t(s.groups) * sizeof(Mask)) return -1;
+  memcpy((void*)group.data(), groups.data(), groups.size());
+  s.group = group.data();
+  p.survey = &s;
+  nb::gil_scoped_release others_may_run;
+  return attend(p);
+}
+
+int tally_packed(nb::bytes packed, nb::bytes wanted) {
+  Problem p;
+  Tally t;
+  if (!unpack(packed, &p) || !unpack(wanted, &t)) return -1;
+  nb::gil_scoped_release others_may_run;
+  return tally(p, t);
 }
 
 nb::list level_list() {
@@ -98,8 +126,12 @@ NB_MODULE(_kernels, m) {
   const char* named = getenv("CLEARHEAD_CPU");
   choose_level(named ? named : "");
   m.def("attend", &attend_packed);
+  m.def("survey", &survey_packed);
+  m.def("tally", &tally_packed);
   m.def("complaint", &complaint);
-  m.def("problem_size", [] { return sizeof(Problem); });
+  m.def("struct_sizes", [] {
+    return nb::make_tuple(sizeof(Problem), sizeof(Survey), sizeof(Tally), sizeof(Mask));
+  });
   m.def("threads_available", &threads_available);
   m.def("levels", &level_list);
   m.def("level", []() -> std::string { return level() ? level()->name : ""; });

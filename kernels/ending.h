@@ -19,7 +19,7 @@ class Ending {
     }
     // A query that saw nothing gives 0 and -infinity.
     times_ = sum == 0 ? 0 : shrink / sum;
-    lse_ = sum == 0 ? NOTHING : max * LN2 + logf(sum);
+    max_ = max, sum_ = sum;
   }
 
   template <class E> void write(E* out, const float* o, int64_t Dv) const {
@@ -28,11 +28,13 @@ class Ending {
   }
 
   void write_lse(const Problem& p, int64_t b, int64_t h, int64_t q) const {
-    if (p.lse.data) ((float*)p.lse.data)[b * p.lse.b + h * p.lse.h + q * p.lse.t] = lse_;
+    if (!p.lse.data) return;
+    float lse = sum_ == 0 ? NOTHING : max_ * LN2 + logf(sum_);
+    ((float*)p.lse.data)[b * p.lse.b + h * p.lse.h + q * p.lse.t] = lse;
   }
 
  private:
-  float times_, lse_;
+  float times_, max_, sum_;
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

@@ -64,6 +64,13 @@ inline void merge(const Problem& p, int64_t b, int64_t group, int64_t stretches,
   });
 }
 
+inline size_t tally_scratch(const Problem& p) {
+  return with_arithmetic(p, [&]<class A>(A) { return Tile<A>::tally_scratch(p); });
+}
+inline void tally(const Problem& p, const Tally& wanted, const TallyTask& task, char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { Tile<A>::tally(p, wanted, task, scratch); });
+}
+
 #ifndef CLEARHEAD_HAS_PAIRS
 constexpr double (*dot_rounds)(int64_t) = nullptr;
 #endif
@@ -78,6 +85,7 @@ constexpr double (*dot_rounds)(int64_t) = nullptr;
                         CLEARHEAD_LEVEL::tile_scratch,                                           \
                         CLEARHEAD_LEVEL::tile,        CLEARHEAD_LEVEL::stream_scratch,           \
                         CLEARHEAD_LEVEL::stream,      CLEARHEAD_LEVEL::merge,                    \
+                        CLEARHEAD_LEVEL::tally_scratch, CLEARHEAD_LEVEL::tally,                  \
                         CLEARHEAD_LEVEL::fma_rounds,  CLEARHEAD_LEVEL::dot_rounds,               \
                         CLEARHEAD_LEVEL::read_sum};                                              \
   }

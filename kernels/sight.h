@@ -10,7 +10,8 @@ struct Run {
 
 class Sight {
  public:
-  explicit Sight(const Problem& p) : p_(p) {}
+  explicit Sight(const Problem& p) : Sight(p.mask, p.Tk) {}
+  Sight(const Mask& mask, int64_t Tk) : m_(mask), Tk_(Tk) {}
 
   // The smallest run that holds all that a query sees, and the largest that it sees whole.
   void row(int64_t b, int64_t h, int64_t q, Run* hull, Run* core) const {
@@ -22,11 +23,11 @@ class Sight {
       *hull = {least(hull->lo, r.lo), most(hull->hi, r.hi)};
       if (r.hi - r.lo > core->hi - core->lo) *core = r;
     }
-    if (p_.bits.data) *core = {0, 0};
+    if (m_.bits.data) *core = {0, 0};
   }
 
   // True if a hull is all there is to know: one run per query, and no bits.
-  bool simple() const { return count() == 1 && !p_.bits.data; }
+  bool simple() const { return count() == 1 && !m_.bits.data; }
 
   // The keys of a run among the n <= 64 from `key` on, a bit for each.
   static uint64_t word(const Run& r, int64_t key, int n) {
@@ -38,8 +39,8 @@ class Sight {
   uint64_t word(int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
     uint64_t seen = 0;
     for (int64_t i = 0; i < count(); i++) seen |= word(run(b, h, q, i), key, n);
-    if (p_.bits.data && seen) {
-      const Grid& g = p_.bits;
+    if (m_.bits.data && seen) {
+      const Grid& g = m_.bits;
       const uint8_t* x = (const uint8_t*)g.data + b * g.b + h * g.h + q * g.q + key * g.x;
       uint64_t allowed = 0;
       for (int i = 0; i < n; i++) allowed |= uint64_t(x[i * g.x] != 0) << i;
@@ -50,19 +51,20 @@ class Sight {
 
  private:
   static uint64_t ones(int n) { return n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; }
-  int64_t count() const { return p_.lo.data ? p_.runs : 1; }
+  int64_t count() const { return m_.lo.data ? m_.runs : 1; }
   Run run(int64_t b, int64_t h, int64_t q, int64_t i) const {
-    int64_t lo = 0, hi = p_.Tk;
-    if (p_.lo.data) {
-      lo = ((const int64_t*)p_.lo.data)[b * p_.lo.b + h * p_.lo.h + q * p_.lo.q + i * p_.lo.x];
-      hi = ((const int64_t*)p_.hi.data)[b * p_.hi.b + h * p_.hi.h + q * p_.hi.q + i * p_.hi.x];
-    } else if (p_.diagonal) {
-      lo = q - p_.before;
-      hi = q + p_.after + 1;
+    int64_t lo = 0, hi = Tk_;
+    if (m_.lo.data) {
+      lo = ((const int64_t*)m_.lo.data)[b * m_.lo.b + h * m_.lo.h + q * m_.lo.q + i * m_.lo.x];
+      hi = ((const int64_t*)m_.hi.data)[b * m_.hi.b + h * m_.hi.h + q * m_.hi.q + i * m_.hi.x];
+    } else if (m_.diagonal) {
+      lo = q - m_.before;
+      hi = q + m_.after + 1;
     }
-    return {most<int64_t>(lo, 0), least<int64_t>(hi, p_.Tk)};
+    return {most<int64_t>(lo, 0), least<int64_t>(hi, Tk_)};
   }
-  const Problem& p_;
+  const Mask& m_;
+  int64_t Tk_;
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

@@ -11,6 +11,12 @@
 // vector holds one coordinate of W keys, values as [key][Dv], padded. A band of BAND queries then
 // takes the block: scores (18 KB, stay in L1), softmax, weighted sum.
 //
+// What a survey adds. The statistics of a row ride in the softmax pass: a moment beside the sum (one FMA
+// a vector), the largest logits before they turn into weights (a comparison a vector, in blocks whose
+// maximum may enter the list), groups of keys after. The answer's own operations stay as they are, so
+// its bits do. What needs finished weights (received, maps, exact rows) is the second sweep, `tally`:
+// passes 0 to 2 again, and then sums of weights over queries, without an output.
+//
 // Why the bits do not depend on company. A row's sums run over d, then over the keys of a block,
 // then over blocks on a grid that starts at key 0, always in the same order, whichever rows share
 // its tile. A block without a visible key multiplies by exp2(0) = 1 and adds 0.
@@ -32,6 +38,7 @@ template <class A> class Tile {
   static constexpr int S_STRIDE = BLOCK + W;            // floats; off a power of two, for L1's sets
   static constexpr int P_STRIDE = (BLOCK + 32) / PER;   // units
   static constexpr int BAND_PAD = (BAND + W - 1) / W * W;
+  static constexpr int TALLY_ROWS = 16 * BAND;          // queries that a tally packs at once
   static_assert(BLOCK % PANEL == 0 && BLOCK % 2 == 0 && PANEL <= 64);
   static_assert(BAND % SCORE_ROWS == 0 && BAND % VALUE_ROWS == 0);
 
@@ -54,9 +61,20 @@ template <class A> class Tile {
     t.walk();
   }
 
+  static size_t tally_scratch(const Problem& p) { return scratch(p, least<int64_t>(p.Tq, TALLY_ROWS)); }
+
+  static void tally(const Problem& p, const Tally& wanted, const TallyTask& task, char* scratch) {
+    for (int64_t query = 0; query < p.Tq; query += TALLY_ROWS) {
+      int64_t queries = least<int64_t>(p.Tq - query, TALLY_ROWS);
+      Tile t(p, {task.b, task.head, 1, query, queries}, scratch, queries);
+      t.add_up(wanted, {task.key, task.key_end});
+    }
+  }
+
  private:
   Tile(const Problem& p, const TileTask& task, char* scratch, int64_t rows)
-      : p_(p), task_(task), sight_(p), logits_(p), n_(rows) {
+      : p_(p), task_(task), sight_(p), logits_(p), survey_(p.survey ? *p.survey : Survey{}),
+        answers_(p.out.data), n_(rows) {
     bands_ = (n_ + BAND - 1) / BAND;
     steps_ = (p.D + PER - 1) / PER;
     vectors_ = (p.Dv + W - 1) / W;
@@ -68,12 +86,18 @@ template <class A> class Tile {
     max_ = c.cut<float>(bands_ * BAND_PAD);
     sum_ = c.cut<float>(bands_ * BAND_PAD);
     q_ = c.cut<Unit>(bands_ * BAND * steps_);
-    o_ = c.cut<float>(bands_ * BAND * o_stride_);
     k_ = c.cut<Unit>(BLOCK * steps_);
-    v_ = c.cut<Unit>(BLOCK / PER * o_stride_);
     s_ = c.cut<float>(BAND * S_STRIDE);
     weights_ = PER == 1 ? (Unit*)s_ : c.cut<Unit>(BAND * P_STRIDE);
-    clean_ = c.cut<Unit>(BLOCK / PER * o_stride_);
+    if (answers_) {
+      o_ = c.cut<float>(bands_ * BAND * o_stride_);
+      v_ = c.cut<Unit>(BLOCK / PER * o_stride_);
+      clean_ = c.cut<Unit>(BLOCK / PER * o_stride_);
+    }
+    moment_ = c.cut<float>(survey_.moment.data ? bands_ * BAND_PAD : 0);
+    largest_ = c.cut<float>(n_ * survey_.best);
+    where_ = c.cut<int64_t>(n_ * survey_.best);
+    masses_ = c.cut<float>(n_ * survey_.groups);
     size_ = c.used(scratch);
   }
 
@@ -81,22 +105,46 @@ template <class A> class Tile {
     look();
     pack_queries();
     for (int64_t key = hull_.lo / BLOCK * BLOCK; key < hull_.hi; key += BLOCK) {
-      if (!wanted(key)) continue;
+      if (!any_band_sees(key)) continue;
       block_ = {key, least(key + BLOCK, hull_.hi)};
       pack_keys();
-      pack_values();
+      if (answers_) pack_values();
       for (int64_t i = 0; i < bands_; i++) {
-        const Band& band = band_[i];
-        lo_ = int(most(band.hull.lo, block_.lo) - block_.lo);
-        hi_ = int(least(band.hull.hi, block_.hi) - block_.lo);
         fetch_ahead(i);
-        if (lo_ >= hi_) continue;
+        if (!meets(band_[i])) continue;
         scores(i);
-        softmax(i);
-        weigh(i);
+        survey_.moment.data ? softmax<true>(i) : softmax<false>(i);
+        if (answers_) weigh(i);
       }
     }
     finish();
+  }
+
+  // The second sweep over the keys of one stretch.
+  void add_up(const Tally& wanted, Run keys) {
+    if (!wanted.received.data && !wanted.map.data && !any_exact(wanted)) return;
+    look();
+    hull_ = {most(hull_.lo, keys.lo), least(hull_.hi, keys.hi)};
+    pack_queries();
+    for (int64_t key = keys.lo; key < hull_.hi; key += BLOCK) {
+      if (key + BLOCK <= hull_.lo || !any_band_sees(key)) continue;
+      block_ = {key, least(key + BLOCK, hull_.hi)};
+      pack_keys();
+      for (int k = 0; k < BLOCK; k += W) store(received_ + k, zero());
+      for (int64_t i = 0; i < bands_; i++) {
+        if (!meets(band_[i])) continue;
+        scores(i);
+        pool(wanted, i);
+      }
+      if (wanted.received.data) receive(wanted.received);
+    }
+  }
+
+  // Does this band see any key of the block? If so, lo_ to hi_ are what it sees.
+  bool meets(const Band& band) {
+    lo_ = int(most(band.hull.lo, block_.lo) - block_.lo);
+    hi_ = int(least(band.hull.hi, block_.hi) - block_.lo);
+    return lo_ < hi_;
   }
 
   // Pass 0: what every row sees, and what the bands and the task see together.
@@ -117,7 +165,7 @@ template <class A> class Tile {
     }
   }
 
-  bool wanted(int64_t key) const {
+  bool any_band_sees(int64_t key) const {
     for (int64_t i = 0; i < bands_; i++)
       if (band_[i].hull.lo < key + BLOCK && band_[i].hull.hi > key) return true;
     return false;
@@ -148,7 +196,12 @@ template <class A> class Tile {
       }
     }
     for (int64_t i = 0; i < bands_ * BAND_PAD; i++) max_[i] = NOTHING, sum_[i] = 0;
-    for (int64_t i = 0; i < bands_ * BAND * vectors_; i++) store(o_ + i * W, zero());
+    if (answers_)
+      for (int64_t i = 0; i < bands_ * BAND * vectors_; i++) store(o_ + i * W, zero());
+    if (survey_.moment.data)
+      for (int64_t i = 0; i < bands_ * BAND_PAD; i++) moment_[i] = 0;
+    for (int64_t i = 0; i < n_ * survey_.best; i++) largest_[i] = NOTHING, where_[i] = -1;
+    for (int64_t i = 0; i < n_ * survey_.groups; i++) masses_[i] = 0;
   }
 
   // Pass 1b: the keys of a block, turned: panels [D][PANEL]. Keys past the end are zeros.
@@ -277,7 +330,7 @@ template <class A> class Tile {
   }
 
   void scores(int64_t i) {
-        const Band& band = band_[i];
+    const Band& band = band_[i];
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
     for (int r = 0; r < BAND_PAD; r++) tops_[r] = all(NOTHING);
     begin_ = lo_ / PANEL * PANEL;
@@ -348,36 +401,112 @@ template <class A> class Tile {
   // Pass 3: softmax of a band's scores, against the running maximum. The state holds maxima in
   // base 2, already scaled; exp2(s * factor - max) is then one FMA and one exponential, and the
   // rounding of `max` is the same in numerator and denominator.
-  void softmax(int64_t i) {
+  template <bool MOMENT> void softmax(int64_t i) {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
     float* max_here = max_ + i * BAND_PAD;
     float* sum_here = sum_ + i * BAND_PAD;
     F factor = all(logits_.factor());
     const int begin = begin_, end = end_;
-    alignas(64) float minus[BAND_PAD];
+    alignas(64) float minus[BAND_PAD], top[BAND_PAD];
     for (int r = 0; r < rows; r += W) {
-      F before = load(max_here + r);
-      F after = max(before, mul(maxima(tops_ + r), factor));
+      F before = load(max_here + r), here = mul(maxima(tops_ + r), factor);
+      F after = max(before, here);
       F from = pick(same(after, all(NOTHING)), zero(), after);
       store(max_here + r, after);
       store(minus + r, sub(zero(), from));
       store(shrink_ + r, exp2<5>(sub(before, from)));
+      store(top + r, here);
+      if constexpr (MOMENT) {  // the old moment, from the new maximum
+        float* at = moment_ + i * BAND_PAD + r;
+        F shift = max(all(LEAST_POWER), sub(before, from));
+        store(at, mul(load(shrink_ + r), fma(shift, load(sum_here + r), load(at))));
+      }
     }
-    F sums[BAND_PAD];
+    F sums[BAND_PAD], moments[BAND_PAD];
     for (int r = 0; r < rows; r++) {
       const float* s = s_ + r * S_STRIDE;
       auto* w = (typename A::Weight*)(weights_ + r * (PER == 1 ? S_STRIDE : P_STRIDE));
-      F from = all(minus[r]), sum = zero();
+      F from = all(minus[r]), sum = zero(), moment = zero();
+      if (survey_.best) keep_largest(i * BAND + r, s, top[r], factor);
 #pragma GCC unroll 3
       for (int k = begin; k < end; k += W) {
-        F e = exp2<A::EXP_DEGREE>(fma(load(s + k), factor, from));
+        F y = fma(load(s + k), factor, from), e = exp2<A::EXP_DEGREE>(y);
         A::keep(w + k, e);
         sum = add(sum, e);
+        if constexpr (MOMENT) moment = fma(e, max(all(LEAST_POWER), y), moment);
       }
       sums[r] = sum;
+      moments[r] = moment;
+      if (survey_.groups) weigh_groups(i * BAND + r, s, w, factor, from, shrink_[r]);
     }
-    for (int r = 0; r < rows; r += W)  // lanes past the last row hold anything, and are not read
+    for (int r = 0; r < rows; r += W) {  // lanes past the last row hold anything, and are not read
       store(sum_here + r, fma(load(sum_here + r), load(shrink_ + r), totals(sums + r)));
+      if constexpr (MOMENT) {
+        float* at = moment_ + i * BAND_PAD + r;
+        store(at, add(load(at), totals(moments + r)));
+      }
+    }
+  }
+
+  // The largest logits of a row so far, in falling order. Keys rise, so of equal ones the first stays.
+  void keep_largest(int64_t row, const float* s, float top, F factor) {
+    float* best = largest_ + row * survey_.best;
+    int64_t *keys = where_ + row * survey_.best, last = survey_.best - 1;
+    if (!(top > best[last])) return;
+    float one = logits_.factor(), edge = best[last];
+    // Most of a first block would enter and leave again. The n-th largest of its lanes' maxima is no
+    // larger than its n-th largest logit, so what lies below never enters.
+    if (keys[0] < 0 && last < W) edge = nextafterf(largest_lane(mul(tops_[row % BAND], factor), last), NOTHING);
+    for (int k = begin_; k < end_; k += 64) {
+      uint64_t larger = 0;
+      for (int n = 0; n < least(64, end_ - k); n += W)
+        larger |= word(less(all(most(edge, best[last])), mul(load(s + k + n), factor))) << n;
+      for (; larger; larger &= larger - 1) {
+        int key = k + __builtin_ctzll(larger);
+        float y = s[key] * one;
+        if (!(y > best[last])) continue;
+        int64_t j = last;
+        for (; j > 0 && y > best[j - 1]; j--) best[j] = best[j - 1], keys[j] = keys[j - 1];
+        best[j] = y, keys[j] = block_.lo + key;
+      }
+    }
+  }
+
+  // The lane that n others are at least as large as.
+  static float largest_lane(F x, int64_t n) {
+    float lane[W];
+    store(lane, x);
+    for (;; n--) {
+      int at = 0;
+      for (int i = 1; i < W; i++) at = lane[i] > lane[at] ? i : at;
+      if (n == 0) return lane[at];
+      lane[at] = NOTHING;
+    }
+  }
+
+  // What a row puts on groups of keys. Pairs keep their weights rounded, so theirs are formed again.
+  void weigh_groups(int64_t row, const float* s, const typename A::Weight* w, F factor, F from,
+                    float shrink) {
+    const Row& x = row_[row];
+    for (int64_t g = 0; g < survey_.groups; g++) {
+      Sight group(survey_.group[g], p_.Tk);
+      Run hull, core;
+      group.row(task_.b, x.h, x.q, &hull, &core);
+      int64_t lo = most(hull.lo, block_.lo + begin_), hi = least(hull.hi, block_.lo + end_);
+      F sum = zero();
+      for (int64_t k = (lo - block_.lo) / W * W; lo < hi && block_.lo + k < hi; k += W) {
+        int64_t key = block_.lo + k;
+        int in = int(least<int64_t>(W, p_.Tk - key));
+        uint64_t held = group.simple() ? Sight::word(hull, key, in)
+                                       : group.word(task_.b, x.h, x.q, key, in);
+        F e;
+        if constexpr (PER == 1) e = load(w + k);
+        else e = exp2<5>(fma(load(s + k), factor, from));
+        sum = add(sum, pick(lanes(held, 0), e, zero()));
+      }
+      float& mass = masses_[row * survey_.groups + g];
+      mass = mass * shrink + total(sum);
+    }
   }
 
   // Pass 4: weighted sum. R queries x N vectors of values stay in registers over the keys of the
@@ -486,8 +615,94 @@ template <class A> class Tile {
       int64_t at = i / BAND * BAND_PAD + i % BAND;
       Ending end(p_, task_.b, r.h, max_[at], sum_[at]);
       E* out = (E*)p_.out.data + task_.b * p_.out.b + r.h * p_.out.h + r.q * p_.out.t;
-      end.write(out, o_ + i * o_stride_, p_.Dv);
+      if (answers_) end.write(out, o_ + i * o_stride_, p_.Dv);
       end.write_lse(p_, task_.b, r.h, r.q);
+      if (p_.survey) leave(r, i, at);
+    }
+  }
+
+  static float* place(const Place& x, int64_t b, int64_t h, int64_t t) {
+    return (float*)x.data + b * x.b + h * x.h + t * x.t;
+  }
+  template <class T> static T* place(const Grid& x, int64_t b, int64_t h, int64_t q) {
+    return (T*)x.data + b * x.b + h * x.h + q * x.q;
+  }
+
+  void leave(const Row& r, int64_t row, int64_t at) const {
+    int64_t b = task_.b, best = survey_.best, groups = survey_.groups;
+    // The maximum of vectors forgets a NaN, the sum does not.
+    bool lost = sum_[at] != sum_[at] && max_[at] < -NOTHING;
+    *place(survey_.max, b, r.h, r.q) = lost ? sum_[at] : max_[at];
+    *place(survey_.sum, b, r.h, r.q) = sum_[at];
+    if (survey_.moment.data) *place(survey_.moment, b, r.h, r.q) = moment_[at];
+    for (int64_t j = 0; j < best; j++) {
+      place<float>(survey_.largest, b, r.h, r.q)[j] = largest_[row * best + j];
+      place<int64_t>(survey_.where, b, r.h, r.q)[j] = where_[row * best + j];
+    }
+    for (int64_t g = 0; g < groups; g++)
+      place<float>(survey_.masses, b, r.h, r.q)[g] = masses_[row * groups + g];
+  }
+
+  // --------------------------------------------------------------------------- the second sweep
+
+  bool any_exact(const Tally& t) const {
+    for (int64_t q = task_.query; t.exact.data && q < task_.query + task_.queries; q++)
+      if (t.slot[q] >= 0) return true;
+    return false;
+  }
+
+  // The bin of a position, and where a bin begins.
+  static int64_t bin(int64_t at, int64_t size, int64_t bins) { return ((at + 1) * bins - 1) / size; }
+  static int64_t bin_start(int64_t bin, int64_t size, int64_t bins) { return bin * size / bins; }
+
+  // Pass 3 of the second sweep: weights, summed over the queries of a band that share a bin.
+  void pool(const Tally& t, int64_t i) {
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    F factor = all(logits_.factor());
+    float minus[BAND], share[BAND], *exact[BAND];
+    for (int r = 0; r < rows; r++) {
+      const Row& x = row_[i * BAND + r];
+      float m = *place(t.max, task_.b, x.h, x.q);
+      minus[r] = m == NOTHING ? 0 : -m;
+      share[r] = *place(t.share, task_.b, x.h, x.q);
+      bool kept = t.exact.data && t.slot[x.q] >= 0;
+      exact[r] = kept ? place<float>(t.exact, task_.b, x.h, t.slot[x.q]) + block_.lo : nullptr;
+    }
+    for (int r = 0, end; r < rows; r = end) {
+      int64_t q = row_[i * BAND + r].q, into = t.map.data ? bin(q, p_.Tq, t.rows) : 0;
+      int64_t next = t.map.data ? bin_start(into + 1, p_.Tq, t.rows) : p_.Tq;
+      end = int(least<int64_t>(rows, r + next - q));
+      for (int k = begin_; k < end_; k += W) {
+        F sum = zero();
+        for (int x = r; x < end; x++) {
+          F w = mul(exp2<5>(fma(load(s_ + x * S_STRIDE + k), factor, all(minus[x]))), all(share[x]));
+          sum = add(sum, w);
+          if (exact[x]) store_part(exact[x] + k, w, int(least<int64_t>(W, block_.hi - block_.lo - k)));
+        }
+        store(columns_of_ + k, sum);
+        store(received_ + k, add(load(received_ + k), sum));
+      }
+      if (t.map.data) fold_into_map(t, place<float>(t.map, task_.b, task_.head, into));
+    }
+  }
+
+  // Sums of columns, added up bin by bin.
+  void fold_into_map(const Tally& t, float* row) const {
+    int64_t key = block_.lo + lo_, end = block_.lo + hi_;
+    for (int64_t j = bin(key, p_.Tk, t.cols), next; key < end; j++, key = next) {
+      next = least(end, bin_start(j + 1, p_.Tk, t.cols));
+      F sum = zero();
+      for (int64_t k = key; k < next; k += W)
+        sum = add(sum, load_part(columns_of_ + (k - block_.lo), int(least<int64_t>(W, next - k))));
+      row[j] += total(sum);
+    }
+  }
+
+  void receive(const Place& x) const {
+    float* to = place(x, task_.b, task_.head, block_.lo);
+    for (int64_t k = 0; k < block_.hi - block_.lo; k += W) {
+      int n = int(least<int64_t>(W, block_.hi - block_.lo - k));
+      store_part(to + k, add(load_part(to + k, n), load(received_ + k)), n);
     }
   }
 
@@ -495,6 +710,8 @@ template <class A> class Tile {
   TileTask task_;
   Sight sight_;
   Logits logits_;
+  Survey survey_;
+  bool answers_;
   int64_t n_, bands_, steps_, vectors_, columns_, o_stride_;
   size_t size_;
   Row* row_;
@@ -507,7 +724,10 @@ template <class A> class Tile {
   int lo_, hi_;             // the band's keys of this block, counted from its start
   int begin_, end_;         // the same in whole vectors from a whole panel: what has scores
   bool special_;
+  float *moment_, *largest_, *masses_;
+  int64_t* where_;
   alignas(64) float shrink_[BAND_PAD];
+  alignas(64) float columns_of_[BLOCK + W], received_[BLOCK + W];  // of one bin of queries; of all
   F tops_[BAND_PAD];
 };
 

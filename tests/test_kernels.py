@@ -23,6 +23,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.engines import cpu
+from clearhead.engines.cpu import call, look
 from clearhead.testing import PROBLEMS, Case, plain, within_yardstick
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
@@ -389,8 +390,9 @@ def test_no_wide_instruction_outside_its_level():
     assert seen or LEVELS == ["scalar"]
 
 
-def test_the_layout_is_the_struct():
-    assert cpu.LAYOUT.size == core.problem_size()
+def test_the_layouts_are_the_structs():
+    layouts = call.LAYOUT, look.SURVEY, look.TALLY, look.MASK
+    assert tuple(layout.size for layout in layouts) == core.struct_sizes()
 
 
 # ------------------------------------------------------------------------------------ under tracers

@@ -27,6 +27,7 @@ inline Lanes lanes(uint64_t word, int from) {
   __m256i set = _mm256_and_si256(_mm256_set1_epi32(int(word >> from)), bit);
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit));
 }
+inline uint64_t word(Lanes m) { return uint64_t(_mm256_movemask_ps(m)); }
 inline F pick(Lanes m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
 
 inline F widen(__m128i h) {

@@ -24,6 +24,7 @@ inline F count_up() {
 
 inline Lanes first(int n) { return Lanes((1u << n) - 1); }
 inline Lanes lanes(uint64_t word, int from) { return Lanes(word >> from); }
+inline uint64_t word(Lanes m) { return m; }
 inline F pick(Lanes m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
 
 // Widening: a bf16 is the upper half of a float32.

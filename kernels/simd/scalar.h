@@ -24,6 +24,9 @@ inline Lanes lanes(uint64_t word, int from) {
   word >>= from;
   return -Lanes{int(word & 1), int(word >> 1 & 1), int(word >> 2 & 1), int(word >> 3 & 1)};
 }
+inline uint64_t word(Lanes m) {  // a bit for each lane
+  return uint64_t((m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8));
+}
 inline F pick(Lanes m, F yes, F no) { return m ? yes : no; }
 
 inline float number(float x) { return x; }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,8 +27,10 @@ from .masks import Mask
 from .matrix import Matrix
 from .problem import Inputs, Problem
 from .products import as_asked
-from .stats import Look, Statistic, gather, parse_stats
+from .stats import Look, Statistic, parse_stats
 from .trace import Step, Trace
+
+Answered = TypeVar("Answered")
 
 ENGINES: tuple[Engine, ...] = (Cpu(), Sdpa(), Tiled(), Steps())
 
@@ -149,8 +151,10 @@ def look(
     )
     wanted = parse_stats(stats, problem.grid)
     _has_numbers(problem, "look")
-    out = _answer(problem, inputs, engine)
-    return Look(problem, out, gather(problem, inputs, wanted).finish())
+    out, counted = _answered(
+        problem, inputs, engine, lambda chosen: chosen.look(problem, inputs, wanted)
+    )
+    return Look(problem, out, counted.finish())
 
 
 def explain(
@@ -301,19 +305,27 @@ def _has_numbers(problem: Problem, verb: str) -> None:
 
 
 def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-    """The output, (B, H, Tq, Dv), by the engine that can; whoever listens hears the question."""
-    chosen, _ = choose(problem, engine)
+    """The output, (B, H, Tq, Dv), by the engine that can."""
     if problem.device.type == "meta":  # shapes without numbers: nothing to compute
+        choose(problem, engine)
         return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
+    return _answered(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs).out)
+
+
+def _answered(
+    problem: Problem, inputs: Inputs, engine: str, ask_of: Callable[[Engine], Answered]
+) -> Answered:
+    """What the engine that can is asked for; whoever listens hears the question."""
+    chosen, _ = choose(problem, engine)
     if torch.is_autocast_enabled(problem.device.type):  # a context costs as much as a tiny question
         with as_asked(problem.device):
-            out = chosen.run(problem, inputs).out
+            answered = ask_of(chosen)
     else:
-        out = chosen.run(problem, inputs).out
+        answered = ask_of(chosen)
     if not torch.compiler.is_compiling():  # a compiled graph has no one to tell
         for hear in _listeners.get():
             hear(problem, inputs)
-    return out
+    return answered
 
 
 def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from . import online
+from .engines import count
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem, repeat_heads
 from .products import as_asked, weigh
-from .stats import Statistic, Top, gather, map, topk
+from .stats import Statistic, Top, map, topk
 from .views.png import png
 
 STRIP_CELLS = 2**23
@@ -65,17 +66,17 @@ class Matrix:
 
     def entropy(self) -> Tensor:
         """-Σ w log w of each query's weights, in nats, (B, H, Tq); 0 where it sees nothing."""
-        return self._gathered("entropy")
+        return self._counted("entropy")
 
     def topk(self, n: int) -> Top:
         """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
         lower key. Where a query sees fewer keys, the rest have weight 0 and key -1."""
-        return self._gathered(topk(n))
+        return self._counted(topk(n))
 
     def pool(self, rows: int, cols: int) -> Tensor:
         """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of
         the weight they put into a bin of keys."""
-        return self._gathered(map(rows, cols))
+        return self._counted(map(rows, cols))
 
     def to_dense(self, most: int = MOST_CELLS) -> Tensor:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
@@ -140,8 +141,8 @@ class Matrix:
 
     # ------------------------------------------------------------------------------- inside
 
-    def _gathered(self, statistic: str | Statistic) -> Any:
-        (result,) = gather(self._problem, self._inputs, [statistic]).finish().values()
+    def _counted(self, statistic: str | Statistic) -> Any:
+        (result,) = count(self._problem, self._inputs, [statistic]).finish().values()
         back = self._problem.shape_back
         return Top(*(back(x) for x in result)) if isinstance(result, Top) else back(result)  # type: ignore[arg-type]
 

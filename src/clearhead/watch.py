@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .attend import listening
+from .engines import count as count_weights
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem
-from .stats import Statistic, Top, gather, parse_stats, rows as exact_rows
+from .stats import Statistic, Top, parse_stats, rows as exact_rows
 from .stats.wanted import Result
 
 GAUGES = ("entropy", "max")
@@ -152,7 +153,7 @@ def watch(
         if layers is not None and not any(_means(which, layer, name) for which in layers):
             return
         with torch.set_grad_enabled(problem.grad):
-            found = gather(problem, inputs, wanted).finish()
+            found = count_weights(problem, inputs, wanted).finish()
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint computes again on the way back: the same call, heard before
         if heads is not None:

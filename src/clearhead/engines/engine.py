@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..problem import Inputs, Problem
+from ..stats import Partial, Statistic, gather
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,3 +33,13 @@ class Engine(ABC):
     @abstractmethod
     def run(self, problem: Problem, inputs: Inputs) -> Answer:
         """Answer a problem for which `why_not` is empty."""
+
+    def look(
+        self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
+    ) -> tuple[Tensor, Partial]:
+        """The output of `run`, the same bits, and the statistics of its weights."""
+        return self.run(problem, inputs).out, self.count(problem, inputs, asked)
+
+    def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
+        """The statistics alone; the values are not read."""
+        return gather(problem, inputs, asked)

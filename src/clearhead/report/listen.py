@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..attend import explain_problem
+from ..engines import count
 from ..errors import BadValue
 from ..masks import Mask, window
 from ..problem import Inputs, Problem
-from ..stats import Statistic, Top, gather, map as pooled_map, mass, topk
+from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..trace import Trace
 from .found import Head, Layer, Link
 from .label import LABELS, label_of, separates
@@ -113,20 +114,20 @@ class Listener:
             pooled_map(SIDE, SIDE),
             *more,
         ]
-        numbers = gather(problem, inputs, wanted).finish()
+        numbers = count(problem, inputs, wanted).finish()
         lse, entropy, received, maps = (
             cast(Tensor, numbers[name])[0] for name in ("lse", "entropy", "received", "map")
         )
         sees = torch.isfinite(lse).any(0)
-        count = max(1, int(sees.sum()))
+        seeing = max(1, int(sees.sum()))
         by_query = cast(dict[str, Tensor], numbers["mass"])
-        shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
+        shares = {name: x[0].sum(-1) / seeing for name, x in by_query.items()}
         # These are the same keys for every query, so the weight they receive tells.
         apart = self.separators(problem.Tk).to(received.device)
-        shares["first"] = received[:, 0] / count
-        shares["separators"] = received[:, apart].sum(-1) / count
+        shares["first"] = received[:, 0] / seeing
+        shares["separators"] = received[:, apart].sum(-1) / seeing
         if problem.sinks is not None:
-            shares["sink"] = 1 - received.sum(-1) / count
+            shares["sink"] = 1 - received.sum(-1) / seeing
         best = cast(Top, numbers["topk"]) if more else None
         return _Found(entropy, sees, shares, maps, received, best)
 

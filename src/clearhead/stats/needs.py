@@ -70,12 +70,11 @@ class Needs:
 
     def no_rows(self, size: int) -> Rows:
         """So many queries that have seen no key yet."""
-        none = self._zeros(size)
         best = self._zeros(size, self.best) + NOTHING if self.best else None
         return Rows(
-            none + NOTHING,
-            none,
-            none if self.moment else None,
+            self._zeros(size) + NOTHING,
+            self._zeros(size),
+            self._zeros(size) if self.moment else None,
             self._zeros(size, len(self.groups)) if self.groups else None,
             best,
             None if best is None else torch.full_like(best, -1, dtype=torch.long),

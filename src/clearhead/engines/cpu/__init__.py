@@ -1,0 +1,71 @@
+"""The C++ core: exact attention on a CPU, as `clearhead._kernels` computes it.
+
+What is there and which instructions it uses (`core`), how a problem becomes a call (`call`), and
+statistics in the same sweep (`look`).
+"""
+
+import torch
+from torch import Tensor
+
+from ...biases import Alibi, TensorBias
+from ...problem import Inputs, Problem
+from ...stats import Partial, Statistic
+from ..engine import Answer, Engine
+from .call import DTYPES, answer, corner, plain
+from .core import core, false_level, level, status as status, use_level as use_level
+from .look import survey
+
+
+class Cpu(Engine):
+    name = "cpu"
+    skips_tiles = True
+
+    @property
+    def caption(self) -> str:  # type: ignore[override]
+        return f"the C++ core, {status()}"
+
+    def why_not(self, problem: Problem) -> list[str]:
+        p = problem
+        if core is None:
+            return ["clearhead is installed without its C++ kernels"]
+        reasons = []
+        if not level():
+            reasons.append(false_level())
+        if p.device.type not in ("cpu", "meta"):
+            reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
+        if p.dtype not in DTYPES:
+            reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
+        if p.grad:
+            reasons.append("the C++ core has no backward yet")
+        if p.dropout:
+            reasons.append("the C++ core has no dropout yet")
+        if isinstance(p.bias, Alibi) and corner(p.bias.align, p) is None:
+            reasons.append("the C++ core knows no ALiBi with a position per batch")
+        elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
+            reasons.append(f"the C++ core does not know {p.bias!r}")
+        return reasons
+
+    def run(self, problem: Problem, inputs: Inputs) -> Answer:
+        return Answer(answer(problem, inputs, False)[0])
+
+    def run_with_lse(self, problem: Problem, inputs: Inputs) -> Answer:
+        """The same output, bit for bit, and the log-sum-exp of every query."""
+        return Answer(*answer(problem, inputs, True))
+
+    def look(
+        self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
+    ) -> tuple[Tensor, Partial]:
+        if not counts(problem, inputs):
+            return super().look(problem, inputs, asked)
+        out = torch.empty((problem.B, problem.H, problem.Tq, problem.Dv), dtype=problem.dtype)
+        return out, survey(problem, inputs, asked, out)
+
+    def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
+        if not counts(problem, inputs):
+            return super().count(problem, inputs, asked)
+        return survey(problem, inputs, asked, None)
+
+
+def counts(problem: Problem, inputs: Inputs) -> bool:
+    """Can the core count this itself? It keeps no graph of what it counted, and no tracer's."""
+    return plain(inputs.q) and not (problem.grad and torch.is_grad_enabled())

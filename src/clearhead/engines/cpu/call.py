@@ -1,0 +1,196 @@
+"""From a problem to a call of the C++ core.
+
+A question becomes one packed struct (kernels/attention.h, `Problem`): addresses, strides, sizes,
+and the mask as a diagonal, as runs of keys per query, or as runs and bits. Eager calls go straight
+to the core; under a tracer (torch.compile, export, a dispatch mode) the same work is the operator
+`clearhead::attend`.
+"""
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...biases import Alibi, TensorBias
+from ...masks import And, Causal, Everything, Mask, window
+from ...problem import Inputs, Problem
+from .core import core
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+EVERY_KEY = 2**60
+
+# The layout of `Problem`: sizes and dtype; q, k, v, out, lse as (address, b, h, t); scale and
+# softcap; the diagonal and the number of runs; lo, hi, bits and bias as (address, b, h, q, x);
+# the bias's dtype; slopes and their shift; sinks; the most threads; no survey (look.py).
+LAYOUT = struct.Struct("<8q" + 5 * "4q" + "2d" + "4q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "2q")
+NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
+
+
+# ------------------------------------------------------------------- from a problem to arguments
+
+
+def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
+    q, k, v = inputs
+    ask = _attend if plain(q) else torch.ops.clearhead.attend
+    return ask(q, k, v, *question(p), lse)  # type: ignore[call-arg]
+
+
+def question(p: Problem) -> tuple[Any, ...]:
+    """What the core is asked beside q, k and v: the arguments of `_attend` from `scale` on."""
+    diagonal = None if isinstance(p.mask, Everything) else _diagonal(p.mask, p)
+    lo = hi = bits = bias = slopes = sinks = None
+    shift = 0
+    if diagonal is None and p.masked:
+        reach = p.reach
+        lo, hi, bits = reach.lo, reach.hi, reach.bits
+    if isinstance(p.bias, TensorBias):
+        bias = p.bias.four()
+        bias = bias if bias.dtype in DTYPES else bias.float()
+    elif isinstance(p.bias, Alibi):
+        slopes = p.bias.of(p.grid).to("cpu", torch.float32)
+        shift = corner(p.bias.align, p) or 0
+    if p.sinks is not None:
+        sinks = p.sinks.float()
+    before, after = diagonal or (EVERY_KEY, EVERY_KEY)
+    softcap = p.softcap or 0.0
+    return p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks
+
+
+def plain(x: Tensor) -> bool:
+    """Is this a tensor with memory behind it, and nobody watching what happens to it?"""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and type(x) in (Tensor, torch.nn.Parameter)
+    )
+
+
+def corner(align: object, p: Problem) -> int | None:
+    """Where query 0 stands among the keys; None if that differs from batch to batch."""
+    if align is None or align == "start":
+        return 0
+    if align == "end":
+        return p.Tk - p.Tq
+    return align if isinstance(align, int) else None
+
+
+def _diagonal(mask: Mask, p: Problem) -> tuple[int, int] | None:
+    """(before, after) if every query q sees the keys q - before to q + after, else None.
+
+    Such a mask needs no tensors at all, which is most of the cost of a small call.
+    """
+    if isinstance(mask, Everything):
+        return EVERY_KEY, EVERY_KEY
+    if isinstance(mask, And):
+        left, right = _diagonal(mask.left, p), _diagonal(mask.right, p)
+        if left is None or right is None:
+            return None
+        return min(left[0], right[0]), min(left[1], right[1])
+    if not isinstance(mask, (Causal, window)) or isinstance(mask.align, Tensor):
+        return None
+    start = corner(mask.align, p)
+    if start is None:
+        return None
+    if isinstance(mask, Causal):
+        return EVERY_KEY, start
+    before = EVERY_KEY if mask.before is None else mask.before - start
+    after = EVERY_KEY if mask.after is None else mask.after + start
+    return before, after
+
+
+# ----------------------------------------------------------------------- from arguments to the core
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float, before: int, after: int,
+    lo: Tensor | None, hi: Tensor | None, bits: Tensor | None, bias: Tensor | None,
+    slopes: Tensor | None, shift: int, sinks: Tensor | None, lse: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    q, k, v = rows_of(q), rows_of(k), rows_of(v)
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
+    sums = torch.empty(q.shape[:3], dtype=torch.float32) if lse else None
+    check(
+        core.attend(
+            pack(
+                q, k, v, out, sums, scale, softcap, before, after, lo, hi, bits, bias, slopes,
+                shift, sinks,
+            )
+        )
+    )  # fmt: skip
+    return out, sums
+
+
+def pack(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, scale: float,
+    softcap: float, before: int, after: int, lo: Tensor | None, hi: Tensor | None,
+    bits: Tensor | None, bias: Tensor | None, slopes: Tensor | None, shift: int,
+    sinks: Tensor | None,
+) -> bytes:  # fmt: skip
+    """The question as the core reads it. q, k and v come from `rows_of`, and must outlive it."""
+    B, H, Tq, D = q.shape
+    return LAYOUT.pack(
+        B, H, k.shape[1], Tq, k.shape[2], D, v.shape[3], DTYPES[q.dtype],
+        *place(q), *place(k), *place(v), *place(out), *place(lse), scale, softcap,
+        lo is None, before, after, 0 if lo is None else lo.shape[-1],
+        *grid(lo), *grid(hi), *grid(bits), *grid(bias),
+        0 if bias is None else DTYPES[bias.dtype],
+        *_heads(slopes), shift, *_heads(sinks), 0, 0,
+    )  # fmt: skip
+
+
+def check(code: int) -> None:
+    if code:
+        raise RuntimeError(
+            f"the C++ core refused a question that was checked: {core.complaint(code)}"
+        )
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """The same numbers with a contiguous last dimension; any other strides may stay."""
+    return x if x.stride(3) == 1 or x.shape[3] <= 1 else x.contiguous()
+
+
+def place(x: Tensor | None) -> tuple[int, int, int, int]:
+    """Address and strides over (b, h, t)."""
+    if x is None:
+        return NO_PLACE
+    b, h, t = x.stride()[:3]
+    return x.data_ptr(), b, h, t
+
+
+def grid(x: Tensor | None) -> tuple[int, ...]:
+    """Address and strides over (b, h, q, x); a dimension of size 1 stands for all."""
+    if x is None:
+        return NO_GRID
+    steps = zip(x.stride(), x.shape, strict=True)
+    return x.data_ptr(), *(0 if size == 1 else step for step, size in steps)
+
+
+def _heads(x: Tensor | None) -> tuple[int, ...]:
+    return NO_GRID if x is None else (x.data_ptr(), 0, x.stride(0), 0, 0)
+
+
+# The operator, for whoever traces instead of running. `Library` must outlive its definitions.
+_library = torch.library.Library("clearhead", "DEF")
+_library.define(
+    "attend(Tensor q, Tensor k, Tensor v, float scale, float softcap, int before, int after, "
+    "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, int shift, "
+    "Tensor? sinks, bool lse) -> (Tensor, Tensor)"
+)
+
+
+def _operate(*arguments: Any) -> tuple[Tensor, Tensor]:
+    out, sums = _attend(*arguments)
+    return out, torch.empty(0) if sums is None else sums
+
+
+_library.impl("attend", _operate, "CPU")
+
+
+@torch.library.register_fake("clearhead::attend", lib=_library)
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    B, H, Tq, _ = q.shape
+    shape = (B, H, Tq) if rest[-1] else (0,)
+    return q.new_empty((B, H, Tq, v.shape[3])), q.new_empty(shape, dtype=torch.float32)

@@ -1,0 +1,55 @@
+"""The compiled core, if it is there, and which instructions it uses."""
+
+import os
+
+from ...errors import BadValue
+
+try:
+    from ... import _kernels as core
+except ModuleNotFoundError as error:  # a broken core is an error; a missing one is a fact
+    if error.name not in ("clearhead._kernels", "nanobind_backend"):
+        raise
+    core = None  # type: ignore[assignment]
+
+# Known to Python as well, so that a tracer need not look into the core.
+_level: str = core.level() if core else ""
+
+
+def level() -> str:
+    """The instruction-set level in use; empty where CLEARHEAD_CPU names none of this machine's."""
+    return _level
+
+
+def status() -> str:
+    """What the core is here: its instruction set and threads, or why there is none."""
+    if core is None:
+        return (
+            "missing: installed without a C++ compiler; torch's own kernel answers, 2 to 30x slower"
+        )
+    if not _level:
+        return false_level()
+    what = {n: text for n, text, _ in core.levels()}[_level]
+    return f"{_level} ({what})"
+
+
+def use_level(name: str = "") -> str:
+    """Force an instruction-set level by name, or the widest for an empty one; returns the old one.
+
+    The environment variable CLEARHEAD_CPU does the same when clearhead is imported.
+    """
+    global _level
+    before = _level
+    if not core.choose_level(name):
+        present = ", ".join(repr(n) for n, _, here in core.levels() if here)
+        raise BadValue(
+            f"The instruction-set level is {name!r}.",
+            f"this machine and this build have {present}.",
+            "pass one of these, or none for the widest.",
+        )
+    _level = core.level()
+    return before
+
+
+def false_level() -> str:
+    present = ", ".join(n for n, _, here in core.levels() if here)
+    return f"CLEARHEAD_CPU={os.environ.get('CLEARHEAD_CPU')} is none of this machine's: {present}"

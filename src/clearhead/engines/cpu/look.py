@@ -1,0 +1,78 @@
+"""Statistics by the C++ core: the rows' in the sweep that answers, sums of weights in a second.
+
+The core leaves what `stats/state.py` describes, in base 2 (kernels/attention.h, `Survey` and
+`Tally`); here it becomes a `Partial`, which finishes and merges like any other.
+"""
+
+import math
+import struct
+
+import torch
+from torch import Tensor
+
+from ...problem import Inputs, Problem
+from ...stats import Statistic
+from ...stats.needs import Needs
+from ...stats.partial import Partial
+from ...stats.state import Rows, finish_rows
+from .call import NO_PLACE, check, grid, pack, place, question, rows_of
+from .core import core
+
+SURVEY = struct.Struct("<" + 3 * "4q" + "q" + 2 * "5q" + "q" + "5q" + "q")
+TALLY = struct.Struct("<" + 3 * "4q" + "2q" + "5q" + "q" + "5q")
+MASK = struct.Struct("<4q" + 3 * "5q")
+LN2 = math.log(2.0)
+
+
+def survey(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...], out: Tensor | None) -> Partial:
+    """The statistics of all queries on all keys. With `out`, an empty tensor, the same sweep
+    answers into it; with None the values are not read."""
+    needs = Needs(p, asked)
+    q, k, v = (rows_of(x) for x in inputs)
+    asks = question(p)
+
+    kept = needs.no_rows(p.Tq)
+    groups = [(reach.lo, reach.hi, reach.bits) for reach in needs.groups]
+    check(
+        core.survey(
+            pack(q, k, v, out, None, *asks),
+            SURVEY.pack(
+                *place(kept.max), *place(kept.sum), *place(kept.moment),
+                needs.best, *grid(kept.best), *grid(kept.where),
+                len(groups), *grid(kept.masses), 0,
+            ),
+            b"".join(
+                MASK.pack(0, 0, 0, lo.shape[-1], *grid(lo), *grid(hi), *grid(bits))
+                for lo, hi, bits in groups
+            ),
+        )
+    )  # fmt: skip
+    rows = Rows(
+        kept.max * LN2,
+        kept.sum,
+        None if kept.moment is None else kept.moment * LN2,
+        kept.masses,
+        None if kept.best is None else kept.best * LN2,
+        kept.where,
+    )
+
+    sums = None
+    if needs.weights:
+        share = finish_rows(rows, p.sinks).share
+        sums = needs.no_sums(p.Tk)
+        slot = torch.full((p.Tq,), -1)
+        slot[needs.exact or []] = torch.arange(len(needs.exact or []))
+        check(
+            core.tally(
+                pack(q, k, v, None, None, *asks),
+                TALLY.pack(
+                    *place(kept.max), *place(share),
+                    *(NO_PLACE if sums.received is None else (*place(sums.received)[:3], 1)),
+                    *(needs.bins or (0, 0)), *grid(sums.map),
+                    slot.data_ptr(), *grid(sums.rows),
+                ),
+            )
+        )  # fmt: skip
+        if sums.rows is not None:  # a query asked for twice was kept once
+            sums = sums._replace(rows=sums.rows[:, :, slot[needs.exact]])
+    return Partial(p, asked, torch.arange(p.Tq), torch.arange(p.Tk), rows, sums)

@@ -1,0 +1,141 @@
+"""Statistics by the C++ core, on every instruction-set level, against dense float64 weights."""
+
+import pytest
+import torch
+from test_kernels import draw, level as level, question, threads as threads
+from test_stats import assert_same, dense, everything_for, flat
+
+import clearhead as ch
+from clearhead import stats
+from clearhead.ask import ask
+from clearhead.engines.cpu import Cpu
+from clearhead.stats import gather, parse_stats
+from clearhead.testing import PROBLEMS
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def by_core(*qkv, wanted=None, **keywords):
+    """(output, statistics) of the core itself, whoever `auto` would ask."""
+    problem, inputs = ask(*qkv, **keywords)
+    assert Cpu().why_not(problem) == []
+    asked = parse_stats(everything_for(problem) if wanted is None else wanted, problem.grid)
+    out, partial = Cpu().look(problem, inputs, asked)
+    return out, partial.finish()
+
+
+def truth(*qkv, wanted=None, **keywords):
+    problem, inputs = ask(*(x.double() for x in qkv), **keywords)
+    return dense(problem, inputs, everything_for(problem) if wanted is None else wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_equal_to_dense_weights(name, dtype, level):
+    case = PROBLEMS[name](dtype, 0)
+    if case.keywords.get("dropout"):
+        pytest.skip("cpu: the C++ core has no dropout yet")
+    out, found = by_core(*case.tensors, **case.keywords)
+    assert torch.equal(out, ch.attention(*case.tensors, engine="cpu", **case.keywords).view_as(out))
+    # "large scores" multiplies the rounding of a dot product by 300: torch's own softmax is as far.
+    rtol, atol = (1e-3, 1e-4) if name == "large scores" else (1e-5, 4e-6)
+    true = truth(*case.tensors, **case.keywords)
+    if name == "large scores" and dtype != torch.float32:
+        return  # the products of bf16 pairs round otherwise, and 300 times that says nothing
+    assert_same(found, true, rtol, atol, keys_of="float64")
+
+
+MASKS = {
+    "full": ch.everything,
+    "causal": ch.Causal(align="end"),
+    "window": ch.window(before=70, after=9, align="end"),
+    "holes": ch.window(before=300, after=0, align="end") | ch.prefix(5),
+}
+
+
+@pytest.mark.parametrize("Tq, Tk", [(1, 1), (1, 2500), (3, 800), (50, 49), (391, 193), (700, 1700)])
+@pytest.mark.parametrize("mask", MASKS)
+def test_lengths_around_tiles_and_stretches(Tq, Tk, mask, level):
+    qkv = question(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=16, dtype=torch.float32)
+    wanted = [
+        "lse", "max", "entropy", stats.topk(9), "received", stats.map(13, 29),
+        stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end")}),
+        stats.rows([0, Tq - 1, Tq // 2, 0]),
+    ]  # fmt: skip
+    _, found = by_core(*qkv, wanted=wanted, mask=MASKS[mask])
+    true = truth(*qkv, wanted=wanted, mask=MASKS[mask])
+    assert_same(found, true, 1e-5, 4e-6, keys_of="float64")
+    best = found["topk"]
+    every = truth(*qkv, wanted=[stats.rows(range(Tq))], mask=MASKS[mask])["rows"]
+    there = every.gather(-1, best.keys.clamp(min=0)).masked_fill(best.keys < 0, 0.0)
+    torch.testing.assert_close(best.weights.double(), there, rtol=1e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("Tq, Tk", [(2, 3000), (130, 900)])
+def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
+    qkv = question(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=64, dtype=dtype)
+    threads(1)
+    alone = by_core(*qkv)
+    threads(2)
+    both = by_core(*qkv)
+    assert torch.equal(alone[0], both[0])
+    for name, x in flat(alone[1]).items():
+        assert torch.equal(x, flat(both[1])[name]), name
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 17, 40])
+def test_ties_go_to_the_lower_key(n, level):
+    """Scores of few different values, so that ties lie inside the n, at its edge, across blocks."""
+    x = torch.randint(0, 3, (23, 411), generator=torch.Generator().manual_seed(n)).float()
+    x[3] = 1.0
+    q, k = torch.zeros(23, 2), torch.zeros(411, 2)
+    _, found = by_core(q, k, k, bias=ch.bias(x), wanted=[stats.topk(n)])
+    keys = found["topk"].keys[0, 0]
+    assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
+
+
+def test_nan_stays_where_it_may_look(level):
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one band with 9, sees it."""
+    q, k, v = draw(13, 4), draw(13, 4, seed=1), draw(13, 4, seed=2)
+    broken = k.clone()
+    broken[10] = float("nan")
+    wanted = ["lse", "max", "entropy", stats.topk(2), stats.map(13, 13), stats.rows([9])]
+    clean, dirty = (flat(by_core(q, x, v, mask=ch.causal, wanted=wanted)[1]) for x in (k, broken))
+    for name in ("lse", "max", "entropy", "topk.weights", "map"):
+        assert torch.equal(dirty[name][:, :, :10], clean[name][:, :, :10]), name
+        assert dirty[name][:, :, 10:].isnan().any(), name
+    assert torch.equal(dirty["rows"], clean["rows"])
+
+
+@pytest.mark.parametrize(
+    "sizes", [dict(B=0), dict(Tq=0), dict(Tk=0), dict(D=0), dict(Dv=0), dict(H=0, G=0)], ids=str
+)
+def test_sizes_of_zero(sizes, level):
+    qkv = question(**sizes)
+    problem, inputs = ask(*qkv)
+    wanted = ["lse", "max", "entropy", stats.topk(2), "received", stats.map(2, 2)]
+    _, found = by_core(*qkv, wanted=wanted)
+    assert_same(found, gather(problem, inputs, wanted).finish(), 1e-6, 1e-6)
+
+
+def test_the_values_are_not_read_where_no_answer_is_wanted(level):
+    q, k, _ = question(Tq=40, Tk=60)
+    problem, inputs = ask(q, k, torch.full((1, 2, 60, 8), float("nan")))
+    asked = parse_stats(["entropy", "received"], problem.grid)
+    counted = Cpu().count(problem, inputs, asked).finish()
+    looked = Cpu().look(problem, inputs, asked)[1].finish()
+    assert all(torch.equal(counted[name], looked[name]) for name in counted)
+    assert counted["entropy"].isfinite().all()
+
+
+def test_parts_of_the_core_and_of_torch_merge():
+    """The queries in two chunks, one counted by the core and one by torch."""
+    q, k, v = question(Tq=90, Tk=90, D=16)
+    problem, inputs = ask(q, k, v)
+    asked = parse_stats(["lse", "entropy", "received", stats.map(9, 9)], problem.grid)
+    whole = Cpu().count(problem, inputs, asked)
+    halves = gather(problem, inputs, asked, slice(0, 40)).merge(
+        gather(problem, inputs, asked, slice(40, 90))
+    )
+    assert_same(whole.finish(), halves.finish(), 1e-5, 1e-6)
