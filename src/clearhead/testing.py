@@ -145,7 +145,7 @@ def plain(
         x = x + bias.block(problem.grid, slice(None), slice(None), x)
     x = x.masked_fill(~mask.to_bool(Tq, Tk, B=B, H=H), float("-inf"))
     if sinks is not None:
-        x = torch.cat([x, sinks.reshape(1, -1, 1, 1).expand(B, H, Tq, 1)], -1)
+        x = torch.cat([x, sinks.to(x).reshape(1, -1, 1, 1).expand(B, H, Tq, 1)], -1)
     weights = torch.softmax(x, -1)[..., :Tk]
     weights = weights.masked_fill(torch.isneginf(x[..., :Tk]), 0.0)
     if dropout:
