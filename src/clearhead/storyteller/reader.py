@@ -1,0 +1,189 @@
+"""A trained model that reads a text: its guesses, its attention, and what its heads look for.
+
+Letters: T tokens, H heads.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..attend import explain_problem, listening
+from ..errors import BadValue
+from ..problem import Inputs, Problem
+from ..trace import Trace
+from . import checkpoint
+from .model import Config, Decoder
+from .vocabulary import Encoded, Vocabulary
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head and what it was measured to do: the share of held-out words for which its largest
+    weight lies where `label` says."""
+
+    label: str
+    layer: int
+    head: int
+    rate: float
+
+    def __str__(self) -> str:
+        return f"layer {self.layer}, head {self.head}: {self.label} ({self.rate:.1%})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the model made of a text, word by word.
+
+    `tokens` are the words as written, `unknown` says which of them the model does not know, and
+    `guesses` holds for each position the likeliest next words with their probabilities.
+    """
+
+    tokens: tuple[str, ...]
+    unknown: tuple[bool, ...]
+    guesses: tuple[tuple[tuple[str, float], ...], ...]
+
+    def __str__(self) -> str:
+        labels = Encoded(self.tokens, (), self.unknown).labels()
+        width = max(map(len, labels))
+        lines = [
+            f"{label:<{width}}  " + "  ".join(f"{word} {p:.0%}" for word, p in guesses)
+            for label, guesses in zip(labels, self.guesses, strict=True)
+        ]
+        if any(self.unknown):
+            lines.append("(?) marks words that the model does not know; it reads them as unknown.")
+        return "\n".join(lines)
+
+
+class Storyteller:
+    """A decoder, its vocabulary, and how both were made.
+
+    `made` says seed, command, commit and the like; `table` is what `measure` found, if it was.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        vocabulary: Vocabulary,
+        made: dict[str, Any],
+        table: dict[str, Any] | None = None,
+    ) -> None:
+        self.model, self.vocabulary, self.made, self.table = model, vocabulary, made, table
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads that were found to do something, with their held-out rates."""
+        found = (self.table or {}).get("heads", ())
+        return tuple(Head(h["label"], h["layer"], h["head"], h["rate"]) for h in found)
+
+    @property
+    def layers(self) -> int:
+        return self.model.config.layers
+
+    def encode(self, text: str | Sequence[str]) -> Encoded:
+        """Raises `BadValue` for a text without words, or with more than the model can read."""
+        encoded = self.vocabulary.encode(text)
+        most = self.model.config.context
+        if len(encoded.ids) > most:
+            raise BadValue(
+                f"The text has {len(encoded.ids)} tokens.",
+                f"this model reads at most {most} tokens at a time.",
+                "pass a shorter text, for example its last sentences.",
+            )
+        return encoded
+
+    def read(self, text: str | Sequence[str], guesses: int = 3) -> Reading:
+        """What the model expects after each word of a text.
+
+        >>> import clearhead.storyteller as st
+        >>> st.load().read("Once upon a").guesses[-1][0][0]
+        'time'
+        """
+        encoded = self.encode(text)
+        with torch.no_grad():
+            likely = self.model(torch.tensor(encoded.ids)).softmax(-1)
+        top = likely.topk(min(guesses, len(self.vocabulary)))
+        words = self.vocabulary.words
+        return Reading(
+            encoded.tokens,
+            encoded.unknown,
+            tuple(
+                tuple((words[i], p) for i, p in zip(ids, ps, strict=True))
+                for ids, ps in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            ),
+        )
+
+    def explain(self, text: str | Sequence[str], layer: int = 0) -> Trace:
+        """The `Trace` of one layer on a text, with the very q, k, v that the model computed.
+
+        Raises `BadValue` for a layer that the model does not have, and as `encode` does.
+        """
+        if not 0 <= layer < self.layers:
+            raise BadValue(
+                f"layer {layer} was asked for.",
+                f"this model has {self.layers} layers, numbered from 0.",
+                f"pass a layer from 0 to {self.layers - 1}.",
+            )
+        encoded = self.encode(text)
+        asked: list[tuple[Problem, Inputs]] = []
+        with torch.no_grad(), listening(lambda problem, inputs: asked.append((problem, inputs))):
+            self.model(torch.tensor(encoded.ids))
+        trace = explain_problem(*asked[layer], tokens=encoded.labels())
+        roles = "; ".join(f"head {h.head} {h.label}" for h in self.heads if h.layer == layer)
+        return replace(
+            trace, about=f"storyteller, layer {layer}{roles and f' ({roles})'}: {trace.about}"
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Weights, vocabulary and how they were made in one file; the table, if any, beside it."""
+        about = {
+            "config": self.model.config.as_dict(),
+            "vocabulary": self.vocabulary.words,
+            "made": self.made,
+        }
+        path = checkpoint.write(Path(path), self.model.state_dict(), about)
+        if self.table is not None:
+            checkpoint.write_json(path.with_suffix(".json"), self.table)
+        return path
+
+
+def load(path: str | Path | None = None) -> Storyteller:
+    """The storyteller that comes with clearhead, or one that `train` wrote.
+
+    Raises `BadValue` for a file that is not there, or is no such model.
+    """
+    if path is not None:
+        return _load(Path(path))
+    return _shipped()
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Storyteller:
+    # The folder, so that the table is beside the weights even where the package is an archive.
+    with resources.as_file(resources.files(__package__) / "weights") as folder:
+        return _load(folder / "storyteller.safetensors")
+
+
+def _load(path: Path) -> Storyteller:
+    if path.is_dir():
+        path = path / "model.safetensors"
+    tensors, about = checkpoint.read(path)
+    try:
+        model = Decoder(Config(**about["config"]))
+        model.load_state_dict(tensors)
+        vocabulary = Vocabulary(tuple(about["vocabulary"]))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise BadValue(
+            f"The file {str(path)!r} holds no storyteller: {error}.",
+            "a model file has the weights, the sizes and the vocabulary that `train` wrote.",
+            "pass the model.safetensors of a training, or its folder.",
+        ) from error
+    model.eval().requires_grad_(False)
+    beside = path.with_suffix(".json")
+    table = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
+    return Storyteller(model, vocabulary, about.get("made", {}), table)
