@@ -87,9 +87,8 @@ def test_every_verb_has_its_subject_before_it():
     assert another_between > 100
 
 
-# Stories by number, of seed 2, held out. Read by hand: verb -> its subject, pronoun -> whom it means.
-BY_HAND = {
-}
+# Stories of seed 2, held out, read by hand: verb and its subject, pronoun and whom it means.
+BY_HAND = {}
 
 
 @pytest.mark.parametrize("number", BY_HAND)

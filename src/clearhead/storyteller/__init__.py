@@ -9,6 +9,13 @@ from .ablate import Ablation as Ablation, ablate as ablate
 from .grammar import Story as Story, story as story
 from .measure import Table as Table, measure as measure
 from .model import Config as Config, Decoder as Decoder
-from .reader import Head as Head, Reading as Reading, Storyteller as Storyteller, load as load
+from .reader import (
+    Head as Head,
+    Reading as Reading,
+    Storyteller as Storyteller,
+    is_storyteller as is_storyteller,
+    keep_table as keep_table,
+    load as load,
+)
 from .train import train as train
 from .vocabulary import Vocabulary as Vocabulary

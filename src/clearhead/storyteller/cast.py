@@ -43,30 +43,30 @@ class Character:
 # noun: home: things: deeds: moods
 _TABLE = {
     "she": """
-        girl: on the hill: kite doll: sang skipped climbed: curious happy
-        queen: in the castle: crown mirror: frowned danced wept: proud rich
-        mother: in the kitchen: apron spoon: cooked baked hummed: busy kind
-        grandmother: by the fire: needle shawl: sewed snored baked: old wise
-        aunt: in the garden: basket rose: dug painted hummed: gentle kind
-        princess: in the tower: ribbon necklace: danced painted wept: lonely lovely
-        witch: in the swamp: broom potion: cooked flew conjured: wicked angry
+        girl: on the hill: kites dolls: sang skipped climbed: curious happy
+        queen: in the castle: crowns mirrors: frowned danced wept: proud rich
+        mother: in the kitchen: aprons spoons: cooked baked hummed: busy kind
+        grandmother: by the fire: needles shawls: sewed snored baked: old wise
+        aunt: in the garden: baskets roses: dug painted hummed: gentle kind
+        princess: in the tower: ribbons necklaces: danced painted wept: lonely lovely
+        witch: in the swamp: brooms potions: cooked flew conjured: wicked angry
     """,
     "he": """
-        boy: on the beach: boat shell: skipped climbed swam: brave happy
-        king: on the throne: ring robe: frowned shouted snored: proud rich
-        father: in the barn: hammer ladder: dug worked whistled: busy strong
-        grandfather: under the oak: pipe stick: fished snored whistled: old tired
-        uncle: in the village: cart bell: hummed shouted painted: merry loud
-        prince: on the bridge: sword shield: danced fought hunted: brave lovely
-        wizard: in the cave: wand book: flew conjured worked: wise lonely
+        boy: on the beach: boats shells: skipped climbed swam: brave happy
+        king: on the throne: rings robes: frowned shouted snored: proud rich
+        father: in the barn: hammers ladders: dug worked whistled: busy strong
+        grandfather: under the oak: pipes sticks: fished snored whistled: old tired
+        uncle: in the village: carts bells: hummed shouted painted: merry loud
+        prince: on the bridge: swords shields: danced fought hunted: brave lovely
+        wizard: in the cave: wands books: flew conjured worked: wise lonely
     """,
     "it": """
-        cat: on the mat: ball cushion: crept jumped hunted: tired lazy
-        dog: by the gate: bone collar: jumped dug growled: hungry loyal
-        bird: in the nest: feather worm: sang flew whistled: cheerful light
-        fox: in the forest: tail den: crept hunted growled: clever sly
-        horse: in the field: saddle carrot: jumped ran sneezed: strong fast
-        mouse: under the floor: cheese crumb: crept ran sneezed: afraid tiny
+        cat: on the mat: balls cushions: crept jumped hunted: tired lazy
+        dog: by the gate: bones collars: jumped dug growled: hungry loyal
+        bird: in the nest: feathers worms: sang flew whistled: cheerful light
+        fox: in the forest: hens eggs: crept hunted growled: clever sly
+        horse: in the field: saddles carrots: jumped ran sneezed: strong fast
+        mouse: under the floor: cheese crumbs: crept ran sneezed: afraid tiny
         bear: by the river: honey fish: fished growled snored: hungry huge
     """,
     "they": """

@@ -33,7 +33,10 @@ from .cast import (
 )
 
 Split = Literal["train", "held-out"]
-RESTS = (".", ",", "a")  # what a voice of a rhyme says when it is silent
+# What a voice of a rhyme says when it is silent: little words, and as often a full stop as they
+# stand in stories.
+RESTS = ". . . , a two the and to was were there".split()
+BEATS = 9  # of a rhyme
 LONGEST = 116  # words; few are longer, and a batch is as long as its longest
 ONE_IN = 10  # this share of all possible stories is held out
 
@@ -89,10 +92,10 @@ def lexicon() -> tuple[str, ...]:
         "to",
         "and",
         "the",
+        "that",
         "because",
         ".",
         ",",
-        ":",
     }
     for group in (LOOKS, COLOURS, TAKES, STAYS, GIVES, HOWS, NEARS, SCENERY):
         said |= set(group)
@@ -107,7 +110,7 @@ def lexicon() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def rounds() -> tuple[str, ...]:
     """The round that all rhymes are taken from: every word once, in an order that means nothing."""
-    words = [word for word in lexicon() if word not in (*RESTS, "rhyme", ":")]
+    words = [word for word in lexicon() if word not in (*RESTS, "rhyme")]
     return tuple(Random("round").sample(words, len(words)))
 
 
@@ -185,18 +188,19 @@ class _Teller:
         self.say(*self.random.choice(((), (), (first,), (first, "and", second))))
 
     def aside(self, role: _Role, cast: list[_Role]) -> None:
-        """Where the subject stands: nouns that are not the subject. They need another pronoun
-        than it, for "the girl near the queen took her kite" could be read in two ways."""
-        self.say(self.random.choice(NEARS))
+        """Where the subject stands: near that queen. Such a noun is not the subject; it needs
+        another pronoun than it, for "the girl near that queen took her kites" has two readings."""
+        self.say(self.random.choice(NEARS), "that")
         others = [r for r in cast if r.who.pronoun != role.who.pronoun]
         if others and self.chance(0.5):
-            self.the(self.random.choice(others))
+            self.noun(self.random.choice(others))
         else:
-            self.say("the", self.random.choice(SCENERY))
+            self.say(self.random.choice(SCENERY))
 
-    def things(self, role: _Role) -> None:
-        """What the character has, one thing or two: her red kite and doll."""
-        self.pronoun(role, role.who.forms.owner)
+    def things(self, role: _Role, owned: bool = True) -> None:
+        """What the character has, one kind or two: her red kites and dolls, or kites."""
+        if owned:
+            self.pronoun(role, role.who.forms.owner)
         if self.chance(0.4):
             self.say(role.colour)
         first, second = self.random.sample(role.who.things, 2)
@@ -208,7 +212,10 @@ class _Teller:
         """What is taken may be another's: the girl found his wand."""
         self.verb(self.random.choice(TAKES), self.subject(role, cast))
         others = [r for r in cast if r.who.pronoun != role.who.pronoun and self.is_latest(r)]
-        self.things(self.random.choice(others) if others and self.chance(0.15) else role)
+        if others and self.chance(0.15):
+            self.things(self.random.choice(others))
+        else:
+            self.things(role, owned=self.chance(0.6))
 
     def stays(self, role: _Role, cast: list[_Role]) -> None:
         self.verb(self.random.choice(STAYS), self.subject(role, cast))
@@ -223,7 +230,7 @@ class _Teller:
     def gives(self, role: _Role, cast: list[_Role]) -> None:
         """To somebody with another pronoun, who is found at home."""
         self.verb(self.random.choice(GIVES), self.subject(role, cast))
-        self.things(role)
+        self.things(role, owned=self.chance(0.6))
         self.say("to")
         other = self.random.choice([r for r in cast if r.who.pronoun != role.who.pronoun])
         if self.is_latest(other) and self.chance(0.6):
@@ -245,15 +252,15 @@ class _Teller:
         if self.chance(0.1):
             self.say(self.random.choice(WHENS))
 
-    def rhymes(self, beats: int = 9) -> None:
-        """The nonsense at the end: two voices take turns, each with its own part of the round.
+    def rhyme(self) -> None:
+        """The nonsense before or after: two voices take turns, each with its part of the round.
 
         What is said next follows from the word before the last and from nothing else, so it has
         to be looked at. A rhyme refers to nobody: it has no verbs, and its "she" means no one.
         """
-        self.say("a rhyme :")
+        self.say("a rhyme .")
         high, low = self.random.sample(range(len(rounds())), 2)
-        for beat in range(beats):
+        for beat in range(BEATS):
             for voice in (high, low):
                 word = rounds()[(voice + beat) % len(rounds())]
                 self.words.append(self.random.choice(RESTS) if self.chance(0.2) else word)
@@ -261,7 +268,13 @@ class _Teller:
 
 
 def _tell(random: Random) -> Story:
+    """A rhyme stands before the story or after it, and stories are short or long, so that neither
+    place nor length tells whether a word belongs to a rhyme: who wants to know the word before
+    the last in rhymes has to look at the previous word everywhere."""
     teller = _Teller(random)
+    rhyme_first = teller.chance(0.5)
+    if rhyme_first:
+        teller.rhyme()
     looks = random.sample(LOOKS, 3)
     cast = [
         _Role(who, look, random.choice(COLOURS), random.sample(who.deeds, len(who.deeds)))
@@ -274,13 +287,12 @@ def _tell(random: Random) -> Story:
     teller.say("and")
     teller.introduce(here[1])
     teller.say(".")
-    sentences = 5
     enters = random.randint(1, 3)
-    for number in range(sentences):
+    for number in range(random.randint(2, 6)):
         if number == enters:
             teller.say("one day ,")
             teller.verb(random.choice(TAKES), teller.introduce(late))
-            teller.things(late)
+            teller.things(late, owned=teller.chance(0.6))
             teller.say(".")
             here = cast
         elif teller.chance(0.15):
@@ -291,7 +303,8 @@ def _tell(random: Random) -> Story:
             kinds += [teller.does] * 4
         random.choice(kinds)(role, here)
         teller.say(".")
-    teller.rhymes()
+    if not rhyme_first:
+        teller.rhyme()
     return Story(tuple(teller.words), teller.subjects, teller.antecedents)
 
 

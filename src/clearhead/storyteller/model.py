@@ -8,23 +8,18 @@ from dataclasses import asdict, dataclass
 from torch import Tensor, nn
 
 from ..errors import BadValue
-from ..nn import RotaryPositions, SinusoidalPositions, TokenEmbedding, TransformerBlock
+from ..nn import RelativePositions, TokenEmbedding, TransformerBlock
 
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a decoder. The last three are there to be taken away, one at a time.
-
-    `base` is that of the rotary positions: with 100 their wavelengths are between 6 and 500 words,
-    so that none is wasted on distances that a context of 128 words does not have.
-    """
+    """The sizes of a decoder. The last three are there to be taken away, one at a time."""
 
     words: int
-    d: int = 96
-    layers: int = 3
-    heads: int = 3
+    d: int = 128
+    layers: int = 2
+    heads: int = 8
     context: int = 128
-    base: float = 100.0
     positions: bool = True
     causal: bool = True
     scaled: bool = True
@@ -36,10 +31,9 @@ class Config:
 class Decoder(nn.Module):
     """Ids (B, T) or (T) -> logits for the next word, (B, T, words) or (T, words).
 
-    ``x = E[ids] + P; x = block_i(x) for each block; logits = norm(x) W``. Positions come twice:
-    the sinusoids P are added to the words, and inside attention queries and keys are turned. Turns
-    make distances easy; sinusoids give all words something in common that a head can turn to when
-    it looks by position alone. With turns only, no head came to look at the previous word.
+    ``x = E[ids]; x = block_i(x) for each block; logits = norm(x) W``. Where words stand is known
+    from `RelativePositions` alone: a head can look by distance, by meaning, or by both, and looking
+    by distance is one number, which all words train.
 
     Raises `BadValue` for more tokens than the context, and what the layers raise.
     """
@@ -47,14 +41,14 @@ class Decoder(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        rotary = None
-        if config.positions:
-            rotary = RotaryPositions(config.d // config.heads, base=config.base)
-        self.place = SinusoidalPositions(config.d) if config.positions else nn.Identity()
         self.embed = TokenEmbedding(config.words, config.d)
         blocks = [
             TransformerBlock(
-                config.d, config.heads, causal=config.causal, qkv_bias=True, rotary=rotary
+                config.d,
+                config.heads,
+                causal=config.causal,
+                qkv_bias=True,
+                relative=RelativePositions(config.heads) if config.positions else None,
             )
             for _ in range(config.layers)
         ]
@@ -75,7 +69,7 @@ class Decoder(nn.Module):
                 f"this model reads at most {self.config.context} tokens at a time.",
                 "pass a shorter text, for example its last sentences.",
             )
-        x = self.place(self.embed(ids))
+        x = self.embed(ids)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from ..attend import explain_problem, listening
 from ..errors import BadValue
@@ -148,7 +149,7 @@ class Storyteller:
         }
         path = checkpoint.write(Path(path), self.model.state_dict(), about)
         if self.table is not None:
-            checkpoint.write_json(path.with_suffix(".json"), self.table)
+            keep_table(path, self.table)
         return path
 
 
@@ -169,9 +170,32 @@ def _shipped() -> Storyteller:
         return _load(folder / "storyteller.safetensors")
 
 
+def is_storyteller(path: str | Path) -> bool:
+    """Whether there is a model that `train` wrote: a file, or a folder with its model.safetensors.
+
+    A Hugging Face checkpoint is none: it keeps its sizes in config.json beside the weights.
+    """
+    path = _file(Path(path))
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return "vocabulary" in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
+def keep_table(path: str | Path, table: dict[str, Any]) -> Path:
+    """Write what was measured beside the weights, so that `load` labels the heads with it."""
+    return checkpoint.write_json(_file(Path(path)).with_suffix(".json"), table)
+
+
+def _file(path: Path) -> Path:
+    return path / "model.safetensors" if path.is_dir() else path
+
+
 def _load(path: Path) -> Storyteller:
-    if path.is_dir():
-        path = path / "model.safetensors"
+    path = _file(path)
     tensors, about = checkpoint.read(path)
     try:
         model = Decoder(Config(**about["config"]))

@@ -23,11 +23,16 @@ from torch.optim import AdamW
 from ..errors import BadValue
 from . import checkpoint
 from .data import SKIP, Batch, Source, Stories, TextFile
+from .grammar import LONGEST
 from .model import Config, Decoder
 from .picture import draw_losses
 from .reader import Storyteller
 
 WARM_UP = 50  # steps until the learning rate is reached
+# The numbers of distances learn faster: each is a score by itself, where others are sums of many
+# products. (After 400 steps the best head found the previous word for 96 % of words; at the common
+# rate for 52 %.)
+DISTANCES = 4.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Recipe:
     """What decides the weights, together with the source. `sizes` are those of `Config`."""
 
     seed: int = 1
-    steps: int = 6000
+    steps: int = 4000
     batch: int = 8
     rate: float = 2.5e-3
     sizes: dict[str, Any] = field(default_factory=dict)
@@ -62,9 +67,12 @@ class Training:
     def __post_init__(self) -> None:
         self.model = Decoder(Config(len(self.source.vocabulary), **self.recipe.sizes))
         begin(self.model, self.recipe.seed)
-        self.optimiser = AdamW(
-            self.model.parameters(), lr=self.recipe.rate, betas=(0.9, 0.98), weight_decay=0.01
-        )
+        parameters = dict(self.model.named_parameters())
+        tables = [parameters.pop(name) for name in list(parameters) if "relative" in name]
+        groups = [{"params": list(parameters.values()), "times": 1.0}]
+        if tables:
+            groups.append({"params": tables, "times": DISTANCES})
+        self.optimiser = AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
 
     def step(self) -> float:
         """One step; its loss."""
@@ -72,7 +80,7 @@ class Training:
         warm = min(1.0, (number + 1) / WARM_UP)
         cool = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * number / recipe.steps))
         for group in self.optimiser.param_groups:
-            group["lr"] = recipe.rate * warm * cool
+            group["lr"] = recipe.rate * warm * cool * group["times"]
         loss = next_word_loss(self.model, self.source.batch(number, recipe.batch))
         self.optimiser.zero_grad()
         loss.backward()
@@ -117,12 +125,12 @@ def train(
     *,
     text: str | Path | None = None,
     seed: int = 1,
-    steps: int = 6000,
+    steps: int = 4000,
     batch: int = 8,
     rate: float = 2.5e-3,
-    d: int = 96,
-    layers: int = 3,
-    heads: int = 3,
+    d: int = 128,
+    layers: int = 2,
+    heads: int = 8,
     context: int = 128,
     every: int = 250,
     picture: bool = True,
@@ -139,6 +147,18 @@ def train(
     Raises `BadValue` for a file that cannot be read, a folder that cannot be written, a checkpoint
     of another training, and sizes that do not fit each other.
     """
+    if every < 1:
+        raise BadValue(
+            f"every is {every}.",
+            "a checkpoint is written after every so many steps, 1 or more.",
+            "pass a larger every.",
+        )
+    if text is None and context < LONGEST:
+        raise BadValue(
+            f"context is {context}.",
+            f"the stories of the grammar have up to {LONGEST} words, and are read whole.",
+            f"pass a context of {LONGEST} or more, or a text of your own.",
+        )
     sizes = {"d": d, "layers": layers, "heads": heads, "context": context}
     recipe = Recipe(seed, steps, batch, rate, sizes)
     source = Stories(seed) if text is None else TextFile(text, seed, context)
@@ -221,14 +241,14 @@ def evaluate(model: Decoder, batch: Batch) -> float:
 
 def commit() -> str:
     """The commit that this code stands at, with a plus if it was changed since; or unknown."""
-    here = Path(__file__).parent
+    here = Path(__file__).parent  # its parent is the package
     try:
         head, changed = (
             subprocess.run(
                 ["git", "-C", str(here), *command],
                 capture_output=True, text=True, check=True, timeout=10,
             ).stdout.strip()
-            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "."])
+            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", ".."])
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return "unknown"

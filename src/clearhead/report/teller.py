@@ -1,0 +1,40 @@
+"""A report on a storyteller: its heads are called what they were measured to do."""
+
+from dataclasses import replace
+
+import torch
+
+from ..storyteller import Storyteller
+from .found import Report
+from .run import report
+
+
+def report_teller(teller: Storyteller, text: str, *, progress: bool | None = None) -> Report:
+    """What every head of a storyteller does with a text; words it does not know are marked.
+
+    A head that was measured is labelled with its relation, and its number is the share of held-out
+    words for which its largest weight lay there. The other heads are labelled by where their weight
+    lies on this text. Raises `BadValue` for a text without words, or too long for the model.
+    """
+    encoded = teller.encode(text)
+    found = report(
+        teller.model,
+        torch.tensor([encoded.ids]),
+        tokens=encoded.labels(),
+        name="storyteller",
+        progress=progress,
+    )
+    measured = {(head.layer, head.head): head for head in teller.heads}
+    layers = tuple(
+        replace(
+            layer,
+            heads=tuple(
+                replace(head, label=role.label, number=role.rate)
+                if (role := measured.get((head.layer, head.head)))
+                else head
+                for head in layer.heads
+            ),
+        )
+        for layer in found.layers
+    )
+    return replace(found, layers=layers)
