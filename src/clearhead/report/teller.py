@@ -1,11 +1,12 @@
 """A report on a storyteller: its heads are called what they were measured to do."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from ..storyteller import Storyteller
-from .found import Report
+from ..storyteller import Head as Role, Storyteller
+from .found import Head, Report
 from .run import report
 
 
@@ -24,17 +25,23 @@ def report_teller(teller: Storyteller, text: str, *, progress: bool | None = Non
         name="storyteller",
         progress=progress,
     )
-    measured = {(head.layer, head.head): head for head in teller.heads}
+    measured: dict[tuple[int, int], list[Role]] = {}
+    for role in teller.heads:
+        measured.setdefault((role.layer, role.head), []).append(role)
     layers = tuple(
         replace(
             layer,
             heads=tuple(
-                replace(head, label=role.label, number=role.rate)
-                if (role := measured.get((head.layer, head.head)))
-                else head
-                for head in layer.heads
+                _named(head, measured.get((head.layer, head.head), [])) for head in layer.heads
             ),
         )
         for layer in found.layers
     )
     return replace(found, layers=layers)
+
+
+def _named(head: Head, roles: Sequence[Role]) -> Head:
+    if not roles:
+        return head
+    label = " and ".join(role.label for role in roles)
+    return replace(head, label=label, number=min(role.rate for role in roles))

@@ -8,7 +8,7 @@ and chance: picking one of the visible words blindly.
 Letters: L layers, H heads, N pairs of words.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,8 +68,18 @@ class Table:
     heads: tuple[Row, ...]
     guesses: dict[str, Guesses]
 
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> "Table":
+        """The table again, from what `as_dict` made of it."""
+        return cls(
+            stored["searched"],
+            stored["reported"],
+            tuple(Row(**row) for row in stored["heads"]),
+            {name: Guesses(**guesses) for name, guesses in stored["guesses"].items()},
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "heads": [asdict(row) for row in self.heads]}
 
     def __str__(self) -> str:
         lines = [

@@ -78,9 +78,11 @@ class Storyteller:
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """The heads that were found to do something, with their held-out rates."""
+        """The heads that do something more often than not, with their held-out rates."""
         found = (self.table or {}).get("heads", ())
-        return tuple(Head(h["label"], h["layer"], h["head"], h["rate"]) for h in found)
+        return tuple(
+            Head(h["label"], h["layer"], h["head"], h["rate"]) for h in found if h["rate"] > 0.5
+        )
 
     @property
     def layers(self) -> int:
