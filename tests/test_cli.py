@@ -181,8 +181,8 @@ def test_dropout_and_seed_are_reproducible(run):
     (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be written: Not a "),
     (["measure", "/nowhere"], "The file '/nowhere' cannot be read"),
     (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "
-     "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass another "
-     "folder with --out."),
+     "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass "
+     "another folder with --out."),
     (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal was asked about Tq=3 "
      "queries and Tk=5 keys.\n  Rule: when the numbers differ, the corner must be named: where do "
      "the queries stand?\n  Way out: Causal(align='end') if the last query sees the last key (a "
