@@ -53,6 +53,11 @@ def test_text_comes_from_argument_file_or_standard_input(run, tmp_path):
     assert run("explain", stdin=SENTENCE + "\n") == typed
 
 
+def test_a_long_text_is_no_file_name(run):
+    """File systems refuse names of more than 255 bytes; a sentence may be longer."""
+    assert run("explain", "so " * 150, "--query", "0")[0] == 0
+
+
 def test_json_is_strict_and_holds_the_numbers(run):
     code, out, _ = run("explain", "a b a", "--mask", "causal", "--json")
     told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -176,10 +181,15 @@ def test_dropout_and_seed_are_reproducible(run):
     (["look", "a b", "--heads", "2"], "--heads was given without --random.\n  Rule: a trained "
      "model decides its own size, heads, mask and weights.\n  Way out: leave --heads out, or add "
      "--random for weights that have learned nothing."),
-    (["look", "the " * 129], "The text has 129 tokens."),
-    (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read"),
-    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be written: Not a "),
-    (["measure", "/nowhere"], "The file '/nowhere' cannot be read"),
+    (["look", "the " * 129], "The text has 129 tokens.\n  Rule: this model reads at most 128 "
+     "tokens at a time.\n  Way out: pass a shorter text, for example its last sentences."),
+    (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: [Errno "
+     "2] No such file or directory: '/nowhere.txt'.\n  Rule: a model is trained on a file of UTF-8 "
+     "text.\n  Way out: check the path, or convert the file to UTF-8."),
+    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be written: Not a "
+     "directory.\n  Rule: training writes its checkpoints, weights and picture to a folder.\n  "
+     "Way out: pass another folder."),
+    (["measure", "/nowhere"], None),
     (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "
      "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass "
      "another folder with --out."),

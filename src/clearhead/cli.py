@@ -1,5 +1,6 @@
 """The same verbs, from a shell."""
 
+import errno
 import json
 import platform
 import shlex
@@ -134,7 +135,8 @@ def look(
         typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
         typer.echo(f"{found}\n")
         for head in teller.heads:
-            typer.echo(f"{head}")
+            links = ", ".join(map(str, teller.links(words, head)))
+            typer.echo(f"{head}:\n{links}\n")
             terminal.heat(teller.explain(words, head.layer), heads=[head.head])
             typer.echo()
     for kind, path in report.write(found, out).items():
@@ -423,6 +425,8 @@ def _file(given: str) -> str:
         if path.exists() and not path.is_dir():
             return _decoded(path.read_bytes(), f"the file {given!r}")
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return given
         raise BadValue(
             f"The file {given!r} cannot be read: {error.strerror}.",
             "a text is typed, piped in, or read from a file.",

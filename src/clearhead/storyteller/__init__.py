@@ -11,6 +11,7 @@ from .measure import Table as Table, measure as measure
 from .model import Config as Config, Decoder as Decoder
 from .reader import (
     Head as Head,
+    Link as Link,
     Reading as Reading,
     Storyteller as Storyteller,
     is_storyteller as is_storyteller,

@@ -108,6 +108,18 @@ def lexicon() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
+def verbs() -> frozenset[str]:
+    deeds = {verb for who in CHARACTERS for verb in (*who.deeds, who.forms.was)}
+    return frozenset({*TAKES, *STAYS, *GIVES, *deeds})
+
+
+@lru_cache(maxsize=1)
+def pronouns() -> frozenset[str]:
+    forms = [who.forms for who in CHARACTERS]
+    return frozenset(word for f in forms for word in (f.subject, f.object, f.owner))
+
+
+@lru_cache(maxsize=1)
 def rounds() -> tuple[str, ...]:
     """The round that all rhymes are taken from: every word once, in an order that means nothing."""
     words = [word for word in lexicon() if word not in (*RESTS, "rhyme")]

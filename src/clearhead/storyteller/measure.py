@@ -23,7 +23,7 @@ from .baselines import Bigram, Unigram
 from .data import SKIP, pad, tell
 from .grammar import Story, lexicon
 from .model import Decoder
-from .reader import Storyteller
+from .reader import OF, Storyteller
 from .vocabulary import Vocabulary
 
 # What a relation says: for each word that looks, the word it should look at.
@@ -32,7 +32,6 @@ RELATIONS: dict[str, Callable[[Story], dict[int, int]]] = {
     "subject": lambda story: story.subjects,
     "antecedent": lambda story: story.antecedents,
 }
-OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}
 AT_ONCE = 100  # stories; bounds the memory
 
 

@@ -4,12 +4,12 @@ Letters: T tokens, H heads.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,14 +19,17 @@ from ..errors import BadValue
 from ..problem import Inputs, Problem
 from ..trace import Trace
 from . import checkpoint
+from .grammar import pronouns, verbs
 from .model import Config, Decoder
 from .vocabulary import Encoded, Vocabulary
+
+OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head and what it was measured to do: the share of held-out words for which its largest
-    weight lies where `label` says."""
+    """A head and what it was measured to do: the share of held-out words, verbs or pronouns for
+    which its largest weight lies where `label` says."""
 
     label: str
     layer: int
@@ -34,7 +37,19 @@ class Head:
     rate: float
 
     def __str__(self) -> str:
-        return f"layer {self.layer}, head {self.head}: {self.label} ({self.rate:.1%})"
+        of = f"{self.rate:.1%} of held-out {OF[self.label]}"
+        return f"layer {self.layer}, head {self.head} looks at the {self.label} ({of})"
+
+
+class Link(NamedTuple):
+    """A word, the word on which the largest weight lies, and that weight."""
+
+    word: str
+    at: str
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.word} → {self.at} {self.weight:.0%}"
 
 
 @dataclass(frozen=True)
@@ -141,6 +156,28 @@ class Storyteller:
         return replace(
             trace, about=f"storyteller, layer {layer}{roles and f' ({roles})'}: {trace.about}"
         )
+
+    def links(self, text: str | Sequence[str], head: Head) -> list[Link]:
+        """Where a measured head looks from each verb, each pronoun, or each word but the first.
+
+        >>> import clearhead.storyteller as st
+        >>> teller = st.load()
+        >>> [head] = [head for head in teller.heads if head.label == "subject"]
+        >>> [link.at for link in teller.links("The cat near that queen slowly sat.", head)]
+        ['cat']
+        """
+        trace = self.explain(text, head.layer)
+        tokens, weights = trace.queries or (), trace["weights"][head.head]
+        asks: Container[int] = range(1, len(tokens))
+        if head.label != "previous word":
+            kind = verbs() if head.label == "subject" else pronouns()
+            asks = [i for i, token in enumerate(tokens) if token.lower() in kind]
+        most, where = weights.max(-1)
+        return [
+            Link(token, tokens[int(where[i])], float(most[i]))
+            for i, token in enumerate(tokens)
+            if i in asks
+        ]
 
     def save(self, path: str | Path) -> Path:
         """Weights, vocabulary and how they were made in one file; the table, if any, beside it."""
