@@ -112,9 +112,10 @@ def look(
         "out"
     ),
 ) -> None:
-    """See what every head of a trained model looks at: here, as picture, as page.
+    """See what every head looks at: here, as picture, as page.
 
-    The model is the storyteller that comes with clearhead, unless --model names another.
+    The heads are those of a trained model: the storyteller that comes with clearhead, unless
+    --model names another.
     """
     _trained_or_random(context, model, random)
     words = _text(text)
@@ -211,7 +212,7 @@ def measure(
     report: Annotated[int, typer.Option(help="Held-out stories that are reported on.")] = 500,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Measure which head does what, and how well the next word is guessed.
+    """Measure which head does what, and how words are guessed.
 
     Beside it stand random weights, a fixed distance, chance, and counting words and pairs.
     """
@@ -232,7 +233,7 @@ def ablate(
     steps: Annotated[int, typer.Option(min=1, help="Batches that each variant reads.")] = 1500,
     seed: Annotated[int, typer.Option(help="What weights and stories start from.")] = 1,
 ) -> None:
-    """Train without scaling, positions, causal mask, or all heads but one.
+    """Take scaling, positions, mask or heads away, and train.
 
     What becomes of the loss, and of the heads, is printed and drawn.
     """

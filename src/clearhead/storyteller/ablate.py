@@ -70,7 +70,7 @@ class Ablation:
 def ablate(
     out: str | Path,
     *,
-    steps: int = 1000,
+    steps: int = 1500,
     batch: int = 8,
     seed: int = 1,
     search: int = 100,

@@ -48,14 +48,14 @@ def draw_ablation(
     left.barh(rows, losses, color="0.55")
     left.set_yticks(rows, names)
     left.invert_yaxis()
-    left.set_xlabel("held-out loss (nats per word), the future hidden")
+    left.set_xlabel("held-out loss, future hidden")
     height = 0.8 / len(rates)
     for i, (label, values) in enumerate(rates.items()):
         right.barh([row + (i - 1) * height for row in rows], values, height, label=label)
     right.set_yticks(rows, [""] * len(names))
     right.invert_yaxis()
     right.set_xlim(0, 1)
-    right.set_xlabel("held-out words for which the best head looks there")
+    right.set_xlabel("share of held-out words from which the best head looks there")
     right.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(rates))
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
