@@ -3,12 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt
-SENTENCE := The cat sat on the mat because it was tired.
+STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
+	she was proud. He gave his books to her.
 
 .PHONY: look test slow setup check bench docs clean help
 
-look: .venv/look  ## Show attention on a sentence: in the terminal, as a picture, as a page.
-	$(BIN)/clearhead look "$(SENTENCE)" --out out
+look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
+	$(BIN)/clearhead look "$(STORY)" --out out
 
 test: .venv/test  ## Run the tests (slow proofs apart).
 	$(BIN)/python -m pytest --quiet

@@ -53,6 +53,11 @@ def test_text_comes_from_argument_file_or_standard_input(run, tmp_path):
     assert run("explain", stdin=SENTENCE + "\n") == typed
 
 
+def test_a_long_text_is_no_file_name(run):
+    """File systems refuse names of more than 255 bytes; a sentence may be longer."""
+    assert run("explain", "so " * 150, "--query", "0")[0] == 0
+
+
 def test_json_is_strict_and_holds_the_numbers(run):
     code, out, _ = run("explain", "a b a", "--mask", "causal", "--json")
     told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -73,13 +78,50 @@ def test_pictures_and_page_are_written(run, tmp_path):
     png, page = tmp_path / "a.png", tmp_path / "a.html"
     assert run("explain", SENTENCE, "--png", png, "--html", page)[0] == 0
     assert png.read_bytes().startswith(b"\x89PNG") and "<!doctype html>" in page.read_text().lower()
-    code, out, err = run("look", SENTENCE, "--out", tmp_path / "deep" / "out")
+    code, out, err = run("look", SENTENCE, "--random", "--out", tmp_path / "deep" / "out")
     assert code == 0 and "head" in out and "nothing has been learned" in err
     for name in ("heads.png", "look.html"):
         assert str(tmp_path / "deep" / "out" / name) in err
         assert (tmp_path / "deep" / "out" / name).stat().st_size > 1000
     assert run("scale", "--png", tmp_path / "s.svg")[0] == 0
     assert "<svg" in (tmp_path / "s.svg").read_text()
+
+
+def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, tmp_path):
+    code, out, err = run("look", "The zebra sat because it was tired.", "--out", tmp_path)
+    assert code == 0 and "zebra(?)" in out and "does not know" in out
+    for relation in ("previous word", "subject", "antecedent"):
+        assert f"{relation} (9" in out  # its rate on held-out stories
+    for name in ("model.html", "model.json", "entropy.png", "maps.png"):
+        assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
+    told = json.loads((tmp_path / "model.json").read_text())
+    labels = {head["label"] for layer in told["layers"] for head in layer["heads"]}
+    assert {"previous word", "subject", "antecedent"} <= labels
+
+
+def test_a_model_is_trained_measured_and_looked_at(run, tmp_path):
+    made = tmp_path / "my model"
+    sizes = ("--size", 12, "--layers", 1, "--heads", 2, "--batch", 2, "--steps", 3)
+    code, out, err = run("train", "--out", made, *sizes)
+    assert code == 0 and "nats per word" in out and "3/3" in err
+    assert (made / "loss.png").stat().st_size > 1000
+    assert f"clearhead measure '{made}'" in err
+    code, out, err = run("measure", made, "--search", 3, "--report", 3)
+    assert code == 0 and "bigram" in out and str(made / "model.json") in err
+    table = json.loads(run("measure", made, "--search", 3, "--report", 3, "--json")[1])
+    assert table == json.loads((made / "model.json").read_text())
+    code, out, _ = run("look", SENTENCE, "--model", made, "--out", tmp_path / "out")
+    assert code == 0 and "expects next" in out and "layer" in out
+    assert "antecedent" not in out  # three steps teach no head to look anywhere
+
+
+def test_a_text_of_ones_own_is_read(run, tmp_path):
+    (tmp_path / "a.txt").write_text("The owl sang, and the moon came up. " * 30)
+    sizes = ("--size", 12, "--layers", 1, "--heads", 2, "--batch", 2, "--steps", 3)
+    code, _, err = run("train", tmp_path / "a.txt", "--out", tmp_path / "out", *sizes)
+    assert code == 0 and "Reading a.txt" in err
+    code, _, err = run("measure", tmp_path / "out")
+    assert code == 2 and "measure a model that was trained on stories" in err
 
 
 def test_look_at_a_real_model_reports_every_head(run, tmp_path):
@@ -134,9 +176,23 @@ def test_dropout_and_seed_are_reproducible(run):
     (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "
      "that a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass "
      "0.0 outside training."),
-    (["look", "a b", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
-     "directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass another "
-     "folder with --out."),
+    (["look", "a b", "--random", "--model", "x"], "--random was given together with --model.\n"
+     "  Rule: a model has trained weights.\n  Way out: leave one of the two out."),
+    (["look", "a b", "--heads", "2"], "--heads was given without --random.\n  Rule: a trained "
+     "model decides its own size, heads, mask and weights.\n  Way out: leave --heads out, or add "
+     "--random for weights that have learned nothing."),
+    (["look", "the " * 129], "The text has 129 tokens.\n  Rule: this model reads at most 128 "
+     "tokens at a time.\n  Way out: pass a shorter text, for example its last sentences."),
+    (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: [Errno "
+     "2] No such file or directory: '/nowhere.txt'.\n  Rule: a model is trained on a file of UTF-8 "
+     "text.\n  Way out: check the path, or convert the file to UTF-8."),
+    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be written: Not a "
+     "directory.\n  Rule: training writes its checkpoints, weights and picture to a folder.\n  "
+     "Way out: pass another folder."),
+    (["measure", "/nowhere"], None),
+    (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "
+     "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass "
+     "another folder with --out."),
     (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal was asked about Tq=3 "
      "queries and Tk=5 keys.\n  Rule: when the numbers differ, the corner must be named: where do "
      "the queries stand?\n  Way out: Causal(align='end') if the last query sees the last key (a "

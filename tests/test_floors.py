@@ -1,8 +1,8 @@
 """The house has floors, and a room imports only rooms on lower floors.
 
 Rooms on one floor never import each other. Inside `engines/` and `views/` siblings do not either,
-but for the contract they share (`engine`, `sheet`); `masks/`, `nn/`, `hf/`, `stats/`, `report/` are
-one room in several files.
+but for the contract they share (`engine`, `sheet`); `masks/`, `nn/`, `hf/`, `stats/`, `report/`,
+`storyteller/` are one room in several files.
 Run this file to print the map that CONTRIBUTING shows.
 """
 
@@ -15,7 +15,7 @@ HOUSE = Path(__file__).parents[1] / "src" / "clearhead"
 FLOORS = [
     {"cli"},
     {"report"},
-    {"lesson", "scaling", "hf"},
+    {"lesson", "scaling", "hf", "storyteller"},
     {"nn", "compat", "plan", "watch"},
     {"attend", "testing"},
     {"matrix"},
@@ -28,7 +28,7 @@ FLOORS = [
     {"errors"},
 ]
 FACE = {"__init__"}
-ONE_ROOM = {"masks", "nn", "hf", "stats", "report"}
+ONE_ROOM = {"masks", "nn", "hf", "stats", "report", "storyteller"}
 SHARED = {("engines", "engine"), ("views", "sheet")}
 
 

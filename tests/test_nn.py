@@ -14,6 +14,7 @@ from clearhead.nn import (
     FeedForward,
     KVCache,
     MultiHeadAttention,
+    RelativePositions,
     RotaryPositions,
     SelfAttention,
     SimpleAttention,
@@ -29,6 +30,12 @@ def draw(*shape, seed=7, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+def drawn(relative):
+    """Numbers instead of the zeros it begins with."""
+    torch.nn.init.normal_(relative.table)
+    return relative
+
+
 def every_layer():
     """One of each, with what to call it on."""
     torch.manual_seed(11)
@@ -41,6 +48,7 @@ def every_layer():
         "tokens": (TokenEmbedding(13, 12), torch.tensor([[3, 12, 0], [1, 1, 2]])),
         "sinusoids": (SinusoidalPositions(12), x),
         "rotary": (RotaryPositions(12), x),
+        "relative": (MultiHeadAttention(12, 3, relative=drawn(RelativePositions(3))), x),
         "feed": (FeedForward(12, 17, dropout=0.3), x),
         "pre": (TransformerBlock(12, 3, dropout=0.3), x),
         "post": (TransformerBlock(12, 3, norm="post", causal=True), x),
@@ -356,6 +364,37 @@ def test_queries_and_keys_are_turned_and_values_are_not():
     close(trace["value"][0], layer.W_value(x))
 
 
+def test_distances_share_buckets_by_pencil():
+    """Two distances alone, then two buckets that double: 2 and 3; 4, 5, 6, 7, and all beyond."""
+    distances = torch.tensor([0, 1, 2, 3, 4, 7, 8, 99, -1, -2, -99])
+    bucket = RelativePositions(1, near=2, far=2, longest=8).bucket(distances)
+    assert bucket.tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 5, 6, 7]
+
+
+def test_relative_numbers_are_added_to_the_scores():
+    relative = drawn(RelativePositions(3, near=2, far=2, longest=8))
+    layer = MultiHeadAttention(12, 3, relative=relative)
+    trace = layer.explain(draw(11, 12))
+    added = trace["biased"] - trace["scaled"]
+    for q, k in ((0, 0), (5, 4), (10, 2), (10, 0), (2, 3), (0, 10)):
+        close(added[:, q, k], relative.table[:, relative.bucket(torch.tensor(q - k))])
+
+
+def test_a_layer_begins_with_all_distances_alike():
+    torch.manual_seed(3)
+    placed = MultiHeadAttention(12, 3, relative=RelativePositions(3))
+    torch.manual_seed(3)
+    close(placed(draw(7, 12)), MultiHeadAttention(12, 3)(draw(7, 12)))
+
+
+def test_the_numbers_of_distances_are_learned():
+    relative = RelativePositions(2, near=3, far=1, longest=5)
+    layer = MultiHeadAttention(4, 2, causal=True, relative=relative)
+    layer(draw(3, 4)).square().sum().backward()
+    moved = relative.table.grad != 0
+    assert moved[:, :3].all() and not moved[:, 3:].any()  # distances 0, 1, 2 and no others
+
+
 # --------------------------------------------------------------------------------------- caches
 
 ROOM = pytest.mark.parametrize("max_length", [None, 13, 17])
@@ -377,7 +416,8 @@ def in_chunks(layer, x, sizes, cache, **keywords):
     lambda: MultiHeadAttention(24, 6, kv_heads=1, causal=True, rotary=RotaryPositions(4)),
     lambda: TransformerBlock(12, 3, causal=True, rotary=RotaryPositions(4)),
     lambda: TransformerBlock(12, 3, causal=True, norm="post"),
-], ids=["plain", "rotary", "pre", "post"])  # fmt: skip
+    lambda: MultiHeadAttention(12, 3, causal=True, relative=drawn(RelativePositions(3, 2, 3, 7))),
+], ids=["plain", "rotary", "pre", "post", "relative"])  # fmt: skip
 @torch.no_grad()
 def test_decoding_is_the_whole(make, sizes, max_length):
     torch.manual_seed(6)
@@ -700,7 +740,15 @@ WRONG = {
     "context and rotary": (
         lambda: MultiHeadAttention(4, 2, rotary=RotaryPositions(2))(
             torch.zeros(2, 4), torch.zeros(3, 4)), ch.BadValue,
-        "MultiHeadAttention got context= and turns positions."),
+        "MultiHeadAttention got context= and has positions."),
+    "relative heads": (lambda: MultiHeadAttention(6, 3, relative=RelativePositions(2)), ch.BadValue,
+        "MultiHeadAttention got relative positions for 2 heads.\n"
+        "  Rule: it has 3 heads, each with its own number for a distance.\n"
+        "  Way out: pass RelativePositions(3)."),
+    "longest": (lambda: RelativePositions(2, near=16, longest=16), ch.BadValue,
+        "RelativePositions got near=16 and longest=16.\n"
+        "  Rule: distances from near to longest share buckets, so longest is beyond near.\n"
+        "  Way out: pass longest=128, or a smaller near."),
     "cache is full": (lambda: grown().append(*[torch.zeros(2, 3, 2, 7)] * 2), ch.BadValue,
         "KVCache got 2 more tokens and holds 4.\n  Rule: it has room for max_length=5.\n"
         "  Way out: build a longer cache, or KVCache() without a limit."),

@@ -42,7 +42,13 @@ def test_its_commands_exist():
 def test_docstring_examples():
     import importlib
 
-    for name in ("clearhead.attend", "clearhead.nn.simple", "clearhead.watch"):
+    for name in (
+        "clearhead.attend",
+        "clearhead.nn.simple",
+        "clearhead.watch",
+        "clearhead.storyteller.reader",
+        "clearhead.storyteller.vocabulary",
+    ):
         result = doctest.testmod(importlib.import_module(name))
         assert not result.failed
 

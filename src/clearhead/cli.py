@@ -1,7 +1,9 @@
 """The same verbs, from a shell."""
 
+import errno
 import json
 import platform
+import shlex
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -92,30 +94,57 @@ def explain(
 def look(
     context: typer.Context,
     text: Text = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Look at this model: a Hugging Face checkpoint, or a trained storyteller."
+        ),
+    ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="Look at random weights, from which training begins.")
+    ] = False,
     size: Size = 32,
     heads: Heads = 4,
     seed: Seed = 123,
     mask: MaskText = "causal",
     positions: Positions = True,
-    model: Model = None,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and the page.")] = Path(
         "out"
     ),
 ) -> None:
-    """See what every head looks at: here, as picture, as page."""
-    _apart(context, model)
-    words = _text(text)
-    if model is not None:
-        from . import report
+    """See what every head looks at: here, as picture, as page.
 
+    The heads are those of a trained model: the storyteller that comes with clearhead, unless
+    --model names another.
+    """
+    _trained_or_random(context, model, random)
+    words = _text(text)
+    if random:
+        trace = lesson.explain_text(
+            words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
+        )
+        _look_random(trace, out, seed)
+        return
+    from . import report, storyteller
+
+    if model is not None and not storyteller.is_storyteller(model):
         found = report.report(model, words)
         typer.echo(str(found))
-        for kind, path in report.write(found, out).items():
-            _say(f"{kind:<8} {path}")
-        return
-    trace = lesson.explain_text(
-        words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
-    )
+    else:
+        teller = storyteller.load(model)
+        found = report.report_teller(teller, words)
+        typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
+        typer.echo(f"{found}\n")
+        for head in teller.heads:
+            links = ", ".join(map(str, teller.links(words, head)))
+            typer.echo(f"{head}:\n{links}\n")
+            terminal.heat(teller.explain(words, head.layer), heads=[head.head])
+            typer.echo()
+    for kind, path in report.write(found, out).items():
+        _say(f"{kind:<8} {path}")
+
+
+def _look_random(trace: Trace, out: Path, seed: int) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -129,6 +158,90 @@ def look(
     _say(f"\n{note}")
     _say(f"picture  {plot.save(plot.heads(trace), out / 'heads.png')}")
     _say(f"page     {html.write_page(trace, out / 'look.html', title='clearhead', note=note)}")
+
+
+@app.command()
+def train(
+    text: Annotated[
+        Path | None,
+        typer.Argument(help="A text file of your own; left out, the stories of the grammar."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="The folder for checkpoints, weights and the loss curve.")
+    ] = Path("out/storyteller"),
+    seed: Annotated[int, typer.Option(help="What weights and stories start from.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="How many batches are read.")] = 4000,
+    batch: Annotated[int, typer.Option(min=1, help="Stories, or passages, in a batch.")] = 8,
+    rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 2.5e-3,
+    size: Annotated[int, typer.Option(help="Features per word.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the decoder.")] = 2,
+    heads: Annotated[int, typer.Option(help="Heads per layer; must divide the size.")] = 8,
+    length: Annotated[int, typer.Option("--context", help="Words read at a time.")] = 128,
+    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 250,
+) -> None:
+    """Train a storyteller, on its stories or on your text.
+
+    Killed, it goes on from its last checkpoint when the same command is given again, and ends with
+    the same weights.
+    """
+    from . import storyteller
+
+    teller = storyteller.train(
+        out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
+        heads=heads, context=length, every=every,
+        command=shlex.join(["clearhead", *sys.argv[1:]]),
+    )  # fmt: skip
+    typer.echo(f"held-out loss {teller.made['held_out_loss']:.3f} nats per word")
+    for name in ("model.safetensors", "loss.png"):
+        if (out / name).exists():
+            _say(f"written  {out / name}")
+    if text is None:
+        _say(f"what its heads do: clearhead measure {shlex.quote(str(out))}")
+    _say(f"look at it: clearhead look TEXT --model {shlex.quote(str(out))}")
+
+
+@app.command()
+def measure(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A folder that train wrote; left out, the storyteller that comes here."
+        ),
+    ] = None,
+    search: Annotated[int, typer.Option(help="Training stories that heads are found on.")] = 200,
+    report: Annotated[int, typer.Option(help="Held-out stories that are reported on.")] = 500,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Measure which head does what, and how words are guessed.
+
+    Beside it stand random weights, a fixed distance, chance, and counting words and pairs.
+    """
+    from . import storyteller
+
+    teller = storyteller.load(model)
+    table = storyteller.measure(teller, search=search, report=report)
+    typer.echo(json.dumps(table.as_dict()) if as_json else str(table))
+    if model is not None:
+        _say(f"table    {storyteller.keep_table(model, table.as_dict())}")
+
+
+@app.command()
+def ablate(
+    out: Annotated[Path, typer.Option(help="The folder for the table and the pictures.")] = Path(
+        "out/ablation"
+    ),
+    steps: Annotated[int, typer.Option(min=1, help="Batches that each variant reads.")] = 1500,
+    seed: Annotated[int, typer.Option(help="What weights and stories start from.")] = 1,
+) -> None:
+    """Take scaling, positions, mask or heads away, and train.
+
+    What becomes of the loss, and of the heads, is printed and drawn.
+    """
+    from . import storyteller
+
+    typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
+    for path in sorted(out.glob("ablation*")):
+        _say(f"written  {path}")
 
 
 @app.command()
@@ -258,6 +371,23 @@ def _apart(context: typer.Context, model: Path | None) -> None:
         )
 
 
+def _trained_or_random(context: typer.Context, model: Path | None, random: bool) -> None:
+    """Refuse options that would be ignored: a trained model decides its own sizes and mask."""
+    if random and model is not None:
+        raise BadValue(
+            "--random was given together with --model.",
+            "a model has trained weights.",
+            "leave one of the two out.",
+        )
+    for name in ("size", "heads", "seed", "mask", "positions"):
+        if not random and _source(context, name) == "COMMANDLINE":
+            raise BadValue(
+                f"--{name} was given without --random.",
+                "a trained model decides its own size, heads, mask and weights.",
+                f"leave --{name} out, or add --random for weights that have learned nothing.",
+            )
+
+
 def _source(context: typer.Context, name: str) -> str:
     """Where the value of an option comes from: COMMANDLINE, DEFAULT, ..."""
     source = context.get_parameter_source(name)
@@ -296,6 +426,8 @@ def _file(given: str) -> str:
         if path.exists() and not path.is_dir():
             return _decoded(path.read_bytes(), f"the file {given!r}")
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return given
         raise BadValue(
             f"The file {given!r} cannot be read: {error.strerror}.",
             "a text is typed, piped in, or read from a file.",

@@ -8,6 +8,7 @@ Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head
 from .block import FeedForward as FeedForward, TransformerBlock as TransformerBlock
 from .cache import KVCache as KVCache
 from .embed import (
+    RelativePositions as RelativePositions,
     RotaryPositions as RotaryPositions,
     SinusoidalPositions as SinusoidalPositions,
     TokenEmbedding as TokenEmbedding,

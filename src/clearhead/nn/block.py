@@ -13,7 +13,7 @@ from ..errors import BadValue
 from ..masks import Mask
 from .cache import KVCache
 from .checks import probability, sequence, whole
-from .embed import RotaryPositions
+from .embed import RelativePositions, RotaryPositions
 from .multihead import MultiHeadAttention
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -91,6 +91,7 @@ class TransformerBlock(nn.Module):
         qkv_bias: bool = False,
         causal: bool = False,
         rotary: RotaryPositions | None = None,
+        relative: RelativePositions | None = None,
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
@@ -108,6 +109,7 @@ class TransformerBlock(nn.Module):
             qkv_bias=qkv_bias,
             causal=causal,
             rotary=rotary,
+            relative=relative,
         )
         self.feed_forward = FeedForward(d, hidden, activation, dropout)
         self.norm_1 = nn.LayerNorm(d)

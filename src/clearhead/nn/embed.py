@@ -1,8 +1,9 @@
-"""What tokens are, and where they stand: embeddings, sinusoids, rotations.
+"""What tokens are, and where they stand: embeddings, sinusoids, rotations, learned distances.
 
-Letters: B batch, T tokens, d features, D head size, p position.
+Letters: B batch, T tokens (Tq asking, Tk looked at), d features, H heads, D head size, p position.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -135,6 +136,56 @@ class RotaryPositions(nn.Module):
 
     def extra_repr(self) -> str:
         return f"head_size={self.head_size}, base={self.base:g}, pairs={self.pairs!r}"
+
+
+class RelativePositions(nn.Module):
+    """A learned number for each head and distance, added to the scores: ``S[h, q, k] + r[h, b]``.
+
+    b is the bucket of the distance from q back to k. The first `near` distances, 0 among them, have
+    one bucket each; farther ones share `far` buckets, whose widths grow in proportion to the
+    distance up to `longest`, and what is farther still shares the last. Keys after the query have
+    buckets of their own. All numbers begin at zero: every distance is alike until it is learned.
+
+    The result is H x Tq x Tk numbers, so this is for texts that are not too long.
+
+    Raises `BadValue` for sizes below 1, a `longest` that is not beyond `near`, or a start below 0.
+    Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
+    Text-to-Text Transformer" (T5), section 2.1.
+    """
+
+    def __init__(self, heads: int, near: int = 16, far: int = 16, longest: int = 128) -> None:
+        super().__init__()
+        name = "RelativePositions"
+        self.heads = whole(name, "heads", heads)
+        self.near, self.far = whole(name, "near", near), whole(name, "far", far)
+        self.longest = whole(name, "longest", longest)
+        if self.longest <= self.near:
+            raise BadValue(
+                f"RelativePositions got near={near} and longest={longest}.",
+                "distances from near to longest share buckets, so longest is beyond near.",
+                f"pass longest={8 * self.near}, or a smaller near.",
+            )
+        self.table = nn.Parameter(torch.zeros(heads, 2 * (near + far)))
+
+    def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
+        """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
+        start = _position("RelativePositions", start)
+        last = start + queries - 1
+        distances = torch.arange(last, start - keys, -1, device=self.table.device)
+        by_distance = self.table[:, self.bucket(distances)]
+        # A matrix with one number for each distance: each row is the next one's, shifted by one.
+        return by_distance.unfold(-1, keys, 1).flip(1)
+
+    def bucket(self, distances: Tensor) -> Tensor:
+        """The column of the table for each distance back, integers of any shape."""
+        size = distances.abs()
+        growth = (size.clamp_min(self.near) / self.near).log() / math.log(self.longest / self.near)
+        shared = self.near + (growth * self.far).long().clamp_max(self.far - 1)
+        bucket = torch.where(size < self.near, size, shared)
+        return torch.where(distances < 0, bucket + self.near + self.far, bucket)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, near={self.near}, far={self.far}, longest={self.longest}"
 
 
 def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..attend import attention, explain
+from ..biases import bias
 from ..errors import BadType, BadValue
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
 from .cache import KVCache
 from .checks import both, probability, sequence, whole
-from .embed import RotaryPositions
+from .embed import RelativePositions, RotaryPositions
 from .simple import Question, inputs
 
 
@@ -40,10 +41,11 @@ class MultiHeadAttention(nn.Module):
             the last key; without one, the tokens are as many as the keys.
         rotary: turns queries and keys by their positions, which a cache continues; None means no
             positions. Its head size is D.
+        relative: adds a learned number for each head and distance to the scores; None means none.
 
-    Raises `BadValue` for heads that do not divide, a rotary of another head size, a dropout
-    outside [0, 1]. Sources: Vaswani et al. 2017, "Attention Is All You Need"; Shazeer 2019, "Fast
-    Transformer Decoding" (G = 1); Ainslie et al. 2023, "GQA".
+    Raises `BadValue` for heads that do not divide, a rotary of another head size, a relative for
+    another number of heads, a dropout outside [0, 1]. Sources: Vaswani et al. 2017, "Attention Is
+    All You Need"; Shazeer 2019, "Fast Transformer Decoding" (G = 1); Ainslie et al. 2023, "GQA".
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class MultiHeadAttention(nn.Module):
         out_bias: bool = True,
         causal: bool = False,
         rotary: RotaryPositions | None = None,
+        relative: RelativePositions | None = None,
     ) -> None:
         super().__init__()
         name = "MultiHeadAttention"
@@ -85,11 +88,17 @@ class MultiHeadAttention(nn.Module):
                 f"its heads have d / heads = {self.head_size} features.",
                 f"pass RotaryPositions({self.head_size}).",
             )
+        if relative is not None and relative.heads != heads:
+            raise BadValue(
+                f"MultiHeadAttention got relative positions for {relative.heads} heads.",
+                f"it has {heads} heads, each with its own number for a distance.",
+                f"pass RelativePositions({heads}).",
+            )
         self.d_context = whole(name, "d_context", d if d_context is None else d_context)
         self.d_values = whole(name, "d_values", self.d_context if d_values is None else d_values)
         self.dropout = probability(name, dropout)
         self.causal = causal
-        self.rotary = rotary
+        self.rotary, self.relative = rotary, relative
         narrow = self.kv_heads * self.head_size
         self.W_query = nn.Linear(d, d, bias=qkv_bias)
         self.W_key = nn.Linear(self.d_context, narrow, bias=qkv_bias)
@@ -172,7 +181,10 @@ class MultiHeadAttention(nn.Module):
         held = 0 if cache is None else cache.length
         try:
             asked = self._question(x, context, values, mask, cache)
-            out = attention(asked.q, asked.k, asked.v, mask=asked.mask, dropout=asked.dropout)
+            out = attention(
+                asked.q, asked.k, asked.v,
+                mask=asked.mask, bias=asked.bias, dropout=asked.dropout,
+            )  # fmt: skip
         except BaseException:
             if cache is not None:
                 cache.cut(held)
@@ -212,6 +224,7 @@ class MultiHeadAttention(nn.Module):
                 tokens=tokens,
                 key_tokens=key_tokens,
                 mask=asked.mask,
+                bias=asked.bias,
                 scale=scale,
                 dropout=asked.dropout if dropout is None else dropout,
                 seed=seed,
@@ -249,11 +262,11 @@ class MultiHeadAttention(nn.Module):
                 "every value belongs to a key, and the keys come from the context.",
                 "pass context= too; for self-attention leave both out.",
             )
-        if context is not None and (cache is not None or self.rotary is not None):
+        placed = self.rotary is not None or self.relative is not None
+        if context is not None and (cache is not None or placed):
             raise BadValue(
-                f"MultiHeadAttention got context= and {'a cache' if cache else 'turns positions'}.",
-                "a cache continues x, and rotary positions count along x; a context is another "
-                "sequence.",
+                f"MultiHeadAttention got context= and {'a cache' if cache else 'has positions'}.",
+                "a cache continues x, and positions count along x; a context is another sequence.",
                 "use them for self-attention, and a layer without them for cross-attention.",
             )
         name = "MultiHeadAttention"
@@ -271,7 +284,11 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         rule = Causal(align=None if cache is None else "end") if self.causal else None
-        return Question(q, k, v, both(rule, mask), dropout=self.dropout if self.training else 0.0)
+        distances = None
+        if self.relative is not None:
+            distances = bias(self.relative(q.shape[-2], k.shape[-2], start))
+        dropout = self.dropout if self.training else 0.0
+        return Question(q, k, v, both(rule, mask), dropout=dropout, bias=distances)
 
     def extra_repr(self) -> str:
         parts = [f"heads={self.heads}", f"kv_heads={self.kv_heads}", f"dropout={self.dropout:g}"]

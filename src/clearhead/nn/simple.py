@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attend import attention, explain
+from ..biases import Bias
 from ..errors import BadValue
 from ..masks import Mask, causal
 from ..trace import Step, Trace
@@ -27,6 +28,7 @@ class Question(NamedTuple):
     mask: Mask | None
     scale: float | None = None
     dropout: float = 0.0
+    bias: Bias | None = None
 
 
 class OneHead(nn.Module, ABC):
@@ -47,7 +49,7 @@ class OneHead(nn.Module, ABC):
 
         `mask` says who may look at whom, besides the layer's own rule; None means no further rule.
         """
-        q, k, v, rule, scale, dropout = self._headed(x, mask)
+        q, k, v, rule, scale, dropout, _ = self._headed(x, mask)
         out = attention(q, k, v, mask=rule, scale=scale, dropout=dropout)
         return out.squeeze(1) if out.dim() == 4 else out
 
@@ -59,7 +61,7 @@ class OneHead(nn.Module, ABC):
         `tokens` label the positions; None means numbers. A batch has a head axis of size 1. In
         training mode dropout is a step, drawn by torch's generator as in `forward`.
         """
-        q, k, v, rule, scale, dropout = self._headed(x, mask)
+        q, k, v, rule, scale, dropout, _ = self._headed(x, mask)
         trace = explain(q, k, v, tokens=tokens, mask=rule, scale=scale, dropout=dropout)
         return trace.made_by(**self.made_by).before(inputs(x))
 

@@ -9,3 +9,4 @@ heard, `run` runs the model.
 
 from .found import Head as Head, Layer as Layer, Link as Link, Report as Report
 from .run import look_model as look_model, report as report, write as write
+from .teller import report_teller as report_teller

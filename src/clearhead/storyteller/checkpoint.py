@@ -1,0 +1,68 @@
+"""Files that are whole or not there: safetensors written beside their place, then moved into it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..errors import BadValue
+
+
+def folder(path: str | Path) -> Path:
+    """The folder of that name, made if need be, if it can be written to."""
+    made = Path(path)
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+        trial = made / f".trial.{os.getpid()}"
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as error:
+        raise BadValue(
+            f"The folder {str(path)!r} cannot be written: {error.strerror}.",
+            "training writes its checkpoints, weights and picture to a folder.",
+            "pass another folder.",
+        ) from error
+    return made
+
+
+def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
+    """Tensors and what is to be known about them, in one file.
+
+    Whoever is killed while writing leaves the old file as it was: the new one takes its place in
+    one move, after it is on the disk.
+    """
+    named = {name: t.detach().contiguous() for name, t in tensors.items()}
+    return replace(path, save(named, {name: json.dumps(value) for name, value in about.items()}))
+
+
+def write_json(path: Path, value: Any) -> Path:
+    return replace(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def replace(path: Path, data: bytes) -> Path:
+    """`data` as the file at `path`, at once."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    return path
+
+
+def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write` wrote. Raises `BadValue` for a file that is not there or not such a file."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = {n: json.loads(value) for n, value in (file.metadata() or {}).items()}
+            return {name: file.get_tensor(name) for name in file.keys()}, about
+    except (OSError, SafetensorError, ValueError) as error:
+        raise BadValue(
+            f"The file {str(path)!r} cannot be read: {error}.",
+            "weights and checkpoints are safetensors files that clearhead wrote.",
+            "check the path; an unfinished training is begun anew in another folder.",
+        ) from error
