@@ -25,7 +25,7 @@ constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
 
 // A prefill task keeps its queries and their output sums in under half of a 1 MB L2; more rows use a
 // packed key more often: 384 left 4 % to packing at D = 64, 640 leave 3 %.
-constexpr int64_t TASK_BYTES = 400 << 10, MOST_ROWS = 640, BAND = 24;
+constexpr int64_t TASK_BYTES = 448 << 10, MOST_ROWS = 1024, BAND = 24;
 
 // The second sweep packs so many keys for all the queries of a head.
 constexpr int64_t TALLY_KEYS = 768;

@@ -39,7 +39,7 @@ int survey_packed(nb::bytes packed, nb::bytes survey, nb::bytes groups) {
   if (!unpack(packed, &p) || !unpack(survey, &s)) return -1;
   std::vector<Mask> group(groups.size() / sizeof(Mask));
   if (groups.size() != size_t(s.groups) * sizeof(Mask)) return -1;
-  memcpy((void*)group.data(), groups.data(), groups.size());
+  if (s.groups) memcpy((void*)group.data(), groups.data(), groups.size());
   s.group = group.data();
   p.survey = &s;
   nb::gil_scoped_release others_may_run;

@@ -16,8 +16,7 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 // least squares). -infinity gives exactly 0, NaN stays NaN.
 template <int degree> inline F exp2(F x) {
   static_assert(degree == 4 || degree == 5);
-  x = max(all(LEAST_POWER), x);
-  F n = round(x), r = sub(x, n), p;
+  F n, r = split(x, &n), p;
   if constexpr (degree == 5) {
     p = fma(all(0x1.5bba14p-10f), r, all(0x1.3cea88p-7f));
     p = fma(p, r, all(0x1.c6b752p-5f));

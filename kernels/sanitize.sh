@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds a wheel whose core has the address and undefined-behaviour sanitizers, installs it into a
-# folder of its own and runs tests/test_kernels.py on it.
+# folder of its own and runs the tests of the kernels on it.
 # usage: sanitize.sh PYTHON EMPTY_FOLDER [pytest arguments]
 set -eu
 python=$1 folder=$2
@@ -24,5 +24,5 @@ END
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so) \
 $("$compiler" -print-file-name=libstdc++.so)" \
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-"$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 "$root/tests/test_kernels.py" \
+"$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 "$root/tests/test_kernels.py" "$root/tests/test_kernel_stats.py" \
   -k "not grow and not wide_instruction and not compile and not fork" "$@"

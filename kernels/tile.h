@@ -333,9 +333,9 @@ template <class A> class Tile {
     const Band& band = band_[i];
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
     for (int r = 0; r < BAND_PAD; r++) tops_[r] = all(NOTHING);
-    begin_ = lo_ / PANEL * PANEL;
+    begin_ = lo_ / W * W;
     end_ = int(round_up(hi_, W));
-    for (int k = begin_; k < end_; k += PANEL) {
+    for (int k = lo_ / PANEL * PANEL; k < end_; k += PANEL) {
       int64_t key = block_.lo + k;
       int width = int(least<int64_t>(PANEL, end_ - k)), seen = int(least<int64_t>(width, hi_ - k));
       bool full = band.core.lo <= key && band.core.hi >= key + width;
@@ -722,7 +722,7 @@ template <class A> class Tile {
   Unit* weights_;           // in float32 they overwrite their scores
   Run hull_, block_;
   int lo_, hi_;             // the band's keys of this block, counted from its start
-  int begin_, end_;         // the same in whole vectors from a whole panel: what has scores
+  int begin_, end_;         // the same in whole vectors
   bool special_;
   float *moment_, *largest_, *masses_;
   int64_t* where_;

@@ -11,7 +11,6 @@ import mmap
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from ctypes import CDLL, addressof, c_char, c_int, c_size_t, c_void_p
@@ -20,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 import clearhead as ch
@@ -410,27 +408,6 @@ def test_compile_in_one_graph():
     assert torch.equal(compiled(*qkv), answer(*qkv, mask=ch.causal))
 
 
-class Doubled(torch.nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return 2 * ch.attention(q, k, v, mask=ch.causal, engine="cpu")
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in inductor
-def test_compile_to_machine_code():
-    qkv = question(2, 4, 2, 37, 37, 16)
-    compiled = torch.compile(Doubled(), fullgraph=True)
-    assert torch.equal(compiled(*qkv), 2 * answer(*qkv, mask=ch.causal))
-
-
-def test_export_for_any_length():
-    length = torch.export.Dim("length", min=2, max=4096)
-    exported = torch.export.export(
-        Doubled(), question(1, 2, 2, 37, 37, 16), dynamic_shapes=({2: length},) * 3
-    )
-    longer = question(1, 2, 2, 51, 51, 16)
-    assert torch.equal(exported.module()(*longer), 2 * answer(*longer, mask=ch.causal))
-
-
 def test_the_operator_keeps_torch_rules():
     q, k, v = question(1, 2, 1, 5, 9, 8)
     lo = torch.zeros(1, 1, 5, 1, dtype=torch.long)
@@ -464,81 +441,6 @@ def test_a_child_of_fork_computes():
         os._exit(0 if torch.equal(ch.attention(x, x, x, engine="cpu"), true) else 1)
     """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_an_interrupt_comes_through():
-    """Ctrl-C in the middle of a call is raised when the call is done, and the next one is right."""
-    program = """if True:
-        import torch, clearhead as ch
-        x = torch.randn(1, 8, 3000, 64)
-        true = ch.attention(x, x, x, engine="cpu")
-        print("ready", flush=True)
-        try:
-            while True:
-                ch.attention(x, x, x, engine="cpu")
-        except KeyboardInterrupt:
-            assert torch.equal(ch.attention(x, x, x, engine="cpu"), true)
-            print("interrupted", flush=True)
-    """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
-        assert child.stdout.readline() == b"ready\n"
-        child.send_signal(signal.SIGINT)
-        assert child.communicate(timeout=60)[0] == b"interrupted\n"
-    assert child.returncode == 0
-
-
-# ------------------------------------------------------------------------------------ any question
-
-
-@st.composite
-def strided(draw_one, B, heads, length, size, dtype, seed):
-    """The same kind of numbers in any layout: plain, heads inside, a slice of more, repeated."""
-    layout = draw_one(st.sampled_from(["plain", "heads inside", "slice", "repeated", "turned"]))
-    if layout == "heads inside":
-        return draw(B, length, heads, size, dtype=dtype, seed=seed).transpose(1, 2)
-    if layout == "slice":
-        return draw(B, heads, 2 * length + 1, size + 3, dtype=dtype, seed=seed)[
-            :, :, 1::2, 2 : 2 + size
-        ]
-    if layout == "repeated":
-        return draw(1, 1, length, size, dtype=dtype, seed=seed).expand(B, heads, length, size)
-    if layout == "turned":
-        return draw(B, heads, size, length, dtype=dtype, seed=seed).transpose(2, 3)
-    return draw(B, heads, length, size, dtype=dtype, seed=seed)
-
-
-@st.composite
-def questions(draw_one):
-    of = lambda *choices: draw_one(st.sampled_from(choices))  # noqa: E731 (said three times below)
-    B, G, share = of(0, 1, 2, 3), of(1, 2), of(1, 2, 3)
-    Tq, Tk = draw_one(st.integers(0, 70)), draw_one(st.integers(0, 300))
-    D, Dv, dtype = draw_one(st.integers(1, 70)), draw_one(st.integers(1, 70)), of(*DTYPES)
-    H = G * share
-    shapes = (H, Tq, D), (G, Tk, D), (G, Tk, Dv)
-    qkv = tuple(
-        draw_one(strided(B, heads, length, size, dtype, seed))
-        for seed, (heads, length, size) in enumerate(shapes)
-    )
-    keywords: dict = {"mask": of(*masks(Tq, Tk))}
-    if of(True, False):
-        shape = (of(1, B), of(1, H), of(1, Tq), of(1, Tk))
-        keywords["bias"] = ch.bias(draw(*shape, seed=7))
-    elif of(True, False):
-        keywords["bias"] = ch.alibi(align="end")
-    if of(True, False):
-        keywords["softcap"] = 3.0
-    if of(True, False):
-        keywords["sinks"] = draw(H, seed=8)
-    if of(True, False):
-        keywords["scale"] = of(0.0, -0.7, 2.0)
-    return qkv, keywords
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(questions())
-def test_any_question(asked):
-    qkv, keywords = asked
-    check(qkv, **keywords)
 
 
 # -------------------------------------------------------------------------------------- sanitizers

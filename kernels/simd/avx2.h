@@ -88,7 +88,12 @@ inline float total(F a) {
 
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
 constexpr float LEAST_POWER = -127.0f;
-inline F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes LEAST_POWER.
+inline F split(F x, F* n) {
+  x = max(all(LEAST_POWER), x);
+  *n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return sub(x, *n);
+}
 inline F times_power(F p, F n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));

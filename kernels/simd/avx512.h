@@ -79,10 +79,14 @@ inline Lanes less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 inline Lanes same(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline float total(F a) { return _mm512_reduce_add_ps(a); }
 
-// p * 2^n for whole n. Below 2^-149 the product is 0, so `LEAST_POWER` stands for -infinity.
+// p * 2^n for whole n. Below 2^-149 the product is 0, so `LEAST_POWER` stands for -infinity where
+// that would be multiplied by 0.
 constexpr float LEAST_POWER = -192.0f;
-inline F round(F x) {
-  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+// x = n + rest with n whole and |rest| <= 1/2; of -infinity the rest is 0.
+inline F split(F x, F* n) {
+  F rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  *n = _mm512_sub_ps(x, rest);
+  return rest;
 }
 inline F times_power(F p, F n) { return _mm512_scalef_ps(p, n); }
 

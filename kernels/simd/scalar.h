@@ -105,9 +105,13 @@ inline float total(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
 constexpr float LEAST_POWER = -127.0f;
-inline F round(F x) {  // below 2^22, adding 1.5 * 2^23 leaves no room for a fraction
+// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes LEAST_POWER. Below 2^22, adding
+// 1.5 * 2^23 leaves no room for a fraction.
+inline F split(F x, F* n) {
   const F shift = all(0x1.8p23f);
-  return (x + shift) - shift;
+  x = max(all(LEAST_POWER), x);
+  *n = (x + shift) - shift;
+  return x - *n;
 }
 inline F times_power(F p, F n) {
   return p * (F)((__builtin_convertvector(n, Lanes) + 127) << 23);
