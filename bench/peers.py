@@ -96,23 +96,36 @@ def _session(node, inputs, outputs, domain="", opset=23):
     )
 
 
-def _onnx_type(case: Case):
-    from onnx import TensorProto
-
+def _refuse_bfloat16(case: Case) -> None:
     if case.dtype == torch.bfloat16:
         raise Declined("onnxruntime computes no bfloat16 on a CPU")
-    return TensorProto.FLOAT if case.dtype == torch.float32 else TensorProto.FLOAT16
+
+
+def _declared(name: str, x: torch.Tensor):
+    """An input or output of a graph, of the dtype and shape of `x`."""
+    from onnx import TensorProto, helper
+
+    kinds = {
+        torch.float32: TensorProto.FLOAT,
+        torch.float16: TensorProto.FLOAT16,
+        torch.int32: TensorProto.INT32,
+    }
+    return helper.make_tensor_value_info(name, kinds[x.dtype], list(x.shape))
 
 
 def onnx_attention(case: Case, q, k, v) -> Run:
     from onnx import helper
 
-    kind, causal = _onnx_type(case), isinstance(case.mask, ch.Causal)
+    _refuse_bfloat16(case)
+    causal = isinstance(case.mask, ch.Causal)
     if not causal and not isinstance(case.mask, ch.masks.Everything):
         raise Declined("asked without a mask matrix only")
     node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
-    value = lambda name, x: helper.make_tensor_value_info(name, kind, list(x.shape))  # noqa: E731
-    session = _session(node, [value("q", q), value("k", k), value("v", v)], [value("out", q)])
+    session = _session(
+        node,
+        [_declared("q", q), _declared("k", k), _declared("v", v)],
+        [_declared("out", q)],
+    )
     feed = {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()}
     return lambda: session.run(None, feed)
 
@@ -120,8 +133,8 @@ def onnx_attention(case: Case, q, k, v) -> Run:
 def onnx_contrib(case: Case, q, k, v) -> Run:
     from onnx import helper
 
-    kind, causal = _onnx_type(case), isinstance(case.mask, ch.Causal)
-    if kind != 1 or case.G != case.H or case.decode:
+    causal = isinstance(case.mask, ch.Causal)
+    if case.dtype != torch.float32 or case.G != case.H or case.decode:
         raise Declined("MultiHeadAttention: float32, equal heads, prefill only")
     if not causal and not isinstance(case.mask, ch.masks.Everything):
         raise Declined("asked without a mask matrix only")
@@ -132,9 +145,12 @@ def onnx_contrib(case: Case, q, k, v) -> Run:
     flat = {
         n: x.transpose(1, 2).flatten(2).contiguous() for n, x in zip("qkv", (q, k, v), strict=True)
     }
-    value = lambda n, x: helper.make_tensor_value_info(n, kind, list(x.shape))  # noqa: E731
     session = _session(
-        node, [value(n, x) for n, x in flat.items()], [value("out", flat["q"])], "com.microsoft", 17
+        node,
+        [_declared(n, x) for n, x in flat.items()],
+        [_declared("out", flat["q"])],
+        "com.microsoft",
+        17,
     )
     feed = {n: x.numpy() for n, x in flat.items()}
     return lambda: session.run(None, feed)
@@ -142,9 +158,9 @@ def onnx_contrib(case: Case, q, k, v) -> Run:
 
 def onnx_grouped(case: Case, q, k, v) -> Run:
     """One decode step; past keys and values lie in a buffer that is present and past at once."""
-    from onnx import TensorProto, helper
+    from onnx import helper
 
-    kind = _onnx_type(case)
+    _refuse_bfloat16(case)
     if not case.decode:
         raise Declined("GroupQueryAttention: decode only")
     import onnxruntime as ort
@@ -155,19 +171,19 @@ def onnx_grouped(case: Case, q, k, v) -> Run:
     )  # fmt: skip
     flat = q.transpose(1, 2).flatten(2).contiguous()
     new = torch.zeros(case.B, 1, case.G * case.D, dtype=case.dtype)
-    value = lambda n, x: helper.make_tensor_value_info(n, kind, list(x.shape))  # noqa: E731
-    count = lambda n, s: helper.make_tensor_value_info(n, TensorProto.INT32, s)  # noqa: E731
+    lengths = torch.full((case.B,), case.Tk - 1, dtype=torch.int32)
+    total = torch.tensor([case.Tk], dtype=torch.int32)
     session = _session(
         node,
-        [value("q", flat), value("k1", new), value("v1", new), value("past_k", k),
-         value("past_v", v), count("lengths", [case.B]), count("total", [1])],
-        [value("out", flat), value("all_k", k), value("all_v", v)], "com.microsoft", 17,
+        [_declared("q", flat), _declared("k1", new), _declared("v1", new), _declared("past_k", k),
+         _declared("past_v", v), _declared("lengths", lengths),
+         _declared("total", total)],
+        [_declared("out", flat), _declared("all_k", k), _declared("all_v", v)], "com.microsoft", 17,
     )  # fmt: skip
     binding = session.io_binding()
     keep = {
         "q": flat.numpy(), "k1": new.numpy(), "v1": new.numpy(), "past_k": k.numpy(),
-        "past_v": v.numpy(), "lengths": np.full(case.B, case.Tk - 1, np.int32),
-        "total": np.array([case.Tk], np.int32),
+        "past_v": v.numpy(), "lengths": lengths.numpy(), "total": total.numpy(),
     }  # fmt: skip
     values = {n: ort.OrtValue.ortvalue_from_numpy(x) for n, x in keep.items()}
     for n, x in values.items():

@@ -133,6 +133,18 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
         assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
 
 
+@pytest.mark.parametrize("verb", [("explain", "--html"), ("explain", "--png"), ("look", "--out")])
+def test_what_cannot_be_written_is_said_before_anything_is_printed(run, tmp_path, verb):
+    taken = tmp_path / "taken"
+    if verb[0] == "explain":
+        taken.mkdir()
+    else:
+        taken.write_text("a file where a folder is wanted")
+    code, out, err = run(verb[0], SENTENCE, verb[1], taken)
+    assert code == 2 and out == ""
+    assert f"'{taken}' cannot be" in err and "Rule:" in err and "Way out:" in err
+
+
 def test_plan_prints_who_answers_and_computes_nothing(run):
     code, out, _ = run(
         "plan", "--queries", 65536, "--heads", 32, "--mask", "causal & window(before=511)", "--grad"
@@ -166,8 +178,14 @@ def test_dropout_and_seed_are_reproducible(run):
      "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
      "documents(...), dense(...), joined by &, | and ~.\n  Way out: write for example 'causal' or "
      "'causal & window(before=3, after=0)'."),
-    (["explain", "a b", "--png", "/nowhere/a.png"], None),
-    (["explain", "a b", "--html", "/nowhere/a.html"], None),
+    (["explain", "a b", "--query", "-1"], "There is no query “-1” in this trace.\n  Rule: a query "
+     "is one of the tokens, or its position counted from 0.\n  Way out: ask for one of these: 0 a, "
+     "1 b."),
+    *(([*verb, option, f"/nowhere/a{option}"], f"The file '/nowhere/a{option}' cannot be written: "
+      "there is no folder '/nowhere'.\n  Rule: a picture or page is written to a file in a folder "
+      "that exists and may be written to.\n  Way out: make the folder first, or name another file.")
+      for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"),
+                           (["scale"], "--png"))),
     (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
      "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
      "files.\n  Way out: check the path; a model on the hub must be downloaded first."),

@@ -795,3 +795,30 @@ def test_a_trace_says_where_queries_keys_and_values_came_from():
     formulas = [s.formula for s in layer.explain(x, context=other) if s.name in "query key value"]
     assert formulas == ["X · W_query", "C · W_key", "C · W_value"]
     assert [SimpleAttention().explain(x).step(n).formula for n in ("query", "key")] == ["X", "X"]
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("shape", [(3, 5, 14), (5, 14)])
+def test_a_block_explains_what_it_computes(norm, shape):
+    block = ch.nn.TransformerBlock(14, 2, norm=norm, causal=True, dropout=0.3)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(7))
+    for train in (True, False):
+        block.train(train)
+        torch.manual_seed(11)
+        expected = block(x)
+        torch.manual_seed(11)
+        trace = block.explain(x, list("abcde"))
+        torch.testing.assert_close(trace["block"], expected)
+        assert trace.names[-4:] == ("attended", "normed", "fed", "block")
+        assert ch.views.text.to_json(trace)["steps"][-1]["name"] == "block"
+
+
+def test_a_block_explains_a_step_of_a_cache_and_leaves_the_cache():
+    block = ch.nn.TransformerBlock(14, 2, causal=True).eval()
+    x = torch.randn(1, 7, 14, generator=torch.Generator().manual_seed(7))
+    cache = ch.nn.KVCache(7)
+    with torch.no_grad():
+        block(x[:, :5], cache=cache)
+        trace = block.explain(x[:, 5:], cache=cache)
+        assert cache.length == 5
+        torch.testing.assert_close(trace["block"], block(x[:, 5:], cache=cache))

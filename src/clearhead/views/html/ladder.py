@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...trace import AXES, Step, Trace
-from .brought import Head, Layer, Report
+from ..brought import Head, Layer, Report
 from .document import document, table, visible, write
 from .steps import data_of, evenly, settings_of, sizes, told
 

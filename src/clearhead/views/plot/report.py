@@ -1,12 +1,11 @@
 """Figures of a report on a model: entropy by layer, received weight by token, every head's map."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from ...errors import BadValue
+from ..brought import Report
 from ..sheet import visible
 from .canvas import LABELLED, drawable, new_figure, require_matplotlib
 
@@ -15,35 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, POINT = "#14637f", "#14637f40"
-
-
-class Head(Protocol):
-    @property
-    def label(self) -> str: ...
-    @property
-    def entropy(self) -> float: ...
-
-
-class Layer(Protocol):
-    @property
-    def most(self) -> float: ...
-    @property
-    def heads(self) -> Sequence[Head]: ...
-    @property
-    def map(self) -> Tensor: ...
-    @property
-    def received(self) -> Tensor: ...
-
-
-class Report(Protocol):
-    """What these figures draw; `clearhead.report` makes one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def tokens(self) -> Sequence[str]: ...
-    @property
-    def layers(self) -> Sequence[Layer]: ...
 
 
 def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":

@@ -84,7 +84,7 @@ def find(trace: Trace, query: int | str) -> list[int]:
         found = [i for i, label in enumerate(labels) if label == query]
         if found:
             return found
-        if re.fullmatch("-?[0-9]+", query):
+        if re.fullmatch("[0-9]+", query):
             query = int(query)
     if isinstance(query, int) and -size <= query < size:
         return [query % size]

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ...trace import Trace
+from ..trace import Trace
 
 
 class Link(Protocol):
@@ -64,6 +64,8 @@ class Layer(Protocol):
 
 
 class Report(Protocol):
+    @property
+    def name(self) -> str: ...
     @property
     def tokens(self) -> Sequence[str]: ...
     @property

@@ -1,0 +1,124 @@
+"""Any shapes, strides, masks, dtypes and biases: the C++ core gives what float64 steps give.
+
+And an interrupt during a long call of the core ends the process as an interrupt does.
+"""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import clearhead as ch
+from clearhead.ask import ask
+from clearhead.engines.cpu import Cpu
+from clearhead.testing import plain, within_yardstick
+
+pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
+
+SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 65])
+HEAD_SIZES = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 33, 64])
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+LAYOUTS = st.sampled_from(
+    ["plain", "transposed", "columns", "sliced", "every second feature", "one row", "one batch"]
+)
+
+
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The shape of `x` with other strides; where numbers must repeat, other numbers too."""
+    if layout == "transposed":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "columns":
+        return x.mT.contiguous().mT
+    if layout == "sliced":
+        return torch.nn.functional.pad(x, (3, 2, 1, 4), value=torch.nan)[..., 1:-4, 3:-2]
+    if layout == "every second feature":
+        return torch.stack([x, torch.full_like(x, torch.nan)], -1).flatten(-2)[..., ::2]
+    if layout == "one row" and x.shape[2]:
+        return x[:, :, :1].expand(x.shape)
+    if layout == "one batch" and x.shape[0]:
+        return x[:1].expand(x.shape)
+    return x
+
+
+@st.composite
+def questions(draw):
+    source = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    dtype, B, G = draw(DTYPES), draw(st.sampled_from([0, 1, 2, 3])), draw(st.sampled_from([1, 2]))
+    H, Tq, Tk = G * draw(st.sampled_from([1, 2, 3])), draw(SIZES), draw(SIZES)
+    D, Dv = draw(HEAD_SIZES), draw(HEAD_SIZES)
+    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)
+    q, k, v = (
+        laid_out(torch.randn(shape, generator=source).to(dtype), draw(LAYOUTS)) for shape in shapes
+    )
+    rules = [ch.everything]
+    for kind in draw(st.lists(st.sampled_from(["causal", "window", "prefix", "dense", "lengths"]),
+                              max_size=2)):  # fmt: skip
+        align = draw(st.sampled_from(["start", "end"]))
+        rules.append({
+            "causal": lambda: ch.Causal(align=align),  # noqa: B023
+            "window": lambda: ch.window(before=3, after=1, align=align),  # noqa: B023
+            "prefix": lambda: ch.prefix(min(2, Tk)),
+            "dense": lambda: ch.dense(keep=torch.rand(Tq, Tk, generator=source) < 0.6),
+            "lengths": lambda: ch.lengths(keys=torch.randint(0, Tk + 1, (B,), generator=source)),
+        }[kind]())  # fmt: skip
+    mask = rules[0] if len(rules) == 1 else rules[1]
+    if len(rules) == 3:
+        mask = mask & rules[2] if draw(st.booleans()) else mask | ~rules[2]
+    keywords = {"mask": mask}
+    if draw(st.booleans()):
+        lead = draw(st.sampled_from([(), (H,), (1, 1), (B, 1), (B, H)]))
+        last = draw(st.sampled_from([(1, Tk), (Tq, 1), (Tq, Tk)]))
+        keywords["bias"] = ch.bias(torch.randn(*lead, *last, generator=source))
+    if draw(st.booleans()):
+        keywords["softcap"] = draw(st.sampled_from([0.5, 5.0, 50.0]))
+    if draw(st.booleans()):
+        keywords["sinks"] = torch.randn(H, generator=source)
+    return (q, k, v), keywords
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(questions())
+def test_the_core_answers_any_question_as_the_reference_does(question):
+    qkv, keywords = question
+    problem, _ = ask(*qkv, **keywords)
+    assert Cpu().why_not(problem) == []
+    got = ch.attention(*qkv, engine="cpu", **keywords)
+    wide = [x.double() for x in qkv]
+    exact = {n: x.double() if n == "sinks" else x for n, x in keywords.items()}
+    if "bias" in exact:
+        exact["bias"] = ch.bias(keywords["bias"].tensor.double())
+    true = ch.attention(*wide, engine="steps", **exact)
+    # The core computes half dtypes in float32; the plain way would round every product.
+    yardstick = plain(*(x.float() for x in qkv), **keywords).to(got.dtype)
+    size = max((float(x.abs().max()) for x in wide if x.numel()), default=0.0)
+    sure, figures = within_yardstick(got, true, yardstick, size)
+    assert got.shape == true.shape and got.dtype == qkv[0].dtype
+    assert sure, f"{problem.describe()}: {figures}"
+
+
+LONG_CALL = """
+import torch, clearhead as ch
+q = torch.randn(1, 8, 16384, 64)
+ch.attention(q[:, :, :64], q[:, :, :64], q[:, :, :64], engine="cpu")
+print("begun", flush=True)
+while True:
+    ch.attention(q, q, q, engine="cpu")
+"""
+
+
+def test_an_interrupt_during_a_call_of_the_core_ends_it():
+    with subprocess.Popen(
+        [sys.executable, "-c", LONG_CALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)  # it is inside a call by now
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=100)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGINT and said.rstrip().endswith("KeyboardInterrupt")
