@@ -26,8 +26,7 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/python -m pytest --quiet tests/test_floors.py tests/test_figures.py tests/test_masks.py tests/test_online.py
 
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
-	@mkdir -p out
-	$(BIN)/python bench/run.py --out out/bench.json
+	$(BIN)/clearhead bench --out out/bench.json
 
 docs: .venv/docs  ## Write the manual's pages to out/docs.
 	$(BIN)/pdoc --math --output-directory out/docs clearhead

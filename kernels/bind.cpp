@@ -63,7 +63,7 @@ nb::list level_list() {
   return list;
 }
 
-// The clock of bench/run.py: with one thread its processor time, so that what other programs take
+// The clock of clearhead.bench: with one thread its processor time, so that what other programs take
 // meanwhile is not counted; with more the time on the wall, because a thread that waits its turn
 // leaves its share of the memory to the others and the sum of their rates would be a fiction.
 double seconds_now(int64_t threads) {

@@ -2,7 +2,7 @@
 
 Rooms on one floor never import each other. Inside `engines/` and `views/` siblings do not either,
 but for the contracts they share (`engine`; `sheet`, `brought`); `masks/`, `nn/`, `hf/`, `stats/`,
-`report/`, `storyteller/` are one room in several files.
+`report/`, `storyteller/`, `bench/` are one room in several files.
 Run this file to print the map that CONTRIBUTING shows.
 """
 
@@ -14,7 +14,7 @@ HOUSE = Path(__file__).parents[1] / "src" / "clearhead"
 
 FLOORS = [
     {"cli"},
-    {"report"},
+    {"report", "bench"},
     {"lesson", "scaling", "hf", "storyteller"},
     {"nn", "compat", "plan", "watch"},
     {"attend", "testing"},
@@ -28,7 +28,7 @@ FLOORS = [
     {"errors"},
 ]
 FACE = {"__init__"}
-ONE_ROOM = {"masks", "nn", "hf", "stats", "report", "storyteller"}
+ONE_ROOM = {"masks", "nn", "hf", "stats", "report", "storyteller", "bench"}
 SHARED = {("engines", "engine"), ("views", "sheet"), ("views", "brought")}
 
 

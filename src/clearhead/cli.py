@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from . import __version__, attend, lesson, masks
 from .errors import AttentionError, BadValue
@@ -302,6 +303,48 @@ def plan(
             engine=engine,
         )
     )  # fmt: skip
+
+
+@app.command()
+def bench(
+    groups: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[GROUP]...", help="What to time; left out, everything (minutes)."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads for everybody; left out, torch's number.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peer", help="Only this one; may be given again.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures go; the plot beside it.")] = Path(
+        "out/bench.json"
+    ),
+) -> None:
+    """Time clearhead beside its peers and the hardware's own ceilings, interleaved in one run.
+
+    Groups: prefill, masked, decode, tiny, and the sweeps lengths, heads, sizes, dtypes, threads;
+    minilm is a real model end to end. A peer that is not installed is named and skipped.
+    """
+    from . import bench as benchmark
+
+    _folder(out.parent)
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("timing", total=benchmark.how_many(groups or (), threads))
+
+        def tell(result: dict[str, Any]) -> None:
+            typer.echo(f"{benchmark.table(result)}\n")
+            bar.advance(task)
+
+        done = benchmark.measure(
+            groups or (), threads=threads, rounds=rounds, peers=peers or (), tell=tell
+        )
+    out.write_text(json.dumps(done, indent=1) + "\n")
+    _say(f"figures  {out}")
+    picture = benchmark.figure(done["results"])
+    _say(f"plot     {plot.save(picture, out.with_suffix('.png'))}")
 
 
 @app.command()

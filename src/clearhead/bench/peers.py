@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cases import Case
+from torch import Tensor
 
-import clearhead as ch
-from clearhead.engines import cpu
+from ..ask import ask
+from ..attend import attention
+from ..engines import cpu
+from ..masks import Causal, Everything
+from ..plan import plan
+from .cases import Case
 
 Run = Callable[[], Any]
 
@@ -22,39 +26,37 @@ class Declined(Exception):
     """Why a peer does not take part in a case."""
 
 
-def clearhead(case: Case, q, k, v) -> Run:
-    planned = ch.plan(q, k, v, mask=case.mask, engine="auto").engine
+def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
+    planned = plan(q, k, v, mask=case.mask, engine="auto").engine
     assert planned == "cpu", f"the case would be answered by {planned}, not by the C++ core"
-    return lambda: ch.attention(q, k, v, mask=case.mask)
+    return lambda: attention(q, k, v, mask=case.mask)
 
 
-def core_alone(case: Case, q, k, v) -> Run:
+def core_alone(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     """The core without the door: what is computed, less what is checked."""
-    from clearhead.ask import ask
-
     problem, inputs = ask(q, k, v, mask=case.mask)
     return lambda: cpu.answer(problem, inputs, False)
 
 
-def torch_sdpa(case: Case, q, k, v) -> Run:
+def torch_sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     grouped = case.G != case.H
-    if isinstance(case.mask, ch.masks.Everything):
+    if isinstance(case.mask, Everything):
         return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
-    if isinstance(case.mask, ch.Causal):
+    if isinstance(case.mask, Causal):
         return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     keep = case.mask.to_bool(case.Tq, case.Tk)
     return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=keep, enable_gqa=grouped)
 
 
-def eager(case: Case, q, k, v) -> Run:
+def eager(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     if case.B * case.H * case.Tq * case.Tk > 2**28:
         raise Declined("its matrices would not fit")
     k, v = (x.repeat_interleave(case.H // case.G, 1) for x in (k, v))
     drop = None
-    if not isinstance(case.mask, ch.masks.Everything):
+    if not isinstance(case.mask, Everything):
         drop = ~case.mask.to_bool(case.Tq, case.Tk)
 
-    def run():
+    def run() -> Tensor:
         scores = q @ k.mT * case.D**-0.5
         scores = scores if drop is None else scores.masked_fill_(drop, -torch.inf)
         return torch.softmax(scores, -1) @ v
@@ -62,13 +64,13 @@ def eager(case: Case, q, k, v) -> Run:
     return run
 
 
-def flex(case: Case, q, k, v) -> Run:
+def flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     if case.decode or case.tiny or case.dtype == torch.float16:
         raise Declined("compiled for prefill only")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     block = None
-    if not isinstance(case.mask, ch.masks.Everything):
+    if not isinstance(case.mask, Everything):
         block = create_block_mask(
             case.mask.to_flex(case.Tq, case.Tk), None, None, case.Tq, case.Tk, "cpu"
         )
@@ -76,7 +78,9 @@ def flex(case: Case, q, k, v) -> Run:
     return lambda: compiled(q, k, v, block_mask=block, enable_gqa=case.G != case.H)
 
 
-def _session(node, inputs, outputs, domain="", opset=23):
+def _session(
+    node: Any, inputs: list[Any], outputs: list[Any], domain: str = "", opset: int = 23
+) -> Any:
     import onnx
     import onnxruntime
     from onnx import helper
@@ -101,7 +105,7 @@ def _refuse_bfloat16(case: Case) -> None:
         raise Declined("onnxruntime computes no bfloat16 on a CPU")
 
 
-def _declared(name: str, x: torch.Tensor):
+def _declared(name: str, x: Tensor) -> Any:
     """An input or output of a graph, of the dtype and shape of `x`."""
     from onnx import TensorProto, helper
 
@@ -113,12 +117,12 @@ def _declared(name: str, x: torch.Tensor):
     return helper.make_tensor_value_info(name, kinds[x.dtype], list(x.shape))
 
 
-def onnx_attention(case: Case, q, k, v) -> Run:
+def onnx_attention(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     from onnx import helper
 
     _refuse_bfloat16(case)
-    causal = isinstance(case.mask, ch.Causal)
-    if not causal and not isinstance(case.mask, ch.masks.Everything):
+    causal = isinstance(case.mask, Causal)
+    if not causal and not isinstance(case.mask, Everything):
         raise Declined("asked without a mask matrix only")
     node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
     session = _session(
@@ -130,13 +134,13 @@ def onnx_attention(case: Case, q, k, v) -> Run:
     return lambda: session.run(None, feed)
 
 
-def onnx_contrib(case: Case, q, k, v) -> Run:
+def onnx_contrib(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     from onnx import helper
 
-    causal = isinstance(case.mask, ch.Causal)
+    causal = isinstance(case.mask, Causal)
     if case.dtype != torch.float32 or case.G != case.H or case.decode:
         raise Declined("MultiHeadAttention: float32, equal heads, prefill only")
-    if not causal and not isinstance(case.mask, ch.masks.Everything):
+    if not causal and not isinstance(case.mask, Everything):
         raise Declined("asked without a mask matrix only")
     node = helper.make_node(
         "MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft",
@@ -156,7 +160,7 @@ def onnx_contrib(case: Case, q, k, v) -> Run:
     return lambda: session.run(None, feed)
 
 
-def onnx_grouped(case: Case, q, k, v) -> Run:
+def onnx_grouped(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     """One decode step; past keys and values lie in a buffer that is present and past at once."""
     from onnx import helper
 
@@ -194,16 +198,16 @@ def onnx_grouped(case: Case, q, k, v) -> Run:
     return lambda: session.run_with_iobinding(binding)
 
 
-def _openvino(case: Case, q, k, v, precision: str) -> Run:
+def _openvino(case: Case, q: Tensor, k: Tensor, v: Tensor, precision: str) -> Run:
     import openvino as ov
     from openvino import opset13
 
     if case.dtype != torch.float32 or case.G != case.H:
         raise Declined("asked in float32 with equal heads only")
-    if not isinstance(case.mask, (ch.masks.Everything, ch.Causal)):
+    if not isinstance(case.mask, (Everything, Causal)):
         raise Declined("asked without a mask matrix only")
     inputs = [opset13.parameter(list(x.shape), np.float32) for x in (q, k, v)]
-    node = opset13.scaled_dot_product_attention(*inputs, causal=isinstance(case.mask, ch.Causal))
+    node = opset13.scaled_dot_product_attention(*inputs, causal=isinstance(case.mask, Causal))
     compiled = ov.Core().compile_model(
         ov.Model([node], inputs), "CPU",
         {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()},
@@ -214,11 +218,11 @@ def _openvino(case: Case, q, k, v, precision: str) -> Run:
     return lambda: request.infer()
 
 
-def openvino_f32(case: Case, q, k, v) -> Run:
+def openvino_f32(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     return _openvino(case, q, k, v, "f32")
 
 
-def openvino_bf16(case: Case, q, k, v) -> Run:
+def openvino_bf16(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     return _openvino(case, q, k, v, "bf16")
 
 
@@ -236,7 +240,7 @@ PEERS: dict[str, Callable[..., Run]] = {
 }
 
 
-def prepare(name: str, case: Case, tensors) -> tuple[Run | None, str]:
+def prepare(name: str, case: Case, tensors: tuple[Tensor, ...]) -> tuple[Run | None, str]:
     """The function to time, or None and why not."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     try:

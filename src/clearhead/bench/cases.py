@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-import clearhead as ch
+from .. import masks
+from ..masks import Everything, Mask, causal, documents, everything, window
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Case:
     Tk: int = 2048
     D: int = 64
     dtype: torch.dtype = torch.float32
-    mask: ch.masks.Mask = field(default=ch.everything)
+    mask: Mask = field(default=everything)
+    threads: int | None = None  # None means as many as the run has
 
     @property
     def decode(self) -> bool:
@@ -39,9 +41,9 @@ class Case:
         return q, k, v
 
     def pairs(self) -> int:
-        if isinstance(self.mask, ch.masks.Everything):
+        if isinstance(self.mask, Everything):
             return self.B * self.H * self.Tq * self.Tk
-        reach = self.mask.reach(ch.masks.Grid(self.Tq, self.Tk, self.B, self.H))
+        reach = self.mask.reach(masks.Grid(self.Tq, self.Tk, self.B, self.H))
         return int(reach.pairs().expand(self.B, self.H, self.Tq).sum())
 
     def flops(self) -> float:
@@ -53,29 +55,28 @@ class Case:
         return 2.0 * self.B * self.G * self.Tk * self.D * torch.empty((), dtype=self.dtype).itemsize
 
 
-def _documents(count: int = 64, tokens: int = 16384) -> ch.masks.Mask:
+def _documents(count: int = 64, tokens: int = 16384) -> Mask:
     cuts = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(3))[: count - 1] + 1
     starts = torch.zeros(tokens, dtype=torch.long)
     starts[cuts] = 1
-    return ch.documents(starts.cumsum(0))
+    return documents(starts.cumsum(0))
 
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-_GROUPED = {"H": 32, "G": 8, "Tq": 1024, "Tk": 1024, "D": 128}
 
 PREFILL = [
     Case("fp32 full"),
-    Case("fp32 causal", mask=ch.causal),
+    Case("fp32 causal", mask=causal),
     Case("fp32 D=80 odd lengths", Tq=1999, Tk=2017, D=80),
-    Case("fp32 D=128 grouped", **_GROUPED),
-    Case("fp32 D=128 grouped causal", **_GROUPED, mask=ch.causal),
+    Case("fp32 D=128 grouped", H=32, G=8, Tq=1024, Tk=1024, D=128),
+    Case("fp32 D=128 grouped causal", H=32, G=8, Tq=1024, Tk=1024, D=128, mask=causal),
     Case("bf16 full", dtype=BF16),
-    Case("bf16 D=128 grouped causal", **_GROUPED, dtype=BF16, mask=ch.causal),
+    Case("bf16 D=128 grouped causal", H=32, G=8, Tq=1024, Tk=1024, D=128, dtype=BF16, mask=causal),
     Case("fp16 full", dtype=F16),
 ]
 MASKED = [
     Case("fp32 dense 4096", Tq=4096, Tk=4096),
-    Case("fp32 window 512 of 8192", Tq=8192, Tk=8192, mask=ch.window(before=511, after=0)),
+    Case("fp32 window 512 of 8192", Tq=8192, Tk=8192, mask=window(before=511, after=0)),
     Case("fp32 64 documents in 16k", H=2, G=2, Tq=16384, Tk=16384, mask=_documents()),
 ]
 DECODE = [
@@ -89,7 +90,24 @@ TINY = [
     Case("tiny 1,1,5,4", H=1, G=1, Tq=5, Tk=5, D=4),
     Case("tiny 1,12,32,64", H=12, G=12, Tq=32, Tk=32),
 ]
-LENGTHS = [Case(f"fp32 S={s}", Tq=s, Tk=s) for s in (128, 256, 512, 1024, 4096, 8192)]
-GROUPS = {
-    "prefill": PREFILL, "masked": MASKED, "decode": DECODE, "tiny": TINY, "lengths": LENGTHS,
+LENGTHS = [
+    Case(f"fp32 {name}S={s}", Tq=s, Tk=s, mask=mask)
+    for name, mask in (("", everything), ("causal ", causal))
+    for s in (128, 256, 512, 1024, 2048, 4096, 8192)
+]
+HEADS = [Case(f"fp32 H={h}", H=h, G=h, Tq=1024, Tk=1024) for h in (1, 2, 4, 8, 16, 32)]
+SIZES = [Case(f"fp32 D={d}", Tq=1024, Tk=1024, D=d) for d in (16, 32, 64, 80, 96, 128, 192, 256)]
+DTYPES = [
+    Case(f"{str(t)[6:]} causal", Tq=4096, Tk=4096, dtype=t, mask=causal) for t in (F32, BF16, F16)
+]
+
+
+def sweep_of_threads(most: int) -> list[Case]:
+    counts = sorted({1, most} | {2**i for i in range(1, most.bit_length()) if 2**i < most})
+    return [Case(f"fp32 full, {n} threads", threads=n) for n in counts]
+
+
+GROUPS: dict[str, list[Case]] = {
+    "prefill": PREFILL, "masked": MASKED, "decode": DECODE, "tiny": TINY,
+    "lengths": LENGTHS, "heads": HEADS, "sizes": SIZES, "dtypes": DTYPES,
 }  # fmt: skip
