@@ -62,6 +62,17 @@ class documents(Mask):
         return asking[asking_row, q] == ids[row, k]
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        # The layers of a model ask with one rule, and finding its runs takes a twentieth of a packed
+        # batch; so they are kept, unless a tracer is about.
+        kept = self.__dict__.get("_kept")
+        if kept is not None and kept[0] == (grid, device) and not torch.compiler.is_compiling():
+            return kept[1]
+        reach = self._find_reach(grid, device)
+        if type(reach.lo) is Tensor and reach.bits is None and not torch.compiler.is_compiling():
+            object.__setattr__(self, "_kept", ((grid, device), reach))
+        return reach
+
+    def _find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         ids, asking = tensor(self.ids).to(device), self._asking().to(device)
         rows = max(ids.shape[0], asking.shape[0])
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
