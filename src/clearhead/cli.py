@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from importlib import metadata
@@ -111,6 +112,13 @@ def look(
     seed: Seed = 123,
     mask: MaskText = "causal",
     positions: Positions = True,
+    tile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYER:HEAD:QUERIES:KEYS",
+            help="With --model: exact weights of a part of a long text, e.g. 3:5:1024-1087:0-63.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and the page.")] = Path(
         "out"
     ),
@@ -131,7 +139,19 @@ def look(
         return
     from . import report, storyteller
 
+    if tile is not None and (model is None or storyteller.is_storyteller(model)):
+        raise BadValue(
+            "--tile was given without a checkpoint.",
+            "a tile is cut out of what a Hugging Face model makes of a long text; the texts of the "
+            "storyteller are short and shown whole.",
+            "add --model DIR, or leave --tile out.",
+        )
     if model is not None and not storyteller.is_storyteller(model):
+        if tile is not None:
+            trace = report.tile(model, words, *_tile(tile))
+            terminal.heat(trace)
+            _say(f"picture  {plot.save(plot.heads(trace), out / 'tile.png')}")
+            return
         found = report.report(model, words)
         typer.echo(str(found))
     else:
@@ -389,6 +409,19 @@ def _trace(text: str | None, *, model: Path | None, layer: int, mask: str, **opt
     from .hf import Checkpoint
 
     return Checkpoint(model).explain(words, layer)
+
+
+def _tile(asked: str) -> tuple[int, int, range, range]:
+    """ "3:5:1024-1087:0-63" as layer, head, and two runs of positions, their last included."""
+    match = re.fullmatch(r"(\d+):(\d+):(\d+)-(\d+):(\d+)-(\d+)", asked)
+    if match is None:
+        raise BadValue(
+            f"--tile {asked!r} names no part of a head.",
+            "a tile is LAYER:HEAD:QUERIES:KEYS, and queries and keys are FIRST-LAST.",
+            "pass for example --tile 3:5:1024-1087:0-63.",
+        )
+    layer, head, first, last, left, right = map(int, match.groups())
+    return layer, head, range(first, last + 1), range(left, right + 1)
 
 
 def _apart(context: typer.Context, model: Path | None) -> None:

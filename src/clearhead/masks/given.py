@@ -62,8 +62,8 @@ class documents(Mask):
         return asking[asking_row, q] == ids[row, k]
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        # The layers of a model ask with one rule, and finding its runs takes a twentieth of a packed
-        # batch; so they are kept, unless a tracer is about.
+        # The layers of a model ask with one rule, and finding its runs takes a twentieth of what a
+        # packed batch takes; so they are kept, unless a tracer is about.
         kept = self.__dict__.get("_kept")
         if kept is not None and kept[0] == (grid, device) and not torch.compiler.is_compiling():
             return kept[1]

@@ -4,9 +4,10 @@ While the model answers, statistics of each layer are gathered beside it, tile b
 the size Tq x Tk is formed, so a text may be as long as the model can read.
 
 `found` is what a report holds, `label` what a head is called, `listen` makes a layer of what was
-heard, `run` runs the model.
+heard, `run` runs the model, `tile` cuts exact weights out of a long text.
 """
 
 from .found import Head as Head, Layer as Layer, Link as Link, Report as Report
 from .run import look_model as look_model, report as report, write as write
 from .teller import report_teller as report_teller
+from .tile import tile as tile

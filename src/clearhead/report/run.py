@@ -16,7 +16,13 @@ from ..hf import Checkpoint
 from ..problem import Inputs, Problem
 from ..views import html, plot
 from .found import Report
-from .listen import Listener
+from .listen import SIDE, Listener
+
+LONG = (
+    "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
+    "of keys. Exact weights of any part: clearhead look FILE --model DIR --tile "
+    "LAYER:HEAD:QUERIES:KEYS, for example --tile 3:5:1024-1087:0-63."
+)
 
 
 def report(
@@ -41,7 +47,7 @@ def report(
         BadValue, BadType: a folder, a text or tokens that do not fit; a batch of texts; a model
             that never asks clearhead.
     """
-    model, run, read, layers = _question(model, text)
+    model, run, read, layers = question(model, text)
     tokens = read if tokens is None else [str(token) for token in tokens]
     listener = Listener(tokens, [])
     with _bar(layers, progress) as step, torch.no_grad():
@@ -89,8 +95,9 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
             "the page and the pictures are written to a folder.",
             "pass another folder.",
         ) from error
+    note = LONG if len(found.tokens) > SIDE else ""
     paths = {
-        "page": html.write_report(found, out / "model.html", title=found.name),
+        "page": html.write_report(found, out / "model.html", title=found.name, note=note),
         "numbers": out / "model.json",
     }
     paths["numbers"].write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
@@ -102,7 +109,7 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
     return paths
 
 
-def _question(
+def question(
     model: Any, text: Any
 ) -> tuple["Checkpoint | nn.Module", Callable[[], object], list[str] | None, int | None]:
     """The model, how to run it on the text, the tokens, and how many layers it should have."""

@@ -1,0 +1,128 @@
+"""Exact weights of a part of one head, of a text too long for a whole matrix."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..attend import listening
+from ..errors import BadValue
+from ..hf import Checkpoint
+from ..matrix import Matrix
+from ..problem import Inputs, Problem
+from ..trace import Step, Trace
+from .run import question
+
+MOST_CELLS = 1024 * 1024
+
+
+def tile(
+    model: "str | Path | Checkpoint | nn.Module",
+    text: "str | Tensor | Mapping[str, Tensor]",
+    layer: int,
+    head: int,
+    queries: slice | range,
+    keys: slice | range,
+    *,
+    tokens: Sequence[str] | None = None,
+) -> Trace:
+    """Run a model once, and keep the exact weights of some queries of one head on some keys.
+
+    What a report pools for a long text is shown here cell by cell. Nothing of the size Tq x Tk is
+    formed: the rows are normalised over all their keys, tile by tile.
+
+    Args:
+        model, text, tokens: as in `report`.
+        layer: which attention call, in the order of the report.
+        head: which query head of it.
+        queries, keys: runs of positions, without a step.
+
+    Returns:
+        A `Trace` of one step, ``"weights"``, (1, 1, q, k), with the tokens of both sides; every
+        view draws it.
+
+    Raises:
+        BadValue, BadType: what `report` raises; a layer, a head, queries or keys that are not
+            there; more than 2^20 cells.
+    """
+    model, run, read, _ = question(model, text)
+    labels = read if tokens is None else [str(token) for token in tokens]
+    asked = 0
+    found: list[Trace] = []
+
+    def hear(problem: Problem, inputs: Inputs) -> None:
+        nonlocal asked
+        if asked == layer:
+            found.append(_cut_out(problem, inputs, head, queries, keys, labels, layer))
+        asked += 1
+
+    with listening(hear), torch.no_grad():
+        run()
+    if not found:
+        raise _absent("layer", layer, asked)
+    return found[0]
+
+
+def _cut_out(
+    problem: Problem,
+    inputs: Inputs,
+    head: int,
+    queries: slice | range,
+    keys: slice | range,
+    labels: Sequence[str] | None,
+    layer: int,
+) -> Trace:
+    if not 0 <= head < problem.H:
+        raise _absent("head", head, problem.H)
+    q, k = _run(queries, problem.Tq, "queries"), _run(keys, problem.Tk, "keys")
+    if len(q) * len(k) > MOST_CELLS:
+        raise BadValue(
+            f"The tile has {len(q):,} x {len(k):,} cells.",
+            f"a tile is looked at cell by cell, so it has at most {MOST_CELLS:,}.",
+            "ask for fewer queries or keys; the report pools what is larger.",
+        )
+    block = Matrix(problem, inputs).block(slice(q.start, q.stop), slice(k.start, k.stop))
+    weights = block.reshape(problem.B, problem.H, len(q), len(k))[:1, head : head + 1]
+    step = Step(
+        "weights",
+        "exp(x − lse)",
+        "the share of each key in the output of a query, over all keys of the text",
+        "b h q k",
+        weights.clone(),
+    )
+    rows, columns = (
+        tuple(_named(i, labels, size) for i in run)
+        for run, size in ((q, problem.Tq), (k, problem.Tk))
+    )
+    about = (
+        f"layer {layer}, head {head}, queries {q.start} to {q.stop - 1} of {problem.Tq:,}, "
+        f"keys {k.start} to {k.stop - 1} of {problem.Tk:,}"
+    )
+    return Trace((step,), rows, columns, about)
+
+
+def _named(position: int, labels: Sequence[str] | None, size: int) -> str:
+    known = labels is not None and len(labels) == size
+    return f"{position} {labels[position]}" if known else str(position)  # type: ignore[index]
+
+
+def _run(part: slice | range, size: int, name: str) -> range:
+    step = 1 if part.step is None else part.step
+    start = 0 if part.start is None else part.start
+    stop = size if part.stop is None else part.stop
+    if step != 1 or not 0 <= start < stop <= size:
+        raise BadValue(
+            f"tile got {name} from {start} up to {stop}.",
+            f"{name} are a run of positions among {size:,}, one at least, without a step.",
+            f"pass for example slice(0, {min(size, 64)}).",
+        )
+    return range(start, stop)
+
+
+def _absent(what: str, given: int, count: int) -> BadValue:
+    return BadValue(
+        f"tile was asked for {what} {given}.",
+        f"they count from 0, and there are {count}.",
+        f"ask for one below {count}." if count else "pass a model that asks clearhead.",
+    )
