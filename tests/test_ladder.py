@@ -216,6 +216,18 @@ def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
     assert "previous token" in tab.locator("#grid .tile").first.get_attribute("aria-label")
 
 
+def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
+    from clearhead import storyteller
+    from clearhead.report import report_teller
+
+    found = report_teller(storyteller.load(), "The cat sat because it was tired.")
+    page = visit(found)
+    assert "99.7% of held-out verbs" in page.inner_text("#one-lead")
+    shown = page.inner_text("#labels")
+    assert all(label in shown for label in ("previous word", "subject", "antecedent"))
+    assert "undefined" not in page.inner_text("body")
+
+
 @pytest.mark.parametrize("T", [11, 311])
 def test_the_numbers_of_a_query_are_those_of_its_head(visit, T):  # noqa: F811
     """Short: all weights. Long: the largest, and what the others are at most."""

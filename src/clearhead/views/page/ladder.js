@@ -1,8 +1,12 @@
 // 6. The ladder of a report: every head of the model, then one head. The query and its steps are
 // the same as in the page of a trace.
 
-// What a label means, for one head; the share behind it is a number.
+// What a label means, for one head; the share behind it is a number. The first three are measured on
+// held-out stories, the others read off this text.
 const MEANS = {
+  "previous word": "of held-out words have its largest weight on the word before",
+  subject: "of held-out verbs have its largest weight on their subject",
+  antecedent: "of held-out pronouns have its largest weight on whom they mean",
   "previous token": "of its weight lies on the token before",
   "next token": "of its weight lies on the token after",
   "same token": "of its weight stays on the token itself",
@@ -24,8 +28,11 @@ const ORDERS = {
   label: ["label, strongest first", (a, b) =>
     rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
 };
-const rank = (head) => Object.keys(MEANS).indexOf(head.label);
-const percent = (share) => `${Math.round(100 * share)}%`;
+const rank = (head) => Object.keys(MEANS).indexOf(head.label.split(" and ")[0]);
+const means = (head) => head.label.split(" and ").map((label) => MEANS[label]).join(", and ");
+const nearly = (share) => share > 0.995 && share < 1; // which is not all
+const percent = (share) =>
+  `${nearly(share) ? Math.floor(1000 * share) / 10 : Math.round(100 * share)}%`;
 
 const grid = { label: "all", order: "place" };
 const chosenHead = () => opened.heads.find((it) => it.layer === state.layer && it.head === state.head);
@@ -34,7 +41,7 @@ function buildLadder() {
   byId("model").hidden = byId("one").hidden = false;
   const counts = new Map();
   for (const { label } of opened.heads) counts.set(label, (counts.get(label) ?? 0) + 1);
-  const labels = Object.keys(MEANS).filter((label) => counts.has(label));
+  const labels = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
   for (const label of ["all", ...labels]) {
     const radio = make("input", { type: "radio", name: "label", value: label });
     radio.checked = label === "all";
@@ -69,7 +76,7 @@ function tile(it) {
   }, canvas,
   make("span", { class: "place", "aria-hidden": "true" }, `${it.layer}·${it.head}`),
   make("span", { class: it.label in { mixed: 1, spread: 1 } ? "does plain" : "does", "aria-hidden": "true" },
-    it.label.replace(/ .*/, ""), " ", make("small", {}, percent(it.number))));
+    it.label.replace(/ token.*| \(.*/, ""), " ", make("small", {}, percent(it.number))));
   button.addEventListener("click", () => show(it));
   button.it = it;
   return button;
@@ -166,7 +173,7 @@ function drawLadder() {
   markGrid();
   const it = chosenHead(), most = trace.most;
   byId("one-title").replaceChildren(`Layer ${it.layer}, head ${it.head}: `, make("em", {}, it.label));
-  byId("one-lead").textContent = `${percent(it.number)} ${MEANS[it.label]}. ` +
+  byId("one-lead").textContent = `${percent(it.number)} ${means(it)}. ` +
     `Its entropy is ${it.entropy.toFixed(2)} of at most ${most.toFixed(2)} nats; ` +
     `it looks at ${it.effective.toFixed(1)} keys at a time, on average.`;
   byId("shares").replaceChildren(make("dl", { class: "shares" },
