@@ -679,7 +679,7 @@ template <class A> class Tile {
           sum = add(sum, w);
           if (exact[x]) store_part(exact[x] + k, w, int(least<int64_t>(W, block_.hi - block_.lo - k)));
         }
-        store(columns_of_ + k, sum);
+        store(bin_sums_ + k, sum);
         store(received_ + k, add(load(received_ + k), sum));
       }
       if (t.map.data) fold_into_map(t, place<float>(t.map, task_.b, task_.head, into));
@@ -693,7 +693,7 @@ template <class A> class Tile {
       next = least(end, bin_start(j + 1, p_.Tk, t.cols));
       F sum = zero();
       for (int64_t k = key; k < next; k += W)
-        sum = add(sum, load_part(columns_of_ + (k - block_.lo), int(least<int64_t>(W, next - k))));
+        sum = add(sum, load_part(bin_sums_ + (k - block_.lo), int(least<int64_t>(W, next - k))));
       row[j] += total(sum);
     }
   }
@@ -727,7 +727,7 @@ template <class A> class Tile {
   float *moment_, *largest_, *masses_;
   int64_t* where_;
   alignas(64) float shrink_[BAND_PAD];
-  alignas(64) float columns_of_[BLOCK + W], received_[BLOCK + W];  // of one bin of queries; of all
+  alignas(64) float bin_sums_[BLOCK + W], received_[BLOCK + W];  // of one bin of queries; of all of them
   F tops_[BAND_PAD];
 };
 
