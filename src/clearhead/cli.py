@@ -350,12 +350,15 @@ def bench(
     from . import bench as benchmark
 
     _folder(out.parent)
+    told: list[dict[str, Any]] = []
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("timing", total=benchmark.how_many(groups or (), threads))
 
         def tell(result: dict[str, Any]) -> None:
             typer.echo(f"{benchmark.table(result)}\n")
+            told.append(result)
+            out.write_text(json.dumps({"results": told}, indent=1) + "\n")  # if it is interrupted
             bar.advance(task)
 
         done = benchmark.measure(

@@ -74,6 +74,7 @@ def flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
         block = create_block_mask(
             case.mask.to_flex(case.Tq, case.Tk), None, None, case.Tq, case.Tk, "cpu"
         )
+    torch._dynamo.reset()  # after eight shapes it would stop compiling, and answer 100x slower
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(q, k, v, block_mask=block, enable_gqa=case.G != case.H)
 
