@@ -35,13 +35,13 @@ def test_equal_to_dense_weights(name, dtype, level):
     case = PROBLEMS[name](dtype, 0)
     if case.keywords.get("dropout"):
         pytest.skip("cpu: the C++ core has no dropout yet")
+    if name == "large scores" and dtype != torch.float32:
+        pytest.skip("products of half precision, times 300, leave no digit to compare")
     out, found = by_core(*case.tensors, **case.keywords)
     assert torch.equal(out, ch.attention(*case.tensors, engine="cpu", **case.keywords).view_as(out))
     # "large scores" multiplies the rounding of a dot product by 300: torch's own softmax is as far.
     rtol, atol = (1e-3, 1e-4) if name == "large scores" else (1e-5, 4e-6)
     true = truth(*case.tensors, **case.keywords)
-    if name == "large scores" and dtype != torch.float32:
-        return  # the products of bf16 pairs round otherwise, and 300 times that says nothing
     assert_same(found, true, rtol, atol, keys_of="float64")
 
 
