@@ -164,10 +164,10 @@ int attend(const Problem& p) {
   if (!level()) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;
   int64_t threads = worth(p);
-  bool few = p.H / p.G * p.Tq <= least(STREAM_ROWS, level()->most_stream_rows);
+  bool few = p.H / p.G * p.Tq <= least(STREAM_ROWS, level()->most_stream_rows) && !p.dropout;
   if (!few) return prefill(p, *level(), threads);
   // A stream keeps no survey: its few rows pass through tiles a second time, without an answer.
-  if (p.out.data)
+  if (p.out.data || p.lse.data)
     if (int code = decode(p, *level(), threads)) return code;
   if (!p.survey) return DONE;
   Problem again = p;
@@ -193,6 +193,28 @@ int tally(const Problem& p, const Tally& t) {
   };
   size_t scratch = level()->tally_scratch(p);
   return share_out(worth(p), p.B * p.H * stretches, scratch, add_up) ? DONE : NO_MEMORY;
+}
+
+// A head is a task, or each of its stretches of keys, where heads are few. What a broadcast bias gets
+// from several batches or heads is added up by one task, in their order.
+int backward(const Problem& p, const Gradient& g) {
+  if (int code = check(p)) return code;
+  if (!level()) return NO_LEVEL;
+  if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
+  int64_t threads = worth(p);
+  auto delta = [&](int64_t i, char*) { level()->deltas(p, g, i / p.H, i % p.H); };
+  if (!share_out(threads, p.B * p.H, 64, delta)) return NO_MEMORY;
+
+  int64_t batches = g.dbias.data && !g.dbias.b ? 1 : p.B, heads = g.dbias.data && !g.dbias.h ? 1 : p.H;
+  int64_t stretch = ceil_div(ceil_div(p.Tk, g.parts), STRETCH_STEP) * STRETCH_STEP;
+  auto back = [&](int64_t i, char* block) {
+    int64_t part = i % g.parts, head = i / g.parts % heads, batch = i / g.parts / heads;
+    int64_t key = least(part * stretch, p.Tk), key_end = least(key + stretch, p.Tk);
+    for (int64_t b = batch; b < p.B; b += batches)
+      for (int64_t h = head; h < p.H; h += heads) level()->backward(p, g, {b, h, key, key_end, part}, block);
+  };
+  size_t scratch = level()->backward_scratch(p);
+  return share_out(threads, batches * heads * g.parts, scratch, back) ? DONE : NO_MEMORY;
 }
 
 const char* complaint(int code) {

@@ -56,12 +56,24 @@ struct Tally {
   Grid exact;               // float32 (b, h, n, k)
 };
 
+// What comes back of the output, and where the gradients go: float32, added to what is there. dk and
+// dv are those of one query head; what heads share a key head for is summed by the caller.
+struct Gradient {
+  Place dout;               // like out
+  Place dlse;               // float32 (b, h, q), of the log-sum-exp; null if it was not used
+  Place delta;              // float32 (b, h, q), left here: dout . out - dlse
+  Place dq;                 // (b, h, q) for each of `parts` stretches of keys, `dq_part` apart
+  int64_t parts, dq_part;
+  Place dk, dv;             // (b, h, k)
+  Grid dbias;               // null if not wanted; a stride of 0 sums over that dimension
+};
+
 // One POD struct, every member 8 bytes wide, so that Python packs it with one `struct.pack`.
 struct Problem {
   int64_t B, H, G, Tq, Tk, D, Dv;
   int64_t dtype;            // of q, k, v and out
   Place q, k, v, out;       // without `out` there is no answer, and v is not read
-  Place lse;                // float32 (b, h, q), natural logarithm; null if not wanted
+  Place lse;                // float64 (b, h, q), natural logarithm; null if not wanted
   double scale;             // of Q K^T
   double softcap;           // cap * tanh(s / cap); 0 means none
   Mask mask;
@@ -70,8 +82,10 @@ struct Problem {
   Grid slopes;              // float32, (b, h): adds -slope * |q + slopes_shift - k|
   int64_t slopes_shift;
   Grid sinks;               // float32, (b, h): a logit that takes weight and gives no value
+  double dropout;           // the probability that a weight is dropped
+  int64_t seed;
   int64_t threads;          // the most threads to use; 0 means as many as torch would
-  const Survey* survey;     // null, or what else the sweep is to leave
+  const Survey* survey;     // null, or what else the sweep is to leave; not with dropout
 };
 
 constexpr int64_t EVERY_KEY = INT64_MAX / 4;  // `before` or `after` that reaches every key
@@ -86,6 +100,9 @@ struct StreamTask { int64_t b, group, key, key_end; float* state; };
 // The second sweep: all queries of one head against one stretch of keys, which no other task has.
 struct TallyTask { int64_t b, head, key, key_end; };
 
+// The way back: all queries of one head against one stretch of keys.
+struct BackwardTask { int64_t b, head, key, key_end, part; };
+
 // What a level can do. Nothing here prints, throws, aborts or allocates; scratch is handed in.
 struct Level {
   const char* name;
@@ -98,6 +115,9 @@ struct Level {
   void (*merge)(const Problem&, int64_t b, int64_t group, int64_t stretches, const float* states);
   size_t (*tally_scratch)(const Problem&);
   void (*tally)(const Problem&, const Tally&, const TallyTask&, char* scratch);
+  size_t (*backward_scratch)(const Problem&);
+  void (*deltas)(const Problem&, const Gradient&, int64_t b, int64_t h);
+  void (*backward)(const Problem&, const Gradient&, const BackwardTask&, char* scratch);
   // The ceilings a share is a share of: FLOP of `rounds` rounds in registers, and a sum over memory.
   double (*fma_rounds)(int64_t rounds);
   double (*dot_rounds)(int64_t rounds);   // null where there is no bf16 dot product
@@ -112,6 +132,7 @@ extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
 // Answers the problem; 0, or the number of a sentence in `complaint`.
 int attend(const Problem& problem);
 int tally(const Problem& problem, const Tally& wanted);
+int backward(const Problem& problem, const Gradient& gradient);
 const char* complaint(int code);
 
 }  // namespace clearhead

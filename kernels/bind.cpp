@@ -54,6 +54,14 @@ int tally_packed(nb::bytes packed, nb::bytes wanted) {
   return tally(p, t);
 }
 
+int backward_packed(nb::bytes packed, nb::bytes gradient) {
+  Problem p;
+  Gradient g;
+  if (!unpack(packed, &p) || !unpack(gradient, &g)) return -1;
+  nb::gil_scoped_release others_may_run;
+  return backward(p, g);
+}
+
 nb::list level_list() {
   Choice all[LEVELS];
   int n = levels(all);
@@ -128,9 +136,11 @@ NB_MODULE(_kernels, m) {
   m.def("attend", &attend_packed);
   m.def("survey", &survey_packed);
   m.def("tally", &tally_packed);
+  m.def("backward", &backward_packed);
   m.def("complaint", &complaint);
   m.def("struct_sizes", [] {
-    return nb::make_tuple(sizeof(Problem), sizeof(Survey), sizeof(Tally), sizeof(Mask));
+    return nb::make_tuple(sizeof(Problem), sizeof(Survey), sizeof(Tally), sizeof(Mask),
+                          sizeof(Gradient));
   });
   m.def("threads_available", &threads_available);
   m.def("levels", &level_list);

@@ -29,8 +29,8 @@ class Ending {
 
   void write_lse(const Problem& p, int64_t b, int64_t h, int64_t q) const {
     if (!p.lse.data) return;
-    float lse = sum_ == 0 ? NOTHING : max_ * LN2 + logf(sum_);
-    ((float*)p.lse.data)[b * p.lse.b + h * p.lse.h + q * p.lse.t] = lse;
+    double lse = sum_ == 0 ? double(NOTHING) : max_ * LN2 + log(double(sum_));
+    ((double*)p.lse.data)[b * p.lse.b + h * p.lse.h + q * p.lse.t] = lse;
   }
 
  private:

@@ -3,7 +3,8 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+constexpr float LOG2E = 1.44269504088896341f;
+constexpr double LN2 = 0.693147180559945309;
 constexpr float NOTHING = -__builtin_inff();
 
 template <class T> inline T least(T a, T b) { return a < b ? a : b; }

@@ -1,7 +1,7 @@
 // One level: the generic algorithms over the vocabulary that was included before this file.
 //
 // Every name lives in the level's own namespace and nothing of the C++ library is instantiated, so
-// no wide instruction can end up in a function that other levels share (kernels/check_levels.py
+// no wide instruction can end up in a function that other levels share (tests/test_kernels.py
 // holds this).
 #pragma once
 
@@ -12,8 +12,18 @@
 #include "arithmetic.h"
 #include "logits.h"
 
+#include "drops.h"
+
+#include "products.h"
+
+#include "bands.h"
+
 #include "ending.h"
 #include "tile.h"
+
+#include "tally.h"
+
+#include "backward.h"
 
 #include "stream.h"
 
@@ -65,10 +75,26 @@ inline void merge(const Problem& p, int64_t b, int64_t group, int64_t stretches,
 }
 
 inline size_t tally_scratch(const Problem& p) {
-  return with_arithmetic(p, [&]<class A>(A) { return Tile<A>::tally_scratch(p); });
+  return with_arithmetic(p, [&]<class A>(A) { return Tallying<A>::scratch(p); });
 }
 inline void tally(const Problem& p, const Tally& wanted, const TallyTask& task, char* scratch) {
-  with_arithmetic(p, [&]<class A>(A) { Tile<A>::tally(p, wanted, task, scratch); });
+  with_arithmetic(p, [&]<class A>(A) { Tallying<A>::run(p, wanted, task, scratch); });
+}
+
+// The way back is float32 whatever the dtype.
+template <class Then> auto with_element(const Problem& p, Then then) {
+  if (p.dtype == BFLOAT16) return then(bf16());
+  if (p.dtype == FLOAT16) return then(half());
+  return then(float());
+}
+inline size_t backward_scratch(const Problem& p) {
+  return with_element(p, [&]<class E>(E) { return Backward<E>::scratch(p); });
+}
+inline void deltas(const Problem& p, const Gradient& g, int64_t b, int64_t h) {
+  with_element(p, [&]<class E>(E) { Backward<E>::deltas(p, g, b, h); });
+}
+inline void backward(const Problem& p, const Gradient& g, const BackwardTask& task, char* scratch) {
+  with_element(p, [&]<class E>(E) { Backward<E>::run(p, g, task, scratch); });
 }
 
 #ifndef CLEARHEAD_HAS_PAIRS
@@ -86,6 +112,8 @@ constexpr double (*dot_rounds)(int64_t) = nullptr;
                         CLEARHEAD_LEVEL::tile,        CLEARHEAD_LEVEL::stream_scratch,           \
                         CLEARHEAD_LEVEL::stream,      CLEARHEAD_LEVEL::merge,                    \
                         CLEARHEAD_LEVEL::tally_scratch, CLEARHEAD_LEVEL::tally,                  \
+                        CLEARHEAD_LEVEL::backward_scratch, CLEARHEAD_LEVEL::deltas,              \
+                        CLEARHEAD_LEVEL::backward,                                               \
                         CLEARHEAD_LEVEL::fma_rounds,  CLEARHEAD_LEVEL::dot_rounds,               \
                         CLEARHEAD_LEVEL::read_sum};                                              \
   }

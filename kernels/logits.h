@@ -18,13 +18,19 @@ class Logits {
 
   // True if raw scores, times `factor()`, are logits already.
   bool plain() const { return plain_; }
+  bool capped() const { return capped_; }
   float factor() const { return plain_ ? float(p_.scale * double(LOG2E)) : 1.0f; }
 
-  // n lanes of scores of query (b, h, q) with keys from `key` on, before the mask.
-  F turn(F s, int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
+  // n lanes of scores of query (b, h, q) with keys from `key` on, before the mask. Where `bend` is
+  // given and scores are capped, it gets what the cap leaves of a small change, 1 - tanh^2.
+  F turn(F s, int64_t b, int64_t h, int64_t q, int64_t key, int n, float* bend = nullptr) const {
     if (plain_) return s;
     s = mul(s, first_);
-    if (capped_) s = mul(tanh(s), cap_);
+    if (capped_) {
+      s = tanh(s);
+      if (bend) store(bend, sub(all(1), mul(s, s)));
+      s = mul(s, cap_);
+    }
     if (p_.bias.data) s = fma(bias(b, h, q, key, n), all(LOG2E), s);
     if (p_.slopes.data) {
       F away = abs(add(count_up(), all(float(key - q - p_.slopes_shift))));

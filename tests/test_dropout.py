@@ -115,8 +115,10 @@ def test_without_a_seed_the_generator_decides(name, qkv):
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("seed", [None, 4])
-@pytest.mark.parametrize("name", ["steps", "tiled"])
+@pytest.mark.parametrize(
+    "name, seed",
+    [("steps", None), ("tiled", None), ("steps", 4), ("tiled", 4), ("cpu", 4)],
+)
 def test_dropout_of_everything_gives_zero_and_of_nothing_changes_nothing(name, seed, qkv):
     q, k, v = (x.requires_grad_() for x in qkv)
     out = ch.attention(q, k, v, dropout=1.0, seed=seed, engine=name)

@@ -33,8 +33,6 @@ def truth(*qkv, wanted=None, **keywords):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_equal_to_dense_weights(name, dtype, level):
     case = PROBLEMS[name](dtype, 0)
-    if case.keywords.get("dropout"):
-        pytest.skip("cpu: the C++ core has no dropout yet")
     if name == "large scores" and dtype != torch.float32:
         pytest.skip("products of half precision, times 300, leave no digit to compare")
     out, found = by_core(*case.tensors, **case.keywords)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.engines import cpu
-from clearhead.engines.cpu import call, look
+from clearhead.engines.cpu import call, look, operator
 from clearhead.testing import PROBLEMS, Case, plain, within_yardstick
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
@@ -100,8 +100,6 @@ def check(qkv: tuple[Tensor, ...], **keywords: object) -> None:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_named_problem(name, dtype, level):
     case = PROBLEMS[name](dtype, 0)
-    if case.keywords.get("dropout"):
-        pytest.skip("cpu: the C++ core has no dropout yet")
     if name == "large scores":
         return check_on_average([PROBLEMS[name](dtype, seed) for seed in range(20)])
     check(case.tensors, **case.keywords)
@@ -391,7 +389,7 @@ def test_no_wide_instruction_outside_its_level():
 
 
 def test_the_layouts_are_the_structs():
-    layouts = call.LAYOUT, look.SURVEY, look.TALLY, look.MASK
+    layouts = call.LAYOUT, look.SURVEY, look.TALLY, look.MASK, operator.GRADIENT
     assert tuple(layout.size for layout in layouts) == core.struct_sizes()
 
 
@@ -411,11 +409,9 @@ def test_compile_in_one_graph():
 def test_the_operator_keeps_torch_rules():
     q, k, v = question(1, 2, 1, 5, 9, 8)
     lo = torch.zeros(1, 1, 5, 1, dtype=torch.long)
+    rule = (0.3, 0.0, 0, 0, lo, lo + 7, None, None, None, 0, draw(2), 0.0, None)
     for lse in (False, True):
-        torch.library.opcheck(
-            torch.ops.clearhead.attend.default,
-            (q, k, v, 0.3, 0.0, 0, 0, lo, lo + 7, None, None, None, 0, draw(2), lse),
-        )
+        torch.library.opcheck(torch.ops.clearhead.attend.default, (q, k, v, *rule, lse))
 
 
 def test_threads_calling_at_once():

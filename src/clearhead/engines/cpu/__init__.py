@@ -1,7 +1,7 @@
 """The C++ core: exact attention on a CPU, as `clearhead._kernels` computes it.
 
-What is there and which instructions it uses (`core`), how a problem becomes a call (`call`), and
-statistics in the same sweep (`look`).
+What is there and which instructions it uses (`core`), how a problem becomes a call (`call`), the
+same as an operator with a gradient (`operator`), and statistics in the same sweep (`look`).
 """
 
 import torch
@@ -11,9 +11,10 @@ from ...biases import Alibi, TensorBias
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
 from ..engine import Answer, Engine
-from .call import DTYPES, answer, corner, plain
+from .call import DTYPES, corner, plain
 from .core import core, false_level, level, status as status, use_level as use_level
 from .look import survey
+from .operator import answer
 
 
 class Cpu(Engine):
@@ -35,12 +36,12 @@ class Cpu(Engine):
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:
             reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
-        if p.grad:
-            reasons.append("the C++ core has no backward yet")
-        if p.dropout:
-            reasons.append("the C++ core has no dropout yet")
+        if p.dropout and p.seed is None:
+            reasons.append("the C++ core drops by a seed; without one torch draws")
         if isinstance(p.bias, Alibi) and corner(p.bias.align, p) is None:
             reasons.append("the C++ core knows no ALiBi with a position per batch")
+        elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
+            reasons.append("the C++ core has no gradient of ALiBi slopes")
         elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
             reasons.append(f"the C++ core does not know {p.bias!r}")
         return reasons
@@ -67,5 +68,8 @@ class Cpu(Engine):
 
 
 def counts(problem: Problem, inputs: Inputs) -> bool:
-    """Can the core count this itself? It keeps no graph of what it counted, and no tracer's."""
-    return plain(inputs.q) and not (problem.grad and torch.is_grad_enabled())
+    """Can the core count this itself? It keeps no graph of what it counted, and no tracer's, and
+    its sweep leaves either dropped weights or statistics."""
+    return (
+        plain(inputs.q) and not (problem.grad and torch.is_grad_enabled()) and not problem.dropout
+    )

@@ -2,8 +2,8 @@
 
 A question becomes one packed struct (kernels/attention.h, `Problem`): addresses, strides, sizes,
 and the mask as a diagonal, as runs of keys per query, or as runs and bits. Eager calls go straight
-to the core; under a tracer (torch.compile, export, a dispatch mode) the same work is the operator
-`clearhead::attend`.
+to the core; where someone watches (autograd, torch.compile, export, vmap, a dispatch mode) the same
+work is the operator `clearhead::attend` (operator.py).
 """
 
 import struct
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...biases import Alibi, TensorBias
 from ...masks import And, Causal, Everything, Mask, window
-from ...problem import Inputs, Problem
+from ...problem import Problem
 from .core import core
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -22,22 +22,17 @@ EVERY_KEY = 2**60
 
 # The layout of `Problem`: sizes and dtype; q, k, v, out, lse as (address, b, h, t); scale and
 # softcap; the diagonal and the number of runs; lo, hi, bits and bias as (address, b, h, q, x);
-# the bias's dtype; slopes and their shift; sinks; the most threads; no survey (look.py).
-LAYOUT = struct.Struct("<8q" + 5 * "4q" + "2d" + "4q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "2q")
+# the bias's dtype; slopes and their shift; sinks; dropout and seed; the most threads; no survey
+# (look.py).
+LAYOUT = struct.Struct("<8q" + 5 * "4q" + "2d" + "4q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d3q")
 NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 
 
 # ------------------------------------------------------------------- from a problem to arguments
 
 
-def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
-    q, k, v = inputs
-    ask = _attend if plain(q) else torch.ops.clearhead.attend
-    return ask(q, k, v, *question(p), lse)  # type: ignore[call-arg]
-
-
 def question(p: Problem) -> tuple[Any, ...]:
-    """What the core is asked beside q, k and v: the arguments of `_attend` from `scale` on."""
+    """What the core is asked beside q, k and v: the arguments of `attend` from `scale` on."""
     diagonal = None if isinstance(p.mask, Everything) else _diagonal(p.mask, p)
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
@@ -54,7 +49,15 @@ def question(p: Problem) -> tuple[Any, ...]:
         sinks = p.sinks.float()
     before, after = diagonal or (EVERY_KEY, EVERY_KEY)
     softcap = p.softcap or 0.0
-    return p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks
+    seed = _words(p.seed) if p.dropout and p.seed is not None else None
+    return (
+        p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed,
+    )  # fmt: skip
+
+
+def _words(seed: int) -> Tensor:
+    """The 64 bits that dropout hashes, where a tracer sees a tensor."""
+    return torch.tensor([(seed + 2**63) % 2**64 - 2**63])
 
 
 def plain(x: Tensor) -> bool:
@@ -103,19 +106,20 @@ def _diagonal(mask: Mask, p: Problem) -> tuple[int, int] | None:
 # ----------------------------------------------------------------------- from arguments to the core
 
 
-def _attend(
+def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float, before: int, after: int,
     lo: Tensor | None, hi: Tensor | None, bits: Tensor | None, bias: Tensor | None,
-    slopes: Tensor | None, shift: int, sinks: Tensor | None, lse: bool,
+    slopes: Tensor | None, shift: int, sinks: Tensor | None, dropout: float, seed: Tensor | None,
+    lse: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     q, k, v = rows_of(q), rows_of(k), rows_of(v)
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
-    sums = torch.empty(q.shape[:3], dtype=torch.float32) if lse else None
+    sums = torch.empty(q.shape[:3], dtype=torch.float64) if lse else None
     check(
         core.attend(
             pack(
                 q, k, v, out, sums, scale, softcap, before, after, lo, hi, bits, bias, slopes,
-                shift, sinks,
+                shift, sinks, dropout, seed,
             )
         )
     )  # fmt: skip
@@ -126,7 +130,7 @@ def pack(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, scale: float,
     softcap: float, before: int, after: int, lo: Tensor | None, hi: Tensor | None,
     bits: Tensor | None, bias: Tensor | None, slopes: Tensor | None, shift: int,
-    sinks: Tensor | None,
+    sinks: Tensor | None, dropout: float, seed: Tensor | None,
 ) -> bytes:  # fmt: skip
     """The question as the core reads it. q, k and v come from `rows_of`, and must outlive it."""
     B, H, Tq, D = q.shape
@@ -136,7 +140,7 @@ def pack(
         lo is None, before, after, 0 if lo is None else lo.shape[-1],
         *grid(lo), *grid(hi), *grid(bits), *grid(bias),
         0 if bias is None else DTYPES[bias.dtype],
-        *_heads(slopes), shift, *_heads(sinks), 0, 0,
+        *_heads(slopes), shift, *_heads(sinks), dropout, 0 if seed is None else int(seed), 0, 0,
     )  # fmt: skip
 
 
@@ -170,27 +174,3 @@ def grid(x: Tensor | None) -> tuple[int, ...]:
 
 def _heads(x: Tensor | None) -> tuple[int, ...]:
     return NO_GRID if x is None else (x.data_ptr(), 0, x.stride(0), 0, 0)
-
-
-# The operator, for whoever traces instead of running. `Library` must outlive its definitions.
-_library = torch.library.Library("clearhead", "DEF")
-_library.define(
-    "attend(Tensor q, Tensor k, Tensor v, float scale, float softcap, int before, int after, "
-    "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, int shift, "
-    "Tensor? sinks, bool lse) -> (Tensor, Tensor)"
-)
-
-
-def _operate(*arguments: Any) -> tuple[Tensor, Tensor]:
-    out, sums = _attend(*arguments)
-    return out, torch.empty(0) if sums is None else sums
-
-
-_library.impl("attend", _operate, "CPU")
-
-
-@torch.library.register_fake("clearhead::attend", lib=_library)
-def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    B, H, Tq, _ = q.shape
-    shape = (B, H, Tq) if rest[-1] else (0,)
-    return q.new_empty((B, H, Tq, v.shape[3])), q.new_empty(shape, dtype=torch.float32)

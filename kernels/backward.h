@@ -1,0 +1,266 @@
+// The way back: from the gradient of the output to those of q, k, v and the bias.
+//
+// With w the weights, y the logits in natural units, dO the gradient of the output and
+// delta = dO . out - dlse of every query (what softmax takes away from each of its logits):
+//
+//     dV = W^T dO        dP = dO V^T        dY = w (dP - delta)        dK = dY^T Q        dQ = dY K
+//
+// A pair costs five products where the answer costs two; its weight is formed again from the
+// log-sum-exp, so nothing of the size Tq x Tk is kept. Source: Dao et al. 2022, "FlashAttention".
+//
+// What lies where. A task has one head and a stretch of keys that no other task of that head has, so
+// dK and dV have one writer. Its queries come in chunks that stay in L2 in four shapes (q and dO,
+// each as groups and as columns) beside their dQ; a block of keys lies there as panels of K and V,
+// columns of K, and its dK and dV, 240 KB at D = 64. A band and a block leave two squares in L1, w and
+// dY, which feed three products: two turned, over the queries of the band, one over the keys.
+//
+// Everything is float32, for bf16 too: dY spans more powers of two than eight bits of digits hold.
+// The order of every sum depends on the sizes alone, so threads do not change a bit.
+//
+// NaN and infinity. A cell that may not look is exactly 0 in w and dY, but 0 * NaN is NaN in the
+// products, so columns hold 0 in their place: a row that does see one has a NaN in dY already.
+#pragma once
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class E> class Backward : Bands<Singles<E>> {
+  using Base = Bands<Singles<E>>;
+  using typename Base::Row;
+  using Base::BAND, Base::BLOCK, Base::PANEL, Base::S_STRIDE;
+  using Base::p_, Base::task_, Base::logits_, Base::n_, Base::bands_, Base::row_, Base::band_;
+  using Base::q_, Base::k_, Base::s_, Base::bend_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
+  using Base::begin_, Base::end_;
+  using Base::at, Base::key_row, Base::meets, Base::scores, Base::score_tiles, Base::seen_by;
+  static constexpr int64_t CHUNK_BYTES = 448 << 10;
+
+ public:
+  static size_t scratch(const Problem& p) {
+    Cutter c(nullptr);
+    Backward(p, {}, {}, c, chunk(p));
+    return c.used(nullptr);
+  }
+
+  static void run(const Problem& p, const Gradient& g, const BackwardTask& task, char* scratch) {
+    for (int64_t query = 0; query < p.Tq; query += chunk(p)) {
+      int64_t queries = least<int64_t>(p.Tq - query, chunk(p));
+      Cutter c(scratch);
+      Backward(p, g, {task.b, task.head, 1, query, queries}, c, queries).walk(task);
+    }
+  }
+
+  // What softmax takes away from the logits of a head's queries.
+  static void deltas(const Problem& p, const Gradient& g, int64_t b, int64_t h) {
+    for (int64_t q = 0; q < p.Tq; q++) {
+      const E* dout = (const E*)g.dout.data + b * g.dout.b + h * g.dout.h + q * g.dout.t;
+      const E* out = (const E*)p.out.data + b * p.out.b + h * p.out.h + q * p.out.t;
+      F sum = zero();
+      for (int64_t j = 0; j < p.Dv; j += W) {
+        int n = int(least<int64_t>(W, p.Dv - j));
+        sum = fma(load_part(dout + j, n), load_part(out + j, n), sum);
+      }
+      float taken = g.dlse.data ? *place(g.dlse, b, h, q) : 0;
+      *place(g.delta, b, h, q) = total(sum) - taken;
+    }
+  }
+
+ private:
+  Backward(const Problem& p, const Gradient& g, const TileTask& task, Cutter& c, int64_t rows)
+      : Base(p, task, c, rows), g_(g), drops_(p), keys_(p.D), values_(p.Dv) {
+    int64_t all_rows = bands_ * BAND;
+    dout_ = c.cut<float>(all_rows * p.Dv);
+    v_ = c.cut<float>(BLOCK * p.Dv);
+    q_columns_ = c.cut<float>(all_rows * keys_.stride());
+    dout_columns_ = c.cut<float>(all_rows * values_.stride());
+    k_columns_ = c.cut<float>(BLOCK * keys_.stride());
+    dq_ = c.cut<float>(all_rows * keys_.stride());
+    dk_ = c.cut<float>(BLOCK * keys_.stride());
+    dv_ = c.cut<float>(BLOCK * values_.stride());
+    d_ = c.cut<float>(BAND * S_STRIDE);
+    bend_ = logits_.capped() ? c.cut<float>(BAND * S_STRIDE) : nullptr;
+    for (float& x : ones_) x = 1;
+  }
+
+  static int64_t chunk(const Problem& p) {
+    int64_t rows = CHUNK_BYTES / int64_t(sizeof(float)) / (3 * p.D + 2 * p.Dv + 1);
+    return least(round_up(p.Tq, BAND), most<int64_t>(2 * BAND, least<int64_t>(rows, 16 * BAND) / BAND * BAND));
+  }
+
+  void walk(const BackwardTask& task) {
+    this->look();
+    hull_ = {most(hull_.lo, task.key), least(hull_.hi, task.key_end)};
+    if (hull_.empty()) return;
+    begin();
+    for (int64_t key = task.key; key < hull_.hi; key += BLOCK) {
+      if (key + BLOCK <= hull_.lo || !this->any_band_sees(key)) continue;
+      block_ = {key, least(key + BLOCK, hull_.hi)};
+      take_keys();
+      for (int64_t i = 0; i < bands_; i++) {
+        if (!meets(band_[i])) continue;
+        scores(i);
+        value_scores(i);
+        logit_gradients(i);
+        hand_on(i);
+      }
+      leave_keys();
+    }
+    float times = float(p_.scale);
+    for (int64_t i = 0; i < n_; i++)
+      add_row(place(g_.dq, task_.b, row_[i].h, row_[i].q) + task.part * g_.dq_part,
+              dq_ + i * keys_.stride(), p_.D, times);
+  }
+
+  // Pass 1: the chunk's queries and what comes back to them; then the keys of a block.
+  void begin() {
+    this->pack_groups(p_.q, p_.D, q_);
+    this->pack_groups(g_.dout, p_.Dv, dout_);
+    for (int64_t i = 0; i < n_; i++) {
+      // What a query holds that sees nothing goes nowhere.
+      bool blind = row_[i].hull.empty();
+      lay(blind ? nullptr : at(p_.q, row_[i]), p_.D, keys_, q_columns_, bands_ * BAND, i, true);
+      lay(blind ? nullptr : at(g_.dout, row_[i]), p_.Dv, values_, dout_columns_, bands_ * BAND, i, false);
+    }
+    for (int64_t i = 0; i < bands_ * BAND * keys_.stride(); i += W) store(dq_ + i, zero());
+  }
+  void take_keys() {
+    this->pack_panels(p_.k, p_.D, k_);
+    this->pack_panels(p_.v, p_.Dv, v_);
+    for (int64_t k = 0; k < block_.hi - block_.lo; k++)
+      lay(key_row(p_.k, block_.lo + k), p_.D, keys_, k_columns_, BLOCK, k, true);
+    for (int64_t i = 0; i < BLOCK * keys_.stride(); i += W) store(dk_ + i, zero());
+    for (int64_t i = 0; i < BLOCK * values_.stride(); i += W) store(dv_ + i, zero());
+  }
+
+  // Row i of `rows` into columns; zeros where there is no row, and for NaN and infinity if `clean`.
+  static void lay(const E* x, int64_t size, const Columns& c, float* to, int64_t rows, int64_t i, bool clean) {
+    for (int64_t j = 0; j < c.count; j++) {
+      float* here = to + c.start(j) * W * rows + i * c.width(j) * W;
+      for (int n = 0; n < c.width(j); n++) {
+        int64_t from = (c.start(j) + n) * W;
+        F y = x ? load_part(x + from, int(least<int64_t>(W, size - from))) : zero();
+        if (clean) y = pick(less(abs(y), all(-NOTHING)), y, zero());
+        store(here + n * W, y);
+      }
+    }
+  }
+
+  // Pass 3: dP = dO V^T, over the keys that the rows of a tile see.
+  void value_scores(int64_t i) {
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    for (int r = 0; r < rows; r += SCORE_ROWS) {
+      int here = least(SCORE_ROWS, rows - r);
+      Run run = seen_by(i * BAND + r, here);
+      if (run.empty()) continue;
+      for (int64_t k = run.lo / W * W, next; k < run.hi; k = next) {
+        int64_t panel = k / PANEL * PANEL;
+        next = least(panel + PANEL, round_up(run.hi, W));
+        score_tiles(here, int(next - k) / W)(dout_ + (i * BAND + r) * p_.Dv, v_ + panel * p_.Dv + (k - panel),
+                                             p_.Dv, d_ + r * S_STRIDE + k, nullptr);
+      }
+    }
+  }
+
+  // Pass 4: weights over the scores, and the gradient of every logit over dP.
+  void logit_gradients(int64_t i) {
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    for (int r = 0; r < rows; r++) {
+      const Row& x = row_[i * BAND + r];
+      // At scores of 10^4 a float has half a digit of the weight left, so lse is a double, and what its
+      // float lacks multiplies the weight.
+      double lse = ((const double*)p_.lse.data)[task_.b * p_.lse.b + x.h * p_.lse.h + x.q * p_.lse.t];
+      double above = lse == NOTHING ? 0 : lse / LN2;
+      F minus = all(-float(above)), rest = all(exp2_one(float(float(above) - above)));
+      F delta = all(*place(g_.delta, task_.b, x.h, x.q));
+      float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
+      drops_.any() ? turn<true>(x, s, d, minus, rest, delta) : turn<false>(x, s, d, minus, rest, delta);
+      if (g_.dbias.data) leave_bias(x, d);
+      if (bend_)
+        for (int k = begin_; k < end_; k += W) {  // where no row of a tile looks, `bend_` was not written
+          F y = load(d + k);
+          store(d + k, pick(same(y, zero()), zero(), mul(y, load(bend_ + r * S_STRIDE + k))));
+        }
+    }
+  }
+
+  template <bool DROPS> void turn(const Row& x, float* s, float* d, F minus, F rest, F delta) const {
+    F factor = all(logits_.factor());
+    uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
+#pragma GCC unroll 3
+    for (int k = begin_; k < end_; k += W) {
+      F y = load(s + k), w = mul(exp2<5>(fma(y, factor, minus)), rest), dp = load(d + k), used = w;
+      if constexpr (DROPS) {
+        F kept = drops_.kept(cells, block_.lo + k);
+        dp = mul(dp, kept), used = mul(w, kept);
+      }
+      store(d + k, pick(same(y, all(NOTHING)), zero(), mul(w, sub(dp, delta))));
+      store(s + k, used);
+    }
+  }
+
+  void leave_bias(const Row& x, const float* d) const {
+    const Grid& g = g_.dbias;
+    float* to = (float*)g.data + task_.b * g.b + x.h * g.h + x.q * g.q;
+    F sum = zero();
+    for (int k = lo_ / W * W; k < hi_; k += W) {
+      int n = int(least<int64_t>(W, hi_ - k));
+      F y = load_part(d + k, n);
+      if (!g.x) sum = add(sum, y);
+      else add_part(to + block_.lo + k, y, n);
+    }
+    if (!g.x) *to += total(sum);
+  }
+
+  // Pass 5: three products. Turned, a row is a key and the sum runs over the queries of the band.
+  void hand_on(int64_t i) {
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    gather(s_, values_, dout_columns_, i, rows, dv_);
+    gather(d_, keys_, q_columns_, i, rows, dk_);
+    for (int64_t j = 0; j < keys_.count; j++) {
+      int width = keys_.width(j);
+      for (int r = 0; r < rows; r += VALUE_ROWS) {
+        int here = least(VALUE_ROWS, rows - r);
+        Run run = seen_by(i * BAND + r, here);
+        if (run.empty()) continue;
+        Base::value_tiles(here, width)(
+            d_ + r * S_STRIDE + run.lo, k_columns_ + keys_.start(j) * W * BLOCK + run.lo * width * W,
+            run.hi - run.lo, ones_, dq_ + (i * BAND + r) * keys_.stride() + keys_.start(j) * W, keys_.stride());
+      }
+    }
+  }
+  void gather(const float* weights, const Columns& c, const float* from, int64_t i, int rows, float* to) const {
+    for (int64_t j = 0; j < c.count; j++) {
+      int width = c.width(j);
+      const float* x = from + (c.start(j) * bands_ + i * width) * (W * BAND);
+      for (int k = lo_; k < hi_; k += VALUE_ROWS) {
+        int here = least(VALUE_ROWS, hi_ - k);
+        Base::template value_tiles<true>(here, width)(weights + k, x, rows, ones_,
+                                                      to + k * c.stride() + c.start(j) * W, c.stride());
+      }
+    }
+  }
+
+  void leave_keys() const {
+    for (int64_t k = 0; k < block_.hi - block_.lo; k++) {
+      add_row(place(g_.dk, task_.b, task_.head, block_.lo + k), dk_ + k * keys_.stride(), p_.D, float(p_.scale));
+      add_row(place(g_.dv, task_.b, task_.head, block_.lo + k), dv_ + k * values_.stride(), p_.Dv, 1);
+    }
+  }
+
+  static void add_part(float* to, F x, int n) { store_part(to, add(load_part(to, n), x), n); }
+  static void add_row(float* to, const float* x, int64_t size, float times) {
+    for (int64_t j = 0; j < size; j += W) {
+      int n = int(least<int64_t>(W, size - j));
+      store_part(to + j, fma(load(x + j), all(times), load_part(to + j, n)), n);
+    }
+  }
+
+  const Gradient& g_;
+  Drops drops_;
+  Columns keys_, values_;
+  float *dout_, *v_;                               // as groups, as panels
+  float *q_columns_, *dout_columns_, *k_columns_;
+  float *dq_, *dk_, *dv_;                          // of the chunk; of the block
+  float* d_;                                       // dP, then dY
+  float ones_[BAND];
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,236 @@
+// Queries in bands against the keys in blocks, up to the logits: what the answer (tile.h), the second
+// sweep (tally.h) and the way back (backward.h) have in common.
+//
+// A task has some queries of one or several heads that share a key head; they are its rows, BAND of
+// them a band. It walks over blocks of BLOCK keys. A band takes a block where a row of it sees a key:
+// its scores (18 KB) stay in L1.
+#pragma once
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+// Where an entry of a tensor of results lies.
+inline float* place(const Place& x, int64_t b, int64_t h, int64_t t) {
+  return (float*)x.data + b * x.b + h * x.h + t * x.t;
+}
+template <class T> inline T* place(const Grid& x, int64_t b, int64_t h, int64_t q) {
+  return (T*)x.data + b * x.b + h * x.h + q * x.q;
+}
+
+template <class A> class Bands : protected Products<A> {
+ protected:
+  using Base = Products<A>;
+  using typename Base::Unit;
+  using Base::BAND, Base::BLOCK, Base::PANEL, Base::PER, Base::S_STRIDE;
+  using Base::score_tiles;
+  using E = typename A::Element;
+  static constexpr int BAND_PAD = (BAND + W - 1) / W * W;
+
+  struct Row {
+    int64_t h, q;
+    Run hull, core;
+  };
+  struct Band {
+    Run hull, core;
+  };
+
+  Bands(const Problem& p, const TileTask& task, Cutter& c, int64_t rows)
+      : p_(p), task_(task), sight_(p), logits_(p), n_(rows) {
+    bands_ = (n_ + BAND - 1) / BAND;
+    steps_ = units(p.D);
+    row_ = c.cut<Row>(n_);
+    band_ = c.cut<Band>(bands_);
+    q_ = c.cut<Unit>(bands_ * BAND * steps_);
+    k_ = c.cut<Unit>(BLOCK * steps_);
+    s_ = c.cut<float>(BAND * S_STRIDE);
+  }
+
+  static int64_t units(int64_t size) { return (size + PER - 1) / PER; }
+
+  // Does this band see any key of the block? If so, lo_ to hi_ are what it sees.
+  bool meets(const Band& band) {
+    lo_ = int(most(band.hull.lo, block_.lo) - block_.lo);
+    hi_ = int(least(band.hull.hi, block_.hi) - block_.lo);
+    return lo_ < hi_;
+  }
+
+  // Pass 0: what every row sees, and what the bands and the task see together.
+  void look() {
+    hull_ = {p_.Tk, 0};
+    for (int64_t i = 0; i < bands_; i++) band_[i] = {{p_.Tk, 0}, {0, p_.Tk}};
+    for (int64_t i = 0; i < n_; i++) {
+      Row& r = row_[i];
+      Band& band = band_[i / BAND];
+      r.h = task_.head + i / task_.queries;
+      r.q = task_.query + i % task_.queries;
+      sight_.row(task_.b, r.h, r.q, &r.hull, &r.core);
+      for (int64_t d = 0; d < p_.D; d += 64 / int64_t(sizeof(E))) soon(at(p_.q, r) + d);
+      band.core = {most(band.core.lo, r.core.lo), least(band.core.hi, r.core.hi)};
+      if (r.hull.empty()) continue;
+      band.hull = {least(band.hull.lo, r.hull.lo), most(band.hull.hi, r.hull.hi)};
+      hull_ = {least(hull_.lo, band.hull.lo), most(hull_.hi, band.hull.hi)};
+    }
+  }
+
+  bool any_band_sees(int64_t key) const {
+    for (int64_t i = 0; i < bands_; i++)
+      if (band_[i].hull.lo < key + BLOCK && band_[i].hull.hi > key) return true;
+    return false;
+  }
+
+  // Where a row's part of a tensor over (b, h, q) lies, and a key's of one over (b, g, k).
+  const E* at(const Place& x, const Row& r) const {
+    return (const E*)x.data + task_.b * x.b + r.h * x.h + r.q * x.t;
+  }
+  const E* key_row(const Place& x, int64_t key) const {
+    int64_t g = task_.head / (p_.H / p_.G);
+    return (const E*)x.data + task_.b * x.b + g * x.h + key * x.t;
+  }
+  // Pass 1a: rows of queries (or of what comes back to them), as groups.
+  void pack_groups(const Place& x, int64_t size, Unit* to_all) const {
+    constexpr int SR = SCORE_ROWS;
+    static_assert(SR <= W);
+    for (int64_t g = 0; g < bands_ * BAND / SR && g * SR < n_; g++) {
+      int rows = int(least<int64_t>(SR, n_ - g * SR));
+      Unit* to = to_all + g * SR * units(size);
+      for (int64_t d = 0; d < size; d += W * PER, to += W * SR) {
+        int part = int(least<int64_t>(size - d, W * PER)), here = (part + PER - 1) / PER;
+        F y[W];
+        for (int r = 0; r < W; r++)
+          y[r] = r < rows ? A::units(at(x, row_[g * SR + r]) + d, part) : zero();
+        transpose(y);
+        for (int i = 0; i < here; i++) store_part((float*)to + i * SR, y[i], SR);
+      }
+    }
+  }
+
+  // Pass 1b: the keys of a block (or their values), turned: panels. Keys past the end are zeros.
+  void pack_panels(const Place& x, int64_t size, Unit* to_all) const {
+    int from = int(most<int64_t>(hull_.lo - block_.lo, 0)) / W * W;
+    int count = int(block_.hi - block_.lo);
+    int64_t step = x.t, steps = units(size);
+    for (int k = from; k < count; k += W) {
+      Unit* to = to_all + k / PANEL * (steps * PANEL) + k % PANEL;
+      const E* key = key_row(x, block_.lo + k);
+      int there = count - k;
+      for (int64_t d = 0; d < size; d += W * PER, to += W * PANEL) {
+        int part = int(least<int64_t>(size - d, W * PER));
+        F y[W];
+        if (there >= W && part == W * PER) {
+#pragma GCC unroll 16
+          for (int i = 0; i < W; i++) y[i] = A::whole(key + d + i * step);
+        } else {
+          for (int i = 0; i < W; i++)
+            y[i] = i < there ? A::units(key + d + i * step, part) : zero();
+        }
+        transpose(y);
+        int here = int(least<int64_t>(W, steps - d / PER));
+        if (here == W) {
+#pragma GCC unroll 16
+          for (int i = 0; i < W; i++) store((float*)to + i * PANEL, y[i]);
+        } else {
+          for (int i = 0; i < here; i++) store((float*)to + i * PANEL, y[i]);
+        }
+      }
+    }
+  }
+
+  // Pass 2: the logits of a band and a block, in base 2 once they are multiplied by
+  // `logits_.factor()`; -infinity where a row may not look. Row maxima are left in `tops_`.
+  void scores(int64_t i) {
+    const Band& band = band_[i];
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    for (int r = 0; r < BAND_PAD; r++) tops_[r] = all(NOTHING);
+    begin_ = lo_ / W * W;
+    end_ = int(round_up(hi_, W));
+    for (int k = lo_ / PANEL * PANEL; k < end_; k += PANEL) {
+      int64_t key = block_.lo + k;
+      int width = int(least<int64_t>(PANEL, end_ - k)), seen = int(least<int64_t>(width, hi_ - k));
+      bool full = band.core.lo <= key && band.core.hi >= key + width;
+      uint64_t word[BAND];
+      if (!full)
+        for (int r = 0; r < rows; r++) {
+          const Row& x = row_[i * BAND + r];
+          word[r] = sight_.simple() ? Sight::word(x.hull, key, seen)
+                                    : sight_.word(task_.b, x.h, x.q, key, seen);
+        }
+      for (int r = 0; r < rows; r += SCORE_ROWS) {
+        int here = least(SCORE_ROWS, rows - r);
+        float* s = s_ + r * S_STRIDE + k;
+        Run part = {0, width};  // of the panel, in whole vectors: what some of these rows see
+        if (!full) {
+          part = seen_in(word + r, here, width);
+          for (int x = 0; x < here; x++)
+            for (int n = 0; n < width; n += W)
+              if (n < part.lo || n >= part.hi) store(s + x * S_STRIDE + n, all(NOTHING));
+          if (part.empty()) continue;
+        }
+        bool as_is = full && logits_.plain();
+        int from = int(part.lo), wide = int(part.hi - part.lo);
+        score_tiles(here, wide / W)(q_ + (i * BAND + r) * steps_, k_ + k * steps_ + from, steps_,
+                                    s + from, as_is ? tops_ + r : nullptr);
+        if (as_is) continue;
+        for (int x = 0; x < here; x++)
+          amend(row_[i * BAND + r + x], key + from, wide, full ? ~uint64_t(0) : word[r + x] >> from,
+                s + x * S_STRIDE + from, tops_ + r + x);
+      }
+    }
+  }
+  static Run seen_in(const uint64_t* word, int n, int width) {
+    uint64_t any = 0;
+    for (int i = 0; i < n; i++) any |= word[i];
+    if (!any) return {width, 0};
+    return {__builtin_ctzll(any) / W * W, (63 - __builtin_clzll(any)) / W * W + W};
+  }
+
+  // What masks and biases do to a row of scores. -infinity replaces; nothing is added to it, so
+  // whatever stands in a masked key is gone.
+  void amend(const Row& x, int64_t key, int width, uint64_t word, float* s, F* tops) {
+    F t = *tops;
+    if (logits_.plain()) {
+      for (int n = 0; n < width; n += W) {
+        F y = pick(lanes(word, n), load(s + n), all(NOTHING));
+        store(s + n, y);
+        t = max(t, y);
+      }
+      *tops = t;
+      return;
+    }
+    for (int n = 0; n < width; n += W) {
+      int in = int(least<int64_t>(W, p_.Tk - key - n));
+      F y = logits_.turn(load(s + n), task_.b, x.h, x.q, key + n, in, bend_ ? bend_ + (s - s_) + n : nullptr);
+      y = pick(lanes(word, n), y, all(NOTHING));
+      store(s + n, y);
+      t = max(t, y);
+    }
+    *tops = t;
+  }
+
+  // The keys of this block that some of these rows see.
+  Run seen_by(int64_t row, int n) const {
+    Run run = {BLOCK, 0};
+    for (int r = 0; r < n; r++) {
+      const Run& hull = row_[row + r].hull;
+      int64_t lo = most<int64_t>(hull.lo - block_.lo, 0);
+      int64_t hi = least(hull.hi, block_.hi) - block_.lo;
+      if (lo < hi) run = {least(run.lo, lo), most(run.hi, hi)};
+    }
+    return run;
+  }
+
+  const Problem& p_;
+  TileTask task_;
+  Sight sight_;
+  Logits logits_;
+  int64_t n_, bands_, steps_;
+  Row* row_;
+  Band* band_;
+  Unit *q_, *k_;
+  float* s_;
+  float* bend_ = nullptr;   // if set: what a soft cap leaves of a change of each score of `s_`
+  Run hull_, block_;
+  int lo_, hi_;             // the band's keys of this block, counted from its start
+  int begin_, end_;         // the same in whole vectors
+  F tops_[BAND_PAD];
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,121 @@
+// The two products of attention in register tiles, and how what they multiply lies in memory.
+//
+// Queries against keys (`score_tile`): queries as groups [D][SCORE_ROWS], so that one step of a tile
+// reads one line, keys as panels [D][PANEL], so that a vector holds one coordinate of W keys.
+// Weights against values (`value_tile`): values as columns [key][up to VALUE_VECTORS vectors], weights
+// as they fall out of the softmax, a row for each query, or turned: a row for each key.
+#pragma once
+
+#include <utility>
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class T, int n> struct Table { T entry[n]; };
+
+// Rows of `size` numbers lie in columns of up to VALUE_VECTORS vectors, as equal as can be: 5 = 3 + 2.
+struct Columns {
+  int64_t vectors, count;
+  explicit Columns(int64_t size)
+      : vectors((size + W - 1) / W), count((vectors + VALUE_VECTORS - 1) / VALUE_VECTORS) {}
+  int start(int64_t j) const { return int(j * vectors / count); }
+  int width(int64_t j) const { return start(j + 1) - start(j); }
+  int64_t stride() const { return vectors * W; }
+};
+
+template <class A> struct Products {
+  using Unit = typename A::Unit;
+  static constexpr int PER = A::PER_UNIT;
+  static constexpr int PANEL = SCORE_VECTORS * W;
+  static constexpr int BLOCK = 192;
+  static constexpr int BAND = 24;
+  static constexpr int S_STRIDE = BLOCK + W;            // floats; off a power of two, for L1's sets
+  static constexpr int P_STRIDE = (BLOCK + 32) / PER;   // units
+  static constexpr int STRIDE = PER == 1 ? S_STRIDE : P_STRIDE;  // of a row of weights
+  static_assert(BLOCK % PANEL == 0 && BLOCK % 2 == 0 && PANEL <= 64);
+  static_assert(BAND % SCORE_ROWS == 0 && BAND % VALUE_ROWS == 0);
+
+  // R queries x N vectors of keys stay in registers over all of D. Of whole panels the row maxima
+  // are taken before the sums leave their registers.
+  template <int R, int N>
+  static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* tops) {
+    F sum[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) sum[r][n] = zero();
+#pragma GCC unroll 2
+    for (int64_t d = 0; d < steps; d++) {
+      typename A::Vector key[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) key[n] = A::vector(k + d * PANEL + n * W);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        auto x = A::broadcast(q[d * SCORE_ROWS + r]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], x, key[n]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) store(s + r * S_STRIDE + n * W, sum[r][n]);
+      if (tops) {
+        F t = sum[r][0];
+#pragma GCC unroll 4
+        for (int n = 1; n < N; n++) t = max(t, sum[r][n]);
+        store((float*)(tops + r), max(load((const float*)(tops + r)), t));
+      }
+    }
+  }
+  using ScoreTile = void (*)(const Unit*, const Unit*, int64_t, float*, F*);
+  static ScoreTile score_tiles(int rows, int vectors) {
+    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<ScoreTile, sizeof...(i)>{{score_tile<i / SCORE_VECTORS + 1, i % SCORE_VECTORS + 1>...}};
+    }(std::make_integer_sequence<int, SCORE_ROWS * SCORE_VECTORS>());
+    return table.entry[(rows - 1) * SCORE_VECTORS + vectors - 1];
+  }
+
+
+  // R queries x N vectors of values stay in registers over the keys of the block; the old sums are
+  // rescaled and added at the end, by one FMA each. TURNED, it is R keys over the queries of a band.
+  template <bool TURNED, int R, int N>
+  static void value_tile(const Unit* w, const Unit* v, int64_t steps, const float* shrink, float* o,
+                         int64_t o_stride) {
+    constexpr int ROW = TURNED ? 1 : STRIDE, STEP = TURNED ? STRIDE : 1;
+    F sum[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) sum[r][n] = zero();
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < steps; k++) {
+      typename A::Vector x[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) x[n] = A::vector(v + (k * N + n) * W);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        auto y = A::broadcast(w[r * ROW + k * STEP]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], y, x[n]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      F old = all(shrink[r]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) {
+        float* to = o + r * o_stride + n * W;
+        store(to, fma(load(to), old, sum[r][n]));
+      }
+    }
+  }
+  using ValueTile = void (*)(const Unit*, const Unit*, int64_t, const float*, float*, int64_t);
+  template <bool TURNED = false> static ValueTile value_tiles(int rows, int vectors) {
+    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<ValueTile, sizeof...(i)>{{value_tile<TURNED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
+    }(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>());
+    return table.entry[(rows - 1) * VALUE_VECTORS + vectors - 1];
+  }
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,275 @@
+"""`clearhead::attend` as an operator: for whoever traces, transforms or differentiates a call.
+
+Its gradient is a second operator, `clearhead::attend_backward`, which the core answers too, from
+the output and the log-sum-exp (kernels/backward.h). Both have shapes without numbers, for tracers,
+and a rule for vmap: a call for each example.
+"""
+
+import math
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import BadValue
+from ...problem import Inputs, Problem
+from .call import NO_GRID, attend, check, grid, pack, place, plain, question, rows_of
+from .core import core
+
+# `Gradient` in kernels/attention.h.
+GRADIENT = struct.Struct("<" + 4 * "4q" + "2q" + 2 * "4q" + "5q")
+
+# Heads are the tasks of the way back. Fewer than this are cut into stretches of keys, of at least
+# so many; each stretch then has its own dq, and they are added in their order.
+TASKS, LEAST_STRETCH = 16, 1024
+
+QUESTION = (
+    "Tensor q, Tensor k, Tensor v, float scale, float softcap, int before, int after, Tensor? lo, "
+    "Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, int shift, Tensor? sinks, "
+    "float dropout, Tensor? seed"
+)
+BIAS, SINKS = 10, 13  # where they stand in it
+
+# `Library` must outlive its definitions.
+_library = torch.library.Library("clearhead", "DEF")
+_library.define(f"attend({QUESTION}, bool lse) -> (Tensor, Tensor)")
+_library.define(
+    f"attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {QUESTION}, "
+    "bool learn_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
+    """The output, and with `lse` the log-sum-exp of every query, in float64: straight from the core
+    where nobody watches, else by the operator."""
+    if plain(inputs.q) and not p.grad:
+        return attend(*inputs, *question(p), lse)  # type: ignore[call-arg]
+    out, sums = _ask(*inputs, *question(p), lse or p.grad)
+    return out, sums if lse else None
+
+
+# ------------------------------------------------------------------------------------- the answers
+
+
+def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+    out, sums = attend(*arguments)
+    return out, torch.empty(0, dtype=torch.float64) if sums is None else sums
+
+
+def _attend_backward(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, bias and sinks; empty for a bias not wanted or sinks not there."""
+    *asks, learn_bias = rest
+    bias, sinks = asks[BIAS - 3], asks[SINKS - 3]
+    q, k, v, dout, out = (rows_of(x) for x in (q, k, v, dout, out))
+    (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
+
+    parts = min(math.ceil(TASKS / max(B * H, 1)), max(Tk // LEAST_STRETCH, 1))
+    dbias = torch.zeros(0)
+    if learn_bias:
+        # A bias that is the same for all queries or keys is added up per head first: O(T) numbers.
+        matrix = bias.shape[2] > 1 and bias.shape[3] > 1
+        dbias = torch.zeros(bias.shape if matrix else (B, H, *bias.shape[2:]))
+        parts = 1 if bias.shape[3] == 1 else parts
+    dlse = None if dlse is None else dlse.float()
+    delta = torch.zeros((B, H, Tq))
+    dq = torch.zeros((parts, B, H, Tq, D))
+    dk, dv = torch.zeros((B, H, Tk, D)), torch.zeros((B, H, Tk, Dv))
+    check(
+        core.backward(
+            pack(q, k, v, out, lse, *asks),
+            GRADIENT.pack(
+                *place(dout), *place(dlse), *place(delta), *place(dq[0]), parts, dq.stride(0),
+                *place(dk), *place(dv), *(grid(dbias) if learn_bias else NO_GRID),
+            ),
+        )
+    )  # fmt: skip
+    if learn_bias:
+        for dim in (0, 1):
+            dbias = _sum(dbias, dim, bias.shape[dim]).to(bias.dtype)
+    dsinks = torch.zeros(0)
+    if sinks is not None:
+        taken = torch.exp(sinks.view(-1, 1) - lse).float() * delta
+        dsinks = -_sum(taken.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0).sum(-1)
+    return (
+        _sum(dq, 0, 1).squeeze(0).to(q.dtype),
+        _sum(dk.view(B, G, H // max(G, 1), Tk, D), 2, 1).squeeze(2).to(q.dtype),
+        _sum(dv.view(B, G, H // max(G, 1), Tk, Dv), 2, 1).squeeze(2).to(q.dtype),
+        dbias,
+        dsinks,
+    )
+
+
+def _sum(x: Tensor, dim: int, size: int) -> Tensor:
+    """The sum over a dimension that is to have this size, one slice after the other, so that it has
+    the same bits however many threads torch has."""
+    if x.shape[dim] == size:
+        return x
+    total = torch.zeros_like(x.narrow(dim, 0, 0).sum(dim, keepdim=True))
+    for i in range(x.shape[dim]):
+        total += x.narrow(dim, i, 1)
+    return total
+
+
+_library.impl("attend", _attend, "CPU")
+_library.impl("attend_backward", _attend_backward, "CPU")
+
+
+# ------------------------------------------------------------------------- shapes without numbers
+
+
+@torch.library.register_fake("clearhead::attend", lib=_library)
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    B, H, Tq, _ = q.shape
+    shape = (B, H, Tq) if rest[-1] else (0,)
+    return q.new_empty((B, H, Tq, v.shape[3])), q.new_empty(shape, dtype=torch.float64)
+
+
+@torch.library.register_fake("clearhead::attend_backward", lib=_library)
+def _backward_shapes(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    q, k, v = rest[:3]
+    bias, sinks = rest[BIAS], rest[SINKS]
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        bias.new_empty(bias.shape) if rest[-1] else q.new_empty(0, dtype=torch.float32),
+        q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape),
+    )
+
+
+# --------------------------------------------------------------------------------------- gradients
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *asks, lse = inputs
+    ctx.set_materialize_grads(False)
+    ctx.counted = lse
+    ctx.tensors = [isinstance(x, Tensor) for x in asks]
+    ctx.plain = [None if isinstance(x, Tensor) else x for x in asks]
+    ctx.save_for_backward(*output, *(x for x in asks if isinstance(x, Tensor)))
+
+
+def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    if not ctx.counted:
+        raise BadValue(
+            "clearhead::attend was asked without lse and is to be differentiated.",
+            "its gradient needs the log-sum-exp of every query.",
+            "pass lse=True, or call clearhead.attention, which does.",
+        )
+    out, lse, *tensors = ctx.saved_tensors
+    given = iter(tensors)
+    asks = [
+        next(given) if is_tensor else x for is_tensor, x in zip(ctx.tensors, ctx.plain, strict=True)
+    ]
+    learn_bias = ctx.needs_input_grad[BIAS]
+    dq, dk, dv, dbias, dsinks = _ask_back(
+        torch.zeros_like(out) if dout is None else dout, dlse, out, lse, *asks, learn_bias
+    )
+    grads = [None] * (len(asks) + 1)
+    grads[:3] = dq, dk, dv
+    grads[BIAS] = dbias if learn_bias else None
+    grads[SINKS] = None if asks[SINKS] is None else dsinks
+    return tuple(grads)
+
+
+def _no_second(ctx: Any, *gradients: Any) -> None:
+    raise BadValue(
+        "A gradient of attention is to be differentiated again.",
+        "the C++ core has first derivatives.",
+        "pass engine='tiled' (or 'steps', for short inputs), which torch differentiates as often "
+        "as it is asked to.",
+    )
+
+
+torch.library.register_autograd("clearhead::attend", _back, setup_context=_keep, lib=_library)
+torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_library)
+
+
+# ------------------------------------------------------------------ torch.func: vmap, grad, vjp
+
+
+def _transformed() -> bool:
+    return not torch.compiler.is_compiling() and (
+        torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _ask(*arguments: Any) -> Any:
+    return (Attend.apply if _transformed() else torch.ops.clearhead.attend)(*arguments)
+
+
+def _ask_back(*arguments: Any) -> Any:
+    ask = AttendBackward.apply if _transformed() else torch.ops.clearhead.attend_backward
+    return ask(*arguments)
+
+
+def _one_by_one(
+    ask: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """vmap: a call for each example, then stacked."""
+    pairs = list(zip(arguments, in_dims, strict=True))
+    answers = [
+        ask(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
+        for i in range(info.batch_size)
+    ]
+    together = tuple(torch.stack(parts) for parts in zip(*answers, strict=True))
+    return together, (0,) * len(together)
+
+
+class Attend(torch.autograd.Function):
+    """The operator under torch.func, which does not take gradients from where torch.library keeps
+    them."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.clearhead.attend(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _keep(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _back(ctx, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return _one_by_one(_ask, info, in_dims, arguments)
+
+
+class AttendBackward(torch.autograd.Function):
+    """Its gradient, likewise."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.clearhead.attend_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        _no_second(ctx, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return _one_by_one(_ask_back, info, in_dims, arguments)
+
+
+torch.library.register_vmap(
+    "clearhead::attend",
+    lambda info, in_dims, *arguments: _one_by_one(_ask, info, in_dims, arguments),
+    lib=_library,
+)
+torch.library.register_vmap(
+    "clearhead::attend_backward",
+    lambda info, in_dims, *arguments: _one_by_one(_ask_back, info, in_dims, arguments),
+    lib=_library,
+)
