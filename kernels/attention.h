@@ -56,13 +56,14 @@ struct Tally {
   Grid exact;               // float32 (b, h, n, k)
 };
 
-// What comes back of the output, and where the gradients go: float32, added to what is there. dk and
-// dv are those of one query head; what heads share a key head for is summed by the caller.
+// What comes back of the output, and where the gradients go: float32, zeros before. dk and dv are
+// those of one query head; what heads share a key head for is summed by the caller.
 struct Gradient {
   Place dout;               // like out
   Place dlse;               // float32 (b, h, q), of the log-sum-exp; null if it was not used
   Place delta;              // float32 (b, h, q), left here: dout . out - dlse
-  Place dq;                 // (b, h, q) for each of `parts` stretches of keys, `dq_part` apart
+  Place dq;                 // (b, h, q) for each of `parts` stretches of keys, `dq_part` apart; like q
+                            // where there is one part
   int64_t parts, dq_part;
   Place dk, dv;             // (b, h, k)
   Grid dbias;               // null if not wanted; a stride of 0 sums over that dimension

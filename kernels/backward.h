@@ -31,7 +31,7 @@ template <class E> class Backward : Bands<Singles<E>> {
   using Base::q_, Base::k_, Base::s_, Base::bend_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
   using Base::begin_, Base::end_;
   using Base::at, Base::key_row, Base::meets, Base::scores, Base::score_tiles, Base::seen_by;
-  static constexpr int64_t CHUNK_BYTES = 448 << 10;
+  static constexpr int64_t CHUNK_BYTES = 896 << 10;
 
  public:
   static size_t scratch(const Problem& p) {
@@ -82,7 +82,8 @@ template <class E> class Backward : Bands<Singles<E>> {
 
   static int64_t chunk(const Problem& p) {
     int64_t rows = CHUNK_BYTES / int64_t(sizeof(float)) / (3 * p.D + 2 * p.Dv + 1);
-    return least(round_up(p.Tq, BAND), most<int64_t>(2 * BAND, least<int64_t>(rows, 16 * BAND) / BAND * BAND));
+    rows = most<int64_t>(2 * BAND, least<int64_t>(rows, 16 * BAND) / BAND * BAND);
+    return least(rows, round_up(p.Tq, BAND));
   }
 
   void walk(const BackwardTask& task) {
@@ -103,10 +104,7 @@ template <class E> class Backward : Bands<Singles<E>> {
       }
       leave_keys();
     }
-    float times = float(p_.scale);
-    for (int64_t i = 0; i < n_; i++)
-      add_row(place(g_.dq, task_.b, row_[i].h, row_[i].q) + task.part * g_.dq_part,
-              dq_ + i * keys_.stride(), p_.D, times);
+    leave_queries(task.part);
   }
 
   // Pass 1: the chunk's queries and what comes back to them; then the keys of a block.
@@ -131,7 +129,8 @@ template <class E> class Backward : Bands<Singles<E>> {
   }
 
   // Row i of `rows` into columns; zeros where there is no row, and for NaN and infinity if `clean`.
-  static void lay(const E* x, int64_t size, const Columns& c, float* to, int64_t rows, int64_t i, bool clean) {
+  static void lay(const E* x, int64_t size, const Columns& c, float* to, int64_t rows, int64_t i,
+                  bool clean) {
     for (int64_t j = 0; j < c.count; j++) {
       float* here = to + c.start(j) * W * rows + i * c.width(j) * W;
       for (int n = 0; n < c.width(j); n++) {
@@ -153,8 +152,9 @@ template <class E> class Backward : Bands<Singles<E>> {
       for (int64_t k = run.lo / W * W, next; k < run.hi; k = next) {
         int64_t panel = k / PANEL * PANEL;
         next = least(panel + PANEL, round_up(run.hi, W));
-        score_tiles(here, int(next - k) / W)(dout_ + (i * BAND + r) * p_.Dv, v_ + panel * p_.Dv + (k - panel),
-                                             p_.Dv, d_ + r * S_STRIDE + k, nullptr);
+        score_tiles(here, int(next - k) / W)(dout_ + (i * BAND + r) * p_.Dv,
+                                             v_ + panel * p_.Dv + (k - panel), p_.Dv,
+                                             d_ + r * S_STRIDE + k, nullptr);
       }
     }
   }
@@ -171,11 +171,12 @@ template <class E> class Backward : Bands<Singles<E>> {
       F minus = all(-float(above)), rest = all(exp2_one(float(float(above) - above)));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
-      drops_.any() ? turn<true>(x, s, d, minus, rest, delta) : turn<false>(x, s, d, minus, rest, delta);
+      if (drops_.any()) turn<true>(x, s, d, minus, rest, delta);
+      else turn<false>(x, s, d, minus, rest, delta);
       if (g_.dbias.data) leave_bias(x, d);
       if (bend_)
-        for (int k = begin_; k < end_; k += W) {  // where no row of a tile looks, `bend_` was not written
-          F y = load(d + k);
+        for (int k = begin_; k < end_; k += W) {
+          F y = load(d + k);  // where no row of a tile looks, it is 0 and `bend_` was not written
           store(d + k, pick(same(y, zero()), zero(), mul(y, load(bend_ + r * S_STRIDE + k))));
         }
     }
@@ -220,13 +221,15 @@ template <class E> class Backward : Bands<Singles<E>> {
         int here = least(VALUE_ROWS, rows - r);
         Run run = seen_by(i * BAND + r, here);
         if (run.empty()) continue;
-        Base::value_tiles(here, width)(
-            d_ + r * S_STRIDE + run.lo, k_columns_ + keys_.start(j) * W * BLOCK + run.lo * width * W,
-            run.hi - run.lo, ones_, dq_ + (i * BAND + r) * keys_.stride() + keys_.start(j) * W, keys_.stride());
+        const float* keys = k_columns_ + (keys_.start(j) * BLOCK + run.lo * width) * W;
+        Base::value_tiles(here, width)(d_ + r * S_STRIDE + run.lo, keys, run.hi - run.lo, ones_,
+                                       dq_ + (i * BAND + r) * keys_.stride() + keys_.start(j) * W,
+                                       keys_.stride());
       }
     }
   }
-  void gather(const float* weights, const Columns& c, const float* from, int64_t i, int rows, float* to) const {
+  void gather(const float* weights, const Columns& c, const float* from, int64_t i, int rows,
+              float* to) const {
     for (int64_t j = 0; j < c.count; j++) {
       int width = c.width(j);
       const float* x = from + (c.start(j) * bands_ + i * width) * (W * BAND);
@@ -238,10 +241,24 @@ template <class E> class Backward : Bands<Singles<E>> {
     }
   }
 
+  void leave_queries(int64_t part) const {
+    F times = all(float(p_.scale));
+    for (int64_t i = 0; i < n_; i++) {
+      int64_t where = part * g_.dq_part + (at(g_.dq, row_[i]) - (const E*)g_.dq.data);
+      for (int64_t d = 0; d < p_.D; d += W) {
+        F x = mul(load(dq_ + i * keys_.stride() + d), times);
+        int n = int(least<int64_t>(W, p_.D - d));
+        if (g_.parts == 1) store_part((E*)g_.dq.data + where + d, x, n);
+        else store_part((float*)g_.dq.data + where + d, x, n);
+      }
+    }
+  }
   void leave_keys() const {
     for (int64_t k = 0; k < block_.hi - block_.lo; k++) {
-      add_row(place(g_.dk, task_.b, task_.head, block_.lo + k), dk_ + k * keys_.stride(), p_.D, float(p_.scale));
-      add_row(place(g_.dv, task_.b, task_.head, block_.lo + k), dv_ + k * values_.stride(), p_.Dv, 1);
+      float* dk = place(g_.dk, task_.b, task_.head, block_.lo + k);
+      float* dv = place(g_.dv, task_.b, task_.head, block_.lo + k);
+      add_row(dk, dk_ + k * keys_.stride(), p_.D, float(p_.scale));
+      add_row(dv, dv_ + k * values_.stride(), p_.Dv, 1);
     }
   }
 

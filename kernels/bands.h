@@ -197,7 +197,8 @@ template <class A> class Bands : protected Products<A> {
     }
     for (int n = 0; n < width; n += W) {
       int in = int(least<int64_t>(W, p_.Tk - key - n));
-      F y = logits_.turn(load(s + n), task_.b, x.h, x.q, key + n, in, bend_ ? bend_ + (s - s_) + n : nullptr);
+      float* bend = bend_ ? bend_ + (s - s_) + n : nullptr;
+      F y = logits_.turn(load(s + n), task_.b, x.h, x.q, key + n, in, bend);
       y = pick(lanes(word, n), y, all(NOTHING));
       store(s + n, y);
       t = max(t, y);

@@ -112,7 +112,8 @@ template <class A> struct Products {
   using ValueTile = void (*)(const Unit*, const Unit*, int64_t, const float*, float*, int64_t);
   template <bool TURNED = false> static ValueTile value_tiles(int rows, int vectors) {
     static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
-      return Table<ValueTile, sizeof...(i)>{{value_tile<TURNED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
+      return Table<ValueTile, sizeof...(i)>{
+          {value_tile<TURNED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
     }(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>());
     return table.entry[(rows - 1) * VALUE_VECTORS + vectors - 1];
   }

@@ -25,7 +25,8 @@ template <class A> class Tallying : Bands<A> {
     for (int64_t query = 0; query < p.Tq; query += ROWS) {
       int64_t queries = least<int64_t>(p.Tq - query, ROWS);
       Cutter c(scratch);
-      Tallying(p, {task.b, task.head, 1, query, queries}, c, queries).add_up(wanted, {task.key, task.key_end});
+      Tallying t(p, {task.b, task.head, 1, query, queries}, c, queries);
+      t.add_up(wanted, {task.key, task.key_end});
     }
   }
 

@@ -268,9 +268,9 @@ template <class A> class Tile : Bands<A> {
         Run run = seen_by(i * BAND + r, here);
         if (run.empty()) continue;
         int64_t from = run.lo / PER, to = (run.hi + PER - 1) / PER;
-        Base::value_tiles(here, width)(weights_ + r * STRIDE + from,
-                                   column(v_, j) + from * width * W, to - from, shrink_ + r,
-                                   o_ + (i * BAND + r) * o_stride_ + columns_.start(j) * W, o_stride_);
+        Base::value_tiles(here, width)(
+            weights_ + r * STRIDE + from, column(v_, j) + from * width * W, to - from, shrink_ + r,
+            o_ + (i * BAND + r) * o_stride_ + columns_.start(j) * W, o_stride_);
       }
     }
   }
@@ -295,9 +295,9 @@ template <class A> class Tile : Bands<A> {
         }
       }
       for (int64_t j = 0; j < columns_.count; j++)
-        Base::value_tiles(1, columns_.width(j))(weights_ + r * STRIDE + from, column(clean_, j) + from * columns_.width(j) * W,
-                                      to - from, shrink_ + r,
-                                      o_ + (i * BAND + r) * o_stride_ + columns_.start(j) * W, o_stride_);
+        Base::value_tiles(1, columns_.width(j))(
+            weights_ + r * STRIDE + from, column(clean_, j) + from * columns_.width(j) * W, to - from,
+            shrink_ + r, o_ + (i * BAND + r) * o_stride_ + columns_.start(j) * W, o_stride_);
     }
   }
 

@@ -76,6 +76,8 @@ def questions(draw):
         keywords["softcap"] = draw(st.sampled_from([0.5, 5.0, 50.0]))
     if draw(st.booleans()):
         keywords["sinks"] = torch.randn(H, generator=source)
+    if draw(st.integers(0, 3)) == 0:
+        keywords["dropout"], keywords["seed"] = 0.4, draw(st.integers(0, 2**63))
     return (q, k, v), keywords
 
 
@@ -97,6 +99,38 @@ def test_the_core_answers_any_question_as_the_reference_does(question):
     sure, figures = within_yardstick(got, true, yardstick, size)
     assert got.shape == true.shape and got.dtype == qkv[0].dtype
     assert sure, f"{problem.describe()}: {figures}"
+
+
+def there_and_back(qkv, keywords, dtype, engine):
+    """Gradients of the same numbers in `dtype`, of q, k, v, the bias and the sinks."""
+    learn = [x.detach().to(dtype).requires_grad_() for x in qkv]
+    asked = dict(keywords)
+    for name in keywords.keys() & {"bias", "sinks"}:
+        given = keywords[name].tensor if name == "bias" else keywords[name]
+        learn.append(given.to(torch.float64 if dtype == torch.float64 else given.dtype))
+        learn[-1] = learn[-1].detach().clone().requires_grad_()
+        asked[name] = ch.bias(learn[-1]) if name == "bias" else learn[-1]
+    out = ch.attention(*learn[:3], engine=engine, **asked)
+    source = torch.Generator().manual_seed(7)
+    back = torch.randn(out.shape, generator=source).to(qkv[0].dtype).to(out.dtype)
+    return torch.autograd.grad(out, learn, back)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(questions())
+def test_the_core_differentiates_any_question_as_the_reference_does(question):
+    qkv, keywords = question
+    problem, _ = ask(*qkv, **keywords)
+    got = there_and_back(qkv, keywords, qkv[0].dtype, "cpu")
+    true = there_and_back(qkv, keywords, torch.float64, "steps")
+    # `delta` reads the output as it was rounded, so half dtypes err by its rounding.
+    digits = torch.finfo(problem.dtype).eps if problem.dtype != torch.float32 else 2e-6
+    for name, a, b in zip(["q", "k", "v", "first", "second"], got, true, strict=False):
+        size = max(1.0, float(b.abs().max()) if b.numel() else 0.0)
+        error = float((a.double() - b).abs().max()) if b.numel() else 0.0
+        assert a.shape == b.shape and error <= 8 * digits * size, (
+            f"{problem.describe()}: {name} errs by {error:.3g} of {size:.3g}"
+        )
 
 
 LONG_CALL = """

@@ -344,8 +344,8 @@ def bench(
 ) -> None:
     """Time clearhead beside its peers and the hardware's own ceilings, interleaved in one run.
 
-    Groups: prefill, masked, decode, tiny, and the sweeps lengths, heads, sizes, dtypes, threads;
-    minilm is a real model end to end. A peer that is not installed is named and skipped.
+    Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
+    threads; minilm is a real model end to end. A peer that is not installed is named and skipped.
     """
     from . import bench as benchmark
 

@@ -21,6 +21,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     mask: Mask = field(default=everything)
     threads: int | None = None  # None means as many as the run has
+    training: bool = False  # there and back: gradients of q, k and v
 
     @property
     def decode(self) -> bool:
@@ -38,7 +39,7 @@ class Case:
             .normal_(generator=source)
             for heads, length in shapes
         )  # fmt: skip
-        return q, k, v
+        return tuple(x.requires_grad_(self.training) for x in (q, k, v))  # type: ignore[return-value]
 
     def pairs(self) -> int:
         if isinstance(self.mask, Everything):
@@ -47,8 +48,8 @@ class Case:
         return int(reach.pairs().expand(self.B, self.H, self.Tq).sum())
 
     def flops(self) -> float:
-        """Of the two products; a causal question counts half."""
-        return 4.0 * self.D * self.pairs()
+        """Of the two products, and five on the way back; a causal question counts half."""
+        return (14.0 if self.training else 4.0) * self.D * self.pairs()
 
     def bytes(self) -> float:
         """Of the keys and values, each read once."""
@@ -86,6 +87,15 @@ DECODE = [
     for t in (F32, BF16, F16)
     for B, G, Tk in ((1, 32, 4096), (1, 8, 1024), (1, 8, 65536), (8, 8, 4096), (8, 32, 1024))
 ]
+TRAINING = [
+    Case("training fp32 full", training=True),
+    Case("training fp32 causal", training=True, mask=causal),
+    Case("training fp32 D=128 grouped causal", training=True, H=32, G=8, Tq=1024, Tk=1024, D=128,
+         mask=causal),
+    Case("training bf16 full", training=True, dtype=BF16),
+    Case("training bf16 D=128 grouped causal", training=True, H=32, G=8, Tq=1024, Tk=1024, D=128,
+         dtype=BF16, mask=causal),
+]  # fmt: skip
 TINY = [
     Case("tiny 1,1,5,4", H=1, G=1, Tq=5, Tk=5, D=4),
     Case("tiny 1,12,32,64", H=12, G=12, Tq=32, Tk=32),
@@ -108,6 +118,6 @@ def sweep_of_threads(most: int) -> list[Case]:
 
 
 GROUPS: dict[str, list[Case]] = {
-    "prefill": PREFILL, "masked": MASKED, "decode": DECODE, "tiny": TINY,
+    "prefill": PREFILL, "masked": MASKED, "decode": DECODE, "tiny": TINY, "training": TRAINING,
     "lengths": LENGTHS, "heads": HEADS, "sizes": SIZES, "dtypes": DTYPES,
 }  # fmt: skip

@@ -241,12 +241,29 @@ PEERS: dict[str, Callable[..., Run]] = {
 }
 
 
+TRAINING = ("clearhead", "torch sdpa", "torch eager")
+
+
+def _there_and_back(run: Run, tensors: tuple[Tensor, ...]) -> Run:
+    comes_back = torch.randn_like(run())
+
+    def both() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return torch.autograd.grad(run(), tensors, comes_back)
+
+    return both
+
+
 def prepare(name: str, case: Case, tensors: tuple[Tensor, ...]) -> tuple[Run | None, str]:
     """The function to time, or None and why not."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    if case.training and name not in TRAINING:
+        return None, "not asked for gradients"
     try:
-        run = PEERS[name](case, *tensors)
-        run()
+        with torch.set_grad_enabled(case.training):
+            run = PEERS[name](case, *tensors)
+            run = _there_and_back(run, tensors) if case.training else run
+            run()
         return run, ""
     except Declined as reason:
         return None, str(reason)

@@ -76,7 +76,7 @@ def _attend_backward(
         parts = 1 if bias.shape[3] == 1 else parts
     dlse = None if dlse is None else dlse.float()
     delta = torch.zeros((B, H, Tq))
-    dq = torch.zeros((parts, B, H, Tq, D))
+    dq = torch.zeros((parts, B, H, Tq, D), dtype=q.dtype if parts == 1 else torch.float32)
     dk, dv = torch.zeros((B, H, Tk, D)), torch.zeros((B, H, Tk, Dv))
     check(
         core.backward(
