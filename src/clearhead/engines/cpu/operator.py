@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...errors import BadValue
 from ...problem import Inputs, Problem
@@ -93,7 +94,7 @@ def _attend_backward(
     dsinks = torch.zeros(0)
     if sinks is not None:
         taken = torch.exp(sinks.view(-1, 1) - lse).float() * delta
-        dsinks = -_sum(taken.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0).sum(-1)
+        dsinks = -_over_queries(_sum(taken.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
     return (
         _sum(dq, 0, 1).squeeze(0).to(q.dtype),
         _sum(dk.view(B, G, H // max(G, 1), Tk, D), 2, 1).squeeze(2).to(q.dtype),
@@ -112,6 +113,14 @@ def _sum(x: Tensor, dim: int, size: int) -> Tensor:
     for i in range(x.shape[dim]):
         total += x.narrow(dim, i, 1)
     return total
+
+
+def _over_queries(x: Tensor) -> Tensor:
+    """(H, Tq) -> (H,): the sum in halves, likewise always in one order."""
+    while x.shape[-1] > 1:
+        x = pad(x, (0, x.shape[-1] % 2))
+        x = x[:, ::2] + x[:, 1::2]
+    return x.sum(-1)
 
 
 _library.impl("attend", _attend, "CPU")
