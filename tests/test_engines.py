@@ -509,6 +509,24 @@ def test_jacobians_agree(qkv):
     torch.testing.assert_close(torch.func.jacfwd(answer)(q), torch.func.jacrev(answer)(q))
 
 
+def test_forward_mode_is_never_lost(qkv):
+    q, k, v = (x.detach() for x in qkv)
+    along = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
+
+    def answer(q):
+        return ch.attention(q, k, v, mask=ch.Causal(align="end"))
+
+    _, moved = torch.func.jvp(answer, (q,), (along,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = answer(torch.autograd.forward_ad.make_dual(q, along))
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(dual).tangent, moved)
+        with pytest.raises(ch.BadValue, match="no forward-mode derivatives"):
+            ch.attention(q, k, v, engine="cpu")
+    step = 1e-3
+    slope = (answer(q + step * along) - answer(q - step * along)) / (2 * step)
+    torch.testing.assert_close(moved, slope, rtol=1e-2, atol=1e-3)
+
+
 def test_autocast_changes_nothing_that_was_asked_in_float32(qkv):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = ch.attention(*qkv, engine="steps")

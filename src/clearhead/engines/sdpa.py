@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 from ..masks import Causal
 from ..problem import Inputs, Problem
 from ..products import cleaned
-from .engine import Answer, Engine
+from .engine import Answer, Engine, forward_mode
 
 MOST_MASK_BYTES = 2**30
 
@@ -26,6 +26,8 @@ class Sdpa(Engine):
             reasons.append("torch has no soft cap")
         if p.sinks is not None:
             reasons.append("torch has no sinks")
+        if forward_mode():
+            reasons.append("torch's kernel carries no forward-mode derivatives")
         if p.dropout and p.seed is not None:
             reasons.append("torch's dropout knows no seed of its own")
         if _needs_matrix(p):

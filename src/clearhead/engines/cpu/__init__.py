@@ -10,7 +10,7 @@ from torch import Tensor
 from ...biases import Alibi, TensorBias
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
-from ..engine import Answer, Engine
+from ..engine import Answer, Engine, forward_mode
 from .call import DTYPES, corner, plain
 from .core import core, false_level, level, status as status, use_level as use_level
 from .look import survey
@@ -36,6 +36,8 @@ class Cpu(Engine):
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:
             reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
+        if forward_mode():
+            reasons.append("the C++ core carries no forward-mode derivatives")
         if p.dropout and p.seed is None:
             reasons.append("the C++ core drops by a seed; without one torch draws")
         if isinstance(p.bias, Alibi) and corner(p.bias.align, p) is None:
