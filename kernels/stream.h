@@ -18,6 +18,7 @@ template <class A, int R> class Stream {
   static_assert(R <= W && W % R == 0);
   static constexpr int PER = A::PER_UNIT;
   static constexpr int U = W / R;                       // keys per vector of scores
+  static constexpr int SIDE = R == 1 ? 1 : U;           // keys whose products run side by side
   static constexpr int BLOCK = 64;                      // keys between two looks at the maximum
   static constexpr int PIECE = 16;                      // keys whose values stay in L1 over columns
   static constexpr int64_t LINE = 64 / sizeof(E);
@@ -95,47 +96,52 @@ template <class A, int R> class Stream {
     sum_ = zero();
   }
 
-  // Pass 2: scores of the block, one key wholly after another: the processor's prefetchers follow
-  // one ascending stream to the memory's limit, but lose most of it when four keys are read side
-  // by side, and no prefetch instruction brings it back (bench/LOG.md, "one row after another").
+  // Pass 2: scores of the block, SIDE keys by side. One row is bound by memory, and a key wholly after
+  // another is one ascending stream, which the processor's prefetchers follow best. More rows are
+  // bound by loads: side by side, a vector of queries in registers serves U keys (bench/LOG.md, "one
+  // row after another" and "side by side").
   void scores() {
-    const E* key = key_row(p_.k, block_.lo);
+    const E* keys = key_row(p_.k, block_.lo);
     for (int k = 0; k < count_; k += U) {
       F sum[W];
-      if constexpr (R == 1) {  // rolled: 27 GB/s on one core, unrolled 23
 #pragma GCC unroll 1
-        for (int u = 0; u < U; u++) one_key(k + u, u, key, sum);
-      } else {                 // unrolled: 22 GB/s with 4 rows, rolled 20
-#pragma GCC unroll 8
-        for (int u = 0; u < U; u++) one_key(k + u, u, key, sum);
-      }
+      for (int u = 0; u < U; u += SIDE) some_keys(keys, k + u, sum + u);
       F s = totals(sum);
       if (!full_ || !logits_.plain() || k + U > count_) s = amend(s, block_.lo + k);
       store(s_ + k * R, s);
     }
   }
 
-  void one_key(int k, int u, const E*& key, F* sum) const {
-    fetch_ahead(p_.v, block_.lo + k, p_.Dv);
-    const int64_t whole = p_.D / (W * PER), row = d_vectors_ * W;
+  void some_keys(const E* keys, int k, F* sum) const {
+    const int64_t whole = p_.D / (W * PER);
     const int rest = int(p_.D - whole * W * PER);
-    F part[R];
+    const E* key[SIDE];
+    F part[R * SIDE];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) part[r] = zero();
-    for (int64_t d = 0; d < whole; d++) {
-      auto x = A::as_vector(A::whole(key + d * W * PER));
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) part[r] = A::mac(part[r], A::vector(q_ + r * row + d * W), x);
-    }
-    if (rest) {
-      auto x = A::as_vector(A::units(key + whole * W * PER, rest));
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-        part[r] = A::mac(part[r], A::vector(q_ + r * row + whole * W), x);
+    for (int i = 0; i < SIDE; i++) {
+      fetch_ahead(p_.v, block_.lo + k + i, p_.Dv);
+      key[i] = keys + least(k + i, count_ - 1) * p_.k.t;  // past the end: masked below
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) sum[r * U + u] = part[r];
-    if (k + 1 < count_) key += p_.k.t;  // past the end: the last key again, masked below
+    for (int i = 0; i < R * SIDE; i++) part[i] = zero();
+    for (int64_t d = 0; d < whole; d++) add_products(d, part, [&](int i) {
+        return A::whole(key[i] + d * W * PER);
+      });
+    if (rest) add_products(whole, part, [&](int i) { return A::units(key[i] + whole * W * PER, rest); });
+#pragma GCC unroll 16
+    for (int i = 0; i < R * SIDE; i++) sum[i / SIDE * U + i % SIDE] = part[i];
+  }
+  // Vector d of every row times that of every key.
+  template <class Load> void add_products(int64_t d, F* part, Load load_key) const {
+    typename A::Vector y[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) y[r] = A::vector(q_ + (r * d_vectors_ + d) * W);
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i++) {
+      auto x = A::as_vector(load_key(i));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) part[r * SIDE + i] = A::mac(part[r * SIDE + i], y[r], x);
+    }
   }
 
   // The block's values come into L2 while its keys are computed with, and the next block's keys
