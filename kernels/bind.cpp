@@ -146,6 +146,7 @@ NB_MODULE(_kernels, m) {
   m.def("levels", &level_list);
   m.def("level", []() -> std::string { return level() ? level()->name : ""; });
   m.def("choose_level", &choose_level);
+  m.def("matrix_tiles", &matrix_tiles);
   m.def("fma_ceiling", &fma_ceiling);
   m.def("dot_ceiling", &dot_ceiling);
   m.def("read_ceiling", &read_ceiling);

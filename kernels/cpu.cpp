@@ -14,7 +14,7 @@ std::atomic<const Level*> chosen{nullptr};
 
 #if defined(__x86_64__)
 struct Features {
-  bool avx2 = false, avx512 = false, avx512bf16 = false;
+  bool avx2 = false, avx512 = false, avx512bf16 = false, amx = false;
 
   Features() {
     unsigned a, b, c, d;
@@ -24,16 +24,21 @@ struct Features {
     // The processor having wide registers is not enough: the system must save them (XCR0).
     unsigned lo, hi;
     asm volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
-    bool ymm = (lo & 0x6) == 0x6, zmm = (lo & 0xe6) == 0xe6;
+    bool ymm = (lo & 0x6) == 0x6, zmm = (lo & 0xe6) == 0xe6, tiles = (lo & 0x60000) == 0x60000;
     unsigned most_leaf;
     if (!__get_cpuid_count(7, 0, &most_leaf, &b, &c, &d)) return;
     avx2 = ymm && fma && f16c && (b >> 5 & 1);
     bool f = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1;
     avx512 = avx2 && zmm && f && dq && bw && vl;
+    amx = tiles && (d >> 22 & 1) && (d >> 24 & 1);
     if (most_leaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
       avx512bf16 = avx512 && (a >> 5 & 1);
   }
 };
+const Features& features() {
+  static const Features has;
+  return has;
+}
 #endif
 
 }  // namespace
@@ -42,7 +47,7 @@ int levels(Choice (&choices)[LEVELS]) {
   int n = 0;
   choices[n++] = {&SCALAR_LEVEL, true};
 #if defined(__x86_64__)
-  static const Features has;
+  const Features& has = features();
   choices[n++] = {&AVX2_LEVEL, has.avx2};
   choices[n++] = {&AVX512_LEVEL, has.avx512};
   choices[n++] = {&AVX512BF16_LEVEL, has.avx512bf16};
@@ -61,6 +66,14 @@ bool choose_level(const char* name) {
       return true;
     }
   return false;
+}
+
+bool matrix_tiles() {
+#if defined(__x86_64__)
+  return features().amx;
+#else
+  return false;
+#endif
 }
 
 }  // namespace clearhead

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from ctypes import CDLL, addressof, c_char, c_int, c_size_t, c_void_p
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -349,6 +350,17 @@ def test_the_environment_forces_a_level():
             [sys.executable, "-c", program], env={**os.environ, "CLEARHEAD_CPU": name}, text=True
         )
         assert said.startswith(name + " (")
+
+
+def test_matrix_tiles_that_the_core_leaves_alone_are_named(monkeypatch):
+    flags = Path("/proc/cpuinfo")
+    if flags.exists():
+        assert cpu.core.matrix_tiles() == ("amx_bf16" in flags.read_text())
+    for there in (True, False):
+        tiles = SimpleNamespace(levels=cpu.core.levels, matrix_tiles=lambda: there)
+        monkeypatch.setattr(sys.modules[cpu.status.__module__], "core", tiles)
+        assert ("AMX" in cpu.status()) == there
+        assert ("AMX" in repr(ch.plan(*torch.zeros(3, 4, 8), engine="cpu"))) == there
 
 
 def test_a_false_level_is_refused_and_named():

@@ -11,6 +11,12 @@ except ModuleNotFoundError as error:  # a broken core is an error; a missing one
         raise
     core = None  # type: ignore[assignment]
 
+# No such processor has been measured, so `auto` prefers nobody there; it says what there is.
+MATRIX_TILES = (
+    "in bfloat16 torch has matrix tiles (AMX) here, which the core does not use: "
+    "`clearhead bench prefill` shows who is faster, engine='sdpa' takes torch's"
+)
+
 # Known to Python as well, so that a tracer need not look into the core.
 _level: str = core.level() if core else ""
 
@@ -29,7 +35,8 @@ def status() -> str:
     if not _level:
         return false_level()
     what = {n: text for n, text, _ in core.levels()}[_level]
-    return f"{_level} ({what})"
+    tiles = f"; {MATRIX_TILES}" if core.matrix_tiles() else ""
+    return f"{_level} ({what}){tiles}"
 
 
 def use_level(name: str = "") -> str:
