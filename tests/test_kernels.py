@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from ctypes import CDLL, addressof, c_char, c_int, c_size_t, c_void_p
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -357,7 +358,7 @@ def test_matrix_tiles_that_the_core_leaves_alone_are_named(monkeypatch):
     if flags.exists():
         assert cpu.core.matrix_tiles() == ("amx_bf16" in flags.read_text())
     for there in (True, False):
-        tiles = SimpleNamespace(levels=cpu.core.levels, matrix_tiles=lambda: there)
+        tiles = SimpleNamespace(levels=cpu.core.levels, matrix_tiles=partial(bool, there))
         monkeypatch.setattr(sys.modules[cpu.status.__module__], "core", tiles)
         assert ("AMX" in cpu.status()) == there
         assert ("AMX" in repr(ch.plan(*torch.zeros(3, 4, 8), engine="cpu"))) == there
