@@ -87,16 +87,15 @@ template <class E> class Backward : Bands<Singles<E>> {
   }
 
   void walk(const BackwardTask& task) {
-    this->look();
-    hull_ = {most(hull_.lo, task.key), least(hull_.hi, task.key_end)};
+    this->look({task.key, task.key_end});
     if (hull_.empty()) return;
     begin();
     for (int64_t key = task.key; key < hull_.hi; key += BLOCK) {
-      if (key + BLOCK <= hull_.lo || !this->any_band_sees(key)) continue;
       block_ = {key, least(key + BLOCK, hull_.hi)};
+      if (block_.hi <= hull_.lo || !this->any_band_meets()) continue;
       take_keys();
       for (int64_t i = 0; i < bands_; i++) {
-        if (!meets(band_[i])) continue;
+        if (!meets(i)) continue;
         scores(i);
         value_scores(i);
         logit_gradients(i);

@@ -47,14 +47,23 @@ template <class A> class Bands : protected Products<A> {
   static int64_t units(int64_t size) { return (size + PER - 1) / PER; }
 
   // Does this band see any key of the block? If so, lo_ to hi_ are what it sees.
-  bool meets(const Band& band) {
-    lo_ = int(most(band.hull.lo, block_.lo) - block_.lo);
-    hi_ = int(least(band.hull.hi, block_.hi) - block_.lo);
-    return lo_ < hi_;
+  bool meets(int64_t i) {
+    Run seen = {most(band_[i].hull.lo, block_.lo), least(band_[i].hull.hi, block_.hi)};
+    if (seen.empty()) return false;
+    seen = sight_.simple() ? Run{seen.lo - block_.lo, seen.hi - block_.lo}
+                           : seen_by(i * BAND, int(least<int64_t>(BAND, n_ - i * BAND)));
+    lo_ = int(seen.lo);
+    hi_ = int(seen.hi);
+    return !seen.empty();
+  }
+  bool any_band_meets() {
+    for (int64_t i = 0; i < bands_; i++)
+      if (meets(i)) return true;
+    return false;
   }
 
-  // Pass 0: what every row sees, and what the bands and the task see together.
-  void look() {
+  // Pass 0: what every row sees of these keys, and what the bands and the task see together.
+  void look(const Run& keys) {
     hull_ = {p_.Tk, 0};
     for (int64_t i = 0; i < bands_; i++) band_[i] = {{p_.Tk, 0}, {0, p_.Tk}};
     for (int64_t i = 0; i < n_; i++) {
@@ -62,19 +71,13 @@ template <class A> class Bands : protected Products<A> {
       Band& band = band_[i / BAND];
       r.h = task_.head + i / task_.queries;
       r.q = task_.query + i % task_.queries;
-      sight_.row(task_.b, r.h, r.q, &r.hull, &r.core);
+      sight_.row(task_.b, r.h, r.q, keys, &r.hull, &r.core);
       for (int64_t d = 0; d < p_.D; d += 64 / int64_t(sizeof(E))) soon(at(p_.q, r) + d);
       band.core = {most(band.core.lo, r.core.lo), least(band.core.hi, r.core.hi)};
       if (r.hull.empty()) continue;
       band.hull = {least(band.hull.lo, r.hull.lo), most(band.hull.hi, r.hull.hi)};
       hull_ = {least(hull_.lo, band.hull.lo), most(hull_.hi, band.hull.hi)};
     }
-  }
-
-  bool any_band_sees(int64_t key) const {
-    for (int64_t i = 0; i < bands_; i++)
-      if (band_[i].hull.lo < key + BLOCK && band_[i].hull.hi > key) return true;
-    return false;
   }
 
   // Where a row's part of a tensor over (b, h, q) lies, and a key's of one over (b, g, k).
@@ -146,13 +149,15 @@ template <class A> class Bands : protected Products<A> {
       int64_t key = block_.lo + k;
       int width = int(least<int64_t>(PANEL, end_ - k)), seen = int(least<int64_t>(width, hi_ - k));
       bool full = band.core.lo <= key && band.core.hi >= key + width;
-      uint64_t word[BAND];
+      uint64_t word[BAND], all_see = ~uint64_t(0);
       if (!full)
         for (int r = 0; r < rows; r++) {
           const Row& x = row_[i * BAND + r];
           word[r] = sight_.simple() ? Sight::word(x.hull, key, seen)
                                     : sight_.word(task_.b, x.h, x.q, key, seen);
+          all_see &= word[r];
         }
+      full = !(~all_see << (64 - width));
       for (int r = 0; r < rows; r += SCORE_ROWS) {
         int here = least(SCORE_ROWS, rows - r);
         float* s = s_ + r * S_STRIDE + k;
@@ -206,16 +211,18 @@ template <class A> class Bands : protected Products<A> {
     *tops = t;
   }
 
-  // The keys of this block that some of these rows see.
+  // The keys of this block that some of these rows see, counted from its start. A row of several runs
+  // may see nothing of a block that its hull spans.
   Run seen_by(int64_t row, int n) const {
-    Run run = {BLOCK, 0};
+    Run all = {BLOCK, 0};
     for (int r = 0; r < n; r++) {
-      const Run& hull = row_[row + r].hull;
-      int64_t lo = most<int64_t>(hull.lo - block_.lo, 0);
-      int64_t hi = least(hull.hi, block_.hi) - block_.lo;
-      if (lo < hi) run = {least(run.lo, lo), most(run.hi, hi)};
+      const Row& x = row_[row + r];
+      int64_t lo = most(x.hull.lo, block_.lo), hi = least(x.hull.hi, block_.hi);
+      if (lo >= hi) continue;
+      Run seen = sight_.simple() ? Run{lo, hi} : sight_.within(task_.b, x.h, x.q, {lo, hi});
+      if (!seen.empty()) all = {least(all.lo, seen.lo - block_.lo), most(all.hi, seen.hi - block_.lo)};
     }
-    return run;
+    return all;
   }
 
   const Problem& p_;

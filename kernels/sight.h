@@ -13,8 +13,8 @@ class Sight {
   explicit Sight(const Problem& p) : Sight(p.mask, p.Tk) {}
   Sight(const Mask& mask, int64_t Tk) : m_(mask), Tk_(Tk) {}
 
-  // The smallest run that holds all that a query sees, and the largest that it sees whole.
-  void row(int64_t b, int64_t h, int64_t q, Run* hull, Run* core) const {
+  // The smallest run that holds all that a query sees of these keys, and the largest that it sees whole.
+  void row(int64_t b, int64_t h, int64_t q, const Run& keys, Run* hull, Run* core) const {
     *hull = *core = run(b, h, q, 0);
     for (int64_t i = 1; i < count(); i++) {
       Run r = run(b, h, q, i);
@@ -23,7 +23,30 @@ class Sight {
       *hull = {least(hull->lo, r.lo), most(hull->hi, r.hi)};
       if (r.hi - r.lo > core->hi - core->lo) *core = r;
     }
-    if (m_.bits.data) *core = {0, 0};
+    *hull = {most(hull->lo, keys.lo), least(hull->hi, keys.hi)};
+    if (!m_.bits.data) return;
+    *hull = within(b, h, q, *hull);
+    *core = {0, 0};
+  }
+
+  // The smallest run that holds all that a query sees of these keys.
+  Run within(int64_t b, int64_t h, int64_t q, const Run& keys) const {
+    Run seen = {keys.hi, keys.lo};
+    for (int64_t i = 0; i < count(); i++) {
+      Run r = run(b, h, q, i);
+      int64_t lo = most(r.lo, keys.lo), hi = least(r.hi, keys.hi);
+      if (lo < hi) seen = {least(seen.lo, lo), most(seen.hi, hi)};
+    }
+    if (!m_.bits.data) return seen;
+    const uint8_t* x = bits(b, h, q);
+    const int64_t step = m_.bits.x;
+    if (step == 1) {
+      trim<64>(x, &seen);
+      trim<8>(x, &seen);
+    }
+    while (seen.lo < seen.hi && !x[seen.lo * step]) seen.lo++;
+    while (seen.lo < seen.hi && !x[(seen.hi - 1) * step]) seen.hi--;
+    return seen;
   }
 
   // True if a hull is all there is to know: one run per query, and no bits.
@@ -39,18 +62,43 @@ class Sight {
   uint64_t word(int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
     uint64_t seen = 0;
     for (int64_t i = 0; i < count(); i++) seen |= word(run(b, h, q, i), key, n);
-    if (m_.bits.data && seen) {
-      const Grid& g = m_.bits;
-      const uint8_t* x = (const uint8_t*)g.data + b * g.b + h * g.h + q * g.q + key * g.x;
-      uint64_t allowed = 0;
-      for (int i = 0; i < n; i++) allowed |= uint64_t(x[i * g.x] != 0) << i;
-      seen &= allowed;
-    }
-    return seen;
+    if (!m_.bits.data || !seen) return seen;
+    const int64_t step = m_.bits.x;
+    const uint8_t* x = bits(b, h, q) + key * step;
+    uint64_t allowed = 0;
+    int i = 0;
+    if (step == 1)
+      for (; i + 8 <= n; i += 8) allowed |= gathered(eight(x + i)) << i;
+    for (; i < n; i++) allowed |= uint64_t(x[i * step] != 0) << i;
+    return seen & allowed;
   }
 
  private:
   static uint64_t ones(int n) { return n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; }
+  const uint8_t* bits(int64_t b, int64_t h, int64_t q) const {
+    const Grid& g = m_.bits;
+    return (const uint8_t*)g.data + b * g.b + h * g.h + q * g.q;
+  }
+  static uint64_t eight(const uint8_t* x) {
+    uint64_t bytes;
+    __builtin_memcpy(&bytes, x, 8);
+    return bytes;
+  }
+  // Cuts zeros off both ends of a run, N at a time.
+  template <int N> static void trim(const uint8_t* x, Run* r) {
+    auto empty = [x](int64_t from) {
+      uint64_t any = 0;
+      for (int i = 0; i < N; i += 8) any |= eight(x + from + i);
+      return !any;
+    };
+    while (r->lo + N <= r->hi && empty(r->lo)) r->lo += N;
+    while (r->lo + N <= r->hi && empty(r->hi - N)) r->hi -= N;
+  }
+  // A bit for each byte that is not 0: the multiplication moves the lowest bit of byte i to bit 56 + i.
+  static uint64_t gathered(uint64_t bytes) {
+    uint64_t low = 0x7f7f7f7f7f7f7f7f, set = ((bytes & low) + low | bytes) >> 7 & 0x0101010101010101;
+    return set * 0x0102040810204080 >> 56;
+  }
   int64_t count() const { return m_.lo.data ? m_.runs : 1; }
   Run run(int64_t b, int64_t h, int64_t q, int64_t i) const {
     int64_t lo = 0, hi = Tk_;

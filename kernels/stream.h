@@ -54,11 +54,12 @@ template <class A, int R> class Stream {
   void walk() {
     look();
     pack_queries();
-    int64_t lo = most(hull_.lo, task_.key), hi = least(hull_.hi, task_.key_end);
+    const int64_t lo = hull_.lo, hi = hull_.hi;
     for (int64_t key = lo / BLOCK * BLOCK; key < hi; key += BLOCK) {
       block_ = {most(key, lo), least(key + BLOCK, hi)};
       count_ = int(block_.hi - block_.lo);
       full_ = core_.lo <= block_.lo && core_.hi >= block_.hi;
+      if (!full_ && !any_row_sees()) continue;
       scores();
       softmax();
       weigh();
@@ -72,10 +73,18 @@ template <class A, int R> class Stream {
     core_ = {0, p_.Tk};
     for (int r = 0; r < n_; r++) {
       Run hull, core;
-      sight_.row(task_.b, head(r), query(r), &hull, &core);
+      sight_.row(task_.b, head(r), query(r), {task_.key, task_.key_end}, &hull, &core);
       core_ = {most(core_.lo, core.lo), least(core_.hi, core.hi)};
       if (!hull.empty()) hull_ = {least(hull_.lo, hull.lo), most(hull_.hi, hull.hi)};
     }
+  }
+
+  // Rows of several runs may see nothing of a block between two of them.
+  bool any_row_sees() const {
+    if (sight_.simple()) return true;
+    for (int r = 0; r < n_; r++)
+      if (!sight_.within(task_.b, head(r), query(r), block_).empty()) return true;
+    return false;
   }
 
   // Pass 1: queries as whole vectors of units, padded with zeros in D and to R rows.

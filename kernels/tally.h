@@ -35,16 +35,15 @@ template <class A> class Tallying : Bands<A> {
 
   void add_up(const Tally& wanted, Run keys) {
     if (!wanted.received.data && !wanted.map.data && !any_exact(wanted)) return;
-    this->look();
-    hull_ = {most(hull_.lo, keys.lo), least(hull_.hi, keys.hi)};
+    this->look(keys);
     this->pack_groups(p_.q, p_.D, q_);
     for (int64_t key = keys.lo; key < hull_.hi; key += BLOCK) {
-      if (key + BLOCK <= hull_.lo || !this->any_band_sees(key)) continue;
       block_ = {key, least(key + BLOCK, hull_.hi)};
+      if (block_.hi <= hull_.lo || !this->any_band_meets()) continue;
       this->pack_panels(p_.k, p_.D, k_);
       for (int k = 0; k < BLOCK; k += W) store(received_ + k, zero());
       for (int64_t i = 0; i < bands_; i++) {
-        if (!meets(band_[i])) continue;
+        if (!meets(i)) continue;
         scores(i);
         pool(wanted, i);
       }

@@ -63,17 +63,17 @@ template <class A> class Tile : Bands<A> {
   }
 
   void walk() {
-    this->look();
+    this->look({0, p_.Tk});
     this->pack_groups(p_.q, p_.D, q_);
     begin();
     for (int64_t key = hull_.lo / BLOCK * BLOCK; key < hull_.hi; key += BLOCK) {
-      if (!this->any_band_sees(key)) continue;
       block_ = {key, least(key + BLOCK, hull_.hi)};
+      if (!this->any_band_meets()) continue;
       this->pack_panels(p_.k, p_.D, k_);
       if (answers_) pack_values();
       for (int64_t i = 0; i < bands_; i++) {
         fetch_ahead(i);
-        if (!meets(band_[i])) continue;
+        if (!meets(i)) continue;
         scores(i);
         if (drops_.any()) softmax<false, true>(i);
         else survey_.moment.data ? softmax<true, false>(i) : softmax<false, false>(i);
@@ -238,7 +238,7 @@ template <class A> class Tile : Bands<A> {
     for (int64_t g = 0; g < survey_.groups; g++) {
       Sight group(survey_.group[g], p_.Tk);
       Run hull, core;
-      group.row(task_.b, x.h, x.q, &hull, &core);
+      group.row(task_.b, x.h, x.q, {0, p_.Tk}, &hull, &core);
       int64_t lo = most(hull.lo, block_.lo + begin_), hi = least(hull.hi, block_.lo + end_);
       F sum = zero();
       for (int64_t k = (lo - block_.lo) / W * W; lo < hi && block_.lo + k < hi; k += W) {
