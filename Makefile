@@ -14,7 +14,7 @@ look: .venv/look  ## Show a trained model reading a story: in the terminal, as p
 test: .venv/test  ## Run the tests (slow proofs apart).
 	$(BIN)/python -m pytest --quiet
 
-slow: .venv/test  ## Run the slow proofs too.
+slow: .venv/test  ## Run the slow proofs: sanitizers, memory, training.
 	$(BIN)/python -m pytest --quiet -m slow
 
 setup: .venv/test .venv/check  ## Install everything a developer needs into .venv.

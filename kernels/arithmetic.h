@@ -39,7 +39,7 @@ struct Pairs {
   static constexpr int EXP_DEGREE = 4;
   static Vector vector(const Unit* p) { return load_pairs(p); }
   static Vector broadcast(Unit x) { return all_pairs(x); }
-  static Vector as_vector(F x) { return (P)_mm512_castps_si512(x); }
+  static Vector as_vector(F x) { return as_pairs(x); }
   static F mac(F sum, Vector a, Vector b) { return dot(sum, a, b); }
   static F whole(const bf16* p) { return load((const float*)p); }
   static F units(const bf16* p, int n) { return load_raw(p, n < 2 * W ? n : 2 * W); }

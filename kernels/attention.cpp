@@ -25,7 +25,7 @@ constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
 
 // A prefill task keeps its queries and their output sums in two thirds of a 1 MB L2; more rows use a
 // packed key more often: 384 left 4 % to packing at D = 64, 640 leave 3 %, 1024 leave 2 %.
-constexpr int64_t TASK_BYTES = 640 << 10, MOST_ROWS = 1024, BAND = 24;
+constexpr int64_t TASK_BYTES = 640 << 10, MOST_ROWS = 1024;
 
 // The second sweep packs so many keys for all the queries of a head.
 constexpr int64_t TALLY_KEYS = 768;
@@ -141,10 +141,8 @@ int prefill(const Problem& p, const Level& level, int64_t threads) {
   return share_out(threads, p.B * p.G * bunches * blocks, scratch, tile) ? DONE : NO_MEMORY;
 }
 
-int64_t worth(const Problem& p) {
-  int64_t threads = threads_available();
-  if (p.threads > 0) threads = least(threads, p.threads);
-  return double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD ? 1 : threads;
+int64_t threads_for(const Problem& p) {
+  return double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD ? 1 : threads_available();
 }
 
 int check(const Problem& p) {
@@ -163,7 +161,7 @@ int attend(const Problem& p) {
   if (int code = check(p)) return code;
   if (!level()) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;
-  int64_t threads = worth(p);
+  int64_t threads = threads_for(p);
   bool few = p.H / p.G * p.Tq <= least(STREAM_ROWS, level()->most_stream_rows) && !p.dropout;
   if (!few) return prefill(p, *level(), threads);
   // A stream keeps no survey: its few rows pass through tiles a second time, without an answer.
@@ -192,7 +190,7 @@ int tally(const Problem& p, const Tally& t) {
     level()->tally(p, t, {b, h, start(stretch), start(stretch + 1)}, block);
   };
   size_t scratch = level()->tally_scratch(p);
-  return share_out(worth(p), p.B * p.H * stretches, scratch, add_up) ? DONE : NO_MEMORY;
+  return share_out(threads_for(p), p.B * p.H * stretches, scratch, add_up) ? DONE : NO_MEMORY;
 }
 
 // A head is a task, or each of its stretches of keys, where heads are few. What a broadcast bias gets
@@ -201,7 +199,7 @@ int backward(const Problem& p, const Gradient& g) {
   if (int code = check(p)) return code;
   if (!level()) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
-  int64_t threads = worth(p);
+  int64_t threads = threads_for(p);
   auto delta = [&](int64_t i, char*) { level()->deltas(p, g, i / p.H, i % p.H); };
   if (!share_out(threads, p.B * p.H, 64, delta)) return NO_MEMORY;
 

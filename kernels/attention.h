@@ -26,16 +26,16 @@ struct Grid {
 };
 
 // Who sees whom. A query sees a key if one of its runs [lo, hi) holds it and the bits agree.
-// Without `lo`, query q sees the run [q - before, q + after] (`diagonal`), or every key.
+// Without `lo`, query q sees the run [q - before, q + after].
 struct Mask {
-  int64_t diagonal, before, after;
+  int64_t before, after;
   int64_t runs;             // how many runs a query has in lo and hi
   Grid lo, hi;              // int64
   Grid bits;                // uint8, 0 or 1
 };
 
 // What the one sweep over the keys can tell about its rows besides their output: float32 over
-// (b, h, q), null where it is not wanted. With y the logits in base 2 (log2 e times those that enter
+// (b, h, q); `max` and `sum` always, the rest null where it is not wanted. With y the logits in base 2 (log2 e times those that enter
 // softmax) and m their maximum, a row leaves m, sum 2^(y - m), and sum 2^(y - m) (y - m).
 struct Survey {
   Place max, sum, moment;
@@ -85,11 +85,10 @@ struct Problem {
   Grid sinks;               // float32, (b, h): a logit that takes weight and gives no value
   double dropout;           // the probability that a weight is dropped
   int64_t seed;
-  int64_t threads;          // the most threads to use; 0 means as many as torch would
   const Survey* survey;     // null, or what else the sweep is to leave; not with dropout
 };
 
-constexpr int64_t EVERY_KEY = INT64_MAX / 4;  // `before` or `after` that reaches every key
+constexpr int BAND = 24;      // queries that meet a block of keys together
 
 // Prefill: all keys against one block of queries of some heads that share a key head.
 struct TileTask { int64_t b, head, heads, query, queries; };

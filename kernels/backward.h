@@ -1,9 +1,12 @@
 // The way back: from the gradient of the output to those of q, k, v and the bias.
 //
-// With w the weights, y the logits in natural units, dO the gradient of the output and
-// delta = dO . out - dlse of every query (what softmax takes away from each of its logits):
+// With w the weights, y the logits in natural units, kept = 0 or 1 / (1 - p) (dropout), dO the gradient
+// of the output and delta = dO . out - dlse of every query (what softmax takes from each of its logits):
 //
-//     dV = W^T dO        dP = dO V^T        dY = w (dP - delta)        dK = dY^T Q        dQ = dY K
+//     dV = (w kept)^T dO        dP = dO V^T        dY = w (kept dP - delta)        dbias = dY
+//     dX = scale (1 - tanh^2) dY, the bend of a soft cap        dK = dX^T Q        dQ = dX K
+//
+// The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/operator.py).
 //
 // A pair costs five products where the answer costs two; its weight is formed again from the
 // log-sum-exp, so nothing of the size Tq x Tk is kept. Source: Dao et al. 2022, "FlashAttention".

@@ -1,4 +1,4 @@
-// The door from Python: bytes in, a number out. No arithmetic here.
+// The door from Python: bytes in, a number out; and the clock around the ceilings.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -18,7 +18,7 @@ using namespace clearhead;
 
 namespace {
 
-// One struct packed by Python; see engines/cpu.py, which holds its layout.
+// One struct packed by Python; see engines/cpu/call.py, which holds its layout.
 template <class T> bool unpack(nb::bytes packed, T* into) {
   if (packed.size() != sizeof *into) return false;
   memcpy((void*)into, packed.data(), sizeof *into);

@@ -27,7 +27,7 @@ template <class A> struct Products {
   static constexpr int PER = A::PER_UNIT;
   static constexpr int PANEL = SCORE_VECTORS * W;
   static constexpr int BLOCK = 192;
-  static constexpr int BAND = 24;
+  static constexpr int BAND = clearhead::BAND;
   static constexpr int S_STRIDE = BLOCK + W;            // floats; off a power of two, for L1's sets
   static constexpr int P_STRIDE = (BLOCK + 32) / PER;   // units
   static constexpr int STRIDE = PER == 1 ? S_STRIDE : P_STRIDE;  // of a row of weights
@@ -74,7 +74,6 @@ template <class A> struct Products {
     }(std::make_integer_sequence<int, SCORE_ROWS * SCORE_VECTORS>());
     return table.entry[(rows - 1) * SCORE_VECTORS + vectors - 1];
   }
-
 
   // R queries x N vectors of values stay in registers over the keys of the block; the old sums are
   // rescaled and added at the end, by one FMA each. TURNED, it is R keys over the queries of a band.

@@ -96,16 +96,16 @@ class Sight {
   }
   // A bit for each byte that is not 0: the multiplication moves the lowest bit of byte i to bit 56 + i.
   static uint64_t gathered(uint64_t bytes) {
-    uint64_t low = 0x7f7f7f7f7f7f7f7f, set = ((bytes & low) + low | bytes) >> 7 & 0x0101010101010101;
+    uint64_t low = 0x7f7f7f7f7f7f7f7f, set = (((bytes & low) + low) | bytes) >> 7 & 0x0101010101010101;
     return set * 0x0102040810204080 >> 56;
   }
   int64_t count() const { return m_.lo.data ? m_.runs : 1; }
   Run run(int64_t b, int64_t h, int64_t q, int64_t i) const {
-    int64_t lo = 0, hi = Tk_;
+    int64_t lo, hi;
     if (m_.lo.data) {
       lo = ((const int64_t*)m_.lo.data)[b * m_.lo.b + h * m_.lo.h + q * m_.lo.q + i * m_.lo.x];
       hi = ((const int64_t*)m_.hi.data)[b * m_.hi.b + h * m_.hi.h + q * m_.hi.q + i * m_.hi.x];
-    } else if (m_.diagonal) {
+    } else {
       lo = q - m_.before;
       hi = q + m_.after + 1;
     }

@@ -22,6 +22,8 @@ template <class A, int R> class Stream {
   static constexpr int BLOCK = 64;                      // keys between two looks at the maximum
   static constexpr int PIECE = 16;                      // keys whose values stay in L1 over columns
   static constexpr int64_t LINE = 64 / sizeof(E);
+  // Vectors of values whose sums run side by side. Four rows of eight are 32 sums, more than registers
+  // hold; fewer read the weights twice, and were no faster (bench/LOG.md, "side by side").
   static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 8 : 2;
 
  public:

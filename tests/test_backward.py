@@ -2,15 +2,25 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_engines import forward_and_back, wanting
-from test_kernels import DTYPES, LENGTHS, SIZES, draw, level as level, question, threads as threads
+from test_kernels import (
+    DTYPES,
+    LENGTHS,
+    SIZES,
+    draw,
+    holes,
+    level as level,
+    question,
+    threads as threads,
+)
 
 import clearhead as ch
 from clearhead.ask import ask
-from clearhead.engines.cpu import Cpu
+from clearhead.engines.cpu import Cpu, core, operator
 from clearhead.testing import PROBLEMS, Case, plain, within_yardstick
 
 pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
@@ -123,8 +133,35 @@ def test_scores_of_ten_thousand_and_long_rows(level):
 
 def core_with_lse(*qkv, **keywords):
     problem, inputs = ask(*qkv, **keywords)
-    answer = Cpu().run_with_lse(problem, inputs)
-    return answer.out, answer.lse
+    assert Cpu().why_not(problem) == []
+    return operator.answer(problem, inputs, True)
+
+
+@pytest.mark.parametrize("n", range(4))
+def test_blocks_that_nobody_sees(n):
+    mask = list(holes(700, 1500))[n]
+    check(Case(*question(H=4, G=2, Tq=700, Tk=1500, D=16), {"mask": mask}), torch.float32)
+
+
+def test_a_learned_log_sum_exp_comes_by_the_core(monkeypatch):
+    case = Case(
+        *question(2, 4, 2, 31, 57, 8), {"mask": ch.Causal(align="end") & ch.lengths(queries=29)}
+    )
+    asked = []
+    back = operator.core.backward
+    counting = SimpleNamespace(backward=lambda *x: asked.append(1) or back(*x), attend=core.attend)
+    found = {}
+    for engine, dtype in (("cpu", torch.float32), ("steps", torch.float64)):
+        q, k, v = (x.to(dtype).requires_grad_() for x in case.tensors)
+        with monkeypatch.context() as watched:
+            if engine == "cpu":
+                watched.setattr(operator, "core", counting)
+            look = ch.look(q, k, v, stats=["lse"], engine=engine, **case.keywords)
+            seen = look.lse[look.lse > -torch.inf]
+            found[engine] = torch.autograd.grad((seen**2).sum() + look.out.sum(), (q, k, v))
+    assert asked
+    for a, b in zip(found["cpu"], found["steps"], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("sinks", [False, True])

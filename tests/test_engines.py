@@ -350,18 +350,6 @@ def test_tiles_of_any_size_give_the_same(problem, small_tiles):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("problem", ["lengths", "scattered", "sinks and blind queries"])
-def test_tiled_gives_the_log_sum_exp(problem, small_tiles):
-    case = PROBLEMS[problem](torch.float64, 0)
-    asked, inputs = ask(*case.tensors, **case.keywords)
-    answer = next(e for e in ENGINES if e.name == "tiled").run(asked, inputs)
-    scores = ch.explain(*case.tensors, **case.keywords)["masked"]
-    if case.keywords.get("sinks") is not None:
-        extra = case.keywords["sinks"].reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, extra], -1)
-    torch.testing.assert_close(answer.lse, torch.logsumexp(scores, -1))
-
-
 @pytest.mark.parametrize("name", ["steps", "tiled"])
 def test_first_and_second_derivatives(name, small_tiles):
     """Against finite differences, with everything that learns: q, k, v, bias and sinks."""

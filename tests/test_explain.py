@@ -238,3 +238,19 @@ def test_low_precision_is_shown_as_it_is_computed(qkv):
         "weights": torch.float32,
         "output": torch.bfloat16,
     }
+
+
+def test_an_engine_with_a_draw_of_its_own_is_not_shown_beside_other_weights():
+    q, k, v = torch.randn(3, 4, 8)
+    with pytest.raises(ch.errors.BadValue, match="own draw"):
+        ch.explain(q, k, v, dropout=0.5, engine="sdpa")
+    trace = ch.explain(q, k, v, dropout=0.5, seed=3, engine="tiled")
+    torch.testing.assert_close(trace["output"], trace["dropped"] @ v)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dropout": "a"}, {"dropout": True}, {"seed": "x"}, {"seed": 1.5}]
+)
+def test_a_wrong_kind_is_a_wrong_type(wrong):
+    with pytest.raises(ch.errors.BadType):
+        ch.attention(*torch.randn(3, 4, 8), **wrong)

@@ -66,7 +66,8 @@ def answer(*qkv: Tensor, **keywords: object) -> Tensor:
 
 def with_lse(*qkv: Tensor, **keywords: object):
     problem, inputs = cpu_problem(*qkv, **keywords)
-    return cpu.Cpu().run_with_lse(problem, inputs)
+    out, lse = operator.answer(problem, inputs, True)
+    return SimpleNamespace(out=out, lse=lse)
 
 
 def cpu_problem(*qkv: Tensor, **keywords: object):
@@ -161,6 +162,29 @@ def grid(count: int):
 def test_the_grid(part, level):
     for qkv, keywords in itertools.islice(grid(300), part, None, 6):
         check(qkv, **keywords)
+
+
+def holes(Tq: int, Tk: int):
+    """Masks that leave whole blocks of keys out between two that are seen."""
+    near = ch.window(before=20, align="end")
+    blocks = torch.arange(Tq).view(-1, 1) // 150 % 3 == torch.arange(Tk) // 250 % 3
+    yield near | ch.prefix(5)
+    yield (near | ch.prefix(5)) & ch.dense(keep=torch.arange(Tk) % 7 > 0)
+    yield ch.dense(keep=near.to_bool(Tq, Tk) | ch.prefix(5).to_bool(Tq, Tk))
+    yield ch.dense(keep=blocks)
+
+
+@pytest.mark.parametrize("Tq", [1, 5, 700])
+@pytest.mark.parametrize("n", range(4))
+def test_blocks_that_nobody_sees(n, Tq, level):
+    q, k, v = question(H=4, G=2, Tq=Tq, Tk=1500, D=16)
+    mask = list(holes(Tq, 1500))[n]
+    check((q, k, v), mask=mask, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))
+    # Values that nobody sees are not read at all, where a block of them is skipped; nor matter.
+    seen = mask.to_bool(Tq, 1500).any(-2)
+    k[..., ~seen, :] = math.nan
+    v[..., ~seen, :] = math.inf
+    assert torch.isfinite(answer(q, k, v, mask=mask)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
@@ -358,10 +382,9 @@ def test_matrix_tiles_that_the_core_leaves_alone_are_named(monkeypatch):
     if flags.exists():
         assert cpu.core.matrix_tiles() == ("amx_bf16" in flags.read_text())
     for there in (True, False):
-        tiles = SimpleNamespace(levels=cpu.core.levels, matrix_tiles=partial(bool, there))
-        monkeypatch.setattr(sys.modules[cpu.status.__module__], "core", tiles)
-        assert ("AMX" in cpu.status()) == there
-        assert ("AMX" in repr(ch.plan(*torch.zeros(3, 4, 8), engine="cpu"))) == there
+        tiles = SimpleNamespace(matrix_tiles=partial(bool, there))
+        monkeypatch.setattr("clearhead.engines.cpu.extension.core", tiles)
+        assert ("AMX" in cpu.left_to_torch()) == there
 
 
 def test_a_false_level_is_refused_and_named():

@@ -142,6 +142,7 @@ template <class Op> inline F fold(const F* x, Op op) {
 #define CLEARHEAD_HAS_PAIRS 1
 using P = __m512bh;
 inline P load_pairs(const void* p) { return (__m512bh)_mm512_loadu_si512(p); }
+inline P as_pairs(F x) { return (P)_mm512_castps_si512(x); }
 inline P all_pairs(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(int(pair)); }
 inline F dot(F sum, P a, P b) { return _mm512_dpbf16_ps(sum, a, b); }
 inline void store_narrow(uint16_t* p, F x) {
@@ -157,7 +158,7 @@ inline F interleave(const bf16* even, const bf16* odd, int n) {
   __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd ? first(n) : 0, odd));
   return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-inline Lanes special_pairs(F x) {  // lanes where either half is NaN or infinite
+inline Lanes special_pairs(F x) {  // lane 0 if any half of any lane is NaN or infinite
   const __m512i e = _mm512_set1_epi32(0x7f807f80);
   __mmask32 m = _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_castps_si512(x), e), e);
   return Lanes(m != 0 ? 1 : 0);

@@ -239,9 +239,9 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
 
 
 def _checked_dropout(p: object) -> float:
-    number = float(p) if hasattr(p, "__float__") and not isinstance(p, (bool, Tensor)) else -1.0
-    if not 0.0 <= number <= 1.0:
-        raise BadValue(
+    number = float(p) if hasattr(p, "__float__") and not isinstance(p, (bool, Tensor)) else None
+    if number is None or not 0.0 <= number <= 1.0:
+        raise (BadType if number is None else BadValue)(
             f"dropout={p!r}.",
             "dropout is the probability that a weight is dropped, from 0 to 1.",
             "pass a number such as 0.1; layers pass 0.0 outside training.",
@@ -254,10 +254,11 @@ def _checked_seed(seed: object) -> int | None:
         return None
     if hasattr(seed, "__index__") and not isinstance(seed, (bool, Tensor)):
         seed = operator.index(seed)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise BadValue(
-            f"seed={seed!r}.",
-            "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
-            "pass a number such as 42.",
-        )
-    return seed
+    whole = isinstance(seed, int) and not isinstance(seed, bool)
+    if isinstance(seed, int) and whole and 0 <= seed < 2**63:
+        return seed
+    raise (BadValue if whole else BadType)(
+        f"seed={seed!r}.",
+        "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
+        "pass a number such as 42.",
+    )

@@ -80,10 +80,12 @@ def attention(
         k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads key head i // (H // G).
         v: values, (B, G, Tk, Dv).
         mask: who may look at whom, for example `causal`; None means everyone at everything.
-        bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`.
+        bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`;
+            None adds nothing.
         scale: multiplies Q K^T; None means 1/sqrt(D), and 1 is the unscaled attention.
         softcap: scores become softcap * tanh(scores / softcap); None means no cap.
-        sinks: one extra logit per query head, (H,), that takes weight and gives no value.
+        sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
+            means no such logit.
         dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
         seed: makes dropout a function of (seed, b, h, q, k); None means torch's generator decides.
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
@@ -128,7 +130,8 @@ def look(
 ) -> Look:
     """The output of `attention`, the same bits, and exact statistics of its weights.
 
-    Nothing of the size Tq x Tk is formed. `stats` names what is gathered: ``"lse"``, ``"max"``,
+    Nothing of the size Tq x Tk is formed. `stats` names what is gathered, the log-sum-exp and the
+    entropy unless said otherwise: ``"lse"``, ``"max"``,
     ``"entropy"``, ``"effective"``, ``"received"``, `topk(n)`, `mass(groups)`, `map(rows, cols)`,
     `rows([...])`. Row quantities need one sweep over the keys, received weight, maps and rows a
     second. Weights never carry dropout. Other arguments and errors as in `attention`, and
@@ -247,6 +250,13 @@ def explain_problem(
     """`explain` for a question that was checked before, such as one that was listened to."""
     _has_numbers(problem, "explain")
     named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
+    if named is not None and problem.dropout and problem.seed is None:
+        raise BadValue(
+            f"explain was asked about dropout={problem.dropout} without a seed, and of {engine!r}.",
+            "without a seed each engine makes its own draw, so the output would not be that of the "
+            "weights that are shown.",
+            "pass a seed=, or leave engine= out.",
+        )
     if reasons := reference.too_large(problem):
         raise BadValue(
             f"explain was asked about {problem.describe()}: it {reasons[0]}.",
@@ -259,7 +269,7 @@ def explain_problem(
     with as_asked(problem.device):
         for step in reference.steps(problem, inputs):
             if step.name == "output" and named is not None:
-                step = replace(step, tensor=named.run(problem, inputs).out)
+                step = replace(step, tensor=named.run(problem, inputs))
             made.append(_without_lead(step, problem.rank))
     answered = "" if named is None else f", answered by {named.name}"
     settings = {
@@ -309,7 +319,7 @@ def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
     if problem.device.type == "meta":  # shapes without numbers: nothing to compute
         choose(problem, engine)
         return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
-    return _answered(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs).out)
+    return _answered(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs))
 
 
 def _answered(

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from . import __version__, attend, lesson, masks
+from .engines import cpu
 from .errors import AttentionError, BadValue
 from .plan import plan as plan_of
 from .scaling import why_scale
@@ -381,6 +382,8 @@ def doctor() -> None:
         ("gpu", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
     rows += [(f"engine {e.name}", e.caption) for e in attend.ENGINES]
+    if tiles := cpu.left_to_torch():
+        rows.append(("processor", tiles))
     for package, extra, purpose in (
         ("matplotlib", "plot", "pictures"),
         ("transformers", "hf", "--model"),

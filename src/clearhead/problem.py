@@ -12,7 +12,7 @@ three alike, so a lone (Tq, D) works. A batch of size 1 stands for all.
 
 The order of steps is: S = scale * Q K^T, soft cap, + bias, mask, softmax (in fp32 or wider),
 dropout, @ V. A query that may see nothing gets output 0 and weights 0. The log-sum-exp is natural,
-in fp32. Sinks are extra logits per head that take weight and give no value.
+in fp32 (fp64 for fp64). Sinks are extra logits per head that take weight and give no value.
 """
 
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ class Problem:
 
     @cached_property
     def unmasked(self) -> "Problem":
-        """The same question where everyone may look: what a tile is that the mask leaves full."""
+        """The same question where everyone may look: for tiles that the mask leaves full."""
         return replace(self, mask=everything)
 
     @property

@@ -21,6 +21,7 @@ from .engines import count as count_weights
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem
 from .stats import Statistic, Top, parse_stats, rows as exact_rows
+from .stats.look import NotAsked
 from .stats.wanted import Result
 
 GAUGES = ("entropy", "max")
@@ -44,7 +45,11 @@ class Call:
         found = self.__dict__.get("found", {})
         if name in found:
             return found[name]
-        raise AttributeError(f"this call was watched for {', '.join(found)}, not for {name!r}")
+        raise NotAsked(
+            f"A call was asked for .{name}.",
+            f"it was watched for {', '.join(found)}.",
+            f"watch(model, stats=[..., {name!r}]), if {name!r} is a statistic.",
+        )
 
 
 @dataclass

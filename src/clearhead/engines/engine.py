@@ -1,22 +1,12 @@
 """The contract: an engine says why it cannot answer, or it answers."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..problem import Inputs, Problem
 from ..stats import Partial, Statistic, gather
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """`out` is (B, H, Tq, Dv) in the dtype of the question; `lse` is (B, H, Tq) in fp32 or wider,
-    or None where the engine does not give it."""
-
-    out: Tensor
-    lse: Tensor | None = None
 
 
 def forward_mode() -> bool:
@@ -38,14 +28,14 @@ class Engine(ABC):
         """The reasons why this engine cannot answer; an empty list means "I can"."""
 
     @abstractmethod
-    def run(self, problem: Problem, inputs: Inputs) -> Answer:
-        """Answer a problem for which `why_not` is empty."""
+    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+        """Answer a problem for which `why_not` is empty: (B, H, Tq, Dv), in its dtype."""
 
     def look(
         self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
         """The output of `run`, the same bits, and the statistics of its weights."""
-        return self.run(problem, inputs).out, self.count(problem, inputs, asked)
+        return self.run(problem, inputs), self.count(problem, inputs, asked)
 
     def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
         """The statistics alone; the values are not read."""

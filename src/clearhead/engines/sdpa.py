@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 from ..masks import Causal
 from ..problem import Inputs, Problem
 from ..products import cleaned
-from .engine import Answer, Engine, forward_mode
+from .engine import Engine, forward_mode
 
 MOST_MASK_BYTES = 2**30
 
@@ -37,16 +37,16 @@ class Sdpa(Engine):
                 reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
         return reasons
 
-    def run(self, problem: Problem, inputs: Inputs) -> Answer:
+    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         p = problem
         q, k, v = inputs
         rule: dict[str, object] = {"is_causal": _plainly_causal(p)}
         if not p.masked:
             if p.bias is not None:
                 rule = {"attn_mask": _bias(p)}
-            return Answer(_ask_torch(p, q, k, v, **rule))
+            return _ask_torch(p, q, k, v, **rule)
         if _plainly_causal(p) and p.bias is None and p.Tk > 0 and _tame(q, k, v):
-            return Answer(_ask_torch(p, q, k, v, **rule))
+            return _ask_torch(p, q, k, v, **rule)
         # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
         # mask. They are cleaned away first; a query that may look at one gets NaN afterwards. What
         # a blind query holds would pass on the way back, so it is taken away too; it looks at every
@@ -60,7 +60,7 @@ class Sdpa(Engine):
                 rule = {"attn_mask": added.masked_fill(blind, 0.0)}
         out = _ask_torch(p, q.masked_fill(blind, 0.0), cleaned(k), cleaned(v), **rule)
         out = out.masked_fill(_sees_bad(p, k, v).unsqueeze(-1), float("nan"))
-        return Answer(out.masked_fill(blind, 0.0))
+        return out.masked_fill(blind, 0.0)
 
 
 def _plainly_causal(p: Problem) -> bool:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import online
 from ..problem import Inputs, Problem, repeat_heads
-from .engine import Answer, Engine
+from .engine import Engine
 
 TILE_QUERIES = 256
 TILE_KEYS = 512
@@ -27,8 +27,8 @@ class Tiled(Engine):
     def why_not(self, problem: Problem) -> list[str]:
         return []
 
-    def run(self, problem: Problem, inputs: Inputs) -> Answer:
-        rows: list[tuple[Tensor, Tensor]] = []
+    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+        rows: list[Tensor] = []
         for start in range(0, problem.Tq, TILE_QUERIES):
             queries = slice(start, min(start + TILE_QUERIES, problem.Tq))
             if problem.grad:
@@ -37,12 +37,11 @@ class Tiled(Engine):
                 rows.append(_answer_rows(problem, inputs, queries))
         if not rows:
             rows = [_answer_rows(problem, inputs, slice(0, 0))]
-        out, lse = (torch.cat(parts, 2) for parts in zip(*rows, strict=True))
-        return Answer(out, lse)
+        return torch.cat(rows, 2)
 
 
-def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> tuple[Tensor, Tensor]:
-    """The output and log-sum-exp of some queries, over all their keys."""
+def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> Tensor:
+    """The output of some queries, over all their keys."""
     p = problem
     q = inputs.q[:, :, queries].to(p.wide)
 
@@ -58,8 +57,7 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> tuple[Tens
     for tile in some.nonzero().flatten().tolist():
         keys = slice(tile * TILE_KEYS, min((tile + 1) * TILE_KEYS, p.Tk))
         rows = online.merge(rows, piece(keys, bool(full[tile])))
-    out, lse = online.finish(rows)
-    return out.to(p.dtype), lse
+    return online.finish(rows)[0].to(p.dtype)
 
 
 def _drop(p: Problem, scores: Tensor, queries: slice, keys: slice) -> Tensor | None:

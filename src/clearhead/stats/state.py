@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import online
+from ..online import NOTHING
 
-NOTHING = float("-inf")
 LOWEST = -1000.0  # exp of it is 0 even in fp64, and unlike -inf it may be multiplied by 0
 
 

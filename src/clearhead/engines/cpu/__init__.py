@@ -1,7 +1,7 @@
 """The C++ core: exact attention on a CPU, as `clearhead._kernels` computes it.
 
-What is there and which instructions it uses (`core`), how a problem becomes a call (`call`), the
-same as an operator with a gradient (`operator`), and statistics in the same sweep (`look`).
+What is there and which instructions it uses (`extension`), how a problem becomes a call (`call`),
+the same as an operator with a gradient (`operator`), and statistics in the same sweep (`look`).
 """
 
 import torch
@@ -10,10 +10,17 @@ from torch import Tensor
 from ...biases import Alibi, TensorBias
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
-from ..engine import Answer, Engine, forward_mode
+from ..engine import Engine, forward_mode
 from .call import DTYPES, corner, plain
-from .core import core, false_level, level, status as status, use_level as use_level
-from .look import survey
+from .extension import (
+    core,
+    false_level,
+    left_to_torch as left_to_torch,
+    level,
+    status as status,
+    use_level as use_level,
+)
+from .look import learned_lse, survey
 from .operator import answer
 
 
@@ -48,17 +55,15 @@ class Cpu(Engine):
             reasons.append(f"the C++ core does not know {p.bias!r}")
         return reasons
 
-    def run(self, problem: Problem, inputs: Inputs) -> Answer:
-        return Answer(answer(problem, inputs, False)[0])
-
-    def run_with_lse(self, problem: Problem, inputs: Inputs) -> Answer:
-        """The same output, bit for bit, and the log-sum-exp of every query."""
-        return Answer(*answer(problem, inputs, True))
+    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+        return answer(problem, inputs, False)[0]
 
     def look(
         self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
         if not counts(problem, inputs):
+            if problem.sinks is None and [s.name for s in asked] == ["lse"]:
+                return learned_lse(problem, inputs, asked)
             return super().look(problem, inputs, asked)
         out = torch.empty((problem.B, problem.H, problem.Tq, problem.Dv), dtype=problem.dtype)
         return out, survey(problem, inputs, asked, out)

@@ -15,16 +15,15 @@ from torch import Tensor
 from ...biases import Alibi, TensorBias
 from ...masks import And, Causal, Everything, Mask, window
 from ...problem import Problem
-from .core import core
+from .extension import core
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 EVERY_KEY = 2**60
 
 # The layout of `Problem`: sizes and dtype; q, k, v, out, lse as (address, b, h, t); scale and
-# softcap; the diagonal and the number of runs; lo, hi, bits and bias as (address, b, h, q, x);
-# the bias's dtype; slopes and their shift; sinks; dropout and seed; the most threads; no survey
-# (look.py).
-LAYOUT = struct.Struct("<8q" + 5 * "4q" + "2d" + "4q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d3q")
+# softcap; before and after, and the number of runs; lo, hi, bits and bias as (address, b, h, q, x);
+# the bias's dtype; slopes and their shift; sinks; dropout and seed; no survey (look.py).
+LAYOUT = struct.Struct("<8q" + 5 * "4q" + "2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
 NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 
 
@@ -33,7 +32,7 @@ NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 
 def question(p: Problem) -> tuple[Any, ...]:
     """What the core is asked beside q, k and v: the arguments of `attend` from `scale` on."""
-    diagonal = None if isinstance(p.mask, Everything) else _diagonal(p.mask, p)
+    diagonal = _diagonal(p.mask, p)
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
     if diagonal is None and p.masked:
@@ -137,10 +136,10 @@ def pack(
     return LAYOUT.pack(
         B, H, k.shape[1], Tq, k.shape[2], D, v.shape[3], DTYPES[q.dtype],
         *place(q), *place(k), *place(v), *place(out), *place(lse), scale, softcap,
-        lo is None, before, after, 0 if lo is None else lo.shape[-1],
+        before, after, 0 if lo is None else lo.shape[-1],
         *grid(lo), *grid(hi), *grid(bits), *grid(bias),
         0 if bias is None else DTYPES[bias.dtype],
-        *_heads(slopes), shift, *_heads(sinks), dropout, 0 if seed is None else int(seed), 0, 0,
+        *_heads(slopes), shift, *_heads(sinks), dropout, 0 if seed is None else int(seed), 0,
     )  # fmt: skip
 
 

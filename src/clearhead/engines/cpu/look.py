@@ -10,18 +10,31 @@ import struct
 import torch
 from torch import Tensor
 
+from ...online import anchor
 from ...problem import Inputs, Problem
 from ...stats import Statistic
 from ...stats.needs import Needs
 from ...stats.partial import Partial
 from ...stats.state import Rows, finish_rows
 from .call import NO_PLACE, check, grid, pack, place, question, rows_of
-from .core import core
+from .extension import core
+from .operator import answer
 
 SURVEY = struct.Struct("<" + 3 * "4q" + "q" + 2 * "5q" + "q" + "5q" + "q")
 TALLY = struct.Struct("<" + 3 * "4q" + "2q" + "5q" + "q" + "5q")
-MASK = struct.Struct("<4q" + 3 * "5q")
+MASK = struct.Struct("<3q" + 3 * "5q")
 LN2 = math.log(2.0)
+
+
+def learned_lse(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> tuple[Tensor, Partial]:
+    """The output and the log-sum-exp alone, by the operator, which has the gradient of both. The
+    logits of a query then count as one, the log-sum-exp itself."""
+    out, lse = answer(p, inputs, True)
+    assert lse is not None
+    lse = lse.to(p.wide)
+    top = lse.detach()
+    rows = Rows(top, torch.exp(lse - anchor(top)))
+    return out, Partial(p, asked, torch.arange(p.Tq), torch.arange(p.Tk), rows, None)
 
 
 def survey(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...], out: Tensor | None) -> Partial:
@@ -42,7 +55,7 @@ def survey(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...], out: Tensor
                 len(groups), *grid(kept.masses), 0,
             ),
             b"".join(
-                MASK.pack(0, 0, 0, lo.shape[-1], *grid(lo), *grid(hi), *grid(bits))
+                MASK.pack(0, 0, lo.shape[-1], *grid(lo), *grid(hi), *grid(bits))
                 for lo, hi, bits in groups
             ),
         )

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from ...errors import BadValue
 from ...problem import Inputs, Problem
 from .call import NO_GRID, attend, check, grid, pack, place, plain, question, rows_of
-from .core import core
+from .extension import core
 
 # `Gradient` in kernels/attention.h.
 GRADIENT = struct.Struct("<" + 4 * "4q" + "2q" + 2 * "4q" + "5q")

@@ -11,12 +11,6 @@ except ModuleNotFoundError as error:  # a broken core is an error; a missing one
         raise
     core = None  # type: ignore[assignment]
 
-# No such processor has been measured, so `auto` prefers nobody there; it says what there is.
-MATRIX_TILES = (
-    "in bfloat16 torch has matrix tiles (AMX) here, which the core does not use: "
-    "`clearhead bench prefill` shows who is faster, engine='sdpa' takes torch's"
-)
-
 # Known to Python as well, so that a tracer need not look into the core.
 _level: str = core.level() if core else ""
 
@@ -29,14 +23,24 @@ def level() -> str:
 def status() -> str:
     """What the core is here: its instruction set and threads, or why there is none."""
     if core is None:
-        return (
-            "missing: installed without a C++ compiler; torch's own kernel answers, 2 to 30x slower"
-        )
+        return "missing: installed without a C++ compiler; torch answers, several times slower"
     if not _level:
         return false_level()
     what = {n: text for n, text, _ in core.levels()}[_level]
-    tiles = f"; {MATRIX_TILES}" if core.matrix_tiles() else ""
-    return f"{_level} ({what}){tiles}"
+    return f"{_level} ({what})"
+
+
+def left_to_torch() -> str:
+    """What this processor has that torch uses and the core does not; empty if nothing.
+
+    No processor with matrix tiles has been measured, so `auto` prefers nobody there.
+    """
+    if core is None or not core.matrix_tiles():
+        return ""
+    return (
+        "in bfloat16 torch has matrix tiles (AMX), which the core does not use: "
+        "`clearhead bench prefill` shows who is faster, engine='sdpa' takes torch's"
+    )
 
 
 def use_level(name: str = "") -> str:
