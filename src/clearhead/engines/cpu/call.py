@@ -7,7 +7,7 @@ work is the operator `clearhead::attend` (operator.py).
 """
 
 import struct
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,26 @@ NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 # ------------------------------------------------------------------- from a problem to arguments
 
 
-def question(p: Problem) -> tuple[Any, ...]:
-    """What the core is asked beside q, k and v: the arguments of `attend` from `scale` on."""
+class Asked(NamedTuple):
+    """What the core is asked beside q, k and v. Query q sees the keys q - before to q + after, or,
+    with `lo`, those of its runs where `bits` agree; `slopes` and `shift` are ALiBi's."""
+
+    scale: float
+    softcap: float  # 0 means none
+    before: int
+    after: int
+    lo: Tensor | None
+    hi: Tensor | None
+    bits: Tensor | None
+    bias: Tensor | None
+    slopes: Tensor | None
+    shift: int
+    sinks: Tensor | None
+    dropout: float
+    seed: Tensor | None
+
+
+def question(p: Problem) -> Asked:
     diagonal = _diagonal(p.mask, p)
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
@@ -49,9 +67,9 @@ def question(p: Problem) -> tuple[Any, ...]:
     before, after = diagonal or (EVERY_KEY, EVERY_KEY)
     softcap = p.softcap or 0.0
     seed = _words(p.seed) if p.dropout and p.seed is not None else None
-    return (
-        p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed,
-    )  # fmt: skip
+    return Asked(
+        p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed
+    )
 
 
 def _words(seed: int) -> Tensor:
@@ -106,33 +124,21 @@ def _diagonal(mask: Mask, p: Problem) -> tuple[int, int] | None:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float, before: int, after: int,
-    lo: Tensor | None, hi: Tensor | None, bits: Tensor | None, bias: Tensor | None,
-    slopes: Tensor | None, shift: int, sinks: Tensor | None, dropout: float, seed: Tensor | None,
-    lse: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, asked: Asked, lse: bool
+) -> tuple[Tensor, Tensor | None]:
     q, k, v = rows_of(q), rows_of(k), rows_of(v)
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
     sums = torch.empty(q.shape[:3], dtype=torch.float64) if lse else None
-    check(
-        core.attend(
-            pack(
-                q, k, v, out, sums, scale, softcap, before, after, lo, hi, bits, bias, slopes,
-                shift, sinks, dropout, seed,
-            )
-        )
-    )  # fmt: skip
+    check(core.attend(pack(q, k, v, out, sums, asked)))
     return out, sums
 
 
 def pack(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, scale: float,
-    softcap: float, before: int, after: int, lo: Tensor | None, hi: Tensor | None,
-    bits: Tensor | None, bias: Tensor | None, slopes: Tensor | None, shift: int,
-    sinks: Tensor | None, dropout: float, seed: Tensor | None,
-) -> bytes:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, asked: Asked
+) -> bytes:
     """The question as the core reads it. q, k and v come from `rows_of`, and must outlive it."""
     B, H, Tq, D = q.shape
+    scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, dropout, seed = asked
     return LAYOUT.pack(
         B, H, k.shape[1], Tq, k.shape[2], D, v.shape[3], DTYPES[q.dtype],
         *place(q), *place(k), *place(v), *place(out), *place(lse), scale, softcap,

@@ -26,7 +26,9 @@ MASK = struct.Struct("<3q" + 3 * "5q")
 LN2 = math.log(2.0)
 
 
-def learned_lse(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> tuple[Tensor, Partial]:
+def learned_lse(
+    p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
+) -> tuple[Tensor, Partial]:
     """The output and the log-sum-exp alone, by the operator, which has the gradient of both. The
     logits of a query then count as one, the log-sum-exp itself."""
     out, lse = answer(p, inputs, True)
@@ -34,21 +36,23 @@ def learned_lse(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> tup
     lse = lse.to(p.wide)
     top = lse.detach()
     rows = Rows(top, torch.exp(lse - anchor(top)))
-    return out, Partial(p, asked, torch.arange(p.Tq), torch.arange(p.Tk), rows, None)
+    return out, Partial(p, wanted, torch.arange(p.Tq), torch.arange(p.Tk), rows, None)
 
 
-def survey(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...], out: Tensor | None) -> Partial:
+def survey(
+    p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...], out: Tensor | None
+) -> Partial:
     """The statistics of all queries on all keys. With `out`, an empty tensor, the same sweep
     answers into it; with None the values are not read."""
-    needs = Needs(p, asked)
+    needs = Needs(p, wanted)
     q, k, v = (rows_of(x) for x in inputs)
-    asks = question(p)
+    asked = question(p)
 
     kept = needs.no_rows(p.Tq)
     groups = [(reach.lo, reach.hi, reach.bits) for reach in needs.groups]
     check(
         core.survey(
-            pack(q, k, v, out, None, *asks),
+            pack(q, k, v, out, None, asked),
             SURVEY.pack(
                 *place(kept.max), *place(kept.sum), *place(kept.moment),
                 needs.best, *grid(kept.best), *grid(kept.where),
@@ -77,7 +81,7 @@ def survey(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...], out: Tensor
         slot[needs.exact or []] = torch.arange(len(needs.exact or []))
         check(
             core.tally(
-                pack(q, k, v, None, None, *asks),
+                pack(q, k, v, None, None, asked),
                 TALLY.pack(
                     *place(kept.max), *place(share),
                     *(NO_PLACE if sums.received is None else (*place(sums.received)[:3], 1)),
@@ -88,4 +92,4 @@ def survey(p: Problem, inputs: Inputs, asked: tuple[Statistic, ...], out: Tensor
         )  # fmt: skip
         if sums.rows is not None:  # a query asked for twice was kept once
             sums = sums._replace(rows=sums.rows[:, :, slot[needs.exact]])
-    return Partial(p, asked, torch.arange(p.Tq), torch.arange(p.Tk), rows, sums)
+    return Partial(p, wanted, torch.arange(p.Tq), torch.arange(p.Tk), rows, sums)

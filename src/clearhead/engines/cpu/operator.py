@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ...errors import BadValue
 from ...problem import Inputs, Problem
-from .call import NO_GRID, attend, check, grid, pack, place, plain, question, rows_of
+from .call import NO_GRID, Asked, attend, check, grid, pack, place, plain, question, rows_of
 from .extension import core
 
 # `Gradient` in kernels/attention.h.
@@ -30,7 +30,7 @@ QUESTION = (
     "Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, int shift, Tensor? sinks, "
     "float dropout, Tensor? seed"
 )
-BIAS, SINKS = 10, 13  # where they stand in it
+BIAS, SINKS = (3 + Asked._fields.index(name) for name in ("bias", "sinks"))  # places in it
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")
@@ -45,7 +45,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
     """The output, and with `lse` the log-sum-exp of every query, in float64: straight from the core
     where nobody watches, else by the operator."""
     if plain(inputs.q) and not p.grad:
-        return attend(*inputs, *question(p), lse)  # type: ignore[call-arg]
+        return attend(*inputs, question(p), lse)
     out, sums = _ask(*inputs, *question(p), lse or p.grad)
     return out, sums if lse else None
 
@@ -53,8 +53,9 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
 # ------------------------------------------------------------------------------------- the answers
 
 
-def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
-    out, sums = attend(*arguments)
+def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *asked, lse = rest
+    out, sums = attend(q, k, v, Asked(*asked), lse)
     return out, torch.empty(0, dtype=torch.float64) if sums is None else sums
 
 
@@ -63,14 +64,15 @@ def _attend_backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, bias and sinks; empty for a bias not wanted or sinks not there."""
-    *asks, learn_bias = rest
-    bias, sinks = asks[BIAS - 3], asks[SINKS - 3]
+    *given, learn_bias = rest
+    asked = Asked(*given)
+    bias, sinks = asked.bias if learn_bias else None, asked.sinks
     q, k, v, dout, out = (rows_of(x) for x in (q, k, v, dout, out))
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
 
     parts = min(math.ceil(TASKS / max(B * H, 1)), max(Tk // LEAST_STRETCH, 1))
     dbias = torch.zeros(0)
-    if learn_bias:
+    if bias is not None:
         # A bias that is the same for all queries or keys is added up per head first: O(T) numbers.
         matrix = bias.shape[2] > 1 and bias.shape[3] > 1
         dbias = torch.zeros(bias.shape if matrix else (B, H, *bias.shape[2:]))
@@ -81,14 +83,14 @@ def _attend_backward(
     dk, dv = torch.zeros((B, H, Tk, D)), torch.zeros((B, H, Tk, Dv))
     check(
         core.backward(
-            pack(q, k, v, out, lse, *asks),
+            pack(q, k, v, out, lse, asked),
             GRADIENT.pack(
                 *place(dout), *place(dlse), *place(delta), *place(dq[0]), parts, dq.stride(0),
-                *place(dk), *place(dv), *(grid(dbias) if learn_bias else NO_GRID),
+                *place(dk), *place(dv), *(NO_GRID if bias is None else grid(dbias)),
             ),
         )
     )  # fmt: skip
-    if learn_bias:
+    if bias is not None:
         for dim in (0, 1):
             dbias = _sum(dbias, dim, bias.shape[dim]).to(bias.dtype)
     dsinks = torch.zeros(0)
