@@ -164,8 +164,11 @@ template <class E> class Backward : Bands<Singles<E>> {
   // Pass 4: weights over the scores, and the gradient of every logit over dP.
   void logit_gradients(int64_t i) {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    F factor = all(this->settle(i));
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * BAND + r];
+      // No weight is above 1, but few queries were answered from other sums (stream.h), and among large
+      // scores their log-sum-exp can lie far below the scores as they are here: hence the bound in `turn`.
       // At scores of 10^4 a float has half a digit of the weight left, so lse is a double, and what its
       // float lacks multiplies the weight.
       double lse = ((const double*)p_.lse.data)[task_.b * p_.lse.b + x.h * p_.lse.h + x.q * p_.lse.t];
@@ -173,8 +176,8 @@ template <class E> class Backward : Bands<Singles<E>> {
       F minus = all(-float(above)), rest = all(exp2_one(float(float(above) - above)));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
-      if (drops_.any()) turn<true>(x, s, d, minus, rest, delta);
-      else turn<false>(x, s, d, minus, rest, delta);
+      if (drops_.any()) turn<true>(x, s, d, factor, minus, rest, delta);
+      else turn<false>(x, s, d, factor, minus, rest, delta);
       if (g_.dbias.data) leave_bias(x, d);
       if (bend_)
         for (int k = begin_; k < end_; k += W) {
@@ -184,12 +187,13 @@ template <class E> class Backward : Bands<Singles<E>> {
     }
   }
 
-  template <bool DROPS> void turn(const Row& x, float* s, float* d, F minus, F rest, F delta) const {
-    F factor = all(logits_.factor());
+  template <bool DROPS> void turn(const Row& x, float* s, float* d, F factor, F minus, F rest, F delta) const {
     uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
     for (int k = begin_; k < end_; k += W) {
-      F y = load(s + k), w = mul(exp2<5>(fma(y, factor, minus)), rest), dp = load(d + k), used = w;
+      F y = load(s + k), above = fma(y, factor, minus), dp = load(d + k);
+      above = pick(less(all(1), above), all(1), above);
+      F w = mul(exp2<5>(above), rest), used = w;
       if constexpr (DROPS) {
         F kept = drops_.kept(cells, block_.lo + k);
         dp = mul(dp, kept), used = mul(w, kept);

@@ -180,6 +180,28 @@ template <class A> class Bands : protected Products<A> {
       }
     }
   }
+  // Leaves the largest logit of every row in `peak_`, in base 2, and gives the factor of its scores for
+  // an FMA with the maximum. In an FMA the product is exact and the maximum was rounded: a difference
+  // that a whole row shares, so it cancels, but among large logits it would overflow. Those scores are
+  // multiplied beforehand, and round as their maximum does.
+  float settle(int64_t i) {
+    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
+    float factor = logits_.factor();
+    bool large = false;
+    for (int r = 0; r < rows; r += W) {
+      F here = mul(maxima(tops_ + r), all(factor));
+      store(peak_ + r, here);
+      large |= any_large(here);
+    }
+    if (!large || factor == 1) return factor;
+    for (int r = 0; r < rows; r++) {
+      float* s = s_ + r * S_STRIDE;
+      tops_[r] = mul(tops_[r], all(factor));
+      for (int k = begin_; k < end_; k += W) store(s + k, mul(load(s + k), all(factor)));
+    }
+    return 1;
+  }
+
   static Run seen_in(const uint64_t* word, int n, int width) {
     uint64_t any = 0;
     for (int i = 0; i < n; i++) any |= word[i];
@@ -239,6 +261,7 @@ template <class A> class Bands : protected Products<A> {
   int lo_, hi_;             // the band's keys of this block, counted from its start
   int begin_, end_;         // the same in whole vectors
   F tops_[BAND_PAD];
+  alignas(64) float peak_[BAND_PAD];
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

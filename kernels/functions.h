@@ -11,6 +11,13 @@ template <class T> inline T least(T a, T b) { return a < b ? a : b; }
 template <class T> inline T most(T a, T b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// A logit in base 2 that is finite and so large that rounding it moves its power by more than 2^(1/16).
+constexpr float LARGE = 1 << 20;
+inline bool any_large(F x) {
+  x = abs(x);
+  return word(less(all(LARGE), x)) & word(less(x, all(-NOTHING)));
+}
+
 // 2^x for x <= 0 (and a little above): 2^round(x) * 2^rest with |rest| <= 1/2. The polynomials are
 // 1 at 0 exactly, so a maximum that does not move rescales by exactly 1. Their relative errors,
 // 9.1e-8 and 2.8e-6, are half a unit of float32 and far below one of bf16 (fitted by weighted

@@ -6,6 +6,8 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
+constexpr float LOWEST = -0x1p127f;
+
 class Logits {
  public:
   explicit Logits(const Problem& p)
@@ -31,7 +33,9 @@ class Logits {
       if (bend) store(bend, sub(all(1), mul(s, s)));
       s = mul(s, cap_);
     }
-    if (p_.bias.data) s = fma(bias(b, h, q, key, n), all(LOG2E), s);
+    // The lowest number a float can hold is a bias that some masks are made of: in base 2 it would
+    // become -infinity, and a query that sees nothing better would be blind.
+    if (p_.bias.data) s = max(all(LOWEST), fma(bias(b, h, q, key, n), all(LOG2E), s));
     if (p_.slopes.data) {
       F away = abs(add(count_up(), all(float(key - q - p_.slopes_shift))));
       s = fma(away, all(-LOG2E * at(p_.slopes, b, h)), s);

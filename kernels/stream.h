@@ -190,7 +190,12 @@ template <class A, int R> class Stream {
       for (int u = 1; u < U; u++) x = x > lane[r * U + u] ? x : lane[r * U + u];
       for (int u = 0; u < U; u++) lane[r * U + u] = x;
     }
-    F after = max(max_, mul(load(lane), factor));
+    F here = mul(load(lane), factor);
+    if (any_large(here)) {  // round as their maximum does (bands.h, `settle`)
+      for (int k = 0; k < count_; k += U) store(s_ + k * R, mul(load(s_ + k * R), factor));
+      factor = all(1);
+    }
+    F after = max(max_, here);
     F from = pick(same(after, all(NOTHING)), zero(), after);
     F shrink = exp2<5>(sub(max_, from)), sum = zero();
     max_ = after;

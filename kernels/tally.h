@@ -64,7 +64,7 @@ template <class A> class Tallying : Bands<A> {
   // Pass 3: weights, summed over the queries of a band that share a bin.
   void pool(const Tally& t, int64_t i) {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
-    F factor = all(logits_.factor());
+    F factor = all(this->settle(i));
     float minus[BAND], share[BAND], *exact[BAND];
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * BAND + r];

@@ -29,7 +29,7 @@ template <class A> class Tile : Bands<A> {
   using Base::BAND, Base::BAND_PAD, Base::BLOCK, Base::PER, Base::S_STRIDE, Base::P_STRIDE, Base::STRIDE;
   using Base::p_, Base::task_, Base::sight_, Base::logits_, Base::n_, Base::bands_, Base::row_;
   using Base::band_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
-  using Base::begin_, Base::end_, Base::tops_;
+  using Base::begin_, Base::end_, Base::tops_, Base::peak_;
   using Base::key_row, Base::meets, Base::scores, Base::seen_by;
 
  public:
@@ -150,17 +150,17 @@ template <class A> class Tile : Bands<A> {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
     float* max_here = max_ + i * BAND_PAD;
     float* sum_here = sum_ + i * BAND_PAD;
-    F factor = all(logits_.factor());
+    const float one = this->settle(i);
+    F factor = all(one);
     const int begin = begin_, end = end_;
-    alignas(64) float minus[BAND_PAD], top[BAND_PAD];
+    alignas(64) float minus[BAND_PAD];
     for (int r = 0; r < rows; r += W) {
-      F before = load(max_here + r), here = mul(maxima(tops_ + r), factor);
+      F before = load(max_here + r), here = load(peak_ + r);
       F after = max(before, here);
       F from = pick(same(after, all(NOTHING)), zero(), after);
       store(max_here + r, after);
       store(minus + r, sub(zero(), from));
       store(shrink_ + r, exp2<5>(sub(before, from)));
-      store(top + r, here);
       if constexpr (MOMENT) {  // the old moment, from the new maximum
         float* at = moment_ + i * BAND_PAD + r;
         F shift = max(all(LEAST_POWER), sub(before, from));
@@ -172,7 +172,7 @@ template <class A> class Tile : Bands<A> {
       const float* s = s_ + r * S_STRIDE;
       auto* w = (typename A::Weight*)(weights_ + r * STRIDE);
       F from = all(minus[r]), sum = zero(), moment = zero();
-      if (survey_.best) keep_largest(i * BAND + r, s, top[r], factor);
+      if (survey_.best) keep_largest(i * BAND + r, s, peak_[r], one);
       const Row& x = row_[i * BAND + r];
       uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
@@ -196,21 +196,21 @@ template <class A> class Tile : Bands<A> {
   }
 
   // The largest logits of a row so far, in falling order. Keys rise, so of equal ones the first stays.
-  void keep_largest(int64_t row, const float* s, float top, F factor) {
+  void keep_largest(int64_t row, const float* s, float top, float factor) {
     float* best = largest_ + row * survey_.best;
     int64_t *keys = where_ + row * survey_.best, last = survey_.best - 1;
     if (!(top > best[last])) return;
-    float one = logits_.factor(), edge = best[last];
+    float edge = best[last];
     // Most of a first block would enter and leave again. The n-th largest of its lanes' maxima is no
     // larger than its n-th largest logit, so what lies below never enters.
-    if (keys[0] < 0 && last < W) edge = nextafterf(largest_lane(mul(tops_[row % BAND], factor), last), NOTHING);
+    if (keys[0] < 0 && last < W) edge = nextafterf(largest_lane(mul(tops_[row % BAND], all(factor)), last), NOTHING);
     for (int k = begin_; k < end_; k += 64) {
       uint64_t larger = 0;
       for (int n = 0; n < least(64, end_ - k); n += W)
-        larger |= word(less(all(most(edge, best[last])), mul(load(s + k + n), factor))) << n;
+        larger |= word(less(all(most(edge, best[last])), mul(load(s + k + n), all(factor)))) << n;
       for (; larger; larger &= larger - 1) {
         int key = k + __builtin_ctzll(larger);
-        float y = s[key] * one;
+        float y = s[key] * factor;
         if (!(y > best[last])) continue;
         int64_t j = last;
         for (; j > 0 && y > best[j - 1]; j--) best[j] = best[j - 1], keys[j] = keys[j - 1];

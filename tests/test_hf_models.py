@@ -9,6 +9,10 @@ import os
 import pytest
 import torch
 
+from clearhead import hf
+from clearhead.errors import BadValue
+from clearhead.hf.masks import RuleTensor
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 SMALL = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -287,3 +291,58 @@ def test_an_unknown_rule_is_written_out():
     q, k = torch.arange(11)[:, None], torch.arange(11)
     assert not isinstance(mask, RuleTensor)
     assert mask[0, 0].equal((k <= q) & (k // 4 == q // 4))
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "Mpt"])
+def test_a_model_with_an_attention_of_its_own_is_refused(kind):
+    """It would add the booleans to its scores, and see the future."""
+    hf.register()
+    import transformers
+
+    sizes = {"vocab_size": 50, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+    if kind == "Mpt":
+        sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 1, "n_heads": 4}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config._attn_implementation = "clearhead"
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    with pytest.raises(BadValue, match="eager"):
+        model(torch.arange(6).unsqueeze(0))
+
+
+def test_a_window_with_a_rule_of_ones_own_is_not_taken_for_a_window():
+    from transformers import MistralConfig
+    from transformers.masking_utils import create_sliding_window_causal_mask
+
+    hf.register()
+
+    def together(b, h, q, k):
+        return (q < 50) == (k < 50)
+
+    def asked(name, **more):
+        config = MistralConfig(sliding_window=4)
+        config._attn_implementation = name
+        states = torch.zeros(1, 64, 8)
+        return create_sliding_window_causal_mask(config, states, None, None, **more)
+
+    ours = asked("clearhead", and_mask_function=together)
+    assert torch.equal(ours, asked("sdpa", and_mask_function=together))
+    assert isinstance(asked("clearhead"), RuleTensor)
+
+
+def test_a_compiled_model_reads_padded_text():
+    hf.register()
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    config._attn_implementation = "clearhead"
+    model = LlamaModel(config).eval()
+    words, real = torch.arange(24).reshape(2, 12), torch.ones(2, 12, dtype=torch.long)
+    real[1, :4] = 0
+    with torch.no_grad():
+        want = model(input_ids=words, attention_mask=real).last_hidden_state
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        got = compiled(input_ids=words, attention_mask=real).last_hidden_state
+    torch.testing.assert_close(got[real.bool()], want[real.bool()])

@@ -186,7 +186,7 @@ def _blocked_by(bias: Bias, mask: Mask) -> tuple[Mask, Bias]:
     if not isinstance(bias, TensorBias) or bias.tensor.device.type == "meta":
         return mask, bias
     blocked = torch.isneginf(bias.tensor.detach())
-    if not bool(blocked.any()):
+    if not torch.compiler.is_compiling() and not bool(blocked.any()):
         return mask, bias
     rule = dense(drop=blocked if blocked.dim() else blocked.reshape(1))
     return (rule if mask is everything else mask & rule), TensorBias(

@@ -35,10 +35,12 @@ class Reach:
         empty = lo >= hi
         lo, order = lo.masked_fill(empty, self.Tk).sort(-1)
         hi = hi.masked_fill(empty, self.Tk).gather(-1, order)
-        used = int((~empty).sum(-1).max()) if empty.numel() else 0
-        return Reach(lo[..., : max(used, 1)], hi[..., : max(used, 1)], self.Tq, self.Tk, bits)
+        if not torch.compiler.is_compiling():  # a graph cannot count runs; empty ones do no harm
+            used = int((~empty).sum(-1).max()) if empty.numel() else 0
+            lo, hi = lo[..., : max(used, 1)], hi[..., : max(used, 1)]
+        return Reach(lo, hi, self.Tq, self.Tk, bits)
 
-    def __invert__(self) -> "Reach":
+    def inverse(self) -> "Reach":
         if self.bits is not None:
             return from_bits(~self.block(), self.Tq, self.Tk)
         edge = torch.zeros_like(self.lo[..., :1])
@@ -49,9 +51,11 @@ class Reach:
             self.Tk,
         )
 
+    __invert__ = inverse  # by its name where torch.compile reads, which knows no ~ but torch's
+
     def __or__(self, other: "Reach") -> "Reach":
         if self.bits is None and other.bits is None:
-            return ~(~self & ~other)
+            return (self.inverse() & other.inverse()).inverse()
         return from_bits(self.block() | other.block(), self.Tq, self.Tk)
 
     def block(self, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:

@@ -16,8 +16,7 @@ in fp32 (fp64 for fp64). Sinks are extra logits per head that take weight and gi
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +34,22 @@ class Inputs(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
+
+
+class kept:
+    """functools.cached_property without the lock that it had until Python 3.12, and that no tracer
+    of torch.compile enters."""
+
+    def __init__(self, make: Any):
+        self.make, self.__doc__ = make, make.__doc__
+
+    def __get__(self, problem: Any, kind: Any = None) -> Any:
+        if problem is None:
+            return self
+        made = self.make(problem)
+        if not torch.compiler.is_compiling():
+            problem.__dict__[self.make.__name__] = made
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +84,14 @@ class Problem:
     def masked(self) -> bool:
         return not isinstance(self.mask, Everything)
 
-    @cached_property
+    @kept
     def reach(self) -> Reach:
         """Which keys each query reaches, on the problem's device (on the CPU for meta tensors, so
         that shapes alone can be planned)."""
         meta = self.device.type == "meta"
         return self.mask.reach(self.grid, torch.device("cpu") if meta else self.device)
 
-    @cached_property
+    @kept
     def unmasked(self) -> "Problem":
         """The same question where everyone may look: for tiles that the mask leaves full."""
         return replace(self, mask=everything)
@@ -86,7 +101,7 @@ class Problem:
         """What softmax is computed in: fp32, or fp64 for fp64 inputs."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
-    @cached_property
+    @kept
     def pairs(self) -> int:
         """How many (query, key) pairs may look, over all batches and query heads."""
         if not self.masked:

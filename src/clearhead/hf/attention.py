@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import attend
 from ..errors import BadValue
 from ..masks import Mask, causal, dense, everything
-from .masks import RuleTensor
+from .masks import Booleans, RuleTensor
 
 # What is passed along although it has been applied before: positions are in the queries and keys,
 # sliding windows are in the mask. Plain yes-or-no switches speak of the model, not of attention.
@@ -53,7 +53,8 @@ def attention_forward(
     if isinstance(attention_mask, RuleTensor):
         mask = attention_mask.rule
     elif attention_mask is not None and attention_mask.dtype == torch.bool:
-        mask = dense(keep=attention_mask)
+        written = isinstance(attention_mask, Booleans)
+        mask = dense(keep=attention_mask.as_subclass(Tensor) if written else attention_mask)
     elif attention_mask is not None:
         bias = attention_mask if bias is None else bias + attention_mask
     elif query.shape[2] > 1 and (

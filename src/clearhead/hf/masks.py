@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import BadValue
 from ..masks import Causal, Mask, dense, everything, lengths, prefix, window
 
 # What may be asked of a tensor without looking at its cells.
@@ -20,6 +21,42 @@ _SHAPE_ONLY = {
     Tensor.size,
     Tensor.dim,
 }
+
+
+# What a model does to scores with a mask of 0 and -inf, or with one whose True means "hide".
+_ON_SCORES = {
+    *(getattr(Tensor, n) for n in ("add", "add_", "__add__", "__radd__", "__iadd__")),
+    *(getattr(Tensor, n) for n in ("masked_fill", "masked_fill_")),
+    torch.add,
+    torch.masked_fill,
+}
+_TURNED = {
+    *(getattr(Tensor, n) for n in ("__invert__", "logical_not", "bitwise_not", "__eq__", "__ne__")),
+    torch.logical_not,
+    torch.bitwise_not,
+}
+
+
+class Booleans(Tensor):
+    """A mask written out. A model that puts it on scores of its own, where True would count as 1 or
+    hide, does not hand its attention to the interface, and would see the future: that raises."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ON_SCORES and any(
+            isinstance(x, Tensor) and x.is_floating_point() for x in args
+        ):
+            raise BadValue(
+                "The model puts its mask on scores of its own, and the mask is booleans.",
+                "clearhead answers models that hand attention to transformers' interface; this one "
+                "computes it itself.",
+                "load this model with attn_implementation='eager'.",
+            )
+        found = super().__torch_function__(func, types, args, kwargs)
+        plain = isinstance(found, Booleans) and (found.dtype != torch.bool or func in _TURNED)
+        return found.as_subclass(Tensor) if plain else found
 
 
 class RuleTensor(Tensor):
@@ -41,8 +78,8 @@ class RuleTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _SHAPE_ONLY:
                 return func(*args, **(kwargs or {}))
-            plain = [_written_out(x) for x in args]
-            return func(*plain, **{n: _written_out(x) for n, x in (kwargs or {}).items()})
+        plain = [_written_out(x) for x in args]
+        return func(*plain, **{n: _written_out(x) for n, x in (kwargs or {}).items()})
 
 
 def attention_mask(
@@ -66,7 +103,9 @@ def attention_mask(
 
     function = causal_mask_function if mask_function is None else mask_function
     start = int(q_offset)
-    rule = _recognise(function, start, q_length, kv_offset, kv_length, local_size)
+    # A graph is made for tensors: a rule would be a Python object that it has to guard.
+    graph = torch.compiler.is_compiling()
+    rule = None if graph else _recognise(function, start - kv_offset, local_size)
     real = None
     if rule is not None and attention_mask is not None:
         real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
@@ -80,39 +119,33 @@ def attention_mask(
             local_size, device=device, **others,
         )  # fmt: skip
         assert isinstance(written, Tensor)
-        return written
+        return written if graph else written.as_subclass(Booleans)
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
 
 
-def _recognise(
-    function: Callable[..., Any], start: int, Tq: int, k_start: int, Tk: int, size: int | None
-) -> Mask | None:
-    """The rule that a mask function follows, if it is one of the usual ones.
-
-    A sliding window hides in a closure, so the guess is put to the function itself, at the edges
-    where rules differ: a chunk, say, answers otherwise there and stays unrecognised.
-    """
+def _recognise(function: Callable[..., Any], align: int, size: int | None) -> Mask | None:
+    """The rule that a mask function follows, if it is one of the usual ones."""
     from transformers import masking_utils
 
-    align = start - k_start
     if function is masking_utils.bidirectional_mask_function:
         return everything
     if function is masking_utils.causal_mask_function:
         return Causal(align=align)
-    if size is None or size < 1:
+    # A sliding window is a function made of two others; whatever else is made so stays unknown.
+    near, *rest = _closed_over(function, "and_masks").get("mask_functions", (None,))
+    if rest != [masking_utils.causal_mask_function] or size is None or size < 1:
         return None
-    for q in {start, start + Tq // 3, start + Tq // 2, start + Tq - 1, size, 2 * size + 1}:
-        for k in {q - size - 1, q - size, q - size + 1, q - size // 2, q - 1, q, q + 1, 0}:
-            if k < 0:
-                continue
-            place = [torch.tensor([i]) for i in (0, 0, q, k)]
-            try:
-                says = bool(function(*place))
-            except (IndexError, TypeError, ValueError, RuntimeError):
-                return None
-            if says != (q - size < k <= q):
-                return None
+    if _closed_over(near, "sliding_window_overlay") != {"sliding_window": size}:
+        return None
     return Causal(align=align) & window(before=size - 1, align=align)
+
+
+def _closed_over(function: Any, maker: str) -> dict[str, Any]:
+    """What a function that transformers' `maker` made holds; empty for any other function."""
+    if not getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>."):
+        return {}
+    held = (cell.cell_contents for cell in function.__closure__)
+    return dict(zip(function.__code__.co_freevars, held, strict=True))
 
 
 def _padding(real: Tensor) -> Mask:
@@ -132,4 +165,4 @@ def _written_out(x: Any) -> Any:
         return x
     B, _, Tq, Tk = x.shape
     keep = x.rule.to_bool(Tq, Tk, B=B, device=x.device)
-    return keep.expand(B, 1, Tq, Tk)
+    return keep.expand(B, 1, Tq, Tk).as_subclass(Booleans)

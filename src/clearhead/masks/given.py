@@ -76,12 +76,12 @@ class documents(Mask):
         ids, asking = tensor(self.ids).to(device), self._asking().to(device)
         rows = max(ids.shape[0], asking.shape[0])
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
+        if torch.compiler.is_compiling():  # how many runs there are depends on the ids
+            return _same_document(asking, ids, grid)
         pieces = [_document_runs(a, i) for a, i in zip(asking, ids, strict=True)]
         most = max((p.shape[1] for p in pieces), default=1)
         if most > max(8, grid.Tk // 8):  # so scattered that runs would be as large as bits
-            return intervals.from_bits(
-                (asking.unsqueeze(-1) == ids.unsqueeze(-2)).unsqueeze(1), grid.Tq, grid.Tk
-            )
+            return _same_document(asking, ids, grid)
         full = torch.full((rows, 1, grid.Tq, most, 2), grid.Tk, device=device)
         for row, piece in enumerate(pieces):
             full[row, 0, :, : piece.shape[1]] = piece
@@ -177,6 +177,11 @@ def dense(*, keep: object = None, drop: object = None) -> Dense:
             "give it 1 to 4 dimensions.",
         )
     return Dense(~bits if keep is None else bits.clone())
+
+
+def _same_document(asking: Tensor, ids: Tensor, grid: Grid) -> Reach:
+    same = (asking.unsqueeze(-1) == ids.unsqueeze(-2)).unsqueeze(1)
+    return intervals.from_bits(same, grid.Tq, grid.Tk)
 
 
 def _document_runs(asking: Tensor, ids: Tensor) -> Tensor:

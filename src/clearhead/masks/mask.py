@@ -308,7 +308,7 @@ class Not(Mask):
         return ~self.mask.keep(grid, b, h, q, k)
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        return ~self.mask.reach(grid, device)
+        return self.mask.reach(grid, device).inverse()
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"the opposite of: {self.mask.reason(grid, b, h, q, k)}"

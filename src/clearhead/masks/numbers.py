@@ -35,10 +35,9 @@ def tensor(value: object) -> Tensor:
 
 
 def whole(value: object, rule: str, name: str) -> Tensor:
-    numbers, given = None, f"={value!r}"
+    numbers = None
     try:
         numbers = torch.as_tensor(tuple(value) if isinstance(value, Iterator) else value)
-        given = f" with dtype {numbers.dtype}"
     except (TypeError, ValueError, RuntimeError):
         pass  # there are no numbers in it; the rule below says what was wanted
     empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
@@ -47,14 +46,20 @@ def whole(value: object, rule: str, name: str) -> Tensor:
         or numbers.dtype == torch.bool
         or (numbers.is_floating_point() and not empty)
     ):
+        given = f"={value!r}" if numbers is None else f" with dtype {numbers.dtype}"
         raise BadType(
             f"{rule} got {name}{given}.",
             f"{name} counts positions or names documents, in whole numbers.",
             "pass integers.",
         )
-    if not empty and (numbers.long().abs() > FARTHEST).any():
+    if _readable() and not empty and (numbers.long().abs() > FARTHEST).any():
         raise too_far(f"{rule} got {name}={int(numbers.long().abs().max())}.")
     return numbers.long().clone()  # a rule does not change when the caller's tensor does
+
+
+def _readable() -> bool:
+    """Can numbers be looked at? Not while a graph is made: it holds for numbers to come."""
+    return not torch.compiler.is_compiling()
 
 
 def too_far(gave: str) -> BadValue:
@@ -70,24 +75,28 @@ def counts(value: object, rule: str, name: str) -> "int | Tensor":
     if isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > FARTHEST:
             raise too_far(f"{rule} got {name}={value}.")
-        numbers = torch.tensor([value])
+        least: int = value
+        found: int | Tensor = value
     else:
         numbers = whole(value, rule, name)
-        if numbers.dim() == 0:
+        if numbers.dim() == 0 and _readable():
             return counts(int(numbers), rule, name)
+        numbers = numbers.reshape(1) if numbers.dim() == 0 else numbers
         if numbers.dim() != 1:
             raise BadValue(
                 f"{rule} got {name} of shape {tuple(numbers.shape)}.",
                 f"{name} is one number, or one per batch, (B,).",
                 "flatten it to one dimension.",
             )
-    if (numbers < 0).any():
+        least = int(numbers.min()) if _readable() and len(numbers) else 0
+        found = numbers
+    if least < 0:
         raise BadValue(
-            f"{rule} got {name}={int(numbers.min())}.",
+            f"{rule} got {name}={least}.",
             f"{name} says how many, so it is 0 or more.",
             "pass a number that is not negative.",
         )
-    return value if isinstance(value, int) else numbers
+    return found
 
 
 def ids(value: object, name: str) -> Tensor:

@@ -244,7 +244,8 @@ class rows(SumStatistic):
     def finish(self, sums: Sums, grid: Grid, queries: Tensor) -> Tensor:
         """Only the rows that are among the queries."""
         assert sums.rows is not None
-        held = torch.isin(torch.tensor(self.places(grid), dtype=torch.long), queries.cpu())
+        places = torch.tensor(self.places(grid), dtype=torch.long, device="cpu")
+        held = torch.isin(places, queries.cpu())
         return sums.rows if bool(held.all()) else sums.rows[:, :, held.to(sums.rows.device)]
 
 

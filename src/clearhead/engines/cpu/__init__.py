@@ -65,7 +65,7 @@ class Cpu(Engine):
             if problem.sinks is None and [s.name for s in asked] == ["lse"]:
                 return learned_lse(problem, inputs, asked)
             return super().look(problem, inputs, asked)
-        out = torch.empty((problem.B, problem.H, problem.Tq, problem.Dv), dtype=problem.dtype)
+        out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
         return out, survey(problem, inputs, asked, out)
 
     def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:

@@ -74,7 +74,7 @@ def question(p: Problem) -> Asked:
 
 def _words(seed: int) -> Tensor:
     """The 64 bits that dropout hashes, where a tracer sees a tensor."""
-    return torch.tensor([(seed + 2**63) % 2**64 - 2**63])
+    return torch.tensor([(seed + 2**63) % 2**64 - 2**63], device="cpu")
 
 
 def plain(x: Tensor) -> bool:
@@ -127,8 +127,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, asked: Asked, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     q, k, v = rows_of(q), rows_of(k), rows_of(v)
-    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
-    sums = torch.empty(q.shape[:3], dtype=torch.float64) if lse else None
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    sums = q.new_empty(q.shape[:3], dtype=torch.float64) if lse else None
     check(core.attend(pack(q, k, v, out, sums, asked)))
     return out, sums
 
@@ -158,6 +158,7 @@ def check(code: int) -> None:
 
 def rows_of(x: Tensor) -> Tensor:
     """The same numbers with a contiguous last dimension; any other strides may stay."""
+    x = x.resolve_neg()
     return x if x.stride(3) == 1 or x.shape[3] <= 1 else x.contiguous()
 
 

@@ -36,7 +36,7 @@ def learned_lse(
     lse = lse.to(p.wide)
     top = lse.detach()
     rows = Rows(top, torch.exp(lse - anchor(top)))
-    return out, Partial(p, wanted, torch.arange(p.Tq), torch.arange(p.Tk), rows, None)
+    return out, Partial(p, wanted, *_all(p), rows, None)
 
 
 def survey(
@@ -77,8 +77,8 @@ def survey(
     if needs.weights:
         share = finish_rows(rows, p.sinks).share
         sums = needs.no_sums(p.Tk)
-        slot = torch.full((p.Tq,), -1)
-        slot[needs.exact or []] = torch.arange(len(needs.exact or []))
+        slot = torch.full((p.Tq,), -1, device="cpu")
+        slot[needs.exact or []] = torch.arange(len(needs.exact or []), device="cpu")
         check(
             core.tally(
                 pack(q, k, v, None, None, asked),
@@ -92,4 +92,9 @@ def survey(
         )  # fmt: skip
         if sums.rows is not None:  # a query asked for twice was kept once
             sums = sums._replace(rows=sums.rows[:, :, slot[needs.exact]])
-    return Partial(p, wanted, torch.arange(p.Tq), torch.arange(p.Tk), rows, sums)
+    return Partial(p, wanted, *_all(p), rows, sums)
+
+
+def _all(p: Problem) -> tuple[Tensor, Tensor]:
+    """The queries and keys that a core's partial covers: all."""
+    return torch.arange(p.Tq, device=p.device), torch.arange(p.Tk, device=p.device)

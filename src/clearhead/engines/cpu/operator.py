@@ -22,7 +22,8 @@ from .extension import core
 GRADIENT = struct.Struct("<" + 4 * "4q" + "2q" + 2 * "4q" + "5q")
 
 # Heads are the tasks of the way back. Fewer than this are cut into stretches of keys, of at least
-# so many; each stretch then has its own dq, and they are added in their order.
+# so many; each stretch then has its own dq, and they are added in their order. The batch has no
+# say, so an example learns the same bits in any company.
 TASKS, LEAST_STRETCH = 16, 1024
 
 QUESTION = (
@@ -56,7 +57,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *asked, lse = rest
     out, sums = attend(q, k, v, Asked(*asked), lse)
-    return out, torch.empty(0, dtype=torch.float64) if sums is None else sums
+    return out, out.new_empty(0, dtype=torch.float64) if sums is None else sums
 
 
 def _attend_backward(
@@ -70,17 +71,20 @@ def _attend_backward(
     q, k, v, dout, out = (rows_of(x) for x in (q, k, v, dout, out))
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
 
-    parts = min(math.ceil(TASKS / max(B * H, 1)), max(Tk // LEAST_STRETCH, 1))
-    dbias = torch.zeros(0)
+    def zeros(*shape: int) -> Tensor:
+        return q.new_zeros(shape, dtype=torch.float32)
+
+    parts = min(math.ceil(TASKS / max(H, 1)), max(Tk // LEAST_STRETCH, 1))
+    dbias = zeros(0)
     if bias is not None:
         # A bias that is the same for all queries or keys is added up per head first: O(T) numbers.
         matrix = bias.shape[2] > 1 and bias.shape[3] > 1
-        dbias = torch.zeros(bias.shape if matrix else (B, H, *bias.shape[2:]))
+        dbias = zeros(*(bias.shape if matrix else (B, H, *bias.shape[2:])))
         parts = 1 if bias.shape[3] == 1 else parts
     dlse = None if dlse is None else dlse.float()
-    delta = torch.zeros((B, H, Tq))
-    dq = torch.zeros((parts, B, H, Tq, D), dtype=q.dtype if parts == 1 else torch.float32)
-    dk, dv = torch.zeros((B, H, Tk, D)), torch.zeros((B, H, Tk, Dv))
+    delta = zeros(B, H, Tq)
+    dq = q.new_zeros((parts, B, H, Tq, D), dtype=q.dtype if parts == 1 else torch.float32)
+    dk, dv = zeros(B, H, Tk, D), zeros(B, H, Tk, Dv)
     check(
         core.backward(
             pack(q, k, v, out, lse, asked),
@@ -93,7 +97,7 @@ def _attend_backward(
     if bias is not None:
         for dim in (0, 1):
             dbias = _sum(dbias, dim, bias.shape[dim]).to(bias.dtype)
-    dsinks = torch.zeros(0)
+    dsinks = zeros(0)
     if sinks is not None:
         taken = torch.exp(sinks.view(-1, 1) - lse).float() * delta
         dsinks = -_over_queries(_sum(taken.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
