@@ -328,3 +328,36 @@ def test_a_second_derivative_says_what_has_it():
     (dq,) = torch.autograd.grad(by_core(q, k, v).square().sum(), q, create_graph=True)
     with pytest.raises(ch.BadValue, match="engine='tiled'"):
         torch.autograd.grad(dq.sum(), k)
+
+
+def test_company_does_not_change_a_bit():
+    q, k, v = (x.requires_grad_() for x in question(3, 4, 2, 8, 4096, 32))
+
+    def learned(n):
+        return torch.autograd.grad(ch.attention(q[:n], k[:n], v[:n]).sum(), (q, k, v))
+
+    for one, three in zip(learned(1), learned(3), strict=True):
+        assert torch.equal(one[0], three[0])
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+def test_defaults_of_dtype_and_device_do_not_reach_the_core(default):
+    q, k, v = (x.requires_grad_() for x in question(1, 4, 2, 40, 40, 16))
+    bias, sinks = draw(4, 40, 40).requires_grad_(), draw(4, seed=5).requires_grad_()
+    learning = (q, k, v, bias, sinks)
+
+    def ask():
+        out = ch.attention(q, k, v, bias=bias, sinks=sinks, engine="cpu")
+        seen = ch.look(*(x.detach() for x in (q, k, v)), stats=["entropy", ch.rows([3])])
+        return out, seen.rows, seen.entropy, *torch.autograd.grad(out.square().sum(), learning)
+
+    want = ask()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with torch.device("meta"):
+            got = ask()
+    finally:
+        torch.set_default_dtype(before)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)

@@ -195,6 +195,33 @@ def test_large_scores(Tq, dtype, level):
     check((q, k, v), scale=1e4 / 64, mask=ch.Causal(align="end"))
 
 
+@pytest.mark.parametrize("scale", [1e5, 1e7, 1e10, 1e15])
+@pytest.mark.parametrize("Tq", [1, 5, 60])
+def test_enormous_scores(Tq, scale, level):
+    """Raw data as a teacher has it, incomes beside ages: one key takes everything."""
+    q, k, v = question(H=1, G=1, Tq=Tq, Tk=300, D=3)
+    q, k, v = q.round() * scale / 1000, k.round(), v.round()
+    q[..., 0], k[..., 0] = scale, torch.arange(300.0)  # so that no two scores are near each other
+    true = ch.attention(q.double(), k.double(), v.double(), engine="steps")
+    torch.testing.assert_close(answer(q, k, v), true.float())
+    seen = ch.look(q, k, v, stats=["lse", "entropy", "max", "received", ch.topk(2)], engine="cpu")
+    assert torch.isfinite(seen.lse).all() and float(seen.entropy.abs().max()) < 1e-3
+    torch.testing.assert_close(seen.received.sum(-1), torch.full((1, 1), float(Tq)))
+    learning = [x.requires_grad_() for x in (q, k, v)]
+    for x in torch.autograd.grad(answer(*learning).sum(), learning):
+        assert torch.isfinite(x).all()
+
+
+@pytest.mark.parametrize("Tq", [1, 60])
+def test_the_lowest_number_is_a_bias_and_no_mask(Tq, level):
+    q, k, v = question(Tq=Tq, Tk=70, D=16)
+    bias = torch.zeros(Tq, 70)
+    bias[:, 30:] = torch.finfo(torch.float32).min
+    bias[0] = torch.finfo(torch.float32).min
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    torch.testing.assert_close(answer(q, k, v, bias=bias), theirs)
+
+
 @pytest.mark.parametrize("Tq", [1, 20])
 def test_a_million_keys(Tq):
     q, k, v = question(1, 1, 1, Tq, 1_000_003, 4)

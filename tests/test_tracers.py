@@ -45,3 +45,38 @@ def test_an_exported_program_holds_one_operator_and_gives_the_same_bits(rule):
     calls = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     assert calls.count("clearhead.attend.default") == 1, calls
     assert not any("softmax" in call or "bmm" in call for call in calls), calls
+
+
+def given(kind):
+    """Rules that hold numbers, which a graph does not know: how to make one, and the numbers."""
+    source = torch.Generator().manual_seed(3)
+    bias = torch.randn(2, 1, 37, 37, generator=source)
+    bias[0, 0, 3, 5] = -torch.inf
+    keep = torch.rand(2, 1, 37, 37, generator=source) < 0.6
+    return {
+        "bias": (lambda x: {"bias": x}, bias),
+        "dense": (lambda x: {"mask": ch.dense(keep=x) & ch.causal}, keep),
+        "documents": (lambda x: {"mask": ch.documents(x) & ch.causal}, torch.arange(37) // 9),
+        "lengths": (lambda x: {"mask": ch.lengths(keys=x)}, torch.tensor([37, 20])),
+        "prefix": (lambda x: {"mask": ch.causal | ch.prefix(x)}, torch.tensor([3, 9])),
+        "numbers": (lambda x: {"mask": ch.causal | ~ch.prefix(30), "bias": x}, bias),
+    }[kind]
+
+
+@pytest.mark.parametrize("engine", ["auto", "sdpa"])
+@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "numbers"])
+def test_rules_of_tensors_are_one_graph(kind, engine):
+    rule, numbers = given(kind)
+    qkv = question(2, 4, 4, 37, 37, 16)
+
+    def ask(q, k, v, x):
+        return ch.attention(q, k, v, engine=engine, **rule(x))
+
+    torch.compiler.reset()  # or it would count every rule as the same function compiled again
+    compiled = torch.compile(ask, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*qkv, numbers), ask(*qkv, numbers))
+    learning = [x.clone().requires_grad_() for x in qkv]
+    got = torch.autograd.grad(compiled(*learning, numbers).square().sum(), learning)
+    want = torch.autograd.grad(ask(*learning, numbers).square().sum(), learning)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
