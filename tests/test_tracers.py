@@ -53,18 +53,19 @@ def given(kind):
     bias = torch.randn(2, 1, 37, 37, generator=source)
     bias[0, 0, 3, 5] = -torch.inf
     keep = torch.rand(2, 1, 37, 37, generator=source) < 0.6
+    outside = ch.causal | ~ch.prefix(30)  # in a graph torch reads no ~ but its own
     return {
         "bias": (lambda x: {"bias": x}, bias),
         "dense": (lambda x: {"mask": ch.dense(keep=x) & ch.causal}, keep),
         "documents": (lambda x: {"mask": ch.documents(x) & ch.causal}, torch.arange(37) // 9),
         "lengths": (lambda x: {"mask": ch.lengths(keys=x)}, torch.tensor([37, 20])),
         "prefix": (lambda x: {"mask": ch.causal | ch.prefix(x)}, torch.tensor([3, 9])),
-        "numbers": (lambda x: {"mask": ch.causal | ~ch.prefix(30), "bias": x}, bias),
+        "outside": (lambda x: {"mask": outside, "bias": x}, bias),
     }[kind]
 
 
 @pytest.mark.parametrize("engine", ["auto", "sdpa"])
-@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "numbers"])
+@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "outside"])
 def test_rules_of_tensors_are_one_graph(kind, engine):
     rule, numbers = given(kind)
     qkv = question(2, 4, 4, 37, 37, 16)
