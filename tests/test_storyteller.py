@@ -513,3 +513,13 @@ def test_reading_errors():
         with pytest.raises(ch.BadValue) as error:
             ask()
         assert words in said_in_three_parts(error)
+
+
+def test_a_training_does_not_go_on_with_other_words(tmp_path):
+    text = tmp_path / "my.txt"
+    sizes = {"steps": 2, "d": 16, "heads": 2, "layers": 1, "context": 16, "progress": False}
+    text.write_text("one two three four " * 60)
+    st.train(tmp_path / "out", text=text, **sizes)
+    text.write_text("five six seven eight " * 60)  # as many words, but others
+    with pytest.raises(ch.errors.BadValue, match="sha256"):
+        st.train(tmp_path / "out", text=text, **sizes)

@@ -7,6 +7,7 @@ T tokens. Targets are the next words; -100 marks those that do not count.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -34,6 +35,7 @@ class Source(ABC):
 
     vocabulary: Vocabulary
     name: str
+    mark: str  # the same for the same words only, so that no training goes on with others
 
     @abstractmethod
     def batch(self, number: int, size: int) -> Batch:
@@ -47,7 +49,7 @@ class Source(ABC):
 class Stories(Source):
     """Stories of the grammar: number i of `seed` is read once, in batch i // size."""
 
-    name = "stories"
+    name = mark = "stories"
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -75,6 +77,7 @@ class TextFile(Source):
                 "check the path, or convert the file to UTF-8.",
             ) from error
         self.name, self.seed = Path(path).name, seed
+        self.mark = f"{self.name}, sha256 {sha256(text.encode()).hexdigest()[:16]}"
         self.vocabulary = Vocabulary.of_text(text)
         ids = torch.tensor(self.vocabulary.encode(text).ids if text.strip() else [])
         if len(ids) < 100:

@@ -94,12 +94,12 @@ class Training:
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": t for name, t in state.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        checkpoint.write(path, tensors, {"recipe": asdict(self.recipe), "source": self.source.name})
+        checkpoint.write(path, tensors, {"recipe": asdict(self.recipe), "source": self.source.mark})
 
     def resume(self, path: Path) -> None:
         """Go on where a checkpoint stopped. Raises `BadValue` if it is of another training."""
         tensors, about = checkpoint.read(path)
-        ours = {"recipe": asdict(self.recipe), "source": self.source.name}
+        ours = {"recipe": asdict(self.recipe), "source": self.source.mark}
         if about != ours:
             raise BadValue(
                 f"{str(path)!r} is of a training with {about}.",
