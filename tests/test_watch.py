@@ -126,3 +126,18 @@ def test_wrong_calls(call, said):
         layers(torch.randn(2, 7, 12))
     assert str(error.value) == said
     assert not any(m._forward_hooks for m in layers.modules())
+
+
+def test_what_would_see_nothing_or_lose_something_is_refused(tmp_path):
+    model = ch.nn.TransformerBlock(16, heads=2, causal=True)
+    with (
+        pytest.raises(BadType, match=r"pass layers=\['attention'\]"),
+        ch.watch(model, layers="attention"),
+    ):
+        pass
+    with pytest.raises(BadValue, match="no module"), ch.watch(model, layers=["atention"]):
+        pass
+    with ch.watch(model, to=tmp_path):
+        model(torch.randn(1, 3, 16))
+    with pytest.raises(BadValue, match="seen before"), ch.watch(model, to=tmp_path):
+        pass

@@ -127,8 +127,8 @@ def watch(
             not kept in memory. None keeps everything in `seen`.
 
     Raises:
-        BadValue, BadType: unknown statistics, heads that a layer does not have, a folder that
-            cannot be written.
+        BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does
+            not have, a folder that cannot be written or holds what was seen before.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -136,6 +136,7 @@ def watch(
             "watch listens to the modules of a model.",
             "pass a torch.nn.Module; use look(...) for one call of attention.",
         )
+    _check_layers(layers, model)
     wanted = parse_stats([*stats, *([exact_rows(list(rows))] if rows is not None else [])])
     folder = None if to is None else _folder(to)
     seen, index, inside, count = Seen(), [], [], [0]  # type: ignore[var-annotated]
@@ -184,6 +185,23 @@ def watch(
             hook.remove()
 
 
+def _check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
+    if isinstance(layers, str):
+        raise BadType(
+            f"layers is one string, {layers!r}.",
+            "layers is a list of numbers and of patterns for module names.",
+            f"pass layers=[{layers!r}].",
+        )
+    names = [name for name, _ in model.named_modules()]
+    for which in layers or ():
+        if isinstance(which, str) and not fnmatch.filter(names, which):
+            raise BadValue(
+                f"layers has the pattern {which!r}, and no module has such a name.",
+                "a pattern is matched against the whole name of a module, with * for any part.",
+                f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}.",
+            )
+
+
 def _means(which: int | str, layer: int, name: str) -> bool:
     return which == layer if isinstance(which, int) else fnmatch.fnmatchcase(name, which)
 
@@ -227,4 +245,10 @@ def _folder(to: str | Path) -> Path:
             "statistics are written to a folder.",
             "pass another folder as to=.",
         ) from error
+    if (folder / "index.json").exists():
+        raise BadValue(
+            f"The folder {str(to)!r} holds what was seen before.",
+            "what was seen is never written over.",
+            "pass another folder as to=, or delete this one.",
+        )
     return folder

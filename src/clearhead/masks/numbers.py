@@ -17,9 +17,13 @@ Align: TypeAlias = "str | int | Iterable[int] | Tensor | None"
 
 
 FARTHEST = 2**40  # the largest position, count or distance a rule can hold
+MOST_SHOWN = 4096  # numbers that a rule prints one by one
 
 
 def text(value: object) -> str:
+    """Numbers as they are given, in a rule's own words; only counted where there are many."""
+    if isinstance(value, Tensor) and value.numel() > MOST_SHOWN:
+        return f"<{'x'.join(map(str, value.shape))} numbers>"
     if isinstance(value, Tensor):
         value = value[0].tolist() if value.dim() == 2 and value.shape[0] == 1 else value.tolist()
     return repr(value)
