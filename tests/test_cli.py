@@ -287,3 +287,19 @@ def test_equal_words_have_equal_embeddings_and_positions_tell_them_apart():
     embeddings, inputs = trace["embeddings"], trace["inputs"]
     assert embeddings[0].equal(embeddings[2]) and not inputs[0].equal(inputs[2])
     assert inputs.equal(embeddings + trace["positions"])
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (["explain", SENTENCE, "--json", "--query", "dog"], "--query was given together"),
+        (["explain", SENTENCE, "--png", "a.png", "--html", "a.png"], "name two files"),
+        (["explain", SENTENCE, "--png", "a.xyz"], "'a.png'"),
+        (["look", SENTENCE, "--random", "--tile", "0:0:0-1:0-1"], "--tile was given without"),
+    ],
+)
+def test_nothing_is_ignored_or_written_over(run, tmp_path, monkeypatch, wrong, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, errors = run(*wrong)
+    assert (code, out) == (2, "") and said in errors
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))

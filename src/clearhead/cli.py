@@ -77,7 +77,10 @@ def explain(
 ) -> None:
     """See attention computed on a text, step by step."""
     _apart(context, model)
+    _printed_once(context, as_json)
     _writable(png, page)
+    if png is not None:
+        plot.suffix_of(png)
     trace = _trace(
         text, size=size, heads=heads, seed=seed, mask=mask, dropout=dropout, scale=scale,
         positions=positions, model=model, layer=layer,
@@ -130,6 +133,8 @@ def look(
     --model names another.
     """
     _trained_or_random(context, model, random)
+    if tile is not None and model is None:
+        raise _no_tile()
     words = _text(text)
     _folder(out)
     if random:
@@ -140,13 +145,8 @@ def look(
         return
     from . import report, storyteller
 
-    if tile is not None and (model is None or storyteller.is_storyteller(model)):
-        raise BadValue(
-            "--tile was given without a checkpoint.",
-            "a tile is cut out of what a Hugging Face model makes of a long text; the texts of the "
-            "storyteller are short and shown whole.",
-            "add --model DIR, or leave --tile out.",
-        )
+    if tile is not None and model is not None and storyteller.is_storyteller(model):
+        raise _no_tile()
     if model is not None and not storyteller.is_storyteller(model):
         if tile is not None:
             trace = report.tile(model, words, *_tile(tile))
@@ -449,6 +449,26 @@ def _apart(context: typer.Context, model: Path | None) -> None:
         )
 
 
+def _no_tile() -> BadValue:
+    return BadValue(
+        "--tile was given without a checkpoint.",
+        "a tile is cut out of what a Hugging Face model makes of a long text; other texts are "
+        "short and shown whole.",
+        "add --model DIR, or leave --tile out.",
+    )
+
+
+def _printed_once(context: typer.Context, as_json: bool) -> None:
+    """Refuse options that shape what is read, where a program reads everything."""
+    for name in ("query", "decimals"):
+        if as_json and _source(context, name) == "COMMANDLINE":
+            raise BadValue(
+                f"--{name} was given together with --json.",
+                "JSON holds every number in full, for programs.",
+                f"leave --{name} or --json out.",
+            )
+
+
 def _trained_or_random(context: typer.Context, model: Path | None, random: bool) -> None:
     """Refuse options that would be ignored: a trained model decides its own sizes and mask."""
     if random and model is not None:
@@ -562,6 +582,13 @@ def _folder(out: Path) -> None:
 
 def _writable(*paths: Path | None) -> None:
     """Refuse files that could not be written, before anything is computed or printed."""
+    given = [path.resolve() for path in paths if path is not None]
+    if len(set(given)) < len(given):
+        raise BadValue(
+            f"One file, {str(given[0])!r}, is to hold both the picture and the page.",
+            "the second would be written over the first.",
+            "name two files.",
+        )
     for path in (p for p in paths if p is not None):
         folder = path.parent
         if not folder.is_dir():

@@ -88,12 +88,8 @@ def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figur
     return figure
 
 
-def save(figure: "Figure", path: str | Path) -> Path:
-    """Write a figure as PNG, SVG or PDF, by the suffix; the same figure gives the same bytes."""
-    require_matplotlib()
-    import matplotlib
-
-    path = Path(path)
+def suffix_of(path: Path) -> str:
+    """The suffix that says the format. Raises `BadValue` for one that says none."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise BadValue(
@@ -101,6 +97,16 @@ def save(figure: "Figure", path: str | Path) -> Path:
             "the suffix says the format, which is one of " + ", ".join(FORMATS) + ".",
             f"name it for example {path.stem + '.png'!r}.",
         )
+    return suffix
+
+
+def save(figure: "Figure", path: str | Path) -> Path:
+    """Write a figure as PNG, SVG or PDF, by the suffix; the same figure gives the same bytes."""
+    require_matplotlib()
+    import matplotlib
+
+    path = Path(path)
+    suffix = suffix_of(path)
     try:
         with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
             figure.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
