@@ -24,7 +24,8 @@ constexpr int64_t STREAM_ROWS = 8;
 constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
 
 // A prefill task keeps its queries and their output sums in two thirds of a 1 MB L2; more rows use a
-// packed key more often: 384 left 4 % to packing at D = 64, 640 leave 3 %, 1024 leave 2 %.
+// packed key more often: 384 left 4 % to packing at D = 64, 640 leave 3 %, and with 1032 the whole is
+// another 0.5 to 1 % faster (bench/LOG.md, "rows of a task").
 constexpr int64_t TASK_BYTES = 640 << 10, MOST_ROWS = 1024;
 
 // The second sweep packs so many keys for all the queries of a head.

@@ -34,27 +34,34 @@ template <class A> struct Products {
   static_assert(BLOCK % PANEL == 0 && BLOCK % 2 == 0 && PANEL <= 64);
   static_assert(BAND % SCORE_ROWS == 0 && BAND % VALUE_ROWS == 0);
 
-  // R queries x N vectors of keys stay in registers over all of D. Of whole panels the row maxima
-  // are taken before the sums leave their registers.
-  template <int R, int N>
-  static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* tops) {
-    F sum[R][N];
+  // sum[r][n], over the steps, of number (r, step) of `x` times vector n of row `step` of `y`. The sums
+  // stay in registers: R x N of them, fed by R + N loads a step.
+  template <int R, int N, int ROW, int STEP, int Y_STEP>
+  [[gnu::always_inline]] static void multiply(const Unit* x, const Unit* y, int64_t steps, F (&sum)[R][N]) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
       for (int n = 0; n < N; n++) sum[r][n] = zero();
 #pragma GCC unroll 2
-    for (int64_t d = 0; d < steps; d++) {
-      typename A::Vector key[N];
+    for (int64_t k = 0; k < steps; k++) {
+      typename A::Vector row[N];
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) key[n] = A::vector(k + d * PANEL + n * W);
+      for (int n = 0; n < N; n++) row[n] = A::vector(y + k * Y_STEP + n * W);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        auto x = A::broadcast(q[d * SCORE_ROWS + r]);
+        auto one = A::broadcast(x[r * ROW + k * STEP]);
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], x, key[n]);
+        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], one, row[n]);
       }
     }
+  }
+
+  // R queries x N vectors of keys stay in registers over all of D. Of whole panels the row maxima
+  // are taken before the sums leave their registers.
+  template <int R, int N>
+  static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* tops) {
+    F sum[R][N];
+    multiply<R, N, 1, SCORE_ROWS, PANEL>(q, k, steps, sum);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
@@ -82,22 +89,7 @@ template <class A> struct Products {
                          int64_t o_stride) {
     constexpr int ROW = TURNED ? 1 : STRIDE, STEP = TURNED ? STRIDE : 1;
     F sum[R][N];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-      for (int n = 0; n < N; n++) sum[r][n] = zero();
-#pragma GCC unroll 2
-    for (int64_t k = 0; k < steps; k++) {
-      typename A::Vector x[N];
-#pragma GCC unroll 4
-      for (int n = 0; n < N; n++) x[n] = A::vector(v + (k * N + n) * W);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        auto y = A::broadcast(w[r * ROW + k * STEP]);
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], y, x[n]);
-      }
-    }
+    multiply<R, N, ROW, STEP, N * W>(w, v, steps, sum);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       F old = all(shrink[r]);

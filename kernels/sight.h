@@ -15,18 +15,12 @@ class Sight {
 
   // The smallest run that holds all that a query sees of these keys, and the largest that it sees whole.
   void row(int64_t b, int64_t h, int64_t q, const Run& keys, Run* hull, Run* core) const {
-    *hull = *core = run(b, h, q, 0);
-    for (int64_t i = 1; i < count(); i++) {
+    *hull = within(b, h, q, keys);
+    *core = {0, 0};
+    for (int64_t i = 0; i < count() && !m_.bits.data; i++) {
       Run r = run(b, h, q, i);
-      if (r.empty()) continue;
-      if (hull->empty()) { *hull = *core = r; continue; }
-      *hull = {least(hull->lo, r.lo), most(hull->hi, r.hi)};
       if (r.hi - r.lo > core->hi - core->lo) *core = r;
     }
-    *hull = {most(hull->lo, keys.lo), least(hull->hi, keys.hi)};
-    if (!m_.bits.data) return;
-    *hull = within(b, h, q, *hull);
-    *core = {0, 0};
   }
 
   // The smallest run that holds all that a query sees of these keys.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .biases import Bias, TensorBias, bias as as_bias
-from .errors import BadType, BadValue
+from .errors import AttentionError, BadType, BadValue
 from .masks import Grid, Mask, dense, everything
 from .problem import Inputs, Problem
 
@@ -254,10 +254,12 @@ def _checked_seed(seed: object) -> int | None:
         return None
     if hasattr(seed, "__index__") and not isinstance(seed, (bool, Tensor)):
         seed = operator.index(seed)
-    whole = isinstance(seed, int) and not isinstance(seed, bool)
-    if isinstance(seed, int) and whole and 0 <= seed < 2**63:
-        return seed
-    raise (BadValue if whole else BadType)(
+    wrong: type[AttentionError] = BadType
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        if 0 <= seed < 2**63:
+            return seed
+        wrong = BadValue
+    raise wrong(
         f"seed={seed!r}.",
         "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
         "pass a number such as 42.",

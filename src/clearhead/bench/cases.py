@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import masks
-from ..masks import Everything, Mask, causal, documents, everything, window
+from ..masks import Everything, Mask, causal, documents, everything, prefix, window
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,12 @@ PREFILL = [
 MASKED = [
     Case("fp32 dense 4096", Tq=4096, Tk=4096),
     Case("fp32 window 512 of 8192", Tq=8192, Tk=8192, mask=window(before=511, after=0)),
+    Case(
+        "fp32 window 512 and sink 4 of 8192",
+        Tq=8192,
+        Tk=8192,
+        mask=causal & (window(before=511, after=0) | prefix(4)),
+    ),
     Case("fp32 64 documents in 16k", H=2, G=2, Tq=16384, Tk=16384, mask=_documents()),
 ]
 DECODE = [
