@@ -59,7 +59,7 @@ def shares(results: Sequence[Result], ax: "Axes") -> "Axes":
     ax.axvline(1, color="gray", linewidth=0.8)
     ax.grid(axis="y", alpha=0.3)
     ax.set_xlabel("share of the ceiling measured in the same round")
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     return ax
 
 
