@@ -17,7 +17,9 @@
 // columns of K, and its dK and dV, 240 KB at D = 64. A band and a block leave two squares in L1, w and
 // dY, which feed three products: two turned, over the queries of the band, one over the keys.
 //
-// Everything is float32, for bf16 too: dY spans more powers of two than eight bits of digits hold.
+// Everything is float32, for bf16 too: dY spans more powers of two than eight bits of digits hold. So
+// does dP - delta where values lie far from 0 and both are large; delta is therefore taken from the
+// output before it was rounded, of which the forward pass keeps the rest (`rounding`, like out).
 // The order of every sum depends on the sizes alone, so threads do not change a bit.
 //
 // NaN and infinity. A cell that may not look is exactly 0 in w and dY, but 0 * NaN is NaN in the
@@ -54,12 +56,14 @@ template <class E> class Backward : Bands<Singles<E>> {
   // What softmax takes away from the logits of a head's queries.
   static void deltas(const Problem& p, const Gradient& g, int64_t b, int64_t h) {
     for (int64_t q = 0; q < p.Tq; q++) {
-      const E* dout = (const E*)g.dout.data + b * g.dout.b + h * g.dout.h + q * g.dout.t;
-      const E* out = (const E*)p.out.data + b * p.out.b + h * p.out.h + q * p.out.t;
+      const E *dout = place<E>(g.dout, b, h, q), *out = place<E>(p.out, b, h, q);
+      const E* rounding = p.rounding.data ? place<E>(p.rounding, b, h, q) : nullptr;
       F sum = zero();
       for (int64_t j = 0; j < p.Dv; j += W) {
         int n = int(least<int64_t>(W, p.Dv - j));
-        sum = fma(load_part(dout + j, n), load_part(out + j, n), sum);
+        F back = load_part(dout + j, n);
+        sum = fma(back, load_part(out + j, n), sum);
+        if (rounding) sum = fma(back, load_part(rounding + j, n), sum);
       }
       float taken = g.dlse.data ? *place(g.dlse, b, h, q) : 0;
       *place(g.delta, b, h, q) = total(sum) - taken;
@@ -171,7 +175,7 @@ template <class E> class Backward : Bands<Singles<E>> {
       // scores their log-sum-exp can lie far below the scores as they are here: hence the bound in `turn`.
       // At scores of 10^4 a float has half a digit of the weight left, so lse is a double, and what its
       // float lacks multiplies the weight.
-      double lse = ((const double*)p_.lse.data)[task_.b * p_.lse.b + x.h * p_.lse.h + x.q * p_.lse.t];
+      double lse = *place<double>(p_.lse, task_.b, x.h, x.q);
       double above = lse == NOTHING ? 0 : lse / LN2;
       F minus = all(-float(above)), rest = all(exp2_one(float(float(above) - above)));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
@@ -205,7 +209,7 @@ template <class E> class Backward : Bands<Singles<E>> {
 
   void leave_bias(const Row& x, const float* d) const {
     const Grid& g = g_.dbias;
-    float* to = (float*)g.data + task_.b * g.b + x.h * g.h + x.q * g.q;
+    float* to = place<float>(g, task_.b, x.h, x.q);
     F sum = zero();
     for (int k = lo_ / W * W; k < hi_; k += W) {
       int n = int(least<int64_t>(W, hi_ - k));

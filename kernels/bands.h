@@ -8,9 +8,9 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// Where an entry of a tensor of results lies.
-inline float* place(const Place& x, int64_t b, int64_t h, int64_t t) {
-  return (float*)x.data + b * x.b + h * x.h + t * x.t;
+// Where a row of a tensor lies.
+template <class T = float> inline T* place(const Place& x, int64_t b, int64_t h, int64_t t) {
+  return (T*)x.data + b * x.b + h * x.h + t * x.t;
 }
 template <class T> inline T* place(const Grid& x, int64_t b, int64_t h, int64_t q) {
   return (T*)x.data + b * x.b + h * x.h + q * x.q;
@@ -82,11 +82,11 @@ template <class A> class Bands : protected Products<A> {
 
   // Where a row's part of a tensor over (b, h, q) lies, and a key's of one over (b, g, k).
   const E* at(const Place& x, const Row& r) const {
-    return (const E*)x.data + task_.b * x.b + r.h * x.h + r.q * x.t;
+    return place<E>(x, task_.b, r.h, r.q);
   }
   const E* key_row(const Place& x, int64_t key) const {
     int64_t g = task_.head / (p_.H / p_.G);
-    return (const E*)x.data + task_.b * x.b + g * x.h + key * x.t;
+    return place<E>(x, task_.b, g, key);
   }
   // Pass 1a: rows of queries (or of what comes back to them), as groups.
   void pack_groups(const Place& x, int64_t size, Unit* to_all) const {

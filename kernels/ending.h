@@ -22,15 +22,24 @@ class Ending {
     max_ = max, sum_ = sum;
   }
 
-  template <class E> void write(E* out, const float* o, int64_t Dv) const {
-    for (int64_t j = 0; j < Dv; j += W)
-      store_part(out + j, mul(load(o + j), all(times_)), int(least<int64_t>(W, Dv - j)));
+  // Numbers `from` to `from + size` of a row of the output, out of their sums.
+  template <class E>
+  void write(const Problem& p, int64_t b, int64_t h, int64_t q, int64_t from, const float* o,
+             int64_t size) const {
+    E* out = place<E>(p.out, b, h, q) + from;
+    E* rounding = p.rounding.data ? place<E>(p.rounding, b, h, q) + from : nullptr;
+    for (int64_t j = 0; j < size; j += W) {
+      int n = int(least<int64_t>(W, size - j));
+      F y = mul(load(o + j), all(times_));
+      store_part(out + j, y, n);
+      if (rounding) store_part(rounding + j, sub(y, load_part(out + j, n)), n);
+    }
   }
 
   void write_lse(const Problem& p, int64_t b, int64_t h, int64_t q) const {
     if (!p.lse.data) return;
     double lse = sum_ == 0 ? double(NOTHING) : max_ * LN2 + log(double(sum_));
-    ((double*)p.lse.data)[b * p.lse.b + h * p.lse.h + q * p.lse.t] = lse;
+    *place<double>(p.lse, b, h, q) = lse;
   }
 
  private:

@@ -50,7 +50,7 @@ template <class A, int R> class Stream {
   int64_t head(int r) const { return task_.group * heads_ + r / p_.Tq; }
   int64_t query(int r) const { return r % p_.Tq; }
   const E* key_row(const Place& x, int64_t key) const {
-    return (const E*)x.data + task_.b * x.b + task_.group * x.h + key * x.t;
+    return place<E>(x, task_.b, task_.group, key);
   }
 
   void walk() {
@@ -93,9 +93,7 @@ template <class A, int R> class Stream {
   void pack_queries() {
     for (int r = 0; r < R; r++) {
       Unit* to = q_ + r * d_vectors_ * W;
-      const E* x = r < n_ ? (const E*)p_.q.data + task_.b * p_.q.b + head(r) * p_.q.h +
-                                query(r) * p_.q.t
-                          : nullptr;
+      const E* x = r < n_ ? place<E>(p_.q, task_.b, head(r), query(r)) : nullptr;
       for (int64_t d = 0; d < d_vectors_; d++) {
         int64_t at = d * W * PER;
         store((float*)to + d * W,
@@ -298,8 +296,7 @@ template <class A, int R> class Stream {
       const float* o = o_ + r * v_vectors_ * W;
       if (!task_.state) {
         Ending end(p_, task_.b, head(r), top_of[r * U], sum);
-        E* out = (E*)p_.out.data + task_.b * p_.out.b + head(r) * p_.out.h + query(r) * p_.out.t;
-        end.write(out, o, p_.Dv);
+        end.write<E>(p_, task_.b, head(r), query(r), 0, o, p_.Dv);
         end.write_lse(p_, task_.b, head(r), query(r));
         continue;
       }
@@ -346,7 +343,6 @@ void merge_stretches(const Problem& p, int64_t b, int64_t group, int64_t stretch
       sum += x[1] * exp2_one(x[0] - base);
     }
     Ending end(p, b, h, max, sum);
-    E* out = (E*)p.out.data + b * p.out.b + h * p.out.h + q * p.out.t;
     for (int64_t j = 0; j < p.Dv; j += SLICE) {
       alignas(64) float o[SLICE + W] = {};
       int64_t n = least(SLICE, p.Dv - j);
@@ -355,7 +351,7 @@ void merge_stretches(const Problem& p, int64_t b, int64_t group, int64_t stretch
         float share = exp2_one(x[0] - base);
         for (int64_t i = 0; i < n; i++) o[i] += share * x[2 + j + i];
       }
-      end.write(out + j, o, n);
+      end.write<E>(p, b, h, q, j, o, n);
     }
     end.write_lse(p, b, h, q);
   }

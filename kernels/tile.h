@@ -307,8 +307,7 @@ template <class A> class Tile : Bands<A> {
       const Row& r = row_[i];
       int64_t at = i / BAND * BAND_PAD + i % BAND;
       Ending end(p_, task_.b, r.h, max_[at], sum_[at]);
-      E* out = (E*)p_.out.data + task_.b * p_.out.b + r.h * p_.out.h + r.q * p_.out.t;
-      if (answers_) end.write(out, o_ + i * o_stride_, p_.Dv);
+      if (answers_) end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv);
       end.write_lse(p_, task_.b, r.h, r.q);
       if (p_.survey) leave(r, i, at);
     }

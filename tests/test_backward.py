@@ -115,6 +115,27 @@ def test_every_head_size(D, dtype, level):
     check(case_of(dict(B=2, H=4, G=1, Tq=59, Tk=211, D=D), rule, dtype), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("Tq", [3, 40])  # as a stream, in tiles
+def test_values_far_from_zero(Tq, dtype, level):
+    """What softmax takes back from the logits is then a small difference of large numbers, and the
+    rounded output has lost most of it. The ruler computes in float32 and rounds at the end."""
+    q, k, v = question(1, 2, 1, Tq, 70, 16)
+    bias = draw(1, 2, 1, 70)
+    given = [x.to(dtype) for x in (q, k, v + 10, bias)]
+    dout = draw(1, 2, Tq, 16).to(dtype)
+
+    def learn(attend, dtype):
+        x = [x.to(dtype, copy=True).requires_grad_() for x in given]
+        attend(*x[:3], bias=x[3]).backward(dout.to(dtype))
+        return [x.grad for x in x]
+
+    true = learn(by_steps, torch.float64)
+    for a, b, c in zip(learn(by_core, dtype), true, learn(by_core, torch.float32), strict=True):
+        ours, ruler = ((x.double() - b).square().mean().sqrt() for x in (a, c.to(dtype)))
+        assert ours <= 4 * ruler
+
+
 @pytest.mark.parametrize("rule", [0, 1])
 def test_several_chunks_of_queries_and_stretches_of_keys(rule, level):
     """One head, so its 2100 keys are two stretches; its 800 queries are three chunks."""
@@ -254,18 +275,19 @@ def test_no_square_on_the_way_back():
 # ------------------------------------------------------------------------------ torch's machinery
 
 
-def test_the_operators_keep_torch_rules():
-    q, k, v = (x.requires_grad_() for x in question(2, 4, 2, 5, 9, 8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_operators_keep_torch_rules(dtype):
+    q, k, v = (x.to(dtype).requires_grad_() for x in question(2, 4, 2, 5, 9, 8))
     lo = torch.zeros(1, 1, 5, 1, dtype=torch.long)
     bias, sinks = draw(1, 4, 5, 9).requires_grad_(), draw(4).requires_grad_()
     rule = (0.3, 5.0, 0, 0, lo, lo + 7, None, bias, None, 0, sinks, 0.3, torch.tensor([3]))
     torch.library.opcheck(torch.ops.clearhead.attend.default, (q, k, v, *rule, True))
-    out, lse = torch.ops.clearhead.attend(q, k, v, *rule, True)
-    back = [x.detach() if isinstance(x, torch.Tensor) else x for x in (out, lse, q, k, v, *rule)]
+    answers = torch.ops.clearhead.attend(q, k, v, *rule, True)
+    back = [x.detach() if isinstance(x, torch.Tensor) else x for x in (*answers, q, k, v, *rule)]
     for dlse in (None, draw(2, 4, 5)):
         torch.library.opcheck(
             torch.ops.clearhead.attend_backward.default,
-            (draw(2, 4, 5, 8), dlse, *back, True),
+            (draw(2, 4, 5, 8).to(dtype), dlse, *back, True),
             test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
         )
 

@@ -20,10 +20,10 @@ from .extension import core
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 EVERY_KEY = 2**60
 
-# The layout of `Problem`: sizes and dtype; q, k, v, out, lse as (address, b, h, t); scale and
-# softcap; before and after, and the number of runs; lo, hi, bits and bias as (address, b, h, q, x);
+# The layout of `Problem`: sizes and dtype; q, k, v, out, lse, rounding as (address, b, h, t); scale
+# and softcap; before and after, and the number of runs; lo, hi, bits and bias as (address, b, h, q, x);
 # the bias's dtype; slopes and their shift; sinks; dropout and seed; no survey (look.py).
-LAYOUT = struct.Struct("<8q" + 5 * "4q" + "2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
+LAYOUT = struct.Struct("<8q" + 6 * "4q" + "2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
 NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 
 
@@ -124,25 +124,34 @@ def _diagonal(mask: Mask, p: Problem) -> tuple[int, int] | None:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, asked: Asked, lse: bool
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, asked: Asked, lse: bool, rounding: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The output; with `lse` the log-sum-exp of every query, in float64; with `rounding` what was
+    lost when the output was rounded to its dtype."""
     q, k, v = rows_of(q), rows_of(k), rows_of(v)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     sums = q.new_empty(q.shape[:3], dtype=torch.float64) if lse else None
-    check(core.attend(pack(q, k, v, out, sums, asked)))
-    return out, sums
+    rest = torch.empty_like(out) if rounding else None
+    check(core.attend(pack(q, k, v, out, sums, asked, rest)))
+    return out, sums, rest
 
 
 def pack(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, asked: Asked
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor | None,
+    lse: Tensor | None,
+    asked: Asked,
+    rounding: Tensor | None = None,
 ) -> bytes:
     """The question as the core reads it. q, k and v come from `rows_of`, and must outlive it."""
     B, H, Tq, D = q.shape
     scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, dropout, seed = asked
     return LAYOUT.pack(
         B, H, k.shape[1], Tq, k.shape[2], D, v.shape[3], DTYPES[q.dtype],
-        *place(q), *place(k), *place(v), *place(out), *place(lse), scale, softcap,
-        before, after, 0 if lo is None else lo.shape[-1],
+        *place(q), *place(k), *place(v), *place(out), *place(lse), *place(rounding),
+        scale, softcap, before, after, 0 if lo is None else lo.shape[-1],
         *grid(lo), *grid(hi), *grid(bits), *grid(bias),
         0 if bias is None else DTYPES[bias.dtype],
         *_heads(slopes), shift, *_heads(sinks), dropout, 0 if seed is None else int(seed), 0,

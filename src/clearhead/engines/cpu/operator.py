@@ -1,7 +1,7 @@
 """`clearhead::attend` as an operator: for whoever traces, transforms or differentiates a call.
 
 Its gradient is a second operator, `clearhead::attend_backward`, which the core answers too, from
-the output and the log-sum-exp (kernels/backward.h). Both have shapes without numbers, for tracers,
+the output, what rounding took from it, and the log-sum-exp (kernels/backward.h). Both have shapes without numbers, for tracers,
 and a rule for vmap: a call for each example.
 """
 
@@ -35,9 +35,9 @@ BIAS, SINKS = (3 + Asked._fields.index(name) for name in ("bias", "sinks"))  # p
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")
-_library.define(f"attend({QUESTION}, bool lse) -> (Tensor, Tensor)")
+_library.define(f"attend({QUESTION}, bool lse) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    f"attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {QUESTION}, "
+    f"attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor rounding, {QUESTION}, "
     "bool learn_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -46,23 +46,32 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
     """The output, and with `lse` the log-sum-exp of every query, in float64: straight from the core
     where nobody watches, else by the operator."""
     if plain(inputs.q) and not p.grad:
-        return attend(*inputs, question(p), lse)
-    out, sums = _ask(*inputs, *question(p), lse or p.grad)
+        return attend(*inputs, question(p), lse)[:2]
+    out, sums, _ = _ask(*inputs, *question(p), lse or p.grad)
     return out, sums if lse else None
 
 
 # ------------------------------------------------------------------------------------- the answers
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Whoever asks for the log-sum-exp may want a gradient, so gets what rounding took, too."""
     *asked, lse = rest
-    out, sums = attend(q, k, v, Asked(*asked), lse)
-    return out, out.new_empty(0, dtype=torch.float64) if sums is None else sums
+    out, sums, rounding = attend(q, k, v, Asked(*asked), lse, lse and _rounds(q))
+    return (
+        out,
+        out.new_empty(0, dtype=torch.float64) if sums is None else sums,
+        out.new_empty(0) if rounding is None else rounding,
+    )
+
+
+def _rounds(q: Tensor) -> bool:
+    return q.dtype != torch.float32
 
 
 def _attend_backward(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    *rest: Any,
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, bias and sinks; empty for a bias not wanted or sinks not there."""
     *given, learn_bias = rest
@@ -87,7 +96,7 @@ def _attend_backward(
     dk, dv = zeros(B, H, Tk, D), zeros(B, H, Tk, Dv)
     check(
         core.backward(
-            pack(q, k, v, out, lse, asked),
+            pack(q, k, v, out, lse, asked, rows_of(rounding) if _rounds(q) else None),
             GRADIENT.pack(
                 *place(dout), *place(dlse), *place(delta), *place(dq[0]), parts, dq.stride(0),
                 *place(dk), *place(dv), *(NO_GRID if bias is None else grid(dbias)),
@@ -137,15 +146,19 @@ _library.impl("attend_backward", _attend_backward, "CPU")
 
 
 @torch.library.register_fake("clearhead::attend", lib=_library)
-def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     B, H, Tq, _ = q.shape
-    shape = (B, H, Tq) if rest[-1] else (0,)
-    return q.new_empty((B, H, Tq, v.shape[3])), q.new_empty(shape, dtype=torch.float64)
+    out = q.new_empty((B, H, Tq, v.shape[3]))
+    return (
+        out,
+        q.new_empty((B, H, Tq) if rest[-1] else (0,), dtype=torch.float64),
+        torch.empty_like(out) if rest[-1] and _rounds(q) else q.new_empty(0),
+    )
 
 
 @torch.library.register_fake("clearhead::attend_backward", lib=_library)
 def _backward_shapes(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *rest: Any
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
     q, k, v = rest[:3]
     bias, sinks = rest[BIAS], rest[SINKS]
@@ -161,8 +174,9 @@ def _backward_shapes(
 # --------------------------------------------------------------------------------------- gradients
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *asks, lse = inputs
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
     ctx.counted = lse
     ctx.tensors = [isinstance(x, Tensor) for x in asks]
@@ -170,21 +184,21 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*output, *(x for x in asks if isinstance(x, Tensor)))
 
 
-def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
     if not ctx.counted:
         raise BadValue(
             "clearhead::attend was asked without lse and is to be differentiated.",
             "its gradient needs the log-sum-exp of every query.",
             "pass lse=True, or call clearhead.attention, which does.",
         )
-    out, lse, *tensors = ctx.saved_tensors
+    out, lse, rounding, *tensors = ctx.saved_tensors
     given = iter(tensors)
     asks = [
         next(given) if is_tensor else x for is_tensor, x in zip(ctx.tensors, ctx.plain, strict=True)
     ]
     learn_bias = ctx.needs_input_grad[BIAS]
     dq, dk, dv, dbias, dsinks = _ask_back(
-        torch.zeros_like(out) if dout is None else dout, dlse, out, lse, *asks, learn_bias
+        torch.zeros_like(out) if dout is None else dout, dlse, out, lse, rounding, *asks, learn_bias
     )
     grads = [None] * (len(asks) + 1)
     grads[:3] = dq, dk, dv
