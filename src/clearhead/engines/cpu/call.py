@@ -20,9 +20,9 @@ from .extension import core
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 EVERY_KEY = 2**60
 
-# The layout of `Problem`: sizes and dtype; q, k, v, out, lse, rounding as (address, b, h, t); scale
-# and softcap; before and after, and the number of runs; lo, hi, bits and bias as (address, b, h, q, x);
-# the bias's dtype; slopes and their shift; sinks; dropout and seed; no survey (look.py).
+# The layout of `Problem`: sizes and dtype; q, k, v, out, lse and rounding as (address, b, h, t);
+# scale and softcap; before and after, and the number of runs; lo, hi, bits and bias as (address, b,
+# h, q, x); the bias's dtype; slopes and their shift; sinks; dropout and seed; no survey (look.py).
 LAYOUT = struct.Struct("<8q" + 6 * "4q" + "2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
 NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 

@@ -1,8 +1,8 @@
 """`clearhead::attend` as an operator: for whoever traces, transforms or differentiates a call.
 
 Its gradient is a second operator, `clearhead::attend_backward`, which the core answers too, from
-the output, what rounding took from it, and the log-sum-exp (kernels/backward.h). Both have shapes without numbers, for tracers,
-and a rule for vmap: a call for each example.
+the output, what rounding took from it, and the log-sum-exp (kernels/backward.h). Both have shapes
+without numbers, for tracers, and a rule for vmap: a call for each example.
 """
 
 import math
@@ -37,8 +37,8 @@ BIAS, SINKS = (3 + Asked._fields.index(name) for name in ("bias", "sinks"))  # p
 _library = torch.library.Library("clearhead", "DEF")
 _library.define(f"attend({QUESTION}, bool lse) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    f"attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor rounding, {QUESTION}, "
-    "bool learn_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor rounding, "
+    f"{QUESTION}, bool learn_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
