@@ -11,8 +11,6 @@
 namespace clearhead {
 namespace {
 
-enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL };
-
 // Up to this many rows per key head (its query heads times their queries) keys are streamed as
 // they lie; from there on packing pays. Time of streaming over time of tiles, one core, D = 128:
 // float32 0.42 at 1 row, 0.71 at 4, 0.80 at 8, 1.43 at 12; bf16 0.43, 0.82, 1.14, 2.5. Eight for
@@ -87,7 +85,7 @@ template <class Task> bool share_out(int64_t threads, int64_t count, size_t scra
   return !job.failed;
 }
 
-int decode(const Problem& p, const Level& level, int64_t threads) {
+Code decode(const Problem& p, const Level& level, int64_t threads) {
   int64_t rows = p.H / p.G * p.Tq, heads = p.B * p.G;
   int64_t stretch = most(LEAST_STRETCH, ceil_div(ceil_div(p.Tk, STRETCHES), STRETCH_STEP) * STRETCH_STEP);
   int64_t stretches = most(1, ceil_div(p.Tk, stretch));
@@ -116,7 +114,7 @@ int decode(const Problem& p, const Level& level, int64_t threads) {
   return DONE;
 }
 
-int prefill(const Problem& p, const Level& level, int64_t threads) {
+Code prefill(const Problem& p, const Level& level, int64_t threads) {
   int64_t shared = p.H / p.G;  // query heads that share a key head, hence its packed keys
   int64_t rows = least(MOST_ROWS, most(2 * BAND, TASK_BYTES / ((p.D + p.Dv + 32) * 4)));
   // Rows do not depend on each other's company, so the cut may depend on the number of threads:
@@ -146,7 +144,7 @@ int64_t threads_for(const Problem& p) {
   return double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD ? 1 : threads_available();
 }
 
-int check(const Problem& p) {
+Code check(const Problem& p) {
   for (int64_t size : {p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv})
     if (size < 0 || size > (int64_t(1) << 40)) return BAD_SIZES;
   if (p.H && (!p.G || p.H % p.G)) return BAD_GROUPS;
@@ -158,27 +156,29 @@ int check(const Problem& p) {
 
 }  // namespace
 
-int attend(const Problem& p) {
-  if (int code = check(p)) return code;
-  if (!level()) return NO_LEVEL;
+Code attend(const Problem& p) {
+  if (Code code = check(p)) return code;
+  const Level* with = level();
+  if (!with) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;
   int64_t threads = threads_for(p);
-  bool few = p.H / p.G * p.Tq <= least(STREAM_ROWS, level()->most_stream_rows) && !p.dropout;
-  if (!few) return prefill(p, *level(), threads);
+  bool few = p.H / p.G * p.Tq <= least(STREAM_ROWS, with->most_stream_rows) && !p.dropout;
+  if (!few) return prefill(p, *with, threads);
   // A stream keeps no survey: its few rows pass through tiles a second time, without an answer.
   if (p.out.data || p.lse.data)
-    if (int code = decode(p, *level(), threads)) return code;
+    if (Code code = decode(p, *with, threads)) return code;
   if (!p.survey) return DONE;
   Problem again = p;
   again.out.data = again.lse.data = nullptr;
-  return prefill(again, *level(), threads);
+  return prefill(again, *with, threads);
 }
 
 // Stretches of keys, each with all the queries of a head, so that no two tasks add to one number and
 // the order of the additions is always that of the queries. A map's stretch holds whole bins.
-int tally(const Problem& p, const Tally& t) {
-  if (int code = check(p)) return code;
-  if (!level()) return NO_LEVEL;
+Code tally(const Problem& p, const Tally& t) {
+  if (Code code = check(p)) return code;
+  const Level* with = level();
+  if (!with) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
   int64_t stretches = ceil_div(p.Tk, TALLY_KEYS);
   auto start = [&](int64_t i) {
@@ -188,20 +188,21 @@ int tally(const Problem& p, const Tally& t) {
   };
   auto add_up = [&](int64_t i, char* block) {
     int64_t stretch = i % stretches, h = i / stretches % p.H, b = i / stretches / p.H;
-    level()->tally(p, t, {b, h, start(stretch), start(stretch + 1)}, block);
+    with->tally(p, t, {b, h, start(stretch), start(stretch + 1)}, block);
   };
-  size_t scratch = level()->tally_scratch(p);
+  size_t scratch = with->tally_scratch(p);
   return share_out(threads_for(p), p.B * p.H * stretches, scratch, add_up) ? DONE : NO_MEMORY;
 }
 
 // A head is a task, or each of its stretches of keys, where heads are few. What a broadcast bias gets
 // from several batches or heads is added up by one task, in their order.
-int backward(const Problem& p, const Gradient& g) {
-  if (int code = check(p)) return code;
-  if (!level()) return NO_LEVEL;
+Code backward(const Problem& p, const Gradient& g) {
+  if (Code code = check(p)) return code;
+  const Level* with = level();
+  if (!with) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
   int64_t threads = threads_for(p);
-  auto delta = [&](int64_t i, char*) { level()->deltas(p, g, i / p.H, i % p.H); };
+  auto delta = [&](int64_t i, char*) { with->deltas(p, g, i / p.H, i % p.H); };
   if (!share_out(threads, p.B * p.H, 64, delta)) return NO_MEMORY;
 
   int64_t batches = g.dbias.data && !g.dbias.b ? 1 : p.B, heads = g.dbias.data && !g.dbias.h ? 1 : p.H;
@@ -210,9 +211,9 @@ int backward(const Problem& p, const Gradient& g) {
     int64_t part = i % g.parts, head = i / g.parts % heads, batch = i / g.parts / heads;
     int64_t key = least(part * stretch, p.Tk), key_end = least(key + stretch, p.Tk);
     for (int64_t b = batch; b < p.B; b += batches)
-      for (int64_t h = head; h < p.H; h += heads) level()->backward(p, g, {b, h, key, key_end, part}, block);
+      for (int64_t h = head; h < p.H; h += heads) with->backward(p, g, {b, h, key, key_end, part}, block);
   };
-  size_t scratch = level()->backward_scratch(p);
+  size_t scratch = with->backward_scratch(p);
   return share_out(threads, batches * heads * g.parts, scratch, back) ? DONE : NO_MEMORY;
 }
 

@@ -35,8 +35,9 @@ struct Mask {
 };
 
 // What the one sweep over the keys can tell about its rows besides their output: float32 over
-// (b, h, q); `max` and `sum` always, the rest null where it is not wanted. With y the logits in base 2 (log2 e times those that enter
-// softmax) and m their maximum, a row leaves m, sum 2^(y - m), and sum 2^(y - m) (y - m).
+// (b, h, q); `max` and `sum` always, the rest null where it is not wanted. With y the logits in base 2
+// (log2 e times those that enter softmax) and m their maximum, a row leaves m, sum 2^(y - m), and
+// sum 2^(y - m) (y - m).
 struct Survey {
   Place max, sum, moment;
   int64_t best;             // how many of the largest y are wanted
@@ -130,10 +131,12 @@ extern const Level SCALAR_LEVEL;
 extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
 #endif
 
-// Answers the problem; 0, or the number of a sentence in `complaint`.
-int attend(const Problem& problem);
-int tally(const Problem& problem, const Tally& wanted);
-int backward(const Problem& problem, const Gradient& gradient);
-const char* complaint(int code);
+enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL };
+
+// Answer the problem.
+Code attend(const Problem& problem);
+Code tally(const Problem& problem, const Tally& wanted);
+Code backward(const Problem& problem, const Gradient& gradient);
+const char* complaint(int code);  // what a code means, as a sentence
 
 }  // namespace clearhead

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -18,18 +19,24 @@ using namespace clearhead;
 
 namespace {
 
-// One struct packed by Python; see engines/cpu/call.py, which holds its layout.
+// One struct packed by Python; the layouts are in engines/cpu: call.py, look.py and operator.py.
 template <class T> bool unpack(nb::bytes packed, T* into) {
   if (packed.size() != sizeof *into) return false;
   memcpy((void*)into, packed.data(), sizeof *into);
   return true;
 }
 
+// Memory that ran out is Python's MemoryError; every other refusal is a mistake of ours.
+int told(Code code) {
+  if (code == NO_MEMORY) throw std::bad_alloc();
+  return code;
+}
+
 int attend_packed(nb::bytes packed) {
   Problem p;
   if (!unpack(packed, &p)) return -1;
   nb::gil_scoped_release others_may_run;
-  return attend(p);
+  return told(attend(p));
 }
 
 // The same, and what the rows leave beside their output; the groups of keys are masks, packed.
@@ -43,7 +50,7 @@ int survey_packed(nb::bytes packed, nb::bytes survey, nb::bytes groups) {
   s.group = group.data();
   p.survey = &s;
   nb::gil_scoped_release others_may_run;
-  return attend(p);
+  return told(attend(p));
 }
 
 int tally_packed(nb::bytes packed, nb::bytes wanted) {
@@ -51,7 +58,7 @@ int tally_packed(nb::bytes packed, nb::bytes wanted) {
   Tally t;
   if (!unpack(packed, &p) || !unpack(wanted, &t)) return -1;
   nb::gil_scoped_release others_may_run;
-  return tally(p, t);
+  return told(tally(p, t));
 }
 
 int backward_packed(nb::bytes packed, nb::bytes gradient) {
@@ -59,7 +66,7 @@ int backward_packed(nb::bytes packed, nb::bytes gradient) {
   Gradient g;
   if (!unpack(packed, &p) || !unpack(gradient, &g)) return -1;
   nb::gil_scoped_release others_may_run;
-  return backward(p, g);
+  return told(backward(p, g));
 }
 
 nb::list level_list() {

@@ -5,28 +5,20 @@
 // holds this).
 #pragma once
 
+// Each builds on those before it.
 #include "functions.h"
-
+#include "memory.h"
 #include "sight.h"
-
 #include "arithmetic.h"
 #include "logits.h"
-
 #include "drops.h"
-
 #include "products.h"
-
 #include "bands.h"
-
 #include "ending.h"
 #include "tile.h"
-
 #include "tally.h"
-
 #include "backward.h"
-
 #include "stream.h"
-
 #include "ceilings.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {

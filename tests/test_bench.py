@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from test_kernels import core
 from typer.testing import CliRunner
 
 from clearhead import bench
@@ -12,7 +11,7 @@ from clearhead.bench import cases, peers
 from clearhead.cli import app
 from clearhead.errors import BadValue
 
-pytestmark = pytest.mark.skipif(core is None, reason="what is timed is the C++ core")
+pytest.importorskip("clearhead._kernels", reason="what is timed is the C++ core")
 
 
 def test_a_round_measures_and_tells(tmp_path):

@@ -75,6 +75,75 @@ def test_recomputation_on_the_way_back_is_not_a_new_call():
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_one_layer_of_a_model_that_recomputes_can_be_watched(which):
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(ch.nn.TransformerBlock(8, 2) for _ in range(3))
+
+        def forward(self, x, again):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            return x
+
+    model, x = Model(), torch.randn(1, 5, 8)
+    grads = []
+    for again in (False, True):
+        model.zero_grad()
+        with ch.watch(model, layers=[which]) as seen:
+            (model(x, again).sum() + seen[0].entropy.sum()).backward()
+        assert len(seen) == 1 and seen[0].layer == which
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_was_made_for_inference_is_not_kept_for_training():
+    q, rule = torch.randn(1, 1, 3, 4), ch.documents([0, 0, 1])
+    with torch.inference_mode():
+        true = ch.attention(q, q, q, mask=rule)
+    got = ch.attention(q.requires_grad_(), q, q, mask=rule)
+    got.sum().backward()
+    torch.testing.assert_close(got.detach(), true.clone())
+
+
+@pytest.mark.parametrize("name", ["bias", "slopes", "sinks"])
+def test_negated_views_are_read_as_they_stand(name):
+    numbers = torch.randn(2, dtype=torch.complex64).conj().imag
+    assert numbers.is_neg()
+    q = torch.randn(1, 2, 5, 4)
+    asked = {
+        "bias": {"bias": numbers.reshape(2, 1, 1)},
+        "slopes": {"bias": ch.alibi(numbers)},
+        "sinks": {"sinks": numbers},
+    }[name]
+    true = ch.attention(q, q, q, engine="steps", **asked)
+    torch.testing.assert_close(ch.attention(q, q, q, **asked), true)
+
+
+@pytest.mark.parametrize("name", ["bias", "sinks"])
+def test_numbers_that_are_not_there_are_named(name):
+    q, hollow = torch.randn(1, 2, 5, 4), torch.randn(2, 1, 1, device="meta")
+    with pytest.raises(ch.BadValue, match=f"{name} is a meta tensor"):
+        ch.attention(q, q, q, **{name: hollow if name == "bias" else hollow.flatten()})
+
+
+def test_keys_without_memory_are_refused():
+    q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    k.untyped_storage().resize_(0)
+    with pytest.raises((ch.BadValue, RuntimeError)):
+        ch.attention(q, k, q)
+
+
+def test_sparse_tensors_are_named():
+    q = torch.randn(1, 2, 5, 4)
+    with pytest.raises(ch.BadType, match="sparse"):
+        ch.attention(q, q.to_sparse(), q)
+
+
 def test_unknown_statistics_are_refused_before_the_model_runs():
     with (
         pytest.raises(ch.BadValue, match="entropi"),

@@ -95,7 +95,7 @@ def test_pooling_a_map_again_gives_the_map_of_that_size(T, side):
     q, k = 3 * drawn(2, T, 5), drawn(2, T, 5, seed=5)
     whole = ch.look(q, k, k, mask=ch.causal, stats=[ch.map(256, 256)]).map
     small = ch.look(q, k, k, mask=ch.causal, stats=[ch.map(side, side)]).map
-    torch.testing.assert_close(pool(whole, side, T, T), small, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(pool(whole, side, T), small, atol=1e-6, rtol=1e-5)
 
 
 def test_a_page_is_bounded_by_pixels():
@@ -261,7 +261,7 @@ def test_the_map_of_a_long_text_is_pooled_and_says_so(visit):  # noqa: F811
         for press in ("End", "ArrowUp", "Home"):
             tab.keyboard.press(press)
         row = tab.evaluate("state.row")
-        whole = pool(found.layers[0].map[head], side, T, T)
+        whole = pool(found.layers[0].map[head], side, T)
         shown = value(tab.locator("#readout dd").text_content())
         assert shown == pytest.approx(whole[row, 0].item(), abs=0.01 * whole.max().item())
         first, last = row * T // side, (row + 1) * T // side - 1

@@ -19,7 +19,8 @@ import torch
 
 from clearhead.errors import BadValue
 from clearhead.trace import Step, Trace
-from clearhead.views.html import page, visible, write_page, write_report
+from clearhead.views.html import page, write_page, write_report
+from clearhead.views.labels import in_browser as visible
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (

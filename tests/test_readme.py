@@ -1,12 +1,16 @@
 """What the README shows is true: its Python runs, and prints what it says."""
 
 import doctest
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+
+import clearhead as ch
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -40,17 +44,13 @@ def test_its_commands_exist():
 
 
 def test_docstring_examples():
-    import importlib
-
-    for name in (
-        "clearhead.attend",
-        "clearhead.nn.simple",
-        "clearhead.watch",
-        "clearhead.storyteller.reader",
-        "clearhead.storyteller.vocabulary",
-    ):
-        result = doctest.testmod(importlib.import_module(name))
-        assert not result.failed
+    tried = 0
+    for found in pkgutil.walk_packages(ch.__path__, "clearhead."):
+        module = importlib.import_module(found.name)
+        result = doctest.testmod(module)
+        assert not result.failed, found.name
+        tried += result.attempted
+    assert tried
 
 
 def test_importing_is_light():

@@ -184,6 +184,12 @@ def test_layers_that_share_a_mask_ask_once_what_even_weights_give(monkeypatch):
     assert asked == [3, 1, 3, 3]
 
 
+def test_self_and_cross_attention_on_the_same_keys_are_kept_apart():
+    q, few = drawn(1, 2, 7, 3), drawn(1, 2, 3, 3, seed=9)
+    seen = report(Asks((q, q, {}), (few, q, {})), torch.zeros(1))
+    assert [layer.queries for layer in seen.layers] == [7, 3]
+
+
 def test_a_tile_is_the_exact_weights_of_a_part():
     """Of the second call, which is not the first: three queries of head 1 on keys 2 to 6."""
     q, k = drawn(1, 2, 300, 3), drawn(1, 2, 300, 3, seed=9)

@@ -626,7 +626,7 @@ def test_every_statistic_declares_itself():
         count = {"topk": 4, "rows": 3}.get(s.name, 0)
         shape = tuple({**sizes, "n": count}[letter] for letter in s.shape.split())
         assert {tuple(x.shape) for x in each} == {shape}
-        assert s.sweep == ("second" if s.name in ("received", "map", "rows") else "one")
+        assert s.sweep == ("second" if s.name in ("received", "map", "rows") else "first")
         assert s.formula
 
 

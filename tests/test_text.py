@@ -13,7 +13,8 @@ from rich.console import Console
 import clearhead as ch
 from clearhead.trace import Step, Trace
 from clearhead.views import text
-from clearhead.views.sheet import ends, number, visible
+from clearhead.views.labels import visible
+from clearhead.views.sheet import ends, number
 
 HOSTILE = ("[red]x[/red]", "\x1b[31m", "\u202egnp\u200f", "", "a\nb", "w" * 99, "\ud800", "[/")
 

@@ -1,15 +1,15 @@
 """The question is checked once, here, and brought to four dimensions."""
 
 import math
-import operator
 
 import torch
 from torch import Tensor
 
 from .biases import Bias, TensorBias, bias as as_bias
-from .errors import AttentionError, BadType, BadValue
-from .masks import Grid, Mask, dense, everything
+from .errors import BadType, BadValue
+from .masks import Dense, Grid, Mask, everything
 from .problem import Inputs, Problem
+from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -41,9 +41,13 @@ def ask(
     if bias is not None:
         bias = bias if isinstance(bias, Bias) else as_bias(bias)
         bias.check(grid)
-        mask, bias = _blocked_by(bias, mask)
+        _has_numbers_beside("bias", bias.numbers, q)
+        if isinstance(bias, TensorBias) and "meta" not in (bias.tensor.device.type, q.device.type):
+            mask, bias = _blocked_by(TensorBias(bias.tensor.to(q.device)), mask)
     if sinks is not None:
-        sinks = _checked_sinks(sinks, H).to(q.device)
+        sinks = _checked_sinks(sinks, H)
+        _has_numbers_beside("sinks", sinks, q)
+        sinks = sinks.to(q.device)
     learns = [q, k, v] if sinks is None else [q, k, v, sinks]
     grad = torch.is_grad_enabled() and (
         any(x.requires_grad for x in learns) or (bias is not None and bias.needs_grad)
@@ -84,7 +88,8 @@ def _usual(q: object, k: object, v: object) -> bool:
     B, H, _, D = q.shape
     Bk, G, Tk, Dk = k.shape
     same = B == Bk and D == Dk and v.shape[:3] == (B, G, Tk)
-    return same and G > 0 and H % G == 0 and q.device == k.device == v.device
+    same = same and G > 0 and H % G == 0 and q.device == k.device == v.device
+    return same and q.layout is k.layout is v.layout is torch.strided
 
 
 def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -115,6 +120,13 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             "queries, keys and values live on one device.",
             "move them, for example with .to(q.device).",
         )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.layout is not torch.strided:
+            raise BadType(
+                f"{name} has the layout {x.layout}.",
+                "queries, keys and values are dense tensors with strides.",
+                f"pass {name}.to_dense().",
+            )
     rank = q.dim()
     q, k, v = (x.reshape((1,) * (4 - rank) + tuple(x.shape)) if rank < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1]:
@@ -181,14 +193,24 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
     )
 
 
-def _blocked_by(bias: Bias, mask: Mask) -> tuple[Mask, Bias]:
+def _has_numbers_beside(name: str, x: Tensor | None, q: Tensor) -> None:
+    if x is not None and x.device.type == "meta" != q.device.type:
+        raise BadValue(
+            f"{name} is a meta tensor of shape {tuple(x.shape)}; q is on {q.device}.",
+            "meta tensors have shapes and no numbers to compute with.",
+            f"pass {name} with numbers, or everything on meta for the shape of the output.",
+        )
+
+
+def _blocked_by(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     """-inf in a bias blocks a pair, so it becomes a mask: then NaN behind it cannot leak."""
-    if not isinstance(bias, TensorBias) or bias.tensor.device.type == "meta":
+    numbers, graph = bias.tensor.detach(), torch.compiler.is_compiling()
+    if not graph and (not numbers.numel() or bool(torch.isfinite(numbers.amin()))):
         return mask, bias
-    blocked = torch.isneginf(bias.tensor.detach())
-    if not torch.compiler.is_compiling() and not bool(blocked.any()):
+    blocked = torch.isneginf(numbers)
+    if not graph and not bool(blocked.any()):
         return mask, bias
-    rule = dense(drop=blocked if blocked.dim() else blocked.reshape(1))
+    rule = Dense(~blocked if blocked.dim() else ~blocked.reshape(1))
     return (rule if mask is everything else mask & rule), TensorBias(
         bias.tensor.masked_fill(blocked, 0.0)
     )
@@ -252,14 +274,10 @@ def _checked_dropout(p: object) -> float:
 def _checked_seed(seed: object) -> int | None:
     if seed is None:
         return None
-    if hasattr(seed, "__index__") and not isinstance(seed, (bool, Tensor)):
-        seed = operator.index(seed)
-    wrong: type[AttentionError] = BadType
-    if isinstance(seed, int) and not isinstance(seed, bool):
-        if 0 <= seed < 2**63:
-            return seed
-        wrong = BadValue
-    raise wrong(
+    number = whole(seed)
+    if number is not None and 0 <= number < 2**63:
+        return number
+    raise (BadType if number is None else BadValue)(
         f"seed={seed!r}.",
         "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
         "pass a number such as 42.",

@@ -26,8 +26,13 @@ class Bias(ABC):
         """The numbers for a block, broadcastable to (B, H, q, k), in the dtype of `like`."""
 
     @property
+    @abstractmethod
+    def numbers(self) -> Tensor | None:
+        """The tensor it was given, if any."""
+
+    @property
     def needs_grad(self) -> bool:
-        return False
+        return self.numbers is not None and self.numbers.requires_grad
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +45,8 @@ class TensorBias(Bias):
         return f"bias({'x'.join(map(str, self.tensor.shape))} {self.tensor.dtype})"
 
     @property
-    def needs_grad(self) -> bool:
-        return self.tensor.requires_grad
+    def numbers(self) -> Tensor:
+        return self.tensor
 
     def four(self) -> Tensor:
         return self.tensor.reshape((1,) * (4 - self.tensor.dim()) + tuple(self.tensor.shape))
@@ -84,8 +89,8 @@ class Alibi(Bias):
         return f"alibi({', '.join(part for part in (slopes, align) if part)})"
 
     @property
-    def needs_grad(self) -> bool:
-        return self.slopes is not None and self.slopes.requires_grad
+    def numbers(self) -> Tensor | None:
+        return self.slopes
 
     def check(self, grid: Grid) -> None:
         if self.slopes is not None and self.slopes.shape[0] not in (1, grid.H):

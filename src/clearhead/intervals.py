@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+EVERY_KEY = 2**60  # farther than any key: a distance without a limit
+
 
 @dataclass(frozen=True, eq=False)
 class Reach:
@@ -51,7 +53,8 @@ class Reach:
             self.Tk,
         )
 
-    __invert__ = inverse  # by its name where torch.compile reads, which knows no ~ but torch's
+    # torch.compile traces no ~ of our own classes: what may stand in a graph says `inverse()`.
+    __invert__ = inverse
 
     def __or__(self, other: "Reach") -> "Reach":
         if self.bits is None and other.bits is None:

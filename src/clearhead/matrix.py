@@ -5,7 +5,6 @@ these two are kept, O(Tq); everything else is computed when asked for.
 """
 
 import html
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from .problem import Inputs, Problem, repeat_heads
 from .products import as_asked, weigh
 from .stats import Statistic, Top, map, topk
 from .views.png import png
+from .whole import whole
 
 STRIP_CELLS = 2**23
 MOST_CELLS = 2**27
@@ -149,13 +149,18 @@ class Matrix:
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
     ) -> Tensor:
-        """Some queries on some keys, in the order asked for, run by run."""
+        """Some queries on some keys, in the order asked for. The keys of one run are a block by
+        themselves; scattered ones are picked out of whole rows, which their sums need anyway."""
         p = self._problem
         columns = _runs(keys, p.Tk, "key")
-        rows = [
-            torch.cat([self._block(run, column)[0] for column in columns], 3)
-            for run in _runs(queries, p.Tq, "query")
-        ]
+        rows = []
+        for run in _runs(queries, p.Tq, "query"):
+            if len(columns) == 1:
+                rows.append(self._block(run, columns[0])[0])
+                continue
+            places = [key for column in columns for key in range(column.start, column.stop)]
+            for strip in self._strips(run):
+                rows.append(self._block(strip, slice(0, p.Tk))[0][..., places])
         return p.shape_back(torch.cat(rows, 2))
 
     def _block(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
@@ -267,11 +272,8 @@ def _places(which: int | slice | Sequence[int], size: int, name: str) -> Sequenc
     given: Iterable[Any] = which if isinstance(which, Iterable) else [which]
     places = []
     for i in given:
-        try:
-            place = operator.index(i)
-        except TypeError:
-            place = None
-        if place is None or isinstance(i, bool):
+        place = whole(i)
+        if place is None:
             raise BadType(
                 f"{name} {i!r} was asked for.",
                 "positions are whole numbers.",

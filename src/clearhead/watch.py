@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from .attend import listening
 from .engines import count as count_weights
@@ -154,14 +155,16 @@ def watch(
             inside.pop()
 
     def hear(problem: Problem, inputs: Inputs) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint computes again on the way back: the same call, heard before
         name, layer = (inside[-1] if inside else ""), count[0]
         count[0] += 1
         if layers is not None and not any(_means(which, layer, name) for which in layers):
             return
-        with torch.set_grad_enabled(problem.grad):
+        # A checkpoint compares what is kept for the way back with what is kept when it computes
+        # again. What the statistics keep is hidden from it, so that they are counted once.
+        with torch.set_grad_enabled(problem.grad), saved_tensors_hooks(_as_it_is, _as_it_is):
             found = count_weights(problem, inputs, wanted).finish()
-        if torch._C._current_graph_task_id() != -1:
-            return  # a checkpoint computes again on the way back: the same call, heard before
         if heads is not None:
             found = {n: _heads_of(result, heads, problem.H) for n, result in found.items()}
         call = Call(layer, name, problem.describe(), found)
@@ -185,6 +188,10 @@ def watch(
             hook.remove()
 
 
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 def _check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
     if isinstance(layers, str):
         raise BadType(
@@ -194,6 +201,17 @@ def _check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
         )
     names = [name for name, _ in model.named_modules()]
     for which in layers or ():
+        if (
+            isinstance(which, bool)
+            or not isinstance(which, (int, str))
+            or (isinstance(which, int) and which < 0)
+        ):
+            raise BadValue(
+                f"layers has {which!r}.",
+                "a layer is the number of a call, counted from 0 in each run of the model, or a "
+                "pattern for module names.",
+                "pass numbers from 0 on, or strings such as '*.attention'.",
+            )
         if isinstance(which, str) and not fnmatch.filter(names, which):
             raise BadValue(
                 f"layers has the pattern {which!r}, and no module has such a name.",

@@ -3,16 +3,9 @@
 from abc import ABC, abstractmethod
 
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..problem import Inputs, Problem
 from ..stats import Partial, Statistic, gather
-
-
-def forward_mode() -> bool:
-    """Are derivatives carried along with the numbers (jvp, jacfwd)? Only torch's own operations do,
-    and a kernel that does not would lose them without a word."""
-    return forward_ad._current_level >= 0
 
 
 class Engine(ABC):

@@ -64,11 +64,13 @@ class documents(Mask):
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
         # The layers of a model ask with one rule, and finding its runs takes a twentieth of what a
         # packed batch takes; so they are kept, unless a tracer is about.
+        if torch.compiler.is_compiling():
+            return self._find_reach(grid, device)
         kept = self.__dict__.get("_kept")
-        if kept is not None and kept[0] == (grid, device) and not torch.compiler.is_compiling():
+        if kept is not None and kept[0] == (grid, device):
             return kept[1]
         reach = self._find_reach(grid, device)
-        if type(reach.lo) is Tensor and reach.bits is None and not torch.compiler.is_compiling():
+        if type(reach.lo) is Tensor and reach.bits is None and not reach.lo.is_inference():
             object.__setattr__(self, "_kept", ((grid, device), reach))
         return reach
 

@@ -40,6 +40,11 @@ class Mask(ABC):
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
         """The rule as runs of keys per query, plus bits where runs cannot say it."""
 
+    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+        """(before, after) if every query q sees the keys q - before to q + after in every batch and
+        head, and else None. It is the whole rule where there is one, and needs no tensors."""
+        return None
+
     @abstractmethod
     def check(self, grid: Grid) -> None:
         """Raise `BadValue` if the rule has no meaning for these sizes."""
@@ -254,6 +259,12 @@ class And(_Pair):
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
         return self.left.reach(grid, device) & self.right.reach(grid, device)
+
+    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+        left, right = self.left.diagonal(grid), self.right.diagonal(grid)
+        if left is None or right is None:
+            return None
+        return min(left[0], right[0]), min(left[1], right[1])
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         cell = [torch.tensor(i) for i in (b, h, q, k)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue
+from ..whole import whole
 
 if TYPE_CHECKING:
     from .mask import Grid
@@ -38,7 +39,7 @@ def tensor(value: object) -> Tensor:
     return value
 
 
-def whole(value: object, rule: str, name: str) -> Tensor:
+def wholes(value: object, rule: str, name: str) -> Tensor:
     numbers = None
     try:
         numbers = torch.as_tensor(tuple(value) if isinstance(value, Iterator) else value)
@@ -76,13 +77,14 @@ def too_far(gave: str) -> BadValue:
 
 def counts(value: object, rule: str, name: str) -> "int | Tensor":
     """How many: an int, or (B,) ints, none negative."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > FARTHEST:
-            raise too_far(f"{rule} got {name}={value}.")
-        least: int = value
-        found: int | Tensor = value
+    number = None if isinstance(value, Tensor) else whole(value)
+    if number is not None:
+        if abs(number) > FARTHEST:
+            raise too_far(f"{rule} got {name}={number}.")
+        least: int = number
+        found: int | Tensor = number
     else:
-        numbers = whole(value, rule, name)
+        numbers = wholes(value, rule, name)
         if numbers.dim() == 0 and _readable():
             return counts(int(numbers), rule, name)
         numbers = numbers.reshape(1) if numbers.dim() == 0 else numbers
@@ -104,7 +106,7 @@ def counts(value: object, rule: str, name: str) -> "int | Tensor":
 
 
 def ids(value: object, name: str) -> Tensor:
-    ids = whole(value, "documents", name)
+    ids = wholes(value, "documents", name)
     if ids.dim() not in (1, 2):
         raise BadValue(
             f"documents got {name} of shape {tuple(ids.shape)}.",
@@ -117,10 +119,11 @@ def ids(value: object, name: str) -> Tensor:
 def align(value: object) -> "str | int | Tensor | None":
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > FARTHEST:
-            raise too_far(f"A rule got align={value}.")
-        return value
+    number = None if isinstance(value, Tensor) else whole(value)
+    if number is not None:
+        if abs(number) > FARTHEST:
+            raise too_far(f"A rule got align={number}.")
+        return number
     if isinstance(value, str):
         if value in ("start", "end"):
             return value
@@ -130,17 +133,23 @@ def align(value: object) -> "str | int | Tensor | None":
             "key), or the position of query 0.",
             "pass align='start', align='end' or a whole number.",
         )
-    numbers = whole(value, "a rule", "align")
+    numbers = wholes(value, "a rule", "align")
     return int(numbers) if numbers.dim() == 0 else numbers.reshape(-1)
 
 
-def offset(align: object, grid: "Grid", b: Tensor) -> "int | Tensor":
-    """Where query 0 stands among the keys."""
+def start(align: object, grid: "Grid") -> int | None:
+    """Where query 0 stands among the keys; None if that differs from batch to batch."""
+    if isinstance(align, Tensor):
+        return None
     if align is None or align == "start":
         return 0
-    if isinstance(align, Tensor):
-        return pick(align, b)
     return grid.Tk - grid.Tq if align == "end" else int(align)  # type: ignore[call-overload]
+
+
+def offset(align: object, grid: "Grid", b: Tensor) -> "int | Tensor":
+    """The same for batch `b`."""
+    first = start(align, grid)
+    return pick(align, b) if first is None else first
 
 
 def offset_text(align: object) -> str:

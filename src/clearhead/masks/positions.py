@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .. import intervals
 from ..errors import BadType, BadValue
-from ..intervals import Reach
+from ..intervals import EVERY_KEY, Reach
+from ..whole import whole
 from .mask import Grid, Mask
 from .numbers import (
     FARTHEST,
@@ -24,6 +25,7 @@ from .numbers import (
     offset_text,
     pick,
     positions,
+    start,
     text,
     too_far,
 )
@@ -46,6 +48,9 @@ class Everything(Mask):
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
         return intervals.whole(grid.Tq, grid.Tk, device)
+
+    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+        return EVERY_KEY, EVERY_KEY
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return "everything: nothing is masked"
@@ -86,6 +91,10 @@ class Causal(Mask):
         q = positions(self.align, grid, device)
         return intervals.from_bounds(torch.zeros_like(q), q + 1, grid.Tq, grid.Tk)
 
+    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+        first = start(self.align, grid)
+        return None if first is None else (EVERY_KEY, first)
+
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         place = q + int(offset(self.align, grid, torch.tensor(b)))
         side = "after" if k > place else "at or before"
@@ -107,10 +116,12 @@ class window(Mask):
     def __post_init__(self) -> None:
         object.__setattr__(self, "align", align(self.align))
         for name in ("before", "after"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            given = getattr(self, name)
+            value = None if given is None else whole(given)
+            object.__setattr__(self, name, value)
+            if value is None and given is not None:
                 raise BadType(
-                    f"window got {name}={value!r}.",
+                    f"window got {name}={given!r}.",
                     "a window is a distance in whole positions, or None for no limit.",
                     f"pass a whole number, for example {name}=127.",
                 )
@@ -156,6 +167,13 @@ class window(Mask):
         lo = torch.zeros_like(q) if self.before is None else q - self.before
         hi = torch.full_like(q, grid.Tk) if self.after is None else q + self.after + 1
         return intervals.from_bounds(lo, hi, grid.Tq, grid.Tk)
+
+    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+        first = start(self.align, grid)
+        if first is None:
+            return None
+        before = EVERY_KEY if self.before is None else self.before - first
+        return before, EVERY_KEY if self.after is None else self.after + first
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         distance = k - q - int(offset(self.align, grid, torch.tensor(b)))

@@ -14,7 +14,7 @@ from ..errors import BadValue
 from ..masks import Mask
 from ..trace import Step, Trace
 from .cache import KVCache
-from .checks import probability, sequence, whole
+from .checks import probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .multihead import MultiHeadAttention
 
@@ -43,8 +43,8 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.d = whole("FeedForward", "d", d)
-        self.hidden = whole("FeedForward", "hidden", 4 * d if hidden is None else hidden)
+        self.d = size("FeedForward", "d", d)
+        self.hidden = size("FeedForward", "hidden", 4 * d if hidden is None else hidden)
         if activation not in _ACTIVATIONS:
             raise BadValue(
                 f"FeedForward got activation={activation!r}.",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from .checks import whole
+from .checks import size
 
 
 class KVCache:
@@ -21,7 +21,7 @@ class KVCache:
     """
 
     def __init__(self, max_length: int | None = None) -> None:
-        self.max_length = None if max_length is None else whole("KVCache", "max_length", max_length)
+        self.max_length = None if max_length is None else size("KVCache", "max_length", max_length)
         self.length = 0
         self._k: Tensor | None = None
         self._v: Tensor | None = None

@@ -6,17 +6,19 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue
 from ..masks import Mask
+from ..whole import whole
 
 
-def whole(layer: str, name: str, value: object) -> int:
+def size(layer: str, name: str, value: object) -> int:
     """`value`, if it is a whole number from 1 on."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    number = whole(value)
+    if number is None or number < 1:
         raise BadValue(
             f"{layer} got {name}={value!r}.",
             f"{name} is a whole number, 1 or more.",
             f"pass {name} as an int, for example 4.",
         )
-    return value
+    return number
 
 
 def probability(layer: str, value: object) -> float:

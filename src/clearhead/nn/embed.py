@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue
-from .checks import base as checked_base, sequence, whole
+from ..whole import whole
+from .checks import base as checked_base, sequence, size
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -25,8 +26,8 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocabulary: int, d: int) -> None:
         super().__init__()
-        self.vocabulary = whole("TokenEmbedding", "vocabulary", vocabulary)
-        self.d = whole("TokenEmbedding", "d", d)
+        self.vocabulary = size("TokenEmbedding", "vocabulary", vocabulary)
+        self.d = size("TokenEmbedding", "d", d)
         self.table = nn.Embedding(vocabulary, d)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, d: int, base: float = 10000.0) -> None:
         super().__init__()
-        self.d = whole("SinusoidalPositions", "d", d)
+        self.d = size("SinusoidalPositions", "d", d)
         self.base = checked_base("SinusoidalPositions", base)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
@@ -99,7 +100,7 @@ class RotaryPositions(nn.Module):
         pairs: Literal["half", "interleaved"] = "half",
     ) -> None:
         super().__init__()
-        self.head_size = whole("RotaryPositions", "head_size", head_size)
+        self.head_size = size("RotaryPositions", "head_size", head_size)
         if head_size % 2:
             raise BadValue(
                 f"RotaryPositions got head_size={head_size}.",
@@ -156,9 +157,9 @@ class RelativePositions(nn.Module):
     def __init__(self, heads: int, near: int = 16, far: int = 16, longest: int = 128) -> None:
         super().__init__()
         name = "RelativePositions"
-        self.heads = whole(name, "heads", heads)
-        self.near, self.far = whole(name, "near", near), whole(name, "far", far)
-        self.longest = whole(name, "longest", longest)
+        self.heads = size(name, "heads", heads)
+        self.near, self.far = size(name, "near", near), size(name, "far", far)
+        self.longest = size(name, "longest", longest)
         if self.longest <= self.near:
             raise BadValue(
                 f"RelativePositions got near={near} and longest={longest}.",
@@ -201,10 +202,11 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
 
 
 def _position(layer: str, start: object) -> int:
-    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+    number = whole(start)
+    if number is None or number < 0:
         raise BadValue(
             f"{layer} got start={start!r}.",
             "start is the position of the first token, a whole number from 0 on.",
             "pass the number of tokens that came before, for example cache.length.",
         )
-    return start
+    return number

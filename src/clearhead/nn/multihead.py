@@ -16,7 +16,7 @@ from ..errors import BadType, BadValue
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
 from .cache import KVCache
-from .checks import both, probability, sequence, whole
+from .checks import both, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .simple import Question, inputs
 
@@ -65,8 +65,8 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         name = "MultiHeadAttention"
-        self.d, self.heads = whole(name, "d", d), whole(name, "heads", heads)
-        self.kv_heads = whole(name, "kv_heads", heads if kv_heads is None else kv_heads)
+        self.d, self.heads = size(name, "d", d), size(name, "heads", heads)
+        self.kv_heads = size(name, "kv_heads", heads if kv_heads is None else kv_heads)
         if d % heads:
             raise BadValue(
                 f"MultiHeadAttention got d={d} and heads={heads}.",
@@ -94,8 +94,8 @@ class MultiHeadAttention(nn.Module):
                 f"it has {heads} heads, each with its own number for a distance.",
                 f"pass RelativePositions({heads}).",
             )
-        self.d_context = whole(name, "d_context", d if d_context is None else d_context)
-        self.d_values = whole(name, "d_values", self.d_context if d_values is None else d_values)
+        self.d_context = size(name, "d_context", d if d_context is None else d_context)
+        self.d_values = size(name, "d_values", self.d_context if d_values is None else d_values)
         self.dropout = probability(name, dropout)
         self.causal = causal
         self.rotary, self.relative = rotary, relative

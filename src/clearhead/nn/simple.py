@@ -16,7 +16,7 @@ from ..biases import Bias
 from ..errors import BadValue
 from ..masks import Mask, causal
 from ..trace import Step, Trace
-from .checks import both, probability, sequence, whole
+from .checks import both, probability, sequence, size
 
 
 class Question(NamedTuple):
@@ -109,8 +109,8 @@ class SelfAttention(OneHead):
         self, d_in: int, d_out: int, qkv_bias: bool = False, mask: Mask | None = None
     ) -> None:
         super().__init__()
-        self.d_in = whole("SelfAttention", "d_in", d_in)
-        self.d_out = whole("SelfAttention", "d_out", d_out)
+        self.d_in = size("SelfAttention", "d_in", d_in)
+        self.d_out = size("SelfAttention", "d_out", d_out)
         self.mask = mask
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -168,9 +168,9 @@ class CausalAttention(OneHead):
         qkv_bias: bool = False,
     ) -> None:
         super().__init__()
-        self.d_in = whole("CausalAttention", "d_in", d_in)
-        self.d_out = whole("CausalAttention", "d_out", d_out)
-        self.context_length = whole("CausalAttention", "context_length", context_length)
+        self.d_in = size("CausalAttention", "d_in", d_in)
+        self.d_out = size("CausalAttention", "d_out", d_out)
+        self.context_length = size("CausalAttention", "context_length", context_length)
         self.dropout = probability("CausalAttention", dropout)
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..errors import BadValue
 from ..trace import Trace
 from ..views import html
+from ..views.labels import visible
 from .label import LABELS
 
 
@@ -120,7 +121,7 @@ class Report:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in LABELS)
             numbers = f"{x.number:.2f}", f"{x.entropy:.2f}", f"{x.effective:.1f}"
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
-        return "\n".join([f"{html.visible(self.name)}: {self.about}", *_columns(rows)])
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *_columns(rows)])
 
     def __repr__(self) -> str:
         """A line for each layer: its mean entropy, and how many heads do what."""
@@ -133,7 +134,7 @@ class Report:
             told = ", ".join(f"{count} {label}" for label, count in falling)
             mean = sum(head.entropy for head in layer.heads) / max(1, len(layer.heads))
             rows.append((str(layer.number), f"{mean:.2f}", told))
-        return "\n".join([f"{html.visible(self.name)}: {self.about}", *_columns(rows)])
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *_columns(rows)])
 
     def _repr_html_(self) -> str:
         return html.in_notebook(html.report_page(self, title=self.name))

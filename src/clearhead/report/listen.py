@@ -14,6 +14,7 @@ from ..masks import Mask, window
 from ..problem import Inputs, Problem
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..trace import Trace
+from ..views.sheet import evenly
 from .found import Head, Layer, Link
 from .label import LABELS, label_of, separates
 
@@ -78,7 +79,7 @@ class Listener:
                 Head(len(self.layers), h, label, number, entropy, effective, shares, links)
             )
         kept = sorted(
-            {*_evenly(problem.Tq, KEPT), *(link.query for head in heads for link in head.links)}
+            {*evenly(problem.Tq, KEPT), *(link.query for head in heads for link in head.links)}
         )
         trace, traced = self.trace(problem, inputs, heads)
         self.layers.append(
@@ -143,7 +144,8 @@ class Listener:
         """What even weights would give under the same mask: a head whose queries are all 0 has
         them, so it is asked the same. Layers that share their mask share the answer."""
         for mask, found in self.evens:
-            if mask is problem.mask and found.received.shape[-1] == problem.Tk:
+            sizes = found.entropy.shape[-1], found.received.shape[-1]
+            if mask is problem.mask and sizes == (problem.Tq, problem.Tk):
                 return found
         H = problem.reach.pairs().shape[1] if problem.masked else 1
         asked = replace(
@@ -186,9 +188,3 @@ def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:
     order = weights[:, 0].argsort(descending=True, stable=True)[:STRONGEST].tolist()
     found = (Link(q, int(keys[q, 0]), float(weights[q, 0])) for q in order)
     return tuple(link for link in found if link.key >= 0 and link.weight >= 0)
-
-
-def _evenly(length: int, most: int) -> list[int]:
-    if length <= most:
-        return list(range(length))
-    return [round(i * (length - 1) / (most - 1)) for i in range(most)]

@@ -20,8 +20,8 @@ def parse_stats(
 ) -> tuple[Statistic, ...]:
     """The statistics that `stats=` asks for, checked; against the sizes too where they are known.
 
-    >>> [s.name for s in parse_stats(["lse", topk(3)])]
-    ['lse', 'topk']
+    >>> [s.name for s in parse_stats(["entropy", "lse"])]
+    ['entropy', 'lse']
     """
     if isinstance(entries, (str, Statistic)) or not isinstance(entries, Iterable):
         raise BadType(

@@ -1,12 +1,11 @@
 """What can be asked about the weights: one class per statistic.
 
-A statistic says its name, its formula, the shape of its result, and which sweep it needs: "one"
+A statistic says its name, its formula, the shape of its result, and which sweep it needs: "first"
 rides with the rows, "second" needs the final sum of each row and sees the weights themselves. It
 finishes itself from the numbers of `state.py`, whoever gathered them. Letters as in `problem.py`;
 w are the weights, without dropout, and x the logits as they enter softmax.
 """
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue
 from ..masks import Grid, Mask, prefix
+from ..whole import whole
 from .state import Final, Sums
 
 
@@ -45,7 +45,7 @@ class Statistic(ABC):
 class RowStatistic(Statistic):
     """It is known once the row is: from the sums of the first sweep."""
 
-    sweep = "one"
+    sweep = "first"
 
     @abstractmethod
     def finish(self, final: Final) -> Result: ...
@@ -61,7 +61,7 @@ class SumStatistic(Statistic):
         """The result for the `queries` (their positions) that were swept."""
 
 
-# ---------------------------------------------------------------------- one sweep, beside the rows
+# -------------------------------------------------------------------- first sweep, beside the rows
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class rows(SumStatistic):
     def __post_init__(self) -> None:
         given = self.queries
         listed = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
-        places = [_whole(i) for i in given] if listed else [None]
+        places = [whole(i) for i in given] if listed else [None]
         if None in places:
             raise BadType(
                 f"rows got {given!r}.",
@@ -257,7 +257,7 @@ def bin_of(positions: Tensor, size: int, bins: int) -> Tensor:
 def _group(name: object, group: object) -> Mask:
     if isinstance(group, Mask):
         return group
-    span = [_whole(i) for i in group] if isinstance(group, (tuple, list)) else []
+    span = [whole(i) for i in group] if isinstance(group, (tuple, list)) else []
     if len(span) != 2 or span[0] is None or span[1] is None or not 0 <= span[0] <= span[1]:
         raise BadValue(
             f"mass got {group!r} for the group {name!r}.",
@@ -268,17 +268,8 @@ def _group(name: object, group: object) -> Mask:
     return prefix(hi) & ~prefix(lo) if lo else prefix(hi)
 
 
-def _whole(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
 def _count(value: object, statistic: str, name: str) -> int:
-    number = _whole(value)
+    number = whole(value)
     if number is None or number < 1:
         raise (BadType if number is None else BadValue)(
             f"{statistic} got {name}={value!r}.",

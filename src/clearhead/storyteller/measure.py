@@ -152,7 +152,7 @@ def heads(
     learned, held = right(model, vocabulary, known), right(model, vocabulary, fresh)
     found = []
     for label in RELATIONS:
-        rates, asked = learned[label]
+        rates, _ = learned[label]
         best = int(rates.flatten().argmax())
         layer, head = divmod(best, rates.shape[1])
         asked = held[label][1]

@@ -1,10 +1,6 @@
-"""What every view draws: the sheets of a step, one matrix for each head, with its labels.
-
-Tokens are strangers' text; here they become labels that cannot hide, break or reorder a line.
-"""
+"""What every view draws: the sheets of a step, one matrix for each head, with its labels."""
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +8,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..trace import AXES, Step, Trace
+from .labels import visible
 
 PLURAL = {"query": "queries", "batch": "batches"}
 
@@ -106,23 +103,6 @@ def counted(size: int, letter: str) -> str:
     return f"{size} {name if size == 1 else PLURAL.get(name, name + 's')}"
 
 
-def visible(token: str, longest: int = 16) -> str:
-    """A token as a label: what would hide, break or reorder a line is written out.
-
-    >>> visible("a\\nb"), visible(" the"), visible("\\u202egnp"), visible("")
-    ('a␊b', '␣the', '⟨202E⟩gnp', '∅')
-    """
-    body = token.strip(" ")
-    before = len(token) - len(token.lstrip(" "))
-    after = len(token) - len(body) - before if body else 0
-    parts = ["␣"] * before + [_written_out(char) for char in body] + ["␣"] * after
-    if len(parts) > longest:
-        parts = [*parts[: longest - 1], "…"]
-    label = "".join(parts) or "∅"
-    # A mark that combines with the letter before it would join the text of its neighbour.
-    return "◌" + label if unicodedata.category(label[0]) in ("Mn", "Me", "Mc") else label
-
-
 def number(x: float, decimals: int) -> str:
     """A number as one writes it on a page.
 
@@ -145,6 +125,17 @@ def ends(size: int, most: int) -> list[int | None]:
         return list(range(size))
     first = (most + 1) // 2
     return [*range(first), None, *range(size - most + first, size)]
+
+
+def evenly(size: int, most: int) -> list[int]:
+    """At most `most` positions (two or more), evenly spaced, with both ends.
+
+    >>> evenly(3, 4), evenly(10, 4)
+    ([0, 1, 2], [0, 3, 6, 9])
+    """
+    if size <= most:
+        return list(range(size))
+    return [round(i * (size - 1) / (most - 1)) for i in range(most)]
 
 
 def _sheet(trace: Trace, title: str, letters: list[str], tensor: Tensor, blocked: Tensor) -> Sheet:
@@ -186,10 +177,3 @@ def _title(letter: str, i: int, group: int, size: int) -> str:
     between = "and" if group == 2 else "to"
     readers = f"heads {i * group} {between} {(i + 1) * group - 1}"
     return f"key head {i}, read by {readers}" if size > 1 else f"the key head, read by {readers}"
-
-
-def _written_out(char: str) -> str:
-    if ord(char) < 0x20:
-        return chr(0x2400 + ord(char))  # ␀ ␉ ␊: the pictures of the control characters
-    hidden = unicodedata.category(char) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")
-    return f"⟨{ord(char):04X}⟩" if hidden else char

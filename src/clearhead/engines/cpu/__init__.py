@@ -10,8 +10,9 @@ from torch import Tensor
 from ...biases import Alibi, TensorBias
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
-from ..engine import Engine, forward_mode
-from .call import DTYPES, corner, plain
+from ..engine import Engine
+from ..traced import forward_mode, plain
+from .call import DTYPES, LAYOUT, alibi_start
 from .extension import (
     core,
     false_level,
@@ -20,8 +21,16 @@ from .extension import (
     status as status,
     use_level as use_level,
 )
-from .look import learned_lse, survey
-from .operator import answer
+from .look import MASK, SURVEY, TALLY, learned_lse, survey
+from .operator import GRADIENT, answer
+
+LAYOUTS = (LAYOUT, SURVEY, TALLY, MASK, GRADIENT)
+if core is not None and core.struct_sizes() != tuple(layout.size for layout in LAYOUTS):
+    raise ImportError(
+        "clearhead's compiled core is of another version than its Python code. Both come from one "
+        "installation. Install clearhead again: pip install --force-reinstall --no-deps clearhead, "
+        "or pip install -e . in a checkout."
+    )
 
 
 class Cpu(Engine):
@@ -47,7 +56,7 @@ class Cpu(Engine):
             reasons.append("the C++ core carries no forward-mode derivatives")
         if p.dropout and p.seed is None:
             reasons.append("the C++ core drops by a seed; without one torch draws")
-        if isinstance(p.bias, Alibi) and corner(p.bias.align, p) is None:
+        if isinstance(p.bias, Alibi) and alibi_start(p.bias, p) is None:
             reasons.append("the C++ core knows no ALiBi with a position per batch")
         elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
             reasons.append("the C++ core has no gradient of ALiBi slopes")
@@ -78,5 +87,7 @@ def counts(problem: Problem, inputs: Inputs) -> bool:
     """Can the core count this itself? It keeps no graph of what it counted, and no tracer's, and
     its sweep leaves either dropped weights or statistics."""
     return (
-        plain(inputs.q) and not (problem.grad and torch.is_grad_enabled()) and not problem.dropout
+        plain(*inputs, problem.sinks, None if problem.bias is None else problem.bias.numbers)
+        and not (problem.grad and torch.is_grad_enabled())
+        and not problem.dropout
     )

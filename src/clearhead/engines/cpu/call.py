@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ...biases import Alibi, TensorBias
-from ...masks import And, Causal, Everything, Mask, window
+from ...errors import BadValue
+from ...intervals import EVERY_KEY
+from ...masks.numbers import start
 from ...problem import Problem
 from .extension import core
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-EVERY_KEY = 2**60
 
 # The layout of `Problem`: sizes and dtype; q, k, v, out, lse and rounding as (address, b, h, t);
 # scale and softcap; before and after, and the number of runs; lo, hi, bits and bias as (address, b,
@@ -46,11 +47,11 @@ class Asked(NamedTuple):
     shift: int
     sinks: Tensor | None
     dropout: float
-    seed: Tensor | None
+    seed: int | Tensor | None
 
 
 def question(p: Problem) -> Asked:
-    diagonal = _diagonal(p.mask, p)
+    diagonal = p.mask.diagonal(p.grid)  # which needs no tensors, most of the cost of a small call
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
     if diagonal is None and p.masked:
@@ -58,66 +59,23 @@ def question(p: Problem) -> Asked:
         lo, hi, bits = reach.lo, reach.hi, reach.bits
     if isinstance(p.bias, TensorBias):
         bias = p.bias.four()
-        bias = bias if bias.dtype in DTYPES else bias.float()
+        bias = (bias if bias.dtype in DTYPES else bias.float()).resolve_neg()
     elif isinstance(p.bias, Alibi):
-        slopes = p.bias.of(p.grid).to("cpu", torch.float32)
-        shift = corner(p.bias.align, p) or 0
+        slopes = p.bias.of(p.grid).to("cpu", torch.float32).resolve_neg()
+        shift = alibi_start(p.bias, p) or 0
     if p.sinks is not None:
-        sinks = p.sinks.float()
+        sinks = p.sinks.float().resolve_neg()
     before, after = diagonal or (EVERY_KEY, EVERY_KEY)
     softcap = p.softcap or 0.0
-    seed = _words(p.seed) if p.dropout and p.seed is not None else None
+    seed = p.seed if p.dropout else None
     return Asked(
         p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed
     )
 
 
-def _words(seed: int) -> Tensor:
-    """The 64 bits that dropout hashes, where a tracer sees a tensor."""
-    return torch.tensor([(seed + 2**63) % 2**64 - 2**63], device="cpu")
-
-
-def plain(x: Tensor) -> bool:
-    """Is this a tensor with memory behind it, and nobody watching what happens to it?"""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and type(x) in (Tensor, torch.nn.Parameter)
-    )
-
-
-def corner(align: object, p: Problem) -> int | None:
+def alibi_start(bias: Alibi, p: Problem) -> int | None:
     """Where query 0 stands among the keys; None if that differs from batch to batch."""
-    if align is None or align == "start":
-        return 0
-    if align == "end":
-        return p.Tk - p.Tq
-    return align if isinstance(align, int) else None
-
-
-def _diagonal(mask: Mask, p: Problem) -> tuple[int, int] | None:
-    """(before, after) if every query q sees the keys q - before to q + after, else None.
-
-    Such a mask needs no tensors at all, which is most of the cost of a small call.
-    """
-    if isinstance(mask, Everything):
-        return EVERY_KEY, EVERY_KEY
-    if isinstance(mask, And):
-        left, right = _diagonal(mask.left, p), _diagonal(mask.right, p)
-        if left is None or right is None:
-            return None
-        return min(left[0], right[0]), min(left[1], right[1])
-    if not isinstance(mask, (Causal, window)) or isinstance(mask.align, Tensor):
-        return None
-    start = corner(mask.align, p)
-    if start is None:
-        return None
-    if isinstance(mask, Causal):
-        return EVERY_KEY, start
-    before = EVERY_KEY if mask.before is None else mask.before - start
-    after = EVERY_KEY if mask.after is None else mask.after + start
-    return before, after
+    return start(bias.align, p.grid)
 
 
 # ----------------------------------------------------------------------- from arguments to the core
@@ -176,7 +134,7 @@ def place(x: Tensor | None) -> tuple[int, int, int, int]:
     if x is None:
         return NO_PLACE
     b, h, t = x.stride()[:3]
-    return x.data_ptr(), b, h, t
+    return _address(x), b, h, t
 
 
 def grid(x: Tensor | None) -> tuple[int, ...]:
@@ -184,8 +142,19 @@ def grid(x: Tensor | None) -> tuple[int, ...]:
     if x is None:
         return NO_GRID
     steps = zip(x.stride(), x.shape, strict=True)
-    return x.data_ptr(), *(0 if size == 1 else step for step, size in steps)
+    return _address(x), *(0 if size == 1 else step for step, size in steps)
 
 
 def _heads(x: Tensor | None) -> tuple[int, ...]:
-    return NO_GRID if x is None else (x.data_ptr(), 0, x.stride(0), 0, 0)
+    return NO_GRID if x is None else (_address(x), 0, x.stride(0), 0, 0)
+
+
+def _address(x: Tensor) -> int:
+    address = x.data_ptr()
+    if not address and x.numel():
+        raise BadValue(
+            f"A tensor of shape {tuple(x.shape)} has no memory behind it.",
+            "the core reads numbers where they lie.",
+            "fill its storage again, if it was set free (as FSDP does outside of a layer's call).",
+        )
+    return address

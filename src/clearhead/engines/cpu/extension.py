@@ -5,7 +5,7 @@ import os
 from ...errors import BadValue
 
 try:
-    from ... import _kernels as core
+    import clearhead._kernels as core
 except ModuleNotFoundError as error:  # a broken core is an error; a missing one is a fact
     if error.name not in ("clearhead._kernels", "nanobind_backend"):
         raise

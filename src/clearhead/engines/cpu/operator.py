@@ -15,7 +15,8 @@ from torch.nn.functional import pad
 
 from ...errors import BadValue
 from ...problem import Inputs, Problem
-from .call import NO_GRID, Asked, attend, check, grid, pack, place, plain, question, rows_of
+from ..traced import plain, transformed
+from .call import NO_GRID, Asked, attend, check, grid, pack, place, question, rows_of
 from .extension import core
 
 # `Gradient` in kernels/attention.h.
@@ -45,9 +46,12 @@ _library.define(
 def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
     """The output, and with `lse` the log-sum-exp of every query, in float64: straight from the core
     where nobody watches, else by the operator."""
-    if plain(inputs.q) and not p.grad:
-        return attend(*inputs, question(p), lse)[:2]
-    out, sums, _ = _ask(*inputs, *question(p), lse or p.grad)
+    asked = question(p)
+    if not p.grad and plain(*inputs, asked.bias, asked.slopes, asked.sinks):
+        return attend(*inputs, asked, lse)[:2]
+    if asked.seed is not None:  # a number to a tracer would be a constant of its graph
+        asked = asked._replace(seed=torch.tensor([asked.seed], device="cpu"))
+    out, sums, _ = _ask(*inputs, *asked, lse or p.grad)
     return out, sums if lse else None
 
 
@@ -223,31 +227,29 @@ torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_l
 # ------------------------------------------------------------------ torch.func: vmap, grad, vjp
 
 
-def _transformed() -> bool:
-    return not torch.compiler.is_compiling() and (
-        torch._C._functorch.peek_interpreter_stack() is not None
-    )
-
-
 def _ask(*arguments: Any) -> Any:
-    return (Attend.apply if _transformed() else torch.ops.clearhead.attend)(*arguments)
+    return (Attend.apply if transformed() else torch.ops.clearhead.attend)(*arguments)
 
 
 def _ask_back(*arguments: Any) -> Any:
-    ask = AttendBackward.apply if _transformed() else torch.ops.clearhead.attend_backward
+    ask = AttendBackward.apply if transformed() else torch.ops.clearhead.attend_backward
     return ask(*arguments)
 
 
 def _one_by_one(
     ask: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """vmap: a call for each example, then stacked."""
-    pairs = list(zip(arguments, in_dims, strict=True))
+    """vmap: a call for each example, then stacked. Of no example, one of zeros shows the shapes."""
+    count = info.batch_size
+    pairs = [
+        (x if count or dim is None else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]]), dim)
+        for x, dim in zip(arguments, in_dims, strict=True)
+    ]
     answers = [
         ask(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
-        for i in range(info.batch_size)
+        for i in range(max(count, 1))
     ]
-    together = tuple(torch.stack(parts) for parts in zip(*answers, strict=True))
+    together = tuple(torch.stack(parts)[:count] for parts in zip(*answers, strict=True))
     return together, (0,) * len(together)
 
 

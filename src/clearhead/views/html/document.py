@@ -5,11 +5,11 @@ import hashlib
 import html
 import json
 import re
-import unicodedata
 from importlib import resources
 from pathlib import Path
 
 from ...errors import BadValue
+from ..labels import in_browser
 
 # Reading order of the script; the files share one scope, as one program.
 SCRIPTS = ("data.js", "marks.js", "maps.js", "lines.js", "steps.js", "ladder.js", "page.js")
@@ -46,7 +46,7 @@ def write(text: str, path: str | Path) -> Path:
         path.write_bytes(text.encode("utf-8"))
     except (OSError, ValueError) as error:
         raise BadValue(
-            f"The page could not be written to {visible(str(path))!r} "
+            f"The page could not be written to {in_browser(str(path))!r} "
             f"({getattr(error, 'strerror', None) or error}).",
             "a page is written to a file in a folder that exists and may be written to.",
             "make the folder first, or name another file, for example 'attention.html'.",
@@ -71,36 +71,9 @@ def table(rows: list[list[str]]) -> str:
 # ---- strangers' text -----------------------------------------------------------------
 
 
-def visible(text: str) -> str:
-    """`text` with whatever would hide, break or reorder it written out.
-
-    >>> visible("a\\0b"), visible(" the"), visible("\\u202egnp")
-    ('a␀b', '␣the', '⟨202E⟩gnp')
-    """
-    body = text.strip(" ")
-    before = len(text) - len(text.lstrip(" "))
-    after = len(text) - len(body) - before if body else 0
-    return "␣" * before + "".join(map(_written_out, body)) + "␣" * after or "∅"
-
-
-def _written_out(char: str) -> str:
-    code, category = ord(char), unicodedata.category(char)
-    if code < 0x20:
-        return chr(0x2400 + code)  # ␀ ␉ ␊: the pictures of the control characters
-    marks_direction = unicodedata.bidirectional(char) in DIRECTION or code in (
-        0x200E,
-        0x200F,
-        0x61C,
-    )
-    return f"⟨{code:04X}⟩" if category in ("Cc", "Cs", "Zl", "Zp") or marks_direction else char
-
-
-DIRECTION = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-
-
 def _line(text: str) -> str:
     words = " ".join(text.split())
-    return html.escape(visible(words)) if words else ""
+    return html.escape(in_browser(words)) if words else ""
 
 
 def _json(value: object) -> str:

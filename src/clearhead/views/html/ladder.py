@@ -18,8 +18,10 @@ from torch import Tensor
 from ...errors import BadValue
 from ...trace import AXES, Step, Trace
 from ..brought import Head, Layer, Report
-from .document import document, table, visible, write
-from .steps import data_of, evenly, settings_of, sizes, told
+from ..labels import in_browser
+from ..sheet import evenly
+from .document import document, table, write
+from .steps import data_of, settings_of, sizes, told
 
 # Bytes before base64, which makes 4 of 3: all of a page stays below 3 MB.
 MAP_BYTES = 1 << 20
@@ -69,7 +71,7 @@ def _data(report: Report) -> dict[str, object]:
     whole = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
     return {
         "names": AXES,
-        "tokens": [visible(token) for token in report.tokens],
+        "tokens": [in_browser(token) for token in report.tokens],
         "layers": [
             _layer(layer, side, fine, heads, whole <= WHOLE_BYTES) for layer in report.layers
         ],
@@ -108,12 +110,12 @@ def _layer(layer: Layer, side: int, fine: int, heads: int, whole: bool) -> dict[
     if trace is not None:
         said["size"] = {**sizes(trace), **said["size"], "g": layer.key_heads}
         said["settings"] = settings_of(trace)
-    pooled = pool(layer.map, side, Tq, Tk)
+    pooled = pool(layer.map, side, Tq)
     weights = next(step for step in steps if step["name"] == "weights")
-    weights["map"] = _shades(pooled, pool(layer.seen.float(), side, Tq, Tk) > 0)
+    weights["map"] = _shades(pooled, pool(layer.seen.float(), side, Tq) > 0)
     if min(fine, *layer.map.shape[-2:]) > side:
         one = _telling(layer).head
-        finer, seen = (pool(x, fine, Tq, Tk) for x in (layer.map[one], layer.seen.float()))
+        finer, seen = (pool(x, fine, Tq) for x in (layer.map[one], layer.seen.float()))
         weights["fine"] = {"head": one, **_shades(finer, seen > 0)}
     return {**said, "bins": list(pooled.shape[-2:]), "steps": steps}
 
@@ -195,7 +197,7 @@ def _links(layer: Layer, heads: int, Tk: int) -> dict[str, object]:
 # ---- maps ------------------------------------------------------------------------------
 
 
-def pool(maps: Tensor, side: int, Tq: int, Tk: int) -> Tensor:
+def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
     """Maps (H, r, c) as `stats.map` pools them, pooled on to at most `side` bins a side.
 
     r and c are either the text itself or a multiple of `side`, so bins nest, and the result is what
@@ -246,5 +248,5 @@ def _fallback(report: Report) -> str:
             shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)
             numbers = (f"{head.number:.2f}", f"{head.entropy:.2f}")
             place = f"{head.layer}, {head.head}"
-            rows.append([place, html.escape(visible(head.label)), *numbers, *shares])
+            rows.append([place, html.escape(in_browser(head.label)), *numbers, *shares])
     return table(rows)

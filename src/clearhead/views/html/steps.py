@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...trace import AXES, Step, Trace
-from .document import document, table, visible, write
+from ..labels import in_browser
+from ..sheet import evenly
+from .document import document, table, write
 
 # What a page holds of a long text, so that one of five maps stays under 50 MB.
 MAP_SIDE = 256  # cells a side of a map: a screen gives it about 600 pixels
@@ -55,12 +57,12 @@ def write_page(trace: Trace, path: str | Path, *, title: str = "clearhead", note
 def data_of(trace: Trace) -> dict[str, object]:
     """Everything the script reads: labels, sizes, steps, and what was left out."""
     size = sizes(trace)
-    block, kept = _fit(trace, size)
+    block, kept = _fit(size)
     return {
         "size": size,
         "names": AXES,
-        "queries": [visible(token) for token in trace.labels("q", size["q"])],
-        "keys": [visible(token) for token in trace.labels("k", size["k"])],
+        "queries": [in_browser(token) for token in trace.labels("q", size["q"])],
+        "keys": [in_browser(token) for token in trace.labels("k", size["k"])],
         "settings": settings_of(trace),
         "block": block,
         "kept": kept,
@@ -86,7 +88,7 @@ def sizes(trace: Trace) -> dict[str, int]:
     return size
 
 
-def _fit(trace: Trace, size: dict[str, int]) -> tuple[list[int] | None, list[int]]:
+def _fit(size: dict[str, int]) -> tuple[list[int] | None, list[int]]:
     """The block that one map cell stands for (None: a cell is a cell), and the queries kept."""
     heads = size.get("h", 1)
     side = max(64, min(MAP_SIDE, math.isqrt(MAP_CELLS // heads)))
@@ -95,13 +97,6 @@ def _fit(trace: Trace, size: dict[str, int]) -> tuple[list[int] | None, list[int
         return None, list(range(queries))
     block = [math.ceil(queries / side), math.ceil(size["k"] / side)]
     return block, evenly(queries, max(4, ROW_CELLS // (heads * size["k"])))
-
-
-def evenly(length: int, wanted: int) -> list[int]:
-    """At most `wanted` positions (two or more), evenly spaced, with both ends."""
-    if length <= wanted:
-        return list(range(length))
-    return [round(i * (length - 1) / (wanted - 1)) for i in range(wanted)]
 
 
 def told(step: Step, block: list[int] | None, queries: list[int]) -> dict[str, object]:
@@ -177,7 +172,9 @@ def _ends(length: int) -> list[int | None]:
 
 
 def _token(tokens: list[str], position: int | None) -> str:
-    return "…" if position is None else f"<bdi>{html.escape(visible(tokens[position][:40]))}</bdi>"
+    return (
+        "…" if position is None else f"<bdi>{html.escape(in_browser(tokens[position][:40]))}</bdi>"
+    )
 
 
 def _number(weights: Tensor, row: int | None, column: int | None) -> str:

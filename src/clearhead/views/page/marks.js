@@ -47,7 +47,7 @@ function precise(value) {
   return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
 }
 
-const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+const count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
 
 function bar(share) {
   const fill = make("span", { class: "fill" });

@@ -99,12 +99,12 @@ function tellWhatIsLeftOut() {
     told.push(`This text is long. Each cell of a map is the largest of ${high} × ${wide} numbers.`);
     if (trace.kept.length < trace.queries.length) {
       told.push(`The exact numbers are kept for ${trace.kept.length} of ` +
-        `${count(trace.queries.length, "query").replace("querys", "queries")}, evenly spaced.`);
+        `${count(trace.queries.length, "query", "queries")}, evenly spaced.`);
     }
   }
   if (trace.links) {
     const queries = trace.kept.length === trace.queries.length ? "each query"
-      : `${trace.kept.length} of ${count(trace.queries.length, "query").replace("querys", "queries")}`;
+      : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
     told.push(`This text is long, so this page keeps what a screen can show: a map of ` +
       `${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
   }

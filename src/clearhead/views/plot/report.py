@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import BadValue
 from ..brought import Report
-from ..sheet import visible
+from ..labels import visible
 from .canvas import LABELLED, drawable, new_figure, require_matplotlib
 
 if TYPE_CHECKING:

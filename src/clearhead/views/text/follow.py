@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...trace import Trace
-from ..sheet import choose_heads, ends, number, sheets, size_of, visible
+from ..labels import visible
+from ..sheet import choose_heads, ends, number, sheets, size_of
 from .paper import indented, paper
 from .show import heading
 

@@ -9,7 +9,8 @@ from rich.text import Text
 from torch import Tensor
 
 from ...trace import Step, Trace
-from ..sheet import Sheet, counted, number, sheets, size_of, span, visible
+from ..labels import visible
+from ..sheet import Sheet, counted, number, sheets, size_of, span
 from .paper import Cell, coloured, indented, matrix, paper, shade
 
 

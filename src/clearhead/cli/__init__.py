@@ -1,10 +1,7 @@
 """The same verbs, from a shell."""
 
-import errno
 import json
-import os
 import platform
-import re
 import shlex
 import sys
 from importlib import metadata
@@ -16,13 +13,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from . import __version__, attend, lesson, masks
-from .engines import cpu
-from .errors import AttentionError, BadValue
-from .plan import plan as plan_of
-from .scaling import why_scale
-from .trace import Trace
-from .views import html, plot, text as terminal
+from .. import __version__, attend, lesson, masks
+from ..engines import cpu
+from ..errors import AttentionError, BadValue
+from ..plan import plan as plan_of
+from ..scaling import why_scale
+from ..trace import Trace
+from ..views import html, plot, text as terminal
+from . import checks
+from .read import text_of
 
 app = typer.Typer(
     help="Attention with a clear head: type a sentence, see attention computed.",
@@ -76,16 +75,16 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """See attention computed on a text, step by step."""
-    _apart(context, model)
-    _printed_once(context, as_json)
-    _writable(png, page)
+    checks.explain_options(context, model)
+    checks.json_options(context, as_json)
+    checks.writable(png, page)
     if png is not None:
         plot.suffix_of(png)
     trace = _trace(
         text, size=size, heads=heads, seed=seed, mask=mask, dropout=dropout, scale=scale,
         positions=positions, model=model, layer=layer,
     )  # fmt: skip
-    shown = 0 if head is None else _within("head", head, trace["weights"].shape[-3])
+    shown = 0 if head is None else checks.within("head", head, trace["weights"].shape[-3])
     if as_json:
         typer.echo(json.dumps(terminal.to_json(trace), ensure_ascii=True, allow_nan=False))
     elif query is not None:
@@ -132,24 +131,24 @@ def look(
     The heads are those of a trained model: the storyteller that comes with clearhead, unless
     --model names another.
     """
-    _trained_or_random(context, model, random)
+    checks.look_options(context, model, random)
     if tile is not None and model is None:
-        raise _no_tile()
-    words = _text(text)
-    _folder(out)
+        raise checks.no_tile()
+    words = text_of(text)
+    checks.folder(out)
     if random:
         trace = lesson.explain_text(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
         )
         _look_random(trace, out, seed)
         return
-    from . import report, storyteller
+    from .. import report, storyteller
 
     if tile is not None and model is not None and storyteller.is_storyteller(model):
-        raise _no_tile()
+        raise checks.no_tile()
     if model is not None and not storyteller.is_storyteller(model):
         if tile is not None:
-            trace = report.tile(model, words, *_tile(tile))
+            trace = report.tile(model, words, *checks.tile(tile))
             terminal.heat(trace)
             _say(f"picture  {plot.save(plot.heads(trace), out / 'tile.png')}")
             return
@@ -201,7 +200,7 @@ def train(
     Killed, it goes on from its last checkpoint when the same command is given again, and ends with
     the same weights.
     """
-    from . import storyteller
+    from .. import storyteller
 
     teller = storyteller.train(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
@@ -233,7 +232,7 @@ def measure(
 
     Beside it stand random weights, a fixed distance, chance, and counting words and pairs.
     """
-    from . import storyteller
+    from .. import storyteller
 
     teller = storyteller.load(model)
     table = storyteller.measure(teller, search=search, report=report)
@@ -254,7 +253,7 @@ def ablate(
 
     What becomes of the loss, and of the heads, is printed and drawn.
     """
-    from . import storyteller
+    from .. import storyteller
 
     typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
     for path in sorted(out.glob("ablation*")):
@@ -269,7 +268,7 @@ def scale(
     png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
 ) -> None:
     """Why divide by sqrt(d)? Numbers with and without the scaling."""
-    _writable(png)
+    checks.writable(png)
     report = why_scale(size, keys=keys, seed=seed)
     typer.echo(str(report))
     if png is not None:
@@ -348,9 +347,9 @@ def bench(
     Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
     threads; minilm is a real model end to end. A peer that is not installed is named and skipped.
     """
-    from . import bench as benchmark
+    from .. import bench as benchmark
 
-    _folder(out.parent)
+    checks.folder(out.parent)
     told: list[dict[str, Any]] = []
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -402,154 +401,31 @@ def main() -> None:
     try:
         app()
     except AttentionError as error:
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"Error: {error}")
-        sys.exit(2)
+        _fail(error)
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:
+        _fail(
+            BadValue(
+                f"Reading or writing failed: {error}.",
+                "what is read exists, and what is written has room.",
+                "check the path, its permissions and the space left on the disk.",
+            )
+        )
+
+
+def _fail(error: AttentionError) -> None:
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"Error: {error}")
+    sys.exit(2)
 
 
 def _trace(text: str | None, *, model: Path | None, layer: int, mask: str, **options: Any) -> Trace:
-    words = _text(text)
+    words = text_of(text)
     if model is None:
         return lesson.explain_text(words, mask=masks.parse(mask), **options)
-    from .hf import Checkpoint
+    from ..hf import Checkpoint
 
     return Checkpoint(model).explain(words, layer)
-
-
-def _tile(asked: str) -> tuple[int, int, range, range]:
-    """ "3:5:1024-1087:0-63" as layer, head, and two runs of positions, their last included."""
-    match = re.fullmatch(r"(\d+):(\d+):(\d+)-(\d+):(\d+)-(\d+)", asked)
-    if match is None:
-        raise BadValue(
-            f"--tile {asked!r} names no part of a head.",
-            "a tile is LAYER:HEAD:QUERIES:KEYS, and queries and keys are FIRST-LAST.",
-            "pass for example --tile 3:5:1024-1087:0-63.",
-        )
-    layer, head, first, last, left, right = map(int, match.groups())
-    return layer, head, range(first, last + 1), range(left, right + 1)
-
-
-def _apart(context: typer.Context, model: Path | None) -> None:
-    """Refuse options that would be ignored: a checkpoint decides its own sizes and mask."""
-    mine = {"size", "heads", "seed", "mask", "dropout", "scale", "positions"}
-    wrong = mine if model is not None else {"layer"}
-    typed = [n for n in context.params if _source(context, n) == "COMMANDLINE"]
-    for name in wrong.intersection(typed):
-        if model is not None:
-            raise BadValue(
-                f"--{name} was given together with --model.",
-                "a checkpoint decides its own size, heads, mask and weights.",
-                f"leave --{name} out, or explain the text without --model.",
-            )
-        raise BadValue(
-            f"--{name} was given without --model.",
-            "only a checkpoint has layers to choose from.",
-            f"add --model DIR, or leave --{name} out.",
-        )
-
-
-def _no_tile() -> BadValue:
-    return BadValue(
-        "--tile was given without a checkpoint.",
-        "a tile is cut out of what a Hugging Face model makes of a long text; other texts are "
-        "short and shown whole.",
-        "add --model DIR, or leave --tile out.",
-    )
-
-
-def _printed_once(context: typer.Context, as_json: bool) -> None:
-    """Refuse options that shape what is read, where a program reads everything."""
-    for name in ("query", "decimals"):
-        if as_json and _source(context, name) == "COMMANDLINE":
-            raise BadValue(
-                f"--{name} was given together with --json.",
-                "JSON holds every number in full, for programs.",
-                f"leave --{name} or --json out.",
-            )
-
-
-def _trained_or_random(context: typer.Context, model: Path | None, random: bool) -> None:
-    """Refuse options that would be ignored: a trained model decides its own sizes and mask."""
-    if random and model is not None:
-        raise BadValue(
-            "--random was given together with --model.",
-            "a model has trained weights.",
-            "leave one of the two out.",
-        )
-    for name in ("size", "heads", "seed", "mask", "positions"):
-        if not random and _source(context, name) == "COMMANDLINE":
-            raise BadValue(
-                f"--{name} was given without --random.",
-                "a trained model decides its own size, heads, mask and weights.",
-                f"leave --{name} out, or add --random for weights that have learned nothing.",
-            )
-
-
-def _source(context: typer.Context, name: str) -> str:
-    """Where the value of an option comes from: COMMANDLINE, DEFAULT, ..."""
-    source = context.get_parameter_source(name)
-    return "" if source is None else source.name
-
-
-def _text(given: str | None) -> str:
-    """The text itself: as typed, from the file of that name, or from standard input."""
-    if given == "-" or (given is None and not sys.stdin.isatty()):
-        raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
-        words = _decoded(raw, "standard input")
-    elif given is None:
-        raise BadValue(
-            "No text was given.",
-            "clearhead explains a text.",
-            "type it in quotes, name a text file, or pipe it in.",
-        )
-    else:
-        words = _file(given)
-    if not words.strip():
-        raise BadValue(
-            "The text is empty.",
-            "attention needs at least one token.",
-            "type some words in quotes, name a text file that has some, or pipe them in.",
-        )
-    return words.strip()
-
-
-def _file(given: str) -> str:
-    """What the file of that name holds, or the text as it stands if it is no path."""
-    path = Path(given)
-    if len(given) > 1024 or "\0" in given or "\n" in given:
-        return given
-    named = path.suffix in (".txt", ".md") or ("/" in given and path.parent.is_dir())
-    try:
-        if path.exists() and not path.is_dir():
-            return _decoded(path.read_bytes(), f"the file {given!r}")
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return given
-        raise BadValue(
-            f"The file {given!r} cannot be read: {error.strerror}.",
-            "a text is typed, piped in, or read from a file.",
-            "check the path and its permissions.",
-        ) from error
-    if named and not any(c.isspace() for c in given):
-        what = "is a folder" if path.is_dir() else "is not there"
-        raise BadValue(
-            f"The file {given!r} {what}.",
-            "a text without spaces that looks like a path is read as one.",
-            "check the path; to explain these letters themselves, pipe them in.",
-        )
-    return given
-
-
-def _decoded(raw: bytes, source: str) -> str:
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadValue(
-            f"Byte {error.start} of {source} is not UTF-8.",
-            "a text is UTF-8.",
-            "convert it, for example with iconv -f latin1 -t utf-8.",
-        ) from error
 
 
 def _note(model: Path | None, seed: int) -> str:
@@ -562,59 +438,5 @@ def _note(model: Path | None, seed: int) -> str:
     )
 
 
-def _folder(out: Path) -> None:
-    """Make the folder for what will be written, before anything is computed."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadValue(
-            f"The folder {str(out)!r} cannot be made: {error.strerror}.",
-            "pictures and page are written to a folder.",
-            "pass another folder with --out.",
-        ) from error
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise BadValue(
-            f"The folder {str(out)!r} may not be written to.",
-            "pictures and page are written to a folder.",
-            "pass another folder with --out, or change its permissions.",
-        )
-
-
-def _writable(*paths: Path | None) -> None:
-    """Refuse files that could not be written, before anything is computed or printed."""
-    given = [path.resolve() for path in paths if path is not None]
-    if len(set(given)) < len(given):
-        raise BadValue(
-            f"One file, {str(given[0])!r}, is to hold both the picture and the page.",
-            "the second would be written over the first.",
-            "name two files.",
-        )
-    for path in (p for p in paths if p is not None):
-        folder = path.parent
-        if not folder.is_dir():
-            why = f"there is no folder {str(folder)!r}"
-        elif path.is_dir():
-            why = "it is a folder"
-        elif not os.access(path if path.exists() else folder, os.W_OK):
-            why = "permission denied"
-        else:
-            continue
-        raise BadValue(
-            f"The file {str(path)!r} cannot be written: {why}.",
-            "a picture or page is written to a file in a folder that exists and may be written to.",
-            "make the folder first, or name another file.",
-        )
-
-
 def _say(line: str) -> None:
     typer.echo(line, err=True)
-
-
-def _within(name: str, index: int, count: int) -> int:
-    if not 0 <= index < count:
-        raise BadValue(
-            f"{name} {index} was asked for.",
-            f"there are {count} {name}s, numbered from 0.",
-            f"pass a {name} from 0 to {count - 1}.",
-        )
-    return index

@@ -1,0 +1,67 @@
+"""Where a text comes from: typed, in a file, or piped in."""
+
+import errno
+import sys
+from pathlib import Path
+
+from ..errors import BadValue
+
+
+def text_of(given: str | None) -> str:
+    """The text itself: as typed, from the file of that name, or from standard input."""
+    if given == "-" or (given is None and not sys.stdin.isatty()):
+        raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
+        words = _decoded(raw, "standard input")
+    elif given is None:
+        raise BadValue(
+            "No text was given.",
+            "clearhead explains a text.",
+            "type it in quotes, name a text file, or pipe it in.",
+        )
+    else:
+        words = _file(given)
+    if not words.strip():
+        raise BadValue(
+            "The text is empty.",
+            "attention needs at least one token.",
+            "type some words in quotes, name a text file that has some, or pipe them in.",
+        )
+    return words.strip()
+
+
+def _file(given: str) -> str:
+    """What the file of that name holds, or the text as it stands if it is no path."""
+    path = Path(given)
+    if len(given) > 1024 or "\0" in given or "\n" in given:
+        return given
+    named = path.suffix in (".txt", ".md") or ("/" in given and path.parent.is_dir())
+    try:
+        if path.exists() and not path.is_dir():
+            return _decoded(path.read_bytes(), f"the file {given!r}")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return given
+        raise BadValue(
+            f"The file {given!r} cannot be read: {error.strerror}.",
+            "a text is typed, piped in, or read from a file.",
+            "check the path and its permissions.",
+        ) from error
+    if named and not any(c.isspace() for c in given):
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise BadValue(
+            f"The file {given!r} {what}.",
+            "a text without spaces that looks like a path is read as one.",
+            "check the path; to explain these letters themselves, pipe them in.",
+        )
+    return given
+
+
+def _decoded(raw: bytes, source: str) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadValue(
+            f"Byte {error.start} of {source} is not UTF-8.",
+            "a text is UTF-8.",
+            "convert it, for example with iconv -f latin1 -t utf-8.",
+        ) from error

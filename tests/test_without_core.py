@@ -1,0 +1,52 @@
+"""An installation without a C++ compiler has no core: everything works, slower, and says so."""
+
+import subprocess
+import sys
+
+HIDE = """if True:
+    import sys
+    class Hidden:
+        def find_spec(self, name, path=None, target=None):
+            if name == "clearhead._kernels":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    sys.meta_path.insert(0, Hidden())
+    import torch, clearhead as ch
+    from clearhead.cli import main
+"""
+
+
+def without_core(program: str) -> str:
+    script = HIDE + "".join(f"    {line}\n" for line in program.splitlines())
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_attention_statistics_and_gradients_go_by_torch():
+    said = without_core("""q = torch.randn(1, 2, 5, 8, requires_grad=True)
+seen = ch.look(q, q, q, mask=ch.causal, stats=["entropy", "received"])
+seen.out.sum().backward()
+assert torch.equal(seen.out, ch.attention(q, q, q, mask=ch.causal)) and q.grad.isfinite().all()
+print(ch.plan(q, q, q, mask=ch.causal))""")
+    assert "installed without its C++ kernels" in said and "sdpa" in said
+
+
+def test_the_doctor_says_what_is_missing_and_what_it_costs():
+    said = without_core("""sys.argv = ["clearhead", "doctor"]
+main()""")
+    assert "without a C++ compiler" in said and "slower" in said
+
+
+def test_a_core_of_another_version_is_named():
+    script = (
+        "import importlib.util, sys, types\n"
+        "spec = importlib.util.find_spec('clearhead')\n"
+        "package = types.ModuleType('clearhead')\n"
+        "package.__path__ = spec.submodule_search_locations\n"
+        "sys.modules['clearhead'] = package\n"
+        "import clearhead._kernels as core\n"
+        "core.struct_sizes = lambda: (1, 2)\n"
+        "import clearhead.engines\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode and "of another version than its Python code" in done.stderr
