@@ -202,8 +202,9 @@ template <class E> class Backward : Bands<Singles<E>> {
         F kept = drops_.kept(cells, block_.lo + k);
         dp = mul(dp, kept), used = mul(w, kept);
       }
-      store(d + k, pick(same(y, all(NOTHING)), zero(), mul(w, sub(dp, delta))));
-      store(s + k, used);
+      auto hidden = same(y, all(NOTHING));
+      store(d + k, pick(hidden, zero(), mul(w, sub(dp, delta))));
+      store(s + k, pick(hidden, zero(), used));
     }
   }
 

@@ -1,7 +1,9 @@
 """What users with fresh eyes ran into, each held by a test."""
 
+import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,3 +182,144 @@ def test_short_representations():
     assert "mask" not in repr(ch.why_scale(4, sizes=(2,))) and "raw" in repr(
         ch.why_scale(4, sizes=(2,))
     )
+
+
+BEHIND = ch.documents([0, 0, 0, 0, 1, 1])  # tokens 4 and 5 hold NaN, and those before do not see it
+
+
+def spoiled(where, bad, dtype=torch.float32):
+    """q, k, v of six tokens, `bad` in the keys or values of the last two."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 6, 4, dtype=dtype) for _ in range(3))
+    (k if where == "k" else v)[:, :, 4:] = bad
+    return [x.requires_grad_() for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("engine", [e.name for e in ch.attend.ENGINES])
+def test_nan_goes_back_to_those_alone_who_see_it(engine, where, bad):
+    q, k, v = spoiled(where, bad)
+    if ch.plan(q, k, v, mask=BEHIND, engine=engine).engine != engine:
+        pytest.skip(f"{engine} declines")
+    for part in (slice(0, 4), slice(0, 6)):
+        out = ch.attention(q, k, v, mask=BEHIND, engine=engine)[:, :, part]
+        for grad in torch.autograd.grad(out.sum(), (q, k, v)):
+            assert grad[:, :, :4].isfinite().all()
+    assert out[:, :, :4].isfinite().all()
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_statistics_of_a_nan_stay_with_those_who_see_it(dtype, learns):
+    q, k, v = (x.detach() for x in spoiled("k", math.nan, dtype))
+    stats = ["received", "entropy", ch.map(6, 6), ch.rows([0, 4])]
+    seen = ch.look(q.requires_grad_(learns), k, v, mask=BEHIND, stats=stats)
+    lost = torch.tensor([False] * 4 + [True] * 2)
+    for x in (seen.received, seen.entropy, seen.rows[:, :, 1]):
+        assert torch.equal(x.isnan().flatten(), lost)
+    assert torch.equal(seen.map.isnan()[0, 0], lost.outer(lost))
+    for weights in (
+        ch.explain(q, k, v, mask=BEHIND)["weights"],
+        ch.matrix(q, k, mask=BEHIND).to_dense(),
+    ):
+        assert torch.equal(weights.isnan()[0, 0], lost.outer(lost))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("engine", ["auto", "tiled", "steps"])
+def test_torch_func_and_graphs_follow_every_engine(engine):
+    """A soft cap in float64 leaves `auto` to the tiles in torch."""
+
+    def answer(x):
+        return ch.attention(x, x, x, mask=BEHIND, softcap=2.0, engine=engine)
+
+    x = torch.randn(3, 1, 6, 4, dtype=torch.float64)
+    true = torch.stack([answer(one[None])[0] for one in x])
+    torch.testing.assert_close(torch.func.vmap(lambda one: answer(one[None])[0])(x), true)
+    by_func = torch.func.grad(lambda x: answer(x).square().sum())(x)
+    x.requires_grad_()
+    (by_graph,) = torch.autograd.grad(answer(x).square().sum(), x)
+    torch.testing.assert_close(by_func, by_graph)
+    one = x[:1].detach()
+    assert torch.func.hessian(lambda x: answer(x).sum())(one).isfinite().all()
+    compiled = torch.compile(answer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(one), true[:1])
+
+
+def test_gauges_tell_groups_and_largest_weights():
+    layer = ch.nn.MultiHeadAttention(8, 2)
+    with ch.watch(layer, stats=[ch.mass({"sink": ch.prefix(1)}), ch.topk(2)]) as seen:
+        layer(torch.randn(1, 4, 8))
+    gauges, found = seen.gauges(), seen[0]
+    assert gauges["0.mass.sink"] == pytest.approx(found.mass["sink"].mean().item())
+    assert gauges["0.topk"] == pytest.approx(found.topk.weights[..., 0].mean().item())
+
+
+def test_watching_what_never_asks_is_said():
+    layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 4, 8)
+    for model, layers, says in (
+        (torch.nn.Linear(8, 8), None, "never asked clearhead"),
+        (torch.compile(layer, backend="aot_eager"), None, "before torch.compile"),
+        (layer, [7], "at most 1 calls"),
+    ):
+        with (
+            pytest.raises(ch.BadValue, match=says),
+            ch.watch(model, layers=layers),
+            torch.no_grad(),
+        ):
+            model(x)
+    with ch.watch(layer) as seen:
+        pass  # it did not run, so nothing was missed
+    assert len(seen) == 0
+    for wrong, kind in ((1, ch.BadType), ([-1], ch.BadValue), ([True], ch.BadValue)):
+        with pytest.raises(kind, match="layers"), ch.watch(layer, layers=wrong):
+            raise AssertionError("the block was entered")
+    with pytest.raises(ch.BadValue, match="0 calls were seen"):
+        seen[0]
+    with pytest.raises(AttributeError, match="ask a call"):
+        _ = seen.entropy
+
+
+def test_autocast_narrows_what_is_mixed():
+    q = torch.randn(1, 2, 4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ch.attention(q, q, q.bfloat16()).dtype == torch.bfloat16
+        assert ch.attention(q, q, q).dtype == torch.float32
+    with pytest.raises(ch.BadType, match="dtypes"):
+        ch.attention(q, q, q.bfloat16())
+
+
+def test_layers_of_words_go_into_a_graph():
+    embed, ids = ch.nn.TokenEmbedding(9, 4), torch.tensor([[1, 2], [3, 4]])
+    compiled = torch.compile(embed, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids), embed(ids))
+    assert torch.equal(torch.func.vmap(embed)(ids), embed(ids))
+    block = ch.nn.TransformerBlock(8, 2, causal=True, relative=ch.nn.RelativePositions(2)).eval()
+    graph = torch.compile(block, fullgraph=True, backend="aot_eager")
+    for shape in ((2, 7, 8), (2, 9, 8), (3, 11, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(graph(x), block(x))
+    assert block(torch.randn(2, 0, 8)).shape == (2, 0, 8)
+
+
+def test_rules_made_under_another_device_hold_on_the_cpu():
+    with torch.device("meta"):
+        rules = [
+            ch.lengths(keys=[2, 3]),
+            ch.documents([0, 0, 1, 1]),
+            ch.dense(keep=[[True] * 4] * 4),
+            ch.window(before=1) | ch.prefix(1),
+        ]
+        slopes = ch.alibi([0.5, 0.25])
+    q = torch.randn(2, 2, 4, 8)
+    for rule in rules:
+        true = ch.attention(q, q, q, mask=rule, engine="steps")
+        torch.testing.assert_close(ch.attention(q, q, q, mask=rule), true)
+    assert ch.attention(q, q, q, bias=slopes).isfinite().all()
+
+
+def test_causal_is_no_function():
+    with pytest.raises(ch.BadType, match="a rule already"):
+        ch.causal()
+    assert ch.window(before=np.int64(3)).before == 3 and ch.Causal(align=np.int64(2)).align == 2

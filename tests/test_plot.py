@@ -32,8 +32,7 @@ def labels(axis) -> list[str]:
 
 
 def cells(ax) -> np.ma.MaskedArray:
-    [image] = ax.images
-    return image.get_array()
+    return ax.images[0].get_array()
 
 
 def test_a_heat_map_holds_the_weights_of_one_head_and_its_tokens():
@@ -232,6 +231,7 @@ def told(T=5, *, layers=3, H=2, tokens=None, name="toy") -> SimpleNamespace:
                 most=2.0,
                 heads=[SimpleNamespace(label="next token", entropy=i + h / 4) for h in range(H)],
                 map=torch.rand(H, min(T, 64), min(T, 64), generator=draw),
+                seen=torch.ones(min(T, 64), min(T, 64), dtype=torch.bool).tril(),
                 received=torch.rand(H, T, generator=draw),
             )
             for i in range(layers)
@@ -280,7 +280,8 @@ def test_every_head_has_its_map():
     ):
         expected = report.layers[layer].map[head].sqrt().double().numpy()
         assert np.array_equal(cells(ax), expected)
-        assert ax.get_title() == "next"
+        assert ax.get_title() == f"{head} next token"
+        assert np.array_equal(np.ma.getmaskarray(ax.images[1].get_array()), np.tri(5) > 0)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])

@@ -163,9 +163,9 @@ def test_show_prints_steps_before_and_after_attention():
     ids = Step("ids", "", "", "q", torch.tensor([17, 4]))
     trace = Trace((ids, joined, *trace.steps), trace.queries, trace.keys)
     lines = printed(text.show, trace).splitlines()
-    assert lines[1:3] == ["1. ids", "   2 queries"]
+    assert lines[1:3] == ["1. ids", "   2 tokens"]
     assert "   0 we   17" in lines and "   1 you   4" in lines
-    assert "   2 queries × 3 embedding features" in lines
+    assert "   2 tokens × 3 embedding features" in lines
 
 
 def test_show_prints_every_head_or_the_chosen_ones():
@@ -468,7 +468,7 @@ def test_heat_draws_shares_with_characters():
     )
     whole = printed(text.heat, Trace(steps, ("I", "like", "it"), ("I", "like", "it")))
     assert whole.splitlines() == [
-        "2. weights",
+        "weights",
         "",
         "       0 1 2",
         "0 I    ██ · ·",

@@ -4,38 +4,75 @@ The letters, in every docstring and error: B batch, H query heads, G key/value h
 Tk keys, D head size, Dv value size. True means "may look".
 """
 
-from . import compat as compat, hf as hf, nn as nn, views as views
+from . import compat, hf, nn, views
 from .attend import (
-    attention as attention,
-    explain as explain,
-    look as look,
-    matrix as matrix,
+    attention,
+    explain,
+    look,
+    matrix,
 )
-from .biases import alibi as alibi, bias as bias
-from .errors import AttentionError as AttentionError, BadType as BadType, BadValue as BadValue
-from .lesson import explain_text as explain_text
+from .biases import alibi, bias
+from .errors import AttentionError, BadType, BadValue
+from .lesson import explain_text
 from .masks import (
-    Causal as Causal,
-    causal as causal,
-    dense as dense,
-    documents as documents,
-    everything as everything,
-    lengths as lengths,
-    prefix as prefix,
-    window as window,
+    Causal,
+    causal,
+    dense,
+    documents,
+    everything,
+    lengths,
+    prefix,
+    window,
 )
-from .matrix import Matrix as Matrix
-from .plan import Plan as Plan, plan as plan
-from .scaling import why_scale as why_scale
+from .matrix import Matrix
+from .plan import Plan, plan
+from .scaling import why_scale
 from .stats import (
-    Look as Look,
-    map as map,
-    mass as mass,
-    rows as rows,
-    topk as topk,
+    Look,
+    map,
+    mass,
+    rows,
+    topk,
 )
-from .trace import Step as Step, Trace as Trace
-from .watch import watch as watch
+from .trace import Step, Trace
+from .watch import watch
+
+__all__ = [
+    "AttentionError",
+    "BadType",
+    "BadValue",
+    "Causal",
+    "Look",
+    "Matrix",
+    "Plan",
+    "Step",
+    "Trace",
+    "alibi",
+    "attention",
+    "bias",
+    "causal",
+    "compat",
+    "dense",
+    "documents",
+    "everything",
+    "explain",
+    "explain_text",
+    "hf",
+    "lengths",
+    "look",
+    "map",
+    "mass",
+    "matrix",
+    "nn",
+    "plan",
+    "prefix",
+    "rows",
+    "topk",
+    "views",
+    "watch",
+    "why_scale",
+    "window",
+]
 
 __version__ = "0.1.0"
 

@@ -33,6 +33,9 @@ def ask(
     """
     v = k if v is None else v
     rank = 4
+    if _mixed_by_autocast(q, k, v):
+        to = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(to), k.to(to), v.to(to)
     if not _usual(q, k, v):
         q, k, v, rank = _four_dimensions(q, k, v)
     (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
@@ -90,6 +93,15 @@ def _usual(q: object, k: object, v: object) -> bool:
     same = B == Bk and D == Dk and v.shape[:3] == (B, G, Tk)
     same = same and G > 0 and H % G == 0 and q.device == k.device == v.device
     return same and q.layout is k.layout is v.layout is torch.strided
+
+
+def _mixed_by_autocast(*tensors: object) -> bool:
+    """Under autocast some layers narrow what they give and some do not; torch then narrows all."""
+    return (
+        all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors)
+        and len({x.dtype for x in tensors}) > 1  # type: ignore[attr-defined]
+        and torch.is_autocast_enabled(tensors[0].device.type)  # type: ignore[attr-defined]
+    )
 
 
 def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:

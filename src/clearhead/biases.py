@@ -53,7 +53,7 @@ class TensorBias(Bias):
 
     def check(self, grid: Grid) -> None:
         wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
-        if any(s not in (1, w) for s, w in zip(self.four().shape, wanted, strict=True)):
+        if any(s != 1 and s != w for s, w in zip(self.four().shape, wanted, strict=True)):
             raise BadValue(
                 f"bias has shape {tuple(self.tensor.shape)}; "
                 f"the question has (B, H, Tq, Tk) = {wanted}.",
@@ -143,7 +143,10 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
     2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
     """
     try:
-        numbers = None if slopes is None else torch.as_tensor(slopes).reshape(-1)
+        numbers = None
+        if slopes is not None:
+            given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
+            numbers = given.reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"alibi got slopes={slopes!r}.",

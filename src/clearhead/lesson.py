@@ -6,6 +6,7 @@ be followed and made again.
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,7 @@ from .trace import Step, Trace
 
 LONGEST = 2048
 LARGEST = 4096
+WIDEST = 64  # features up to which the matrices of the projections are shown
 
 
 def tokenize(text: str) -> list[str]:
@@ -47,9 +49,10 @@ def explain_text(
     """Explain self-attention over the words of a text, with random embeddings and projections.
 
     Equal words have equal embeddings, (T, size); with `positions`, sinusoids are added to them. Q,
-    K and V are projected from the sum for `heads` heads of size / heads features each. `mask=None`
-    lets everyone look at everything, `scale=None` means 1/sqrt(size / heads). Dropout drops the
-    cells that `seed` decides.
+    K and V are projected from the sum for `heads` heads of size / heads features each; up to size
+    64 the matrices that project are steps too (`W_query`, (H, size, size / H), and so on).
+    `mask=None` lets everyone look at everything, `scale=None` means 1/sqrt(size / heads). Dropout
+    drops the cells that `seed` decides.
 
     Raises `BadValue` for a text without words or with more than 2048, for a size or a seed out of
     range, and for heads that do not divide the size.
@@ -91,8 +94,31 @@ def explain_text(
             wave = place(torch.zeros_like(x))
             x = place(x)
             before.append(
-                Step("positions", "sin(p / 10000^(2i/d)), cos(p / 10000^(2i/d))", "Attention does "
-                     "not know order, so each position adds its own pattern.", "q e", wave)
+                Step("positions", "sin(p / 10000^(2i/d)) in column 2i, cos in column 2i + 1",
+                     "Attention does not know order, so each position p adds its own pattern of d "
+                     "features.", "q e", wave)
             )  # fmt: skip
         trace = attend.explain(x, tokens=tokens, mask=mask, scale=scale, dropout=dropout, seed=seed)
-    return replace(trace.before(*before), about=f"{len(tokens)} tokens, seed {seed}: {trace.about}")
+    steps = [*before, *_with_matrices(trace, attend, " + ".join(s.name for s in before[1:]))]
+    count = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
+    return replace(trace, steps=tuple(steps), about=f"{count}, seed {seed}: {trace.about}")
+
+
+def _with_matrices(trace: Trace, layer: MultiHeadAttention, source: str) -> Iterator[Step]:
+    """The layer's steps: its inputs say where they came from, and before a projection stands its
+    matrix, if a page can show it."""
+    heads, shown = layer.heads, layer.d <= WIDEST
+    turns = {"query": "h e d", "key": "g e d", "value": "g e v"}
+    for step in trace:
+        if step.name == "inputs":
+            step = replace(step, formula=f"X = {source}")
+        if shown and step.name in turns:
+            name = f"W_{step.name}"
+            matrix = getattr(layer, name).weight.detach().T.unflatten(1, (heads, -1)).movedim(1, 0)
+            why = f"Drawn at random: what turns a token into a {step.name}. Each head has its own."
+            yield Step(name, "", why, turns[step.name], matrix)
+        if shown and step.name == "projected":
+            matrix = layer.out_proj.weight.detach().T.unflatten(0, (heads, -1))
+            why = "Drawn at random: what mixes the answers of the heads. Each head has its rows."
+            yield Step("W_out", "", why, "h v e", matrix)
+        yield step

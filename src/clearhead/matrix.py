@@ -130,6 +130,8 @@ class Matrix:
 
     def _repr_html_(self) -> str:
         """In a notebook: the summary and a thumbnail of every head of the first batch, pooled."""
+        if 0 in self.shape:
+            return f"<pre>{html.escape(repr(self))}</pre>"
         with torch.no_grad():
             maps = _four(self.pool(THUMBNAIL, THUMBNAIL))[0]
         pictures = "".join(
@@ -168,8 +170,8 @@ class Matrix:
         scores, keep = self._logits(queries, keys)
         whole = keys == slice(0, self._problem.Tk)
         top, total, _ = self._sums_of(scores) if whole else self._sums(queries)
-        exps = torch.exp(scores - online.anchor(top).unsqueeze(-1))
-        return exps / total.masked_fill(total == 0, 1.0).unsqueeze(-1), keep
+        weights = online.powers(scores, top) / total.masked_fill(total == 0, 1.0).unsqueeze(-1)
+        return weights.masked_fill(scores == online.NOTHING, 0.0), keep
 
     def _sums(self, queries: slice) -> online.Rows:
         """The maximum and the sum of some queries over all keys.

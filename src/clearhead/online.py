@@ -43,7 +43,7 @@ def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = 
         top = scores.new_full(scores.shape[:-1], NOTHING)
     else:
         top = scores.detach().amax(-1)
-    exps = torch.exp(scores - anchor(top).unsqueeze(-1))
+    exps = powers(scores, top)
     return Rows(top, exps.sum(-1), weigh(exps if drop is None else exps * drop, v, keep))
 
 
@@ -57,7 +57,7 @@ def sink(logits: Tensor, rows: Rows) -> Rows:
 def merge(a: Rows, b: Rows) -> Rows:
     top = torch.maximum(a.max, b.max)
     base = anchor(top)
-    from_a, from_b = torch.exp(a.max - base), torch.exp(b.max - base)
+    from_a, from_b = (_factor(part.max - base) for part in (a, b))
     return Rows(
         top,
         a.sum * from_a + b.sum * from_b,
@@ -65,11 +65,25 @@ def merge(a: Rows, b: Rows) -> Rows:
     )
 
 
+def _factor(below: Tensor) -> Tensor:
+    """What the sums of a piece are multiplied by. Where a maximum is NaN or infinite the sum is NaN
+    already, and stays it."""
+    return torch.exp(below).masked_fill(torch.isnan(below), 1.0)
+
+
 def finish(rows: Rows) -> tuple[Tensor, Tensor]:
-    """(softmax @ V, log-sum-exp). A query that saw nothing gives 0 and -inf."""
-    blind = rows.sum == 0
-    total = rows.sum.masked_fill(blind, 1.0)
-    return rows.out / total.unsqueeze(-1), (rows.max + total.log()).masked_fill(blind, NOTHING)
+    """(softmax @ V, log-sum-exp). A query that saw nothing gives 0 and -inf, one that saw NaN NaN;
+    neither sends a gradient back, which would reach what it did not see through 0 * NaN."""
+    blind, lost = rows.sum == 0, torch.isnan(rows.sum)
+    total = rows.sum.masked_fill(blind | lost, 1.0)
+    out = (rows.out / total.unsqueeze(-1)).masked_fill(lost.unsqueeze(-1), float("nan"))
+    return out, (rows.max + total.log()).masked_fill(blind, NOTHING)
+
+
+def powers(scores: Tensor, top: Tensor) -> Tensor:
+    """exp(score - max); 0 where the score is -inf, whatever else the row holds."""
+    below = scores - anchor(top).unsqueeze(-1)
+    return torch.exp(below).masked_fill(scores == NOTHING, 0.0)
 
 
 def anchor(top: Tensor) -> Tensor:

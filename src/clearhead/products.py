@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from .traced import transformed
+
 
 def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
     """Q K^T, (..., q, d) x (..., k, d) -> (..., q, k); cells outside `keep` may hold anything."""
@@ -47,4 +49,7 @@ def as_asked(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _finite(x: Tensor) -> bool:
+    """Is all of it finite, for certain? Nobody can tell while the numbers are still to come."""
+    if torch.compiler.is_compiling() or transformed():
+        return False
     return bool(torch.isfinite(x).all())

@@ -5,6 +5,7 @@ as sqrt(d), softmax puts all its weight on one key, and its gradient vanishes; s
 stays 1 whatever d is. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ class Scaling:
         lines = [
             f"Why divide by sqrt(d)?  Random queries and keys, {self.keys} keys.",
             "",
-            "         variance of scores      entropy of weights     size of the gradient",
+            "         variance of scores      entropy of weights     gradient of weights",
             "     d    raw       scaled        raw      scaled         raw      scaled",
         ]
         for i, d in enumerate(self.sizes):
@@ -60,6 +61,15 @@ class Scaling:
             "",
             f"At d = {self.size} the largest weight of one query is {raw:.4f} unscaled and "
             f"{scaled:.4f} scaled (1/{self.keys} = {1 / self.keys:.4f} would be uniform).",
+            "",
+            "Unscaled, scores grow with d: their variance goes from "
+            f"{self.variance_raw[0]:.1f} to {self.variance_raw[-1]:.1f}. Softmax then saturates:",
+            "nearly all weight lies on one key, and the gradient, by which the others could gain, "
+            "goes from",
+            f"{self.gradient_raw[0]:.3f} to {self.gradient_raw[-1]:.3f}. Divided by sqrt(d), all "
+            "three stay where they are.",
+            f"Entropy is in nats, at most ln {self.keys} = {math.log(self.keys):.2f}; the gradient "
+            "is the norm of d weights / d scores.",
         ]
         return "\n".join(lines)
 

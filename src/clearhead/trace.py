@@ -49,6 +49,12 @@ class Step:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
+    def called(self, letter: str) -> str:
+        """The name of one of its axes. Before they are projected, queries and keys are tokens."""
+        if letter in "qk" and set(self.axes.split()) <= {"b", letter, "e"}:
+            return "token"
+        return AXES.get(letter, letter)
+
     def __repr__(self) -> str:
         return f"Step({self.name!r}, {self.formula!r}, {self.axes!r}, shape {self.shape})"
 
@@ -60,8 +66,9 @@ class Trace:
     The tensors may be those that were passed in: read them, and write to copies.
 
     `queries` and `keys` are the tokens that label the rows and the columns, or
-    None where none were given; `about` says in a line what was asked, and
-    `settings` holds it for programs (mask, scale, softcap, dropout, seed).
+    None where none were given; `about` says in a line what was asked, and `settings` holds it for
+    programs (mask, scale, softcap, bias, dropout, seed). `first` is for a trace that was cut out of
+    a larger one: by the letter of an axis, the number that its first place has there.
     """
 
     steps: tuple[Step, ...]
@@ -69,6 +76,7 @@ class Trace:
     keys: tuple[str, ...] | None = None
     about: str = ""
     settings: dict[str, object] | None = None
+    first: dict[str, int] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,7 +119,13 @@ class Trace:
     def labels(self, letter: str, size: int) -> list[str]:
         """What to write along an axis: tokens where there are any, else numbers."""
         tokens = {"q": self.queries, "k": self.keys}.get(letter)
-        return list(tokens) if tokens and len(tokens) == size else [str(i) for i in range(size)]
+        if tokens and len(tokens) == size:
+            return list(tokens)
+        return [str(self.number(letter, i)) for i in range(size)]
+
+    def number(self, letter: str, place: int) -> int:
+        """What place `place` of an axis is called: counted from 0, or from `first`."""
+        return place + (self.first or {}).get(letter, 0)
 
     def __repr__(self) -> str:
         rows = [

@@ -6,7 +6,7 @@ beside the answer, so nothing changes but time.
 
 import fnmatch
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,12 @@ class Seen:
     def __getitem__(self, which: int | str) -> Call:
         """A call by its place, or the latest call of a module by its name."""
         if isinstance(which, int):
+            if not -len(self.calls) <= which < len(self.calls):
+                raise BadValue(
+                    f"Call {which} was asked for.",
+                    f"{len(self.calls)} calls were seen, numbered from 0.",
+                    "ask for one of these, or run the model inside the with block first.",
+                )
             return self.calls[which]
         for call in reversed(self.calls):
             if call.module == which:
@@ -80,17 +86,32 @@ class Seen:
             "ask for one of these, or widen layers=.",
         )  # fmt: skip
 
+    def __getattr__(self, name: str) -> Result:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NotAsked(
+            f"What was seen was asked for .{name}.",
+            "statistics belong to a call, and a model makes one for each layer.",
+            f"ask a call: seen[0].{name}, or seen['layers.0.attention'].{name}.",
+        )
+
     def gauges(self) -> dict[str, float]:
         """One number per layer and statistic, for a training log: the mean over batch, heads and
-        queries, or the maximum for `max`. Queries that may see nothing do not count."""
+        queries, or the maximum for `max`. `mass` gives one for each group (``layer.mass.group``),
+        `topk` the mean of the largest weight. Queries that may see nothing do not count."""
         numbers: dict[str, float] = {}
         for call in self.calls:
+            place = call.module or str(call.layer)
             for name, result in call.found.items():
-                if isinstance(result, Tensor):
-                    finite = result.detach()[torch.isfinite(result)]
+                if isinstance(result, dict):
+                    parts = {f"{name}.{group}": x for group, x in result.items()}
+                else:
+                    parts = {name: result.weights[..., 0] if isinstance(result, Top) else result}
+                for part, x in parts.items():
+                    finite = x.detach()[torch.isfinite(x)]
                     if finite.numel():
                         value = finite.max() if name == "max" else finite.mean()
-                        numbers[f"{call.module or call.layer}.{name}"] = float(value)
+                        numbers[f"{place}.{part}"] = float(value)
         return numbers
 
     def clear(self) -> None:
@@ -129,7 +150,8 @@ def watch(
 
     Raises:
         BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does
-            not have, a folder that cannot be written or holds what was seen before.
+            not have, a folder that cannot be written or holds what was seen before; and at the end
+            of the block, if the model ran and none of the calls that were asked for came by.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -138,14 +160,19 @@ def watch(
             "pass a torch.nn.Module; use look(...) for one call of attention.",
         )
     _check_layers(layers, model)
+    if isinstance(stats, (str, Statistic)):
+        parse_stats(stats)  # which says that it is a list
     wanted = parse_stats([*stats, *([exact_rows(list(rows))] if rows is not None else [])])
     folder = None if to is None else _folder(to)
-    seen, index, inside, count = Seen(), [], [], [0]  # type: ignore[var-annotated]
+    seen, index, inside = Seen(), [], []  # type: ignore[var-annotated]
+    ran, count, heard, kept = False, 0, 0, 0
 
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: object) -> None:
+            nonlocal ran, count
+            ran = True
             if not inside:
-                count[0] = 0
+                count = 0
             inside.append(name)
 
         return hook
@@ -155,10 +182,12 @@ def watch(
             inside.pop()
 
     def hear(problem: Problem, inputs: Inputs) -> None:
+        nonlocal count, heard, kept
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint computes again on the way back: the same call, heard before
-        name, layer = (inside[-1] if inside else ""), count[0]
-        count[0] += 1
+        name, layer = (inside[-1] if inside else ""), count
+        count += 1
+        heard = max(heard, count)
         if layers is not None and not any(_means(which, layer, name) for which in layers):
             return
         # A checkpoint compares what is kept for the way back with what is kept when it computes
@@ -167,6 +196,7 @@ def watch(
             found = count_weights(problem, inputs, wanted).finish()
         if heads is not None:
             found = {n: _heads_of(result, heads, problem.H) for n, result in found.items()}
+        kept += 1
         call = Call(layer, name, problem.describe(), found)
         if folder is None:
             seen.calls.append(call)
@@ -183,9 +213,26 @@ def watch(
     try:
         with listening(hear):
             yield seen
+        if ran and not kept:
+            raise _saw_nothing(model, layers, heard)
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _saw_nothing(model: nn.Module, layers: Sequence[int | str] | None, heard: int) -> BadValue:
+    if heard:
+        return BadValue(
+            f"The {type(model).__name__} ran, and none of its calls was one of layers={layers!r}.",
+            f"a run made at most {heard} calls, numbered from 0 to {heard - 1}.",
+            "ask for some of these, or leave layers= out.",
+        )
+    return BadValue(
+        f"The {type(model).__name__} ran, and never asked clearhead for attention.",
+        "watch sees attention calls that go through clearhead, outside of compiled graphs.",
+        'load it with attn_implementation="clearhead", build it from clearhead.nn, or watch it '
+        "before torch.compile.",
+    )
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -196,6 +243,12 @@ def _check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
     if isinstance(layers, str):
         raise BadType(
             f"layers is one string, {layers!r}.",
+            "layers is a list of numbers and of patterns for module names.",
+            f"pass layers=[{layers!r}].",
+        )
+    if layers is not None and not isinstance(layers, Iterable):
+        raise BadType(
+            f"layers is {layers!r}.",
             "layers is a list of numbers and of patterns for module names.",
             f"pass layers=[{layers!r}].",
         )

@@ -4,6 +4,15 @@ What is asked (`cases`, `minilm`), of whom (`peers`), by which clock (`clock`), 
 and how it is read (`show`). `bench/LOG.md` in the repository keeps what was measured and tried.
 """
 
-from .measure import NAMES as NAMES, how_many as how_many, measure as measure
-from .peers import PEERS as PEERS
-from .show import figure as figure, table as table
+from .measure import NAMES, how_many, measure
+from .peers import PEERS
+from .show import figure, table
+
+__all__ = [
+    "NAMES",
+    "PEERS",
+    "figure",
+    "how_many",
+    "measure",
+    "table",
+]

@@ -32,8 +32,11 @@ app = typer.Typer(
 )
 
 Text = Annotated[
-    str | None,
-    typer.Argument(help="The text, or the path of a text file; - or nothing reads standard input."),
+    list[str] | None,
+    typer.Argument(
+        metavar="[TEXT]",
+        help="The text, or the path of a text file; - or nothing reads standard input.",
+    ),
 ]
 Size = Annotated[int, typer.Option(help="Features per token.")]
 Heads = Annotated[int, typer.Option(help="Number of heads; must divide the size.")]
@@ -149,6 +152,7 @@ def look(
     if model is not None and not storyteller.is_storyteller(model):
         if tile is not None:
             trace = report.tile(model, words, *checks.tile(tile))
+            typer.echo(f"{model.name}, {trace.about}")
             terminal.heat(trace)
             _say(f"picture  {plot.save(plot.heads(trace), out / 'tile.png')}")
             return
@@ -161,7 +165,9 @@ def look(
         typer.echo(f"{found}\n")
         for head in teller.heads:
             links = ", ".join(map(str, teller.links(words, head)))
-            typer.echo(f"{head}:\n{links}\n")
+            typer.echo(
+                f"{head}; here, right or wrong:\n{links or 'no word of this text asks it'}\n"
+            )
             terminal.heat(teller.explain(words, head.layer), heads=[head.head])
             typer.echo()
     for kind, path in report.write(found, out).items():
@@ -350,6 +356,7 @@ def bench(
     from .. import bench as benchmark
 
     checks.folder(out.parent)
+    checks.writable(out)
     told: list[dict[str, Any]] = []
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -396,6 +403,22 @@ def doctor() -> None:
         typer.echo(f"{name:<{width}}  {value}")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"clearhead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say which this is."),
+    ] = False,
+) -> None:
+    """Attention with a clear head: type a sentence, see attention computed."""
+
+
 def main() -> None:
     """Run the command line. An error prints its three parts and exits with 2."""
     try:
@@ -419,7 +442,9 @@ def _fail(error: AttentionError) -> None:
     sys.exit(2)
 
 
-def _trace(text: str | None, *, model: Path | None, layer: int, mask: str, **options: Any) -> Trace:
+def _trace(
+    text: list[str] | None, *, model: Path | None, layer: int, mask: str, **options: Any
+) -> Trace:
     words = text_of(text)
     if model is None:
         return lesson.explain_text(words, mask=masks.parse(mask), **options)

@@ -7,11 +7,13 @@ from pathlib import Path
 from ..errors import BadValue
 
 
-def text_of(given: str | None) -> str:
-    """The text itself: as typed, from the file of that name, or from standard input."""
+def text_of(words: list[str] | None) -> str:
+    """The text itself: as typed (with or without quotes), from the file of that name, or from
+    standard input."""
+    given = " ".join(words) if words else None
     if given == "-" or (given is None and not sys.stdin.isatty()):
         raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
-        words = _decoded(raw, "standard input")
+        text = _decoded(raw, "standard input")
     elif given is None:
         raise BadValue(
             "No text was given.",
@@ -19,14 +21,14 @@ def text_of(given: str | None) -> str:
             "type it in quotes, name a text file, or pipe it in.",
         )
     else:
-        words = _file(given)
-    if not words.strip():
+        text = _file(given)
+    if not text.strip():
         raise BadValue(
             "The text is empty.",
             "attention needs at least one token.",
             "type some words in quotes, name a text file that has some, or pipe them in.",
         )
-    return words.strip()
+    return text.strip()
 
 
 def _file(given: str) -> str:

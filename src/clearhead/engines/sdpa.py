@@ -11,8 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 from ..intervals import EVERY_KEY
 from ..problem import Inputs, Problem
 from ..products import cleaned
+from ..traced import forward_mode, transformed
 from .engine import Engine
-from .traced import forward_mode, transformed
 
 MOST_MASK_BYTES = 2**30
 

@@ -109,7 +109,8 @@ def _softmax(x: Tensor, sinks: Tensor | None) -> Tensor:
     """The weights of masked scores (B, H, q, k); a sink takes its share of the sum.
 
     The maximum is taken away first, so that no exponential overflows; it cancels, so it is a
-    constant for autograd. A row of -inf alone sums to 0 and stays 0.
+    constant for autograd. A row of -inf alone sums to 0 and stays 0, and so does a cell of -inf in
+    a row that holds NaN.
     """
     every = x
     if sinks is not None:
@@ -119,7 +120,8 @@ def _softmax(x: Tensor, sinks: Tensor | None) -> Tensor:
         return x
     exps = torch.exp(every - anchor(every.detach().amax(-1, keepdim=True)))
     total = exps.sum(-1, keepdim=True)
-    return exps[..., : x.shape[-1]] / total.masked_fill(total == 0, 1.0)
+    weights = exps[..., : x.shape[-1]] / total.masked_fill(total == 0, 1.0)
+    return weights.masked_fill(x == float("-inf"), 0.0)
 
 
 def _step(name: str, formula: str, axes: str, tensor: Tensor) -> Step:

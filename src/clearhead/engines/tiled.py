@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import online
 from ..problem import Inputs, Problem, repeat_heads
+from ..traced import transformed
 from .engine import Engine
 
 TILE_QUERIES = 256
@@ -31,7 +32,7 @@ class Tiled(Engine):
         rows: list[Tensor] = []
         for start in range(0, problem.Tq, TILE_QUERIES):
             queries = slice(start, min(start + TILE_QUERIES, problem.Tq))
-            if problem.grad:
+            if problem.grad and not transformed():  # torch.func knows no computing again
                 rows.append(checkpoint(_answer_rows, problem, inputs, queries, use_reentrant=False))
             else:
                 rows.append(_answer_rows(problem, inputs, queries))
@@ -53,11 +54,19 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> Tensor:
     rows = piece(slice(0, 0))  # no key seen yet; joins the output to its inputs, for autograd
     if p.sinks is not None:
         rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
-    some, full = p.reach.tiles(queries, TILE_KEYS)
-    for tile in some.nonzero().flatten().tolist():
+    for tile, full in _tiles(p, queries):
         keys = slice(tile * TILE_KEYS, min((tile + 1) * TILE_KEYS, p.Tk))
-        rows = online.merge(rows, piece(keys, bool(full[tile])))
+        rows = online.merge(rows, piece(keys, full))
     return online.finish(rows)[0].to(p.dtype)
+
+
+def _tiles(p: Problem, queries: slice) -> list[tuple[int, bool]]:
+    """The tiles of keys that these queries may look at, and whether the mask leaves them full; in a
+    graph, which is made before the mask has numbers, all of them."""
+    if torch.compiler.is_compiling():
+        return [(tile, False) for tile in range(-(-p.Tk // TILE_KEYS))]
+    some, full = (flags.tolist() for flags in p.reach.tiles(queries, TILE_KEYS))
+    return [(tile, full[tile]) for tile in range(len(some)) if some[tile]]
 
 
 def _drop(p: Problem, scores: Tensor, queries: slice, keys: slice) -> Tensor | None:

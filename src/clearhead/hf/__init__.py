@@ -4,5 +4,11 @@ transformers asks two functions by one name: one makes the mask, the other atten
 both.
 """
 
-from .checkpoint import Checkpoint as Checkpoint
-from .register import NAME as NAME, register as register
+from .checkpoint import Checkpoint
+from .register import NAME, register
+
+__all__ = [
+    "NAME",
+    "Checkpoint",
+    "register",
+]

@@ -71,6 +71,16 @@ def attention_forward(
     }
     out = attend.attention(query, key, value, **keywords)
     weights = None
-    if output_attentions:
+    if output_attentions or _collected():
         weights = attend.matrix(query, key, **keywords).to_dense().to(query.dtype)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _collected() -> bool:
+    """Does transformers collect the weights of this call? Some models (GPT-2, OPT) are asked to
+    return them and do not pass that on to their attention function."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return False
+    return any("attentions" in name for name in _active_collector.get() or ())

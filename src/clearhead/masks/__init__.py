@@ -6,15 +6,34 @@ Each rule is written twice on purpose, once cell by cell (`keep`) and once as ru
 what the engines read); the tests hold the two against each other.
 """
 
-from .given import Dense as Dense, dense as dense, documents as documents
-from .mask import And as And, Grid as Grid, Mask as Mask, Not as Not, Or as Or
-from .parse import parse as parse
+from .given import Dense, dense, documents
+from .mask import And, Grid, Mask, Not, Or
+from .parse import parse
 from .positions import (
-    Causal as Causal,
-    Everything as Everything,
-    causal as causal,
-    everything as everything,
-    lengths as lengths,
-    prefix as prefix,
-    window as window,
+    Causal,
+    Everything,
+    causal,
+    everything,
+    lengths,
+    prefix,
+    window,
 )
+
+__all__ = [
+    "And",
+    "Causal",
+    "Dense",
+    "Everything",
+    "Grid",
+    "Mask",
+    "Not",
+    "Or",
+    "causal",
+    "dense",
+    "documents",
+    "everything",
+    "lengths",
+    "parse",
+    "prefix",
+    "window",
+]

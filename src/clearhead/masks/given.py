@@ -158,7 +158,7 @@ def dense(*, keep: object = None, drop: object = None) -> Dense:
         )
     word, given = ("drop", drop) if keep is None else ("keep", keep)
     try:
-        bits = torch.as_tensor(given)
+        bits = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"dense got {word}={given!r}.",

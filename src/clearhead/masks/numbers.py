@@ -42,7 +42,13 @@ def tensor(value: object) -> Tensor:
 def wholes(value: object, rule: str, name: str) -> Tensor:
     numbers = None
     try:
-        numbers = torch.as_tensor(tuple(value) if isinstance(value, Iterator) else value)
+        numbers = (
+            value
+            if isinstance(value, Tensor)
+            else torch.as_tensor(
+                tuple(value) if isinstance(value, Iterator) else value, device="cpu"
+            )
+        )
     except (TypeError, ValueError, RuntimeError):
         pass  # there are no numbers in it; the rule below says what was wanted
     empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
@@ -177,7 +183,7 @@ def pick(value: object, b: Tensor) -> "int | Tensor":
 
 def column(value: object, device: torch.device | None) -> Tensor:
     """The same as (B|1, 1, 1)."""
-    numbers = value if isinstance(value, Tensor) else torch.tensor([value])
+    numbers = value if isinstance(value, Tensor) else torch.tensor([value], device=device)
     return numbers.to(device).reshape(-1, 1, 1)
 
 

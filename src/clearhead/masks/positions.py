@@ -70,6 +70,13 @@ class Causal(Mask):
     def __post_init__(self) -> None:
         object.__setattr__(self, "align", align(self.align))
 
+    def __call__(self, *args: object, **keywords: object) -> None:
+        raise BadType(
+            "causal was called.",
+            "it is a rule already, for as many queries as keys; other corners have Causal(align=).",
+            "pass mask=clearhead.causal, or mask=clearhead.Causal(align='end').",
+        )
+
     def __repr__(self) -> str:
         return "causal" if self.align is None else f"Causal(align={text(self.align)})"
 

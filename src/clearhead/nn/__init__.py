@@ -5,17 +5,31 @@ Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head
 (B, T, d), or (T, d) for one sequence.
 """
 
-from .block import FeedForward as FeedForward, TransformerBlock as TransformerBlock
-from .cache import KVCache as KVCache
+from .block import FeedForward, TransformerBlock
+from .cache import KVCache
 from .embed import (
-    RelativePositions as RelativePositions,
-    RotaryPositions as RotaryPositions,
-    SinusoidalPositions as SinusoidalPositions,
-    TokenEmbedding as TokenEmbedding,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    TokenEmbedding,
 )
-from .multihead import MultiHeadAttention as MultiHeadAttention
+from .multihead import MultiHeadAttention
 from .simple import (
-    CausalAttention as CausalAttention,
-    SelfAttention as SelfAttention,
-    SimpleAttention as SimpleAttention,
+    CausalAttention,
+    SelfAttention,
+    SimpleAttention,
 )
+
+__all__ = [
+    "CausalAttention",
+    "FeedForward",
+    "KVCache",
+    "MultiHeadAttention",
+    "RelativePositions",
+    "RotaryPositions",
+    "SelfAttention",
+    "SimpleAttention",
+    "SinusoidalPositions",
+    "TokenEmbedding",
+    "TransformerBlock",
+]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue
+from ..traced import plain
 from ..whole import whole
 from .checks import base as checked_base, sequence, size
 
@@ -39,8 +40,8 @@ class TokenEmbedding(nn.Module):
                 "ids are whole numbers, the rows of the table.",
                 "pass an integer tensor, for example torch.tensor([0, 2, 1]).",
             )
-        # Elsewhere the check would make the host wait for the device.
-        if ids.device.type == "cpu" and ids.numel():
+        # Elsewhere the check would make the host wait for the device; a tracer has no numbers yet.
+        if ids.device.type == "cpu" and ids.numel() and plain(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= self.vocabulary:
                 raise BadValue(
@@ -171,6 +172,8 @@ class RelativePositions(nn.Module):
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
         start = _position("RelativePositions", start)
+        if not queries or not keys:
+            return self.table.new_empty(self.heads, queries, keys)
         last = start + queries - 1
         distances = torch.arange(last, start - keys, -1, device=self.table.device)
         by_distance = self.table[:, self.bucket(distances)]

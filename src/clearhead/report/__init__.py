@@ -7,7 +7,19 @@ the size Tq x Tk is formed, so a text may be as long as the model can read.
 heard, `run` runs the model, `tile` cuts exact weights out of a long text.
 """
 
-from .found import Head as Head, Layer as Layer, Link as Link, Report as Report
-from .run import look_model as look_model, report as report, write as write
-from .teller import report_teller as report_teller
-from .tile import tile as tile
+from .found import Head, Layer, Link, Report
+from .run import look_model, report, write
+from .teller import report_teller
+from .tile import tile
+
+__all__ = [
+    "Head",
+    "Layer",
+    "Link",
+    "Report",
+    "look_model",
+    "report",
+    "report_teller",
+    "tile",
+    "write",
+]

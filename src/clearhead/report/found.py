@@ -10,7 +10,7 @@ from ..errors import BadValue
 from ..trace import Trace
 from ..views import html
 from ..views.labels import visible
-from .label import LABELS
+from .label import EVENNESS, LABELS
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Head:
     of `LABELS`; for "spread", "sharp" and "mixed" its entropy as a share of the most it could be.
     `shares` are of its weight: on the token before, the one after, itself, the first, and on
     punctuation and special tokens (the first not among them). `effective` is the mean of
-    exp(entropy), how many keys it looks at.
+    exp(entropy), how many keys it looks at. `measured` says that label and number were found on
+    held-out words, and not on this text.
     """
 
     layer: int
@@ -41,6 +42,12 @@ class Head:
     effective: float
     shares: dict[str, float]
     links: tuple[Link, ...] = field(repr=False)
+    measured: bool = False
+
+    @property
+    def by(self) -> str:
+        """`number` where it is a share of weight or of words, and no measure of evenness."""
+        return "" if self.label in EVENNESS else f"{self.number:.2f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +123,29 @@ class Report:
         return {"name": self.name, "tokens": list(self.tokens), "layers": layers}
 
     def __str__(self) -> str:
-        rows = [("layer", "head", "does", "by", "entropy", "keys", *LABELS)]
+        names = [n for n in LABELS if any(n in x.shares for x in self.heads)]
+        rows = [("layer", "head", "does", "by", "entropy", "keys", *names)]
         for x in self.heads:
-            shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in LABELS)
-            numbers = f"{x.number:.2f}", f"{x.entropy:.2f}", f"{x.effective:.1f}"
+            shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
+            numbers = x.by, f"{x.entropy:.2f}", f"{x.effective:.1f}"
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
-        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *_columns(rows)])
+        said = [f"{visible(self.name, 200)}: {self.about}", *_columns(rows), *self._key()]
+        return "\n".join(said)
+
+    def _key(self) -> list[str]:
+        """What the columns say."""
+        measured = {label for x in self.heads if x.measured for label in x.label.split(" and ")}
+        told = "by: the share of its weight on this text"
+        if measured:
+            names = ", ".join(sorted(measured))
+            told += f"; for {names} the share of held-out words it was right for"
+        return [
+            "",
+            told + ".",
+            "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy).",
+            "The other columns: the share of its weight on the token before, the next, itself, the "
+            "first, and so on.",
+        ]
 
     def __repr__(self) -> str:
         """A line for each layer: its mean entropy, and how many heads do what."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 # even weights would give: below that, a short text or a text full of commas names itself.
 SHARE, CHANCE = 0.3, 2.0
 SPREAD, SHARP = 0.8, 0.35  # entropy as a share of the most that the mask allows
+EVENNESS = ("spread", "sharp", "mixed")  # what a head is called that no group of keys names
 LABELS = {
     "previous": "previous token",
     "next": "next token",

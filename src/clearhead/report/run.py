@@ -67,6 +67,14 @@ def report(
     if name is None:
         name = model.name if isinstance(model, Checkpoint) else type(model).__name__
     count = listener.layers[0].received.shape[-1]
+    if tokens is not None and not any(
+        len(tokens) in (layer.queries, layer.received.shape[-1]) for layer in listener.layers
+    ):
+        raise BadValue(
+            f"tokens has {len(tokens)} entries for {count} positions.",
+            "tokens label the positions, one each.",
+            f"pass {count} of them, or none.",
+        )
     named = tokens if tokens is not None else [str(i) for i in range(count)]
     return Report(name, tuple(named), tuple(listener.layers))
 
@@ -135,6 +143,12 @@ def question(
             f"report got a {type(model).__name__} for a model.",
             "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
             "pass one of these.",
+        )
+    if isinstance(text, str):
+        raise BadType(
+            f"A {type(model).__name__} was given a text.",
+            "a module has no tokenizer, and is run on its inputs.",
+            "pass its input, a tensor or a dict of them, and tokens=; or a checkpoint's folder.",
         )
     if isinstance(text, Mapping):
         return model, lambda: model(**text), None, _depth(model)

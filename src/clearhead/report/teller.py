@@ -44,4 +44,4 @@ def _named(head: Head, roles: Sequence[Role]) -> Head:
     if not roles:
         return head
     label = " and ".join(role.label for role in roles)
-    return replace(head, label=label, number=min(role.rate for role in roles))
+    return replace(head, label=label, number=min(role.rate for role in roles), measured=True)

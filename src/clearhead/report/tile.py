@@ -87,24 +87,20 @@ def _cut_out(
     step = Step(
         "weights",
         "exp(x − lse)",
-        "the share of each key in the output of a query, over all keys of the text",
+        "The share of each key in the output of a query; lse, the logarithm of the sum of all "
+        "exponentials, is over all keys of the text.",
         "b h q k",
         weights.clone(),
     )
     rows, columns = (
-        tuple(_named(i, labels, size) for i in run)
+        tuple(labels[i] for i in run) if labels is not None and len(labels) == size else None
         for run, size in ((q, problem.Tq), (k, problem.Tk))
     )
     about = (
         f"layer {layer}, head {head}, queries {q.start} to {q.stop - 1} of {problem.Tq:,}, "
         f"keys {k.start} to {k.stop - 1} of {problem.Tk:,}"
     )
-    return Trace((step,), rows, columns, about)
-
-
-def _named(position: int, labels: Sequence[str] | None, size: int) -> str:
-    known = labels is not None and len(labels) == size
-    return f"{position} {labels[position]}" if known else str(position)  # type: ignore[index]
+    return Trace((step,), rows, columns, about, first={"h": head, "q": q.start, "k": k.start})
 
 
 def _run(part: slice | range, size: int, name: str) -> range:
@@ -112,10 +108,11 @@ def _run(part: slice | range, size: int, name: str) -> range:
     start = 0 if part.start is None else part.start
     stop = size if part.stop is None else part.stop
     if step != 1 or not 0 <= start < stop <= size:
+        asked = f"{name} {start} to {stop - 1}" if start < stop else f"no {name}"
         raise BadValue(
-            f"tile got {name} from {start} up to {stop}.",
-            f"{name} are a run of positions among {size:,}, one at least, without a step.",
-            f"pass for example slice(0, {min(size, 64)}).",
+            f"A tile was asked for with {asked}.",
+            f"{name} are a run of positions from 0 to {size - 1:,}, one at least, without a step.",
+            f"ask for example for {name} 0 to {min(size, 64) - 1}.",
         )
     return range(start, stop)
 

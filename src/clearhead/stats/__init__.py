@@ -6,16 +6,31 @@ chunks (`partial`), and what a call gives back (`look`). What takes an argument 
 name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
 """
 
-from .gather import gather as gather
-from .look import Look as Look
-from .parse import parse_stats as parse_stats
-from .partial import Partial as Partial
-from .state import Rows as Rows, Sums as Sums
+from .gather import gather
+from .look import Look
+from .parse import parse_stats
+from .partial import Partial
+from .state import Rows, Sums
 from .wanted import (
-    Statistic as Statistic,
-    Top as Top,
-    map as map,
-    mass as mass,
-    rows as rows,
-    topk as topk,
+    Statistic,
+    Top,
+    map,
+    mass,
+    rows,
+    topk,
 )
+
+__all__ = [
+    "Look",
+    "Partial",
+    "Rows",
+    "Statistic",
+    "Sums",
+    "Top",
+    "gather",
+    "map",
+    "mass",
+    "parse_stats",
+    "rows",
+    "topk",
+]

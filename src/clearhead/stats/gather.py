@@ -199,15 +199,17 @@ class _Sweep:
         at = torch.arange(p.Tq, device=p.device)[queries]
         own = torch.zeros_like(at) if bins is None else bin_of(at, p.Tq, bins[0]) - first
         member = own == torch.arange(r, device=p.device).unsqueeze(-1)
-        pool = torch.where(member, share.unsqueeze(-2), 0.0)
-        # A query whose row is NaN must not reach the bins it is no member of, through 0 * NaN.
+        # A query whose row is NaN must not reach, through 0 * NaN, the bins it is no member of, nor
+        # the keys it does not see; to those it sees its NaN goes by `powers`.
         sound = bool(torch.isfinite(share + online.anchor(base)).all())
+        pool = torch.where(member & ~torch.isnan(share).unsqueeze(-2), share.unsqueeze(-2), 0.0)
         keep = None if sound else member.expand_as(pool)
         for keys, scores in tiles:
             powers, _ = exps(scores, base)
             here = slice(keys.start - self.keys.start, keys.stop - self.keys.start)
             if sums.rows is not None:
-                sums.rows[..., here] = powers[:, :, mine] * share[:, :, mine].unsqueeze(-1)
+                exact = powers[:, :, mine] * share[:, :, mine].unsqueeze(-1)
+                sums.rows[..., here] = exact.masked_fill(powers[:, :, mine] == 0, 0.0)
             if sums.received is None and sums.map is None:
                 continue
             pooled = weigh(pool, powers, keep)
@@ -217,8 +219,8 @@ class _Sweep:
                 assert bins is not None
                 on = bin_of(torch.arange(p.Tk, device=p.device)[keys], p.Tk, bins[1])
                 lo, hi = int(on[0]), int(on[-1]) + 1
-                into = on.unsqueeze(-1) == torch.arange(lo, hi, device=p.device)
-                sums.map[..., lo:hi] += pooled @ into.to(pooled)
+                cols = torch.zeros_like(pooled[..., :1]).expand(*pooled.shape[:-1], hi - lo)
+                sums.map[..., lo:hi] += cols.index_add(-1, on - lo, pooled)
         return sums
 
     def add(self, total: Sums, part: Sums, queries: slice) -> None:

@@ -75,7 +75,7 @@ class Final(NamedTuple):
 def exps(scores: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """exp(x - m) and x - m, where what is masked has 0 and a large negative number."""
     below = (scores - online.anchor(top).unsqueeze(-1)).clamp(min=LOWEST)
-    return torch.exp(below), below
+    return torch.exp(below).masked_fill(scores == NOTHING, 0.0), below
 
 
 def merge_rows(a: Rows, b: Rows) -> Rows:

@@ -5,18 +5,38 @@ their next word (`train`), and its heads are measured against the truth (`measur
 `load()` is the one that comes with clearhead.
 """
 
-from .ablate import Ablation as Ablation, ablate as ablate
-from .grammar import Story as Story, story as story
-from .measure import Table as Table, measure as measure
-from .model import Config as Config, Decoder as Decoder
+from .ablate import Ablation, ablate
+from .grammar import Story, story
+from .measure import Table, measure
+from .model import Config, Decoder
 from .reader import (
-    Head as Head,
-    Link as Link,
-    Reading as Reading,
-    Storyteller as Storyteller,
-    is_storyteller as is_storyteller,
-    keep_table as keep_table,
-    load as load,
+    Head,
+    Link,
+    Reading,
+    Storyteller,
+    is_storyteller,
+    keep_table,
+    load,
 )
-from .train import train as train
-from .vocabulary import Vocabulary as Vocabulary
+from .train import train
+from .vocabulary import Vocabulary
+
+__all__ = [
+    "Ablation",
+    "Config",
+    "Decoder",
+    "Head",
+    "Link",
+    "Reading",
+    "Story",
+    "Storyteller",
+    "Table",
+    "Vocabulary",
+    "ablate",
+    "is_storyteller",
+    "keep_table",
+    "load",
+    "measure",
+    "story",
+    "train",
+]

@@ -168,10 +168,10 @@ class Storyteller:
         """
         trace = self.explain(text, head.layer)
         tokens, weights = trace.queries or (), trace["weights"][head.head]
-        asks: Container[int] = range(1, len(tokens))
+        asks: Container[int] = range(1, len(tokens))  # the first word has none before it
         if head.label != "previous word":
             kind = verbs() if head.label == "subject" else pronouns()
-            asks = [i for i, token in enumerate(tokens) if token.lower() in kind]
+            asks = [i for i, token in enumerate(tokens) if i and token.lower() in kind]
         most, where = weights.max(-1)
         return [
             Link(token, tokens[int(where[i])], float(most[i]))

@@ -86,6 +86,12 @@ class Training:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
+        if not math.isfinite(loss.item()):
+            raise BadValue(
+                f"After {number} steps the loss is {loss.item()}.",
+                "a training goes on while its loss is a number; this one has diverged.",
+                f"train again with a lower rate than {recipe.rate:g}, in another folder.",
+            )
         self.losses.append(loss.item())
         return self.losses[-1]
 
@@ -102,8 +108,8 @@ class Training:
         ours = {"recipe": asdict(self.recipe), "source": self.source.mark}
         if about != ours:
             raise BadValue(
-                f"{str(path)!r} is of a training with {about}.",
-                f"a training goes on with what it began with, and this one has {ours}.",
+                f"{str(path)!r} is of another training: {_apart(about, ours)}.",
+                "a training goes on with what it began with.",
                 "pass another folder, or the settings that it began with.",
             )
         states: dict[int, dict[str, Tensor]] = {}
@@ -159,6 +165,12 @@ def train(
             f"the stories of the grammar have up to {LONGEST} words, and are read whole.",
             f"pass a context of {LONGEST} or more, or a text of your own.",
         )
+    if context < 2:
+        raise BadValue(
+            f"context is {context}.",
+            "a word is guessed from those before it, so at least 2 are read at a time.",
+            "pass a larger context.",
+        )
     sizes = {"d": d, "layers": layers, "heads": heads, "context": context}
     recipe = Recipe(seed, steps, batch, rate, sizes)
     source = Stories(seed) if text is None else TextFile(text, seed, context)
@@ -190,6 +202,18 @@ def train(
     if picture:
         draw_losses({"training": training.losses}, place / "loss.png", held_out=held)
     return teller
+
+
+def _apart(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """What differs, as words: ``steps 10 there and 20 here``."""
+    told = []
+    for name, here in ours.items():
+        there = theirs.get(name)
+        if isinstance(here, dict) and isinstance(there, dict):
+            told.append(_apart(there, here))
+        elif here != there:
+            told.append(f"{name} {there} there and {here} here")
+    return ", ".join(part for part in told if part)
 
 
 def run(

@@ -18,7 +18,8 @@ class Sheet:
     """One matrix, in float64 on the CPU. Its axes are named by the letters `down` and `across`.
 
     `rows` and `columns` are the tokens along them, None where there are only positions. `blocked`
-    marks the cells that the mask (or a score of -inf) leaves without weight.
+    marks the cells that the mask (or a score of -inf) leaves without weight. `first` holds the
+    numbers of the first row and column.
     """
 
     title: str
@@ -28,6 +29,7 @@ class Sheet:
     columns: list[str] | None
     values: Tensor
     blocked: Tensor
+    first: tuple[int, int] = (0, 0)
 
 
 def sheets(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list[Sheet]:
@@ -54,7 +56,7 @@ def sheets(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list
     return [
         _sheet(
             trace,
-            _title(lead, i, group, step.shape[step.axes.split().index(lead)]),
+            _title(trace, lead, i, group, step.shape[step.axes.split().index(lead)]),
             letters,
             tensor.select(at, i),
             blocked.select(at, i),
@@ -149,7 +151,8 @@ def _sheet(trace: Trace, title: str, letters: list[str], tensor: Tensor, blocked
         _tokens(trace, letter, size)
         for letter, size in zip(letters[-2:], tensor.shape, strict=True)
     )
-    return Sheet(title, down, across, rows, columns, tensor.double(), blocked)
+    first = trace.number(down, 0), trace.number(across, 0)
+    return Sheet(title, down, across, rows, columns, tensor.double(), blocked, first)
 
 
 def _tokens(trace: Trace, letter: str, size: int) -> list[str] | None:
@@ -171,9 +174,9 @@ def _group(trace: Trace) -> int:
     return max(1, (size_of(trace, "h") or 1) // (size_of(trace, "g") or size_of(trace, "h") or 1))
 
 
-def _title(letter: str, i: int, group: int, size: int) -> str:
+def _title(trace: Trace, letter: str, i: int, group: int, size: int) -> str:
     if letter == "h" or group == 1:
-        return f"head {i}" if size > 1 else ""
+        return f"head {trace.number('h', i)}" if size > 1 or trace.first else ""
     between = "and" if group == 2 else "to"
     readers = f"heads {i * group} {between} {(i + 1) * group - 1}"
     return f"key head {i}, read by {readers}" if size > 1 else f"the key head, read by {readers}"

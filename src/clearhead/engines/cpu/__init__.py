@@ -10,8 +10,8 @@ from torch import Tensor
 from ...biases import Alibi, TensorBias
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
+from ...traced import forward_mode, plain
 from ..engine import Engine
-from ..traced import forward_mode, plain
 from .call import DTYPES, LAYOUT, alibi_start
 from .extension import (
     core,

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ...errors import BadValue
 from ...problem import Inputs, Problem
-from ..traced import plain, transformed
+from ...traced import plain, transformed
 from .call import NO_GRID, Asked, attend, check, grid, pack, place, question, rows_of
 from .extension import core
 

@@ -6,6 +6,14 @@ strangers' text: they reach the page as escaped text or as JSON that cannot clos
 never as markup.
 """
 
-from .document import in_notebook as in_notebook
-from .ladder import report_page as report_page, write_report as write_report
-from .steps import page as page, write_page as write_page
+from .document import in_notebook
+from .ladder import report_page, write_report
+from .steps import page, write_page
+
+__all__ = [
+    "in_notebook",
+    "page",
+    "report_page",
+    "write_page",
+    "write_report",
+]

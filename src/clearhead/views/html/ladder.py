@@ -128,6 +128,7 @@ def _nothing_but_weights(layer: Layer) -> dict[str, Any]:
         "why": "Each row becomes shares that are positive and sum to 1.",
         "axes": list(sizes),
         "shape": [list(pair) for pair in sizes.items()],
+        "called": {letter: AXES[letter] for letter in sizes},
         "kept": {},
     }
 
@@ -246,7 +247,7 @@ def _fallback(report: Report) -> str:
     for layer in report.layers:
         for head in layer.heads:
             shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)
-            numbers = (f"{head.number:.2f}", f"{head.entropy:.2f}")
+            numbers = (head.by, f"{head.entropy:.2f}")
             place = f"{head.layer}, {head.head}"
             rows.append([place, html.escape(in_browser(head.label)), *numbers, *shares])
     return table(rows)

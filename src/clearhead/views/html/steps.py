@@ -64,6 +64,7 @@ def data_of(trace: Trace) -> dict[str, object]:
         "queries": [in_browser(token) for token in trace.labels("q", size["q"])],
         "keys": [in_browser(token) for token in trace.labels("k", size["k"])],
         "settings": settings_of(trace),
+        "first": trace.first or {},
         "block": block,
         "kept": kept,
         "steps": [told(step, block, kept) for step in trace],
@@ -115,6 +116,8 @@ def told(step: Step, block: list[int] | None, queries: list[int]) -> dict[str, o
         "why": step.why,
         "axes": axes,
         "shape": [list(pair) for pair in zip(step.axes.split(), step.shape, strict=True)],
+        "called": {letter: step.called(letter) for letter in step.axes.split()},
+        "whole": not tensor.is_floating_point(),
     }
     kept: dict[str, list[int]] = {}
     if block and pair:

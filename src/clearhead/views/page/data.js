@@ -106,6 +106,9 @@ function open(it) {
   keyHeads = it.size.g ?? heads;
 }
 
+// What a place of an axis is called: counted from 0, or from where it was cut out of a larger text.
+const numbered = (letter, at) => at + (trace.first?.[letter] ?? 0);
+
 const stepNamed = (name) => steps.find((step) => step.name === name);
 
 // Where the reader stands. `go` in page.js is the only one that moves it.

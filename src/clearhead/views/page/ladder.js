@@ -13,9 +13,14 @@ const MEANS = {
   "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
   separators: "of its weight lies on punctuation and special tokens",
   "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
-  spread: "of the most entropy it could have: it looks at nearly everything alike",
-  sharp: "of the most entropy it could have: it looks at few keys, and not at one kind of them",
-  mixed: "of the most entropy it could have",
+  spread: "at a time, on average: it looks at nearly everything alike",
+  sharp: "at a time, on average: few, and not one kind of them",
+  mixed: "at a time, on average",
+};
+// As a caption of a small map.
+const SHORT = {
+  "previous token": "previous", "next token": "next", "same token": "itself",
+  "first token (sink)": "first", "nothing (sink logit)": "sink", "previous word": "prev. word",
 };
 const SHARES = {
   previous: "token before", next: "token after", same: "itself", first: "first token",
@@ -30,6 +35,9 @@ const ORDERS = {
 };
 const rank = (head) => Object.keys(MEANS).indexOf(head.label.split(" and ")[0]);
 const means = (head) => head.label.split(" and ").map((label) => MEANS[label]).join(", and ");
+// The number behind a label: a share, or for a head that no kind of key names how many keys.
+const even = (head) => ["spread", "sharp", "mixed"].includes(head.label);
+const amountOf = (head) => (even(head) ? `${head.effective.toFixed(1)} keys` : percent(head.number));
 const nearly = (share) => share > 0.995 && share < 1; // which is not all
 const percent = (share) =>
   `${nearly(share) ? Math.floor(1000 * share) / 10 : Math.round(100 * share)}%`;
@@ -71,12 +79,13 @@ function tile(it) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const button = make("button", {
     type: "button", role: "radio", class: "tile", "aria-checked": false, tabindex: -1,
-    "aria-label": `layer ${it.layer}, head ${it.head}: ${it.label} ${percent(it.number)}, ` +
+    "aria-label": `layer ${it.layer}, head ${it.head}: ${it.label} ${amountOf(it)}, ` +
       `entropy ${it.entropy.toFixed(2)}`,
+    title: `layer ${it.layer}, head ${it.head}, ${it.label}: ${amountOf(it)} ${means(it)}`,
   }, canvas,
   make("span", { class: "place", "aria-hidden": "true" }, `${it.layer}·${it.head}`),
   make("span", { class: it.label in { mixed: 1, spread: 1 } ? "does plain" : "does", "aria-hidden": "true" },
-    it.label.replace(/ token.*| \(.*/, ""), " ", make("small", {}, percent(it.number))));
+    SHORT[it.label] ?? it.label, " ", make("small", {}, amountOf(it))));
   button.addEventListener("click", () => show(it));
   button.it = it;
   return button;
@@ -106,10 +115,14 @@ function fillGrid() {
     .filter((it) => grid.label === "all" || it.label === grid.label)
     .sort(ORDERS[grid.order][1]);
   byId("grid").classList.toggle("by-layer", rows);
-  byId("grid").style.setProperty("--across", Math.max(...opened.layers.map((told) => told.size.h ?? 1)));
-  byId("grid").replaceChildren(...(rows ? opened.layers.map((_, at) => make("div", { class: "row" },
+  const across = Math.max(...opened.layers.map((told) => told.size.h ?? 1));
+  byId("grid").style.setProperty("--across", across);
+  const above = make("div", { class: "row", "aria-hidden": "true" },
+    make("span", { class: "row-name" }, "head"),
+    Array.from({ length: across }, (_, i) => make("span", { class: "column-name" }, i)));
+  byId("grid").replaceChildren(...(rows ? [above, ...opened.layers.map((_, at) => make("div", { class: "row" },
     make("span", { class: "row-name", "aria-hidden": "true" }, `layer ${at}`),
-    shown.filter((it) => it.layer === at).map((it) => it.tile))) : shown.map((it) => it.tile)));
+    shown.filter((it) => it.layer === at).map((it) => it.tile)))] : shown.map((it) => it.tile)));
   for (const it of shown) if (!it.tile.painted) painter.observe(it.tile);
   byId("grid-note").textContent = shown.length === opened.heads.length ? ""
     : `${count(shown.length, "head")} of ${opened.heads.length}.`;
@@ -173,9 +186,9 @@ function drawLadder() {
   markGrid();
   const it = chosenHead(), most = trace.most;
   byId("one-title").replaceChildren(`Layer ${it.layer}, head ${it.head}: `, make("em", {}, it.label));
-  byId("one-lead").textContent = `${percent(it.number)} ${means(it)}. ` +
-    `Its entropy is ${it.entropy.toFixed(2)} of at most ${most.toFixed(2)} nats; ` +
-    `it looks at ${it.effective.toFixed(1)} keys at a time, on average.`;
+  const told = even(it) ? "" : `; it looks at ${it.effective.toFixed(1)} keys at a time, on average`;
+  byId("one-lead").textContent = `${amountOf(it)} ${means(it)}. ` +
+    `Its entropy is ${it.entropy.toFixed(2)} of at most ${most.toFixed(2)} nats${told}.`;
   byId("shares").replaceChildren(make("dl", { class: "shares" },
     Object.entries(it.shares).map(([name, share]) => make("div", {},
       make("dt", {}, SHARES[name] ?? name), make("dd", {}, bar(share), percent(share))))));
@@ -195,6 +208,6 @@ function numbers() {
   return table("Means over the queries; entropy in nats, shares of the weight",
     ["head", "looks at", "by", "entropy", "keys", ...names.map((name) => SHARES[name] ?? name)],
     opened.heads.map((it) => ({ cells: [
-      `layer ${it.layer}, head ${it.head}`, it.label, it.number.toFixed(2), it.entropy.toFixed(2),
+      `layer ${it.layer}, head ${it.head}`, it.label, even(it) ? "" : it.number.toFixed(2), it.entropy.toFixed(2),
       it.effective.toFixed(1), ...names.map((name) => (it.shares[name] ?? 0).toFixed(2))] })));
 }

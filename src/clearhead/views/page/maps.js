@@ -83,7 +83,7 @@ function fillMaps() {
   for (let head = 0; head < heads; head++) {
     const canvas = make("canvas", { "aria-hidden": "true" });
     const button = make("button", { type: "button", role: "radio", class: "head" },
-      canvas, make("span", {}, `head ${head}`));
+      canvas, make("span", {}, `head ${numbered("h", head)}`));
     button.addEventListener("click", () => go({ head }));
     canvas.addEventListener("pointermove", (event) => read(cellUnder(event, canvas), head));
     canvas.addEventListener("pointerleave", () => read());
@@ -157,7 +157,7 @@ function drawMaps() {
     button.painted = step;
   });
   paint(byId("canvas"), step, state.head);
-  byId("map").setAttribute("aria-label", `Heat map of the ${step.name} of head ${state.head}`);
+  byId("map").setAttribute("aria-label", `Heat map of the ${step.name} of head ${numbered("h", state.head)}`);
   drawScale(step);
   layOut();
   read();
@@ -249,7 +249,7 @@ function read(cell, head = state.head) {
   const looks = hidden(weights, head)(row * weights.grid(head).columns + column)
     ? " may not look at " : " looks at ";
   const says = [
-    make("p", {}, make("small", {}, `head ${head}`)),
+    make("p", {}, make("small", {}, `head ${numbered("h", head)}`)),
     make("p", { class: "looks" },
       ...tokens(trace.queries, rowSpan(row, head)), make("span", { class: "arrow" }, looks),
       ...tokens(trace.keys, columnSpan(column, head))),

@@ -46,16 +46,17 @@ function fillIn() {
 
 function fillBar() {
   const option = (value, text) => make("option", { value }, text);
-  const named = (tokens) => (i) => option(i, `${i} · ${clip(tokens[i], 24)}`);
+  const named = (letter, tokens) => (i) =>
+    option(i, `${numbered(letter, i)} · ${clip(tokens[i], 24)}`);
   const all = (length) => Array.from({ length }, (_, i) => i);
   selects.layer.replaceChildren(...all(layers?.length ?? 0).map((i) => option(i, i)));
   selects.layer.parentElement.hidden = !layers;
-  selects.head.replaceChildren(...all(heads).map((i) => option(i, i)));
-  selects.query.replaceChildren(...trace.kept.map(named(trace.queries)));
+  selects.head.replaceChildren(...all(heads).map((i) => option(i, numbered("h", i))));
+  selects.query.replaceChildren(...trace.kept.map(named("q", trace.queries)));
   // A list of many thousands is slow to build and no use to read; what is chosen joins it.
   const every = Math.ceil(trace.keys.length / MOST_LISTED);
   selects.key.replaceChildren(
-    ...all(trace.keys.length).filter((i) => i % every === 0).map(named(trace.keys)));
+    ...all(trace.keys.length).filter((i) => i % every === 0).map(named("k", trace.keys)));
 }
 
 const MOST_LISTED = 2048;
@@ -63,7 +64,7 @@ const MOST_LISTED = 2048;
 function choose(select, value) {
   select.value = value;
   if (select.selectedIndex >= 0 || select !== selects.key) return;
-  select.append(make("option", { value }, `${value} · ${clip(trace.keys[value], 24)}`));
+  select.append(make("option", { value }, `${numbered("k", value)} · ${clip(trace.keys[value], 24)}`));
   select.value = value;
 }
 

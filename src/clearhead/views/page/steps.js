@@ -52,8 +52,8 @@ function buildSteps() {
 
 function drawSteps() {
   byId("steps-lead").replaceChildren(
-    "Query ", query(state.query), ` (position ${state.query}), head ${state.head}; `,
-    "where one key is followed, it is ", key(state.key), ` (position ${state.key}).`);
+    "Query ", query(state.query), ` (position ${numbered("q", state.query)}), head ${numbered("h", state.head)}; `,
+    "where one key is followed, it is ", key(state.key), ` (position ${numbered("k", state.key)}).`);
   [...byId("tabs").children].forEach((tab, stage) => {
     tab.setAttribute("aria-selected", stage === state.stage);
     tab.setAttribute("aria-controls", "panel");
@@ -70,7 +70,7 @@ function drawSteps() {
 function leaf(stage) {
   const step = steps[stage];
   const shape = step.shape.map(([letter, size]) =>
-    make("span", {}, `${trace.names[letter] ?? letter} `, make("b", {}, size)));
+    make("span", {}, `${step.called[letter]} `, make("b", {}, size)));
   return make("article", { class: "step", "data-step": step.name },
     make("h3", {}, make("span", { class: "ordinal" }, stage + 1), step.name),
     make("p", { class: "formula" }, step.formula),
@@ -83,28 +83,32 @@ const paragraph = (...words) => make("p", {}, ...words);
 
 // ---- any step ------------------------------------------------------------------------
 
-// Tokens down, features across, the chosen token marked.
+// Tokens (of a matrix of weights, features) down, features across, the chosen token marked.
 function rowsOf(step) {
-  const down = step.axes.find((letter) => "qk".includes(letter));
-  const across = step.axes.filter((letter) => !"qkhg".includes(letter)).at(-1);
-  const length = down ? trace.size[down] : 1;
+  const free = step.axes.filter((letter) => !"hg".includes(letter));
+  const down = free.find((letter) => "qk".includes(letter)) ?? free.at(-2);
+  const across = free.filter((letter) => letter !== down).at(-1);
+  const chosen = { q: state.query, k: state.key }[down];
+  const length = step.shape.find(([letter]) => letter === down)?.[1] ?? 1;
   const positions = step.kept[down] ?? Array.from({ length }, (_, i) => i);
-  const chosen = down === "k" ? state.key : state.query;
   const at = (position) => place(down ? { [down]: position } : {});
   const read = (position) => (across ? step.along(across, at(position)) : step.along("", at(position)));
   const shown = elide(positions.length, 12, Math.max(0, positions.indexOf(chosen)));
   const features = ends(read(positions[0]).length, 10);
+  const write = (value) => (step.whole ? String(value) : number(value));
+  const label = (position) => ({ q: query, k: key })[down]?.(position) ??
+    (down ? `${step.called[down]} ${position}` : "all tokens");
   const rows = shown.map((i) => {
     if (i === null) return gap(features.length + 1);
     const position = positions[i], values = read(position);
     return {
-      kind: down && position === chosen ? "chosen" : "",
-      cells: [down === "k" ? key(position) : down ? query(position) : "all tokens",
-        ...features.map((j) => (j === null ? "…" : number(values[j])))],
+      kind: position === chosen ? "chosen" : "",
+      cells: [label(position), ...features.map((j) => (j === null ? "…" : write(values[j])))],
     };
   });
   const names = features.map((j) => (j === null ? "…" : across ? `${across} ${j}` : step.name));
-  return [table(`${step.name}, one row a token`, [down === "k" ? "key" : "query", ...names], rows)];
+  const each = "qk".includes(down) ? "token" : step.called[down];
+  return [table(`${step.name}, a row for each ${each}`, [step.called[down] ?? "", ...names], rows)];
 }
 
 // The row of the chosen query in the step before, and in this one.

@@ -128,7 +128,7 @@ def _annotate(
 
 
 def _label_columns(ax: "Axes", sheet: Sheet) -> None:
-    places, labels = _ticks(sheet.columns, sheet.values.shape[1])
+    places, labels = _ticks(sheet.columns, sheet.values.shape[1], sheet.first[1])
     ax.set_xticks(places, labels=labels, parse_math=False)
     ax.set_xlabel(AXES.get(sheet.across, sheet.across))
     ax.xaxis.tick_top()
@@ -139,15 +139,15 @@ def _label_columns(ax: "Axes", sheet: Sheet) -> None:
 
 
 def _label_rows(ax: "Axes", sheet: Sheet) -> None:
-    places, labels = _ticks(sheet.rows, sheet.values.shape[0])
+    places, labels = _ticks(sheet.rows, sheet.values.shape[0], sheet.first[0])
     ax.set_yticks(places, labels=labels, parse_math=False)
     ax.set_ylabel(AXES.get(sheet.down, sheet.down))
 
 
-def _ticks(tokens: list[str] | None, size: int) -> tuple[list[int], list[str]]:
+def _ticks(tokens: list[str] | None, size: int, first: int) -> tuple[list[int], list[str]]:
     """Tokens, or positions where there are none; every so many where there are too many."""
     places = list(range(0, size, -(-size // LABELLED)))
-    return places, [drawable(tokens[i]) if tokens else str(i) for i in places]
+    return places, [drawable(tokens[i]) if tokens else str(first + i) for i in places]
 
 
 def _turned(labels: list[str], columns: int) -> bool:

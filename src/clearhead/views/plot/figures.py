@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import BadValue
 from ...trace import Trace
-from ..sheet import Sheet, sheets, span
+from ..sheet import Sheet, number, sheets, span
 from .canvas import draw, drawable, new_figure, require_matplotlib, size
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figur
     for i, (ax, name, sheet) in enumerate(zip(axes, chain, found, strict=False)):
         draw(ax, sheet, rows=i % across == 0)
         arrow = "→ " if i else ""
-        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip())
+        low, high = span([sheet])
+        # Each matrix has colours of its own; its title says what they span.
+        spread = f"colours {number(low, 2)} to {number(high, 2)}"
+        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip() + f"\n{spread}")
         ax.set_title(title, fontsize=9, parse_math=False)
     for ax in axes[len(chain) :]:
         ax.remove()

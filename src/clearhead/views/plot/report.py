@@ -28,7 +28,8 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     means = []
     for i, layer in enumerate(report.layers):
         entropies = [head.entropy for head in layer.heads]
-        ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0)
+        ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0,
+                label=None if i else "a head")  # fmt: skip
         means.append(float(np.mean(entropies)) if entropies else 0.0)
     ax.plot(numbers, means, "-s", color=INK, markersize=5, label="mean of the layer")
     ax.plot(numbers, [layer.most for layer in report.layers], "--", color="0.45",
@@ -82,10 +83,12 @@ def model(report: Report, figure: "Figure | None" = None) -> "Figure":
     """
     require_matplotlib()
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
-    figure = figure or new_figure(0.62 * across + 0.5, 0.78 * down + 0.2)
+    figure = figure or new_figure(0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
     for i, layer in enumerate(report.layers):
         maps = layer.map.clamp(min=0).sqrt().double().cpu().numpy()
+        seen = layer.seen.cpu().numpy()
+        hidden = np.ma.array(np.ones(seen.shape), mask=seen)
         for h, ax in enumerate(grid[i]):
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
@@ -93,6 +96,10 @@ def model(report: Report, figure: "Figure | None" = None) -> "Figure":
                 continue
             ax.imshow(maps[h], vmin=0, vmax=maps.max(), cmap="viridis", 
                       interpolation="antialiased")  # fmt: skip
-            ax.set_title(drawable(layer.heads[h].label.split(" ")[0]), fontsize=6, pad=2)
+            ax.set_title(f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2)
+            if hidden.any():
+                ax.imshow(hidden, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
+    figure.suptitle("queries down, keys across; bright where a query looks, white where none may",
+                    fontsize=7)  # fmt: skip
     return figure

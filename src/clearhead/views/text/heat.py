@@ -27,7 +27,8 @@ EMPTY = "rgb(58,58,58)"  # a blocked half of a character, which has no room for 
 class Layout:
     """How the maps lie on the page: how much is pooled, what is written beside and above them.
 
-    `across` characters make one cell; with `halves`, one character holds two rows.
+    `across` characters make one cell; with `halves`, one character holds two rows. `first` is the
+    number of the first column.
     """
 
     pool: tuple[int, int]
@@ -35,6 +36,7 @@ class Layout:
     halves: bool
     labels: list[str]
     columns: int
+    first: int = 0
 
     @property
     def margin(self) -> int:
@@ -55,7 +57,7 @@ def heat(
     """
     found = sheets(trace, trace.step(step), heads)
     with paper(console) as out:
-        out.print(heading(trace.names.index(step) + 1, trace.step(step)))
+        out.print(heading(None, trace.step(step)))
         if not found:
             out.print(Text("There are no numbers in it."))
             return
@@ -83,9 +85,12 @@ def heat(
 
 def _layout(sheet: Sheet, page: int, tinted: bool) -> Layout:
     rows, columns = sheet.values.shape
-    digits = len(str(rows - 1))
-    labels = [f"{i:>{digits}} {sheet.rows[i] if sheet.rows else ''}".rstrip() for i in range(rows)]
-    small = Layout((1, 1), 2, False, labels, columns)
+    digits = len(str(sheet.first[0] + rows - 1))
+    labels = [
+        f"{sheet.first[0] + i:>{digits}} {sheet.rows[i] if sheet.rows else ''}".rstrip()
+        for i in range(rows)
+    ]
+    small = Layout((1, 1), 2, False, labels, columns, sheet.first[1])
     if rows <= TALLEST and small.margin + 2 * columns <= page:
         return small
     across, height = (1, 2) if tinted else (2, 1)
@@ -93,8 +98,8 @@ def _layout(sheet: Sheet, page: int, tinted: bool) -> Layout:
     pool = (-(-rows // (TALLEST * height)), -(-columns // widest))
     if rows == columns:  # so that the diagonal stays one
         pool = (max(pool), max(pool))
-    labels = [f"{i:>{digits}}" for i in range(0, rows, pool[0] * height)]
-    return Layout(pool, across, tinted, labels, -(-columns // pool[1]))
+    labels = [f"{sheet.first[0] + i:>{digits}}" for i in range(0, rows, pool[0] * height)]
+    return Layout(pool, across, tinted, labels, -(-columns // pool[1]), sheet.first[1])
 
 
 def _map(sheet: Sheet, layout: Layout, low: float, high: float, tinted: bool) -> list[Text]:
@@ -141,9 +146,9 @@ def _halves(upper: list[float], lower: list[float] | None = None) -> Text:
 def _ruler(layout: Layout) -> str:
     """Positions above the columns, as many as have room."""
     size, pool, across = layout.columns, layout.pool[1], layout.across
-    longest = len(str((size - 1) * pool))
+    longest = len(str(layout.first + (size - 1) * pool))
     every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * across > longest)
-    marks = [str(j * pool).ljust(every * across) for j in range(0, size, every)]
+    marks = [str(layout.first + j * pool).ljust(every * across) for j in range(0, size, every)]
     return "".join(marks)[: max(size * across, len(marks[-1].rstrip()))].rstrip()
 
 
@@ -180,7 +185,8 @@ def _notes(found: list[Sheet], layout: Layout, low: float, high: float, tinted: 
         notes.append(Text(f"Each cell is the largest of {rows} × {columns}."))
     if first.columns and first.columns != first.rows and layout.pool[1] == 1:
         names = ", ".join(
-            "…" if j is None else f"{j} {first.columns[j]}" for j in ends(len(first.columns), 24)
+            "…" if j is None else f"{first.first[1] + j} {first.columns[j]}"
+            for j in ends(len(first.columns), 24)
         )
         notes.append(Text(f"{counted(len(first.columns), first.across)}: {names}"))
     return notes

@@ -68,7 +68,9 @@ def matrix(
     height, width = sheet.values.shape
     rows = ends(height, most)
     above = [EMPTY] * (1 if sheet.columns is None else 2)
-    left: list[list[Cell]] = [[*above, *[(GAP if i is None else str(i), "dim") for i in rows]]]
+    left: list[list[Cell]] = [
+        [*above, *[(GAP if i is None else str(sheet.first[0] + i), "dim") for i in rows]]
+    ]
     if sheet.rows is not None:
         left.append([*above, *[EMPTY if i is None else (sheet.rows[i], "") for i in rows]])
     columns = {j: _column(sheet, j, rows, cell) for j in [None, *ends(width, most)]}
@@ -86,7 +88,7 @@ def matrix(
 def _column(
     sheet: Sheet, j: int | None, rows: list[int | None], cell: Callable[[int, int], Cell]
 ) -> list[Cell]:
-    above: list[Cell] = [(GAP if j is None else str(j), "dim")]
+    above: list[Cell] = [(GAP if j is None else str(sheet.first[1] + j), "dim")]
     if sheet.columns is not None:
         above.append(EMPTY if j is None else (sheet.columns[j], "bold"))
     return above + [(GAP, "") if i is None or j is None else cell(i, j) for i in rows]

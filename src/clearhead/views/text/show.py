@@ -49,16 +49,17 @@ def show(
                 out.print(indented(_numbers(out, step, sheet, decimals, most)))
 
 
-def heading(at: int, step: Step) -> Text:
-    """For example ``4. scores = Q Kᵀ``."""
+def heading(at: int | None, step: Step) -> Text:
+    """For example ``4. scores = Q Kᵀ``; without a number where a step is shown alone."""
     formula = f" = {step.formula}" if step.formula else ""
-    return Text.assemble((f"{at}. {step.name}", "bold"), formula)
+    return Text.assemble((step.name if at is None else f"{at}. {step.name}", "bold"), formula)
 
 
 def shape(step: Step) -> str:
     """For example ``2 heads × 5 queries × 5 keys``."""
     return " × ".join(
-        counted(size, letter) for letter, size in zip(step.axes.split(), step.shape, strict=True)
+        counted(size, step.called(letter))
+        for letter, size in zip(step.axes.split(), step.shape, strict=True)
     )
 
 
