@@ -121,3 +121,15 @@ def test_runs_need_no_square():
     assert int((~reach).pairs().sum()) == T * (T - 1) // 2
     some, full = reach.tiles(slice(T - 4, T), 2**18)
     assert some.all() and full.tolist() == [True, True, True, False]
+
+
+def test_many_runs_meet_as_bits():
+    """Scattered, 50 runs and 50 would make 2500 pairs a query, of which few hold a key."""
+    Tk = 400
+    keep = torch.rand(2, 1, 1, 3, Tk, generator=torch.Generator().manual_seed(0)) < 0.5
+    edges = torch.arange(50) * 8
+    odd, even = (Reach(lo := edges.reshape(1, 1, 1, -1) + at, lo + 5, 3, Tk) for at in (0, 3))
+    both = odd & even
+    assert both.bits is not None and torch.equal(both.block(), odd.block() & even.block())
+    with_bits = Reach(odd.lo, odd.hi, 3, Tk, keep[0]) & Reach(even.lo, even.hi, 3, Tk, keep[1])
+    assert torch.equal(with_bits.block(), both.block() & keep[0] & keep[1])

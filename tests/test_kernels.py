@@ -125,9 +125,7 @@ def test_long_dot_products_round_no_worse_than_torch(D, level):
     """A float32 sum over all of D in one chain would err 1.7 times as much at 256, 2 at 512."""
     q, k, v = question(1, 2, 2, 150, 150, D)
     true = ch.attention(q.double(), k.double(), v.double(), engine="steps")
-    ours, theirs = (
-        (out.double() - true).abs().mean() for out in (answer(q, k, v), plain(q, k, v))
-    )
+    ours, theirs = ((out.double() - true).abs().mean() for out in (answer(q, k, v), plain(q, k, v)))
     assert ours <= 1.4 * theirs
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EVERY_KEY = 2**60  # farther than any key: a distance without a limit
+MANY = 64  # pairs of runs, beyond which bits, a byte for each key, may be the smaller way to say it
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class Reach:
     bits: Tensor | None = None
 
     def __and__(self, other: "Reach") -> "Reach":
+        if self.lo.shape[-1] * other.lo.shape[-1] > max(self.Tk, MANY):
+            return from_bits(self.block() & other.block(), self.Tq, self.Tk)
         if self.bits is None or other.bits is None:
             bits = other.bits if self.bits is None else self.bits
         else:
