@@ -33,11 +33,8 @@ def ask(
     """
     v = k if v is None else v
     rank = 4
-    if _mixed_by_autocast(q, k, v):
-        to = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(to), k.to(to), v.to(to)
     if not _usual(q, k, v):
-        q, k, v, rank = _four_dimensions(q, k, v)
+        q, k, v, rank = _four_dimensions(*_as_autocast(q, k, v))
     (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
     grid = Grid(Tq, Tk, B, H)
     mask = _checked_mask(mask, grid)
@@ -51,9 +48,12 @@ def ask(
         sinks = _checked_sinks(sinks, H)
         _has_numbers_beside("sinks", sinks, q)
         sinks = sinks.to(q.device)
-    learns = [q, k, v] if sinks is None else [q, k, v, sinks]
     grad = torch.is_grad_enabled() and (
-        any(x.requires_grad for x in learns) or (bias is not None and bias.needs_grad)
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (sinks is not None and sinks.requires_grad)
+        or (bias is not None and bias.needs_grad)
     )
     given = _checked_number("scale", scale, positive=False)
     problem = Problem(
@@ -95,13 +95,14 @@ def _usual(q: object, k: object, v: object) -> bool:
     return same and q.layout is k.layout is v.layout is torch.strided
 
 
-def _mixed_by_autocast(*tensors: object) -> bool:
+def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast some layers narrow what they give and some do not; torch then narrows all."""
-    return (
-        all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors)
-        and len({x.dtype for x in tensors}) > 1  # type: ignore[attr-defined]
-        and torch.is_autocast_enabled(tensors[0].device.type)  # type: ignore[attr-defined]
-    )
+    if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
+        return tensors
+    kind = tensors[0].device.type
+    if len({x.dtype for x in tensors}) == 1 or not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
 
 def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:

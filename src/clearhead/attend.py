@@ -327,7 +327,7 @@ def _answered(
 ) -> Answered:
     """What the engine that can is asked for; whoever listens hears the question."""
     chosen, _ = choose(problem, engine)
-    if torch.is_autocast_enabled(problem.device.type):  # a context costs as much as a tiny question
+    if torch._C._is_any_autocast_enabled():  # a context costs as much as a tiny question
         with as_asked(problem.device):
             answered = ask_of(chosen)
     else:

@@ -52,7 +52,9 @@ class kept:
         return made
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(
+    eq=False
+)  # not frozen, which would make a tenth of a tiny question's cost; none is changed
 class Problem:
     """One attention question without its tensors (but for what belongs to the rule: mask, bias,
     sinks), so that it can be costed, listed and declined without touching any data."""

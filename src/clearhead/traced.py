@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-PLAIN = (Tensor, torch.nn.Parameter, type(None))
+PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def transformed() -> bool:
@@ -25,6 +25,6 @@ def plain(*tensors: Tensor | None) -> bool:
     return (
         not torch.compiler.is_compiling()
         and torch._C._len_torch_dispatch_stack() == 0
-        and not transformed()
-        and all(type(x) in PLAIN for x in tensors)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and all(map(PLAIN.__contains__, map(type, tensors)))
     )

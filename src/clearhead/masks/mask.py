@@ -6,6 +6,7 @@ Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +15,7 @@ from ..errors import BadType, BadValue
 from ..intervals import Reach
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """How many queries and keys a mask is asked about, in how many batches and heads."""
 
     Tq: int

@@ -12,7 +12,7 @@ from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
 from ...traced import forward_mode, plain
 from ..engine import Engine
-from .call import DTYPES, LAYOUT, alibi_start
+from .call import DTYPES, RULE, TENSORS, alibi_start
 from .extension import (
     core,
     false_level,
@@ -24,8 +24,8 @@ from .extension import (
 from .look import MASK, SURVEY, TALLY, learned_lse, survey
 from .operator import GRADIENT, answer
 
-LAYOUTS = (LAYOUT, SURVEY, TALLY, MASK, GRADIENT)
-if core is not None and core.struct_sizes() != tuple(layout.size for layout in LAYOUTS):
+SIZES = TENSORS.size + RULE.size, *(x.size for x in (SURVEY, TALLY, MASK, GRADIENT))
+if core is not None and core.struct_sizes() != SIZES:
     raise ImportError(
         "clearhead's compiled core is of another version than its Python code. Both come from one "
         "installation. Install clearhead again: pip install --force-reinstall --no-deps clearhead, "

@@ -7,6 +7,7 @@ work is the operator `clearhead::attend` (operator.py).
 """
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -21,10 +22,12 @@ from .extension import core
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
-# The layout of `Problem`: sizes and dtype; q, k, v, out, lse and rounding as (address, b, h, t);
-# scale and softcap; before and after, and the number of runs; lo, hi, bits and bias as (address, b,
-# h, q, x); the bias's dtype; slopes and their shift; sinks; dropout and seed; no survey (look.py).
-LAYOUT = struct.Struct("<8q" + 6 * "4q" + "2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
+# The layout of `Problem`. What lies where: sizes and dtype; q, k, v, out, lse and rounding as
+# (address, b, h, t). And the rule: scale and softcap; before and after, and the number of runs; lo,
+# hi, bits and bias as (address, b, h, q, x); the bias's dtype; slopes and their shift; sinks; dropout
+# and seed; no survey (look.py).
+TENSORS = struct.Struct("<8q" + 6 * "4q")
+RULE = struct.Struct("<2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
 NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 
 
@@ -50,8 +53,12 @@ class Asked(NamedTuple):
     seed: int | Tensor | None
 
 
+NO_MORE = (None, None, None, None, None, 0, None, 0.0, None)  # of a rule that is a few numbers
+
+
 def question(p: Problem) -> Asked:
-    diagonal = p.mask.diagonal(p.grid)  # which needs no tensors, most of the cost of a small call
+    # Where it is the whole rule no tensors are needed, which are most of the cost of a small call.
+    diagonal = p.mask.diagonal(p.grid) if p.masked else (EVERY_KEY, EVERY_KEY)
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
     if diagonal is None and p.masked:
@@ -105,15 +112,27 @@ def pack(
 ) -> bytes:
     """The question as the core reads it. q, k and v come from `rows_of`, and must outlive it."""
     B, H, Tq, D = q.shape
-    scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, dropout, seed = asked
-    return LAYOUT.pack(
+    tensors = TENSORS.pack(
         B, H, k.shape[1], Tq, k.shape[2], D, v.shape[3], DTYPES[q.dtype],
         *place(q), *place(k), *place(v), *place(out), *place(lse), *place(rounding),
+    )  # fmt: skip
+    return tensors + (_numbers(*asked[:4]) if asked[4:] == NO_MORE else _rule(asked))
+
+
+def _rule(asked: Asked) -> bytes:
+    scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, dropout, seed = asked
+    return RULE.pack(
         scale, softcap, before, after, 0 if lo is None else lo.shape[-1],
         *grid(lo), *grid(hi), *grid(bits), *grid(bias),
         0 if bias is None else DTYPES[bias.dtype],
         *_heads(slopes), shift, *_heads(sinks), dropout, 0 if seed is None else int(seed), 0,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _numbers(scale: float, softcap: float, before: int, after: int) -> bytes:
+    """A rule of numbers alone, which most questions have, and many the same."""
+    return _rule(Asked(scale, softcap, before, after, *NO_MORE))
 
 
 def check(code: int) -> None:
@@ -134,7 +153,7 @@ def place(x: Tensor | None) -> tuple[int, int, int, int]:
     if x is None:
         return NO_PLACE
     b, h, t = x.stride()[:3]
-    return _address(x), b, h, t
+    return x.data_ptr() or _nowhere(x), b, h, t
 
 
 def grid(x: Tensor | None) -> tuple[int, ...]:
@@ -142,19 +161,19 @@ def grid(x: Tensor | None) -> tuple[int, ...]:
     if x is None:
         return NO_GRID
     steps = zip(x.stride(), x.shape, strict=True)
-    return _address(x), *(0 if size == 1 else step for step, size in steps)
+    return x.data_ptr() or _nowhere(x), *(0 if size == 1 else step for step, size in steps)
 
 
 def _heads(x: Tensor | None) -> tuple[int, ...]:
-    return NO_GRID if x is None else (_address(x), 0, x.stride(0), 0, 0)
+    return NO_GRID if x is None else (x.data_ptr() or _nowhere(x), 0, x.stride(0), 0, 0)
 
 
-def _address(x: Tensor) -> int:
-    address = x.data_ptr()
-    if not address and x.numel():
+def _nowhere(x: Tensor) -> int:
+    """The address of a tensor that has none: of no numbers, or set free."""
+    if x.numel():
         raise BadValue(
             f"A tensor of shape {tuple(x.shape)} has no memory behind it.",
             "the core reads numbers where they lie.",
             "fill its storage again, if it was set free (as FSDP does outside of a layer's call).",
         )
-    return address
+    return 0
