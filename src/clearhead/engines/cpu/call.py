@@ -24,8 +24,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 # The layout of `Problem`. What lies where: sizes and dtype; q, k, v, out, lse and rounding as
 # (address, b, h, t). And the rule: scale and softcap; before and after, and the number of runs; lo,
-# hi, bits and bias as (address, b, h, q, x); the bias's dtype; slopes and their shift; sinks; dropout
-# and seed; no survey (look.py).
+# hi, bits and bias as (address, b, h, q, x); the bias's dtype; slopes and their shift; sinks;
+# dropout and seed; no survey (look.py).
 TENSORS = struct.Struct("<8q" + 6 * "4q")
 RULE = struct.Struct("<2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
 NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
