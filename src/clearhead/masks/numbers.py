@@ -13,8 +13,8 @@ from ..whole import whole
 if TYPE_CHECKING:
     from .mask import Grid
 
-Ints: TypeAlias = "int | Iterable[int] | Tensor"
-Align: TypeAlias = "str | int | Iterable[int] | Tensor | None"
+Ints: TypeAlias = int | Iterable[int] | Tensor
+Align: TypeAlias = str | int | Iterable[int] | Tensor | None
 
 
 FARTHEST = 2**40  # the largest position, count or distance a rule can hold

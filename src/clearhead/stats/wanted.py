@@ -27,7 +27,7 @@ class Top(NamedTuple):
     keys: Tensor
 
 
-Result: TypeAlias = "Tensor | Top | dict[str, Tensor]"
+Result: TypeAlias = Tensor | Top | dict[str, Tensor]
 
 
 class Statistic(ABC):
