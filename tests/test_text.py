@@ -352,7 +352,7 @@ The query “you” at 1, in full
    feature 0  0.7311·1.0000 + 0.2689·0.0000 = 0.7311
    feature 1  0.7311·0.0000 + 0.2689·1.0000 = 0.2689
 
-Recomputed from Q, K and V in float64; no step of the trace differs by more than """
+Recomputed in float64; no step of the trace differs by more than """
 
 
 @pytest.mark.parametrize("head", range(4))
@@ -559,3 +559,17 @@ def test_json_is_strict_and_says_everything():
 def _flat(values):
     for value in values:
         yield from _flat(value) if isinstance(value, list) else [value]
+
+
+def test_a_lesson_is_followed_from_the_token_on():
+    trace = ch.explain_text("to be or not", size=6, heads=3)
+    lines = printed(text.follow, trace, 2, head=1).splitlines()
+    x, matrix, q = trace["inputs"][2], trace["W_query"][1], trace["query"][1, 2]
+    assert any(line.endswith("query = X · W_query") for line in lines)
+    sums = [line for line in lines if line.count("·") == 6 and "feature" in line]
+    for i, line in enumerate(sums):
+        assert f"{x[0]:.4f}" in line and f"{matrix[5, i]:.4f}" in line
+        assert float(line.split("=")[1]) == pytest.approx(float(q[i]), abs=1e-4)
+    assert len(sums) == 2
+    joined = sum(trace["output"][h, 2] @ trace["W_out"][h] for h in range(3))
+    torch.testing.assert_close(joined, trace["projected"][2])

@@ -82,7 +82,7 @@ def explain_text(
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(seed)
         embed = TokenEmbedding(len(vocabulary), size)
-        attend = MultiHeadAttention(size, heads)
+        attend = MultiHeadAttention(size, heads, out_bias=False)
         x = embed(ids)
         before = [
             Step("ids", "vocabulary[token]", "Each different word gets a number.", "q", ids),

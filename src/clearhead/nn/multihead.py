@@ -18,7 +18,7 @@ from ..trace import Step, Trace
 from .cache import KVCache
 from .checks import both, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
-from .simple import Question, inputs
+from .simple import Question, inputs, projected
 
 
 class MultiHeadAttention(nn.Module):
@@ -235,15 +235,19 @@ class MultiHeadAttention(nn.Module):
         given = [(x, "inputs", "q"), (context, "context", "k"), (values, "values", "k")]
         C = "X" if context is None else "C"
         U = C if values is None else "U"
-        trace = trace.made_by(query="X · W_query", key=f"{C} · W_key", value=f"{U} · W_value")
+        trace = trace.made_by(
+            query=projected("X", "W_query", self.W_query),
+            key=projected(C, "W_key", self.W_key),
+            value=projected(U, "W_value", self.W_value),
+        )
         trace = trace.before(*(inputs(t, name, axis) for t, name, axis in given if t is not None))
         joined = _join(trace["output"])
         axes = "b q e" if joined.dim() == 3 else "q e"
         last = (
             Step("joined", "concat over heads", "The answers of the heads, side by side.", axes,
                  joined),
-            Step("projected", "joined · W_out", "What each head found is mixed into one vector per "
-                 "token.", axes, self.out_proj(joined)),
+            Step("projected", projected("joined", "W_out", self.out_proj), "What each head found "
+                 "is mixed into one vector per token.", axes, self.out_proj(joined)),
         )  # fmt: skip
         return replace(trace, steps=(*trace.steps, *last))
 

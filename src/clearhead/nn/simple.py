@@ -6,7 +6,7 @@ layer asks `clearhead.attention`, and `explain` asks `clearhead.explain` the sam
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,11 @@ class Question(NamedTuple):
 class OneHead(nn.Module, ABC):
     """A layer that asks attention one question, with one head and nothing after it."""
 
-    made_by: ClassVar[dict[str, str]] = {
-        "query": "X · W_query",
-        "key": "X · W_key",
-        "value": "X · W_value",
-    }
+    @property
+    def made_by(self) -> dict[str, str]:
+        """The formulas of queries, keys and values."""
+        names = {"query": "W_query", "key": "W_key", "value": "W_value"}
+        return {step: projected("X", name, getattr(self, name)) for step, name in names.items()}
 
     @abstractmethod
     def question(self, x: Tensor, mask: Mask | None) -> Question:
@@ -87,7 +87,9 @@ class SimpleAttention(OneHead):
     Raises `BadValue` or `BadType` for inputs of another shape or kind.
     """
 
-    made_by: ClassVar[dict[str, str]] = {"query": "X", "key": "X", "value": "X"}
+    @property
+    def made_by(self) -> dict[str, str]:
+        return {"query": "X", "key": "X", "value": "X"}
 
     def question(self, x: Tensor, mask: Mask | None) -> Question:
         x = sequence("SimpleAttention", "x", x)
@@ -194,6 +196,11 @@ class CausalAttention(OneHead):
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout:g}"
+
+
+def projected(x: str, name: str, layer: nn.Linear) -> str:
+    """The formula of a projection, for example ``X · W_query + b``."""
+    return f"{x} · {name}" + ("" if layer.bias is None else " + b")
 
 
 def inputs(x: Tensor, name: str = "inputs", letter: str = "q") -> Step:

@@ -41,12 +41,13 @@ def follow(
     head: int = 0,
     decimals: int = 4,
 ) -> None:
-    """Print how one query comes to its output: q · k term by term, the softmax, the mixture.
+    """Print how one query comes to its output: q · k term by term, the softmax, the mixture; in a
+    trace that shows them, the token's sum and its projection before.
 
     `query` is a position or a token; of a token that stands more than once the first is taken.
-    Everything is recomputed from Q, K and V in float64, and the last line says how far the trace
-    is from that. Of many keys, those with the largest weights are written out. Raises `BadValue`
-    for a query or a head that is not there.
+    Everything is recomputed in float64, and the last line says how far the trace is from that. Of
+    many keys, those with the largest weights are written out. Raises `BadValue` for a query or a
+    head that is not there.
     """
     places = find(trace, query)
     row, [head] = places[0], choose_heads(trace, [head])
@@ -54,7 +55,7 @@ def follow(
         out.print(Text(_title(trace, places, head), style="bold"))
         one, furthest, elided = Query(trace, row, head, decimals), 0.0, False
         for at, step in enumerate(trace, 1):
-            if step.name not in WORKED:
+            if step.name not in WORKED or not NEEDED.get(step.name, set()) <= set(trace.names):
                 continue
             lines, result = WORKED[step.name](one)
             out.print()
@@ -68,8 +69,7 @@ def follow(
             out.print(Text("… stands for what is in the sums but not written out."))
         out.print(
             Text(
-                "Recomputed from Q, K and V in float64; no step of the trace differs by more than "
-                f"{furthest:.0e}."
+                f"Recomputed in float64; no step of the trace differs by more than {furthest:.0e}."
             )
         )
 
@@ -110,6 +110,18 @@ class Query:
         self.k, self.v = self.given("key"), self.given("value")
         self.keys = _heaviest(self.given("weights")[row])
         self.x = self.weights = torch.zeros(0)
+
+    def inputs(self) -> tuple[list[Line], Tensor]:
+        a, b = self.given("embeddings")[self.row], self.given("positions")[self.row]
+        return self.each_feature(
+            lambda i: f"{self.signed(a[i])} + {self.signed(b[i])}", a + b
+        ), a + b
+
+    def query(self) -> tuple[list[Line], Tensor]:
+        x, matrix = self.given("inputs")[self.row], self.given("W_query")
+        terms = ends(len(x), MOST)
+        q = x @ matrix
+        return self.each_feature(lambda i: self.products(x, matrix[:, i], terms), q), q
 
     def scores(self) -> tuple[list[Line], Tensor]:
         self.x = (self.q * self.k).sum(1)
@@ -180,19 +192,22 @@ class Query:
         silent = (self.weights == 0)[:, None] & ~self.v.isfinite()
         value = self.v.masked_fill(silent, 0.0)
         out = self.weights @ value
-        lines = []
-        for j in ends(len(out), MOST):
-            if j is None:
-                lines.append(Line("", "…", "", "…"))
-            else:
-                sum = self.products(self.weights, value[:, j], self.keys)
-                lines.append(Line("", f"feature {j}", sum, self.write(out[j])))
-        return lines, out
+        return self.each_feature(
+            lambda i: self.products(self.weights, value[:, i], self.keys), out
+        ), out
 
     def each_key(self, sum: Callable[[int], str], results: Tensor) -> list[Line]:
         return [
             GAP if j is None else Line(str(j), self.token(j), sum(j), self.write(results[j]))
             for j in self.keys
+        ]
+
+    def each_feature(self, sum: Callable[[int], str], results: Tensor) -> list[Line]:
+        return [
+            Line("", "…", "", "…")
+            if i is None
+            else Line("", f"feature {i}", sum(i), self.write(results[i]))
+            for i in ends(len(results), MOST)
         ]
 
     def products(self, a: Tensor, b: Tensor, terms: list[int | None]) -> str:
@@ -235,6 +250,8 @@ class Query:
 
 
 WORKED = {
+    "inputs": Query.inputs,
+    "query": Query.query,
     "scores": Query.scores,
     "scaled": Query.scaled,
     "capped": Query.capped,
@@ -244,6 +261,10 @@ WORKED = {
     "dropped": Query.dropped,
     "output": Query.output,
 }
+
+
+# Steps that are worked out only where the trace holds what they are made of.
+NEEDED = {"inputs": {"embeddings", "positions"}, "query": {"inputs", "W_query"}}
 
 
 def _heaviest(weights: Tensor) -> list[int | None]:
