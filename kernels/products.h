@@ -63,8 +63,8 @@ template <class A> struct Products {
   template <int R, int N>
   static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* tops) {
     F sum[R][N];
-    multiply<R, N, 1, SCORE_ROWS, PANEL>(q, k, least(steps, CHAIN), sum);
-    for (int64_t from = CHAIN; from < steps; from += CHAIN) {
+    multiply<R, N, 1, SCORE_ROWS, PANEL>(q, k, PER == 1 ? least(steps, CHAIN) : steps, sum);
+    for (int64_t from = CHAIN; PER == 1 && from < steps; from += CHAIN) {
       F before[R][N];
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++)

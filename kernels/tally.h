@@ -81,7 +81,8 @@ template <class A> class Tallying : Bands<A> {
       for (int k = begin_; k < end_; k += W) {
         F sum = zero();
         for (int x = r; x < end; x++) {
-          F y = load(s_ + x * S_STRIDE + k), w = mul(exp2<5>(fma(y, factor, all(minus[x]))), all(share[x]));
+          F y = load(s_ + x * S_STRIDE + k);
+          F w = mul(exp2<5>(fma(y, factor, all(minus[x]))), all(share[x]));
           w = pick(same(y, all(NOTHING)), zero(), w);  // in a row of NaN too
           sum = add(sum, w);
           if (exact[x]) store_part(exact[x] + k, w, int(least<int64_t>(W, block_.hi - block_.lo - k)));

@@ -303,3 +303,10 @@ def test_nothing_is_ignored_or_written_over(run, tmp_path, monkeypatch, wrong, s
     code, out, errors = run(*wrong)
     assert (code, out) == (2, "") and said in errors
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("words", [["a.txt", "b.txt"], ["-", "x"], ["see", "notes.md"]])
+def test_words_without_quotes_are_a_text_and_files_come_alone(run, words):
+    assert run("explain", "The", "cat", "sat")[1] == run("explain", "The cat sat")[1]
+    code, _, err = run("explain", *words)
+    assert code == 2 and "alone" in err

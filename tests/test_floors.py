@@ -31,7 +31,6 @@ FACE = {"__init__"}
 ONE_ROOM = {"cli", "masks", "nn", "hf", "stats", "report", "storyteller", "bench"}
 SHARED = {
     ("engines", "engine"),
-    ("engines", "traced"),
     ("views", "sheet"),
     ("views", "brought"),
     ("views", "labels"),

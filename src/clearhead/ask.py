@@ -9,6 +9,7 @@ from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue
 from .masks import Dense, Grid, Mask, everything
 from .problem import Inputs, Problem
+from .traced import transformed
 from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -43,7 +44,9 @@ def ask(
         bias.check(grid)
         _has_numbers_beside("bias", bias.numbers, q)
         if isinstance(bias, TensorBias) and "meta" not in (bias.tensor.device.type, q.device.type):
-            mask, bias = _blocked_by(TensorBias(bias.tensor.to(q.device)), mask)
+            if bias.tensor.device != q.device:
+                bias = TensorBias(bias.tensor.to(q.device))
+            mask, bias = _blocked_by(bias, mask)
     if sinks is not None:
         sinks = _checked_sinks(sinks, H)
         _has_numbers_beside("sinks", sinks, q)
@@ -100,7 +103,9 @@ def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
         return tensors
     kind = tensors[0].device.type
-    if len({x.dtype for x in tensors}) == 1 or not torch.is_autocast_enabled(kind):
+    if len({x.dtype for x in tensors}) == 1 or not torch.amp.is_autocast_available(kind):
+        return tensors
+    if not torch.is_autocast_enabled(kind):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
@@ -217,11 +222,11 @@ def _has_numbers_beside(name: str, x: Tensor | None, q: Tensor) -> None:
 
 def _blocked_by(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     """-inf in a bias blocks a pair, so it becomes a mask: then NaN behind it cannot leak."""
-    numbers, graph = bias.tensor.detach(), torch.compiler.is_compiling()
-    if not graph and (not numbers.numel() or bool(torch.isfinite(numbers.amin()))):
+    numbers, known = bias.tensor.detach(), not (torch.compiler.is_compiling() or transformed())
+    if known and (not numbers.numel() or math.isfinite(numbers.amin().item())):
         return mask, bias
     blocked = torch.isneginf(numbers)
-    if not graph and not bool(blocked.any()):
+    if known and not bool(blocked.any()):
         return mask, bias
     rule = Dense(~blocked if blocked.dim() else ~blocked.reshape(1))
     return (rule if mask is everything else mask & rule), TensorBias(
@@ -274,7 +279,8 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
 
 
 def _checked_dropout(p: object) -> float:
-    number = float(p) if hasattr(p, "__float__") and not isinstance(p, (bool, Tensor)) else None
+    plain = isinstance(p, (int, float)) or hasattr(p, "__float__")
+    number = float(p) if plain and not isinstance(p, (bool, Tensor)) else None  # type: ignore[arg-type]
     if number is None or not 0.0 <= number <= 1.0:
         raise (BadType if number is None else BadValue)(
             f"dropout={p!r}.",

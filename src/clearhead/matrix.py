@@ -24,6 +24,7 @@ STRIP_CELLS = 2**23
 MOST_CELLS = 2**27
 SUMMARY_PAIRS = 2**24
 THUMBNAIL = 64
+MANY_RUNS = 16  # a run of keys by itself costs as much as so many keys in a row
 ALL = slice(None)
 
 
@@ -151,26 +152,33 @@ class Matrix:
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
     ) -> Tensor:
-        """Some queries on some keys, in the order asked for. The keys of one run are a block by
-        themselves; scattered ones are picked out of whole rows, which their sums need anyway."""
+        """Some queries on some keys, in the order asked for: block by block, a block for each run
+        of keys. Where these are many, whole rows cost less, and the keys are picked out of them."""
         p = self._problem
         columns = _runs(keys, p.Tk, "key")
+        places = [key for column in columns for key in range(column.start, column.stop)]
         rows = []
         for run in _runs(queries, p.Tq, "query"):
-            if len(columns) == 1:
-                rows.append(self._block(run, columns[0])[0])
+            if len(columns) * MANY_RUNS > p.Tk:
+                for strip in self._strips(run):
+                    rows.append(self._block(strip, slice(0, p.Tk))[0][..., places])
                 continue
-            places = [key for column in columns for key in range(column.start, column.stop)]
-            for strip in self._strips(run):
-                rows.append(self._block(strip, slice(0, p.Tk))[0][..., places])
+            sums = self._sums(run) if len(columns) > 1 else None
+            parts = [self._block(run, column, sums)[0] for column in columns]
+            rows.append(torch.cat(parts, 3))
         return p.shape_back(torch.cat(rows, 2))
 
-    def _block(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
-        """exp(score - max) / sum, 0 where a query sees nothing; and who may look."""
+    def _block(
+        self, queries: slice, keys: slice, sums: online.Rows | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """exp(score - max) / sum, 0 where a query sees nothing; and who may look. `sums` are those
+        of the queries over all keys, if they are known."""
         scores, keep = self._logits(queries, keys)
-        whole = keys == slice(0, self._problem.Tk)
-        top, total, _ = self._sums_of(scores) if whole else self._sums(queries)
-        weights = online.powers(scores, top) / total.masked_fill(total == 0, 1.0).unsqueeze(-1)
+        if sums is None:
+            whole = keys == slice(0, self._problem.Tk)
+            sums = self._sums_of(scores) if whole else self._sums(queries)
+        exps = torch.exp(scores - online.anchor(sums.max).unsqueeze(-1))
+        weights = exps / sums.sum.masked_fill(sums.sum == 0, 1.0).unsqueeze(-1)
         return weights.masked_fill(scores == online.NOTHING, 0.0), keep
 
     def _sums(self, queries: slice) -> online.Rows:

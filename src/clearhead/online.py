@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .products import weigh
+from .products import finite, weigh
 
 NOTHING = float("-inf")
 
@@ -82,8 +82,8 @@ def finish(rows: Rows) -> tuple[Tensor, Tensor]:
 
 def powers(scores: Tensor, top: Tensor) -> Tensor:
     """exp(score - max); 0 where the score is -inf, whatever else the row holds."""
-    below = scores - anchor(top).unsqueeze(-1)
-    return torch.exp(below).masked_fill(scores == NOTHING, 0.0)
+    exps = torch.exp(scores - anchor(top).unsqueeze(-1))
+    return exps if finite(anchor(top)) else exps.masked_fill(scores == NOTHING, 0.0)
 
 
 def anchor(top: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from .traced import transformed
 
 def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
     """Q K^T, (..., q, d) x (..., k, d) -> (..., q, k); cells outside `keep` may hold anything."""
-    if keep is None or (_finite(q) and _finite(k)):
+    if keep is None or (finite(q) and finite(k)):
         return q @ k.transpose(-1, -2)
     bad_q, bad_k = (~torch.isfinite(x).all(-1) for x in (q, k))
     clean = cleaned(q) @ cleaned(k).transpose(-1, -2)
@@ -26,7 +26,7 @@ def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
 
 def weigh(weights: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
     """weights @ V, (..., q, k) x (..., k, v) -> (..., q, v); keys outside `keep` give nothing."""
-    if keep is None or _finite(v):
+    if keep is None or finite(v):
         return weights @ v
     looks = keep.to(v.dtype)
     kinds = (torch.isnan, torch.isposinf, torch.isneginf)
@@ -48,7 +48,7 @@ def as_asked(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False)
 
 
-def _finite(x: Tensor) -> bool:
+def finite(x: Tensor) -> bool:
     """Is all of it finite, for certain? Nobody can tell while the numbers are still to come."""
     if torch.compiler.is_compiling() or transformed():
         return False

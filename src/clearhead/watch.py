@@ -6,11 +6,12 @@ beside the answer, so nothing changes but time.
 
 import fnmatch
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import save_file
@@ -24,6 +25,8 @@ from .problem import Inputs, Problem
 from .stats import Statistic, Top, parse_stats, rows as exact_rows
 from .stats.look import NotAsked
 from .stats.wanted import Result
+from .traced import transformed
+from .whole import whole
 
 GAUGES = ("entropy", "max")
 
@@ -86,7 +89,7 @@ class Seen:
             "ask for one of these, or widen layers=.",
         )  # fmt: skip
 
-    def __getattr__(self, name: str) -> Result:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
         raise NotAsked(
@@ -151,7 +154,8 @@ def watch(
     Raises:
         BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does
             not have, a folder that cannot be written or holds what was seen before; and at the end
-            of the block, if the model ran and none of the calls that were asked for came by.
+            of the block, if the model ran and never asked. If it asked, but in none of `layers`,
+            that is a warning.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -159,9 +163,8 @@ def watch(
             "watch listens to the modules of a model.",
             "pass a torch.nn.Module; use look(...) for one call of attention.",
         )
-    _check_layers(layers, model)
-    if isinstance(stats, (str, Statistic)):
-        parse_stats(stats)  # which says that it is a list
+    layers = None if layers is None else _checked_layers(layers, model)
+    parse_stats(stats)
     wanted = parse_stats([*stats, *([exact_rows(list(rows))] if rows is not None else [])])
     folder = None if to is None else _folder(to)
     seen, index, inside = Seen(), [], []  # type: ignore[var-annotated]
@@ -170,7 +173,7 @@ def watch(
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: object) -> None:
             nonlocal ran, count
-            ran = True
+            ran = ran or not name
             if not inside:
                 count = 0
             inside.append(name)
@@ -192,7 +195,8 @@ def watch(
             return
         # A checkpoint compares what is kept for the way back with what is kept when it computes
         # again. What the statistics keep is hidden from it, so that they are counted once.
-        with torch.set_grad_enabled(problem.grad), saved_tensors_hooks(_as_it_is, _as_it_is):
+        hidden = nullcontext() if transformed() else saved_tensors_hooks(_as_it_is, _as_it_is)
+        with torch.set_grad_enabled(problem.grad), hidden:
             found = count_weights(problem, inputs, wanted).finish()
         if heads is not None:
             found = {n: _heads_of(result, heads, problem.H) for n, result in found.items()}
@@ -213,64 +217,54 @@ def watch(
     try:
         with listening(hear):
             yield seen
+        if ran and not heard:
+            raise BadValue(
+                f"The {type(model).__name__} ran, and never asked clearhead for attention.",
+                "watch sees attention calls that go through clearhead, in this thread and outside "
+                "of compiled graphs.",
+                'load it with attn_implementation="clearhead", build it from clearhead.nn, or '
+                "watch it before torch.compile.",
+            )
         if ran and not kept:
-            raise _saw_nothing(model, layers, heard)
+            calls = f"{heard} call{'s' * (heard != 1)}"
+            warnings.warn(
+                f"the {type(model).__name__} made {calls} in a run, none of layers={layers!r}",
+                stacklevel=3,
+            )
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _saw_nothing(model: nn.Module, layers: Sequence[int | str] | None, heard: int) -> BadValue:
-    if heard:
-        return BadValue(
-            f"The {type(model).__name__} ran, and none of its calls was one of layers={layers!r}.",
-            f"a run made at most {heard} calls, numbered from 0 to {heard - 1}.",
-            "ask for some of these, or leave layers= out.",
-        )
-    return BadValue(
-        f"The {type(model).__name__} ran, and never asked clearhead for attention.",
-        "watch sees attention calls that go through clearhead, outside of compiled graphs.",
-        'load it with attn_implementation="clearhead", build it from clearhead.nn, or watch it '
-        "before torch.compile.",
-    )
 
 
 def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
-    if isinstance(layers, str):
-        raise BadType(
-            f"layers is one string, {layers!r}.",
-            "layers is a list of numbers and of patterns for module names.",
-            f"pass layers=[{layers!r}].",
-        )
-    if layers is not None and not isinstance(layers, Iterable):
+def _checked_layers(layers: Iterable[int | str], model: nn.Module) -> list[int | str]:
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
         raise BadType(
             f"layers is {layers!r}.",
             "layers is a list of numbers and of patterns for module names.",
             f"pass layers=[{layers!r}].",
         )
-    names = [name for name, _ in model.named_modules()]
-    for which in layers or ():
-        if (
-            isinstance(which, bool)
-            or not isinstance(which, (int, str))
-            or (isinstance(which, int) and which < 0)
-        ):
-            raise BadValue(
-                f"layers has {which!r}.",
-                "a layer is the number of a call, counted from 0 in each run of the model, or a "
-                "pattern for module names.",
-                "pass numbers from 0 on, or strings such as '*.attention'.",
-            )
+    names, checked = [name for name, _ in model.named_modules()], []
+    for which in layers:
         if isinstance(which, str) and not fnmatch.filter(names, which):
             raise BadValue(
                 f"layers has the pattern {which!r}, and no module has such a name.",
                 "a pattern is matched against the whole name of a module, with * for any part.",
                 f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}.",
             )
+        number = which if isinstance(which, str) else whole(which)
+        if number is None or (isinstance(number, int) and number < 0):
+            raise BadValue(
+                f"layers has {which!r}.",
+                "a layer is the number of a call, counted from 0 in each run of the model, or a "
+                "pattern for module names.",
+                "pass numbers from 0 on, or strings such as '*.attention'.",
+            )
+        checked.append(number)
+    return checked
 
 
 def _means(which: int | str, layer: int, name: str) -> bool:

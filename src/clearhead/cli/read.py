@@ -11,6 +11,13 @@ def text_of(words: list[str] | None) -> str:
     """The text itself: as typed (with or without quotes), from the file of that name, or from
     standard input."""
     given = " ".join(words) if words else None
+    paths = [word for word in words or () if word == "-" or Path(word).suffix in (".txt", ".md")]
+    if paths and len(words or ()) > 1:
+        raise BadValue(
+            f"The text is {given!r}.",
+            "a text is some words, or one file, or - for standard input.",
+            f"name {paths[0]!r} alone, or put words that look like a file in quotes, all together.",
+        )
     if given == "-" or (given is None and not sys.stdin.isatty()):
         raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
         text = _decoded(raw, "standard input")

@@ -44,7 +44,7 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.d = size("FeedForward", "d", d)
-        self.hidden = size("FeedForward", "hidden", 4 * d if hidden is None else hidden)
+        self.hidden = size("FeedForward", "hidden", 4 * self.d if hidden is None else hidden)
         if activation not in _ACTIVATIONS:
             raise BadValue(
                 f"FeedForward got activation={activation!r}.",
@@ -52,8 +52,8 @@ class FeedForward(nn.Module):
                 "pass one of these.",
             )
         self.activation = activation
-        self.W_1 = nn.Linear(d, self.hidden)
-        self.W_2 = nn.Linear(self.hidden, d)
+        self.W_1 = nn.Linear(self.d, self.hidden)
+        self.W_2 = nn.Linear(self.hidden, self.d)
         self.dropout = nn.Dropout(probability("FeedForward", dropout))
 
     def forward(self, x: Tensor) -> Tensor:

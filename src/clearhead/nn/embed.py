@@ -29,7 +29,7 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.vocabulary = size("TokenEmbedding", "vocabulary", vocabulary)
         self.d = size("TokenEmbedding", "d", d)
-        self.table = nn.Embedding(vocabulary, d)
+        self.table = nn.Embedding(self.vocabulary, self.d)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The row of each id: integers of any shape (...) -> (..., d)."""
@@ -167,7 +167,7 @@ class RelativePositions(nn.Module):
                 "distances from near to longest share buckets, so longest is beyond near.",
                 f"pass longest={8 * self.near}, or a smaller near.",
             )
-        self.table = nn.Parameter(torch.zeros(heads, 2 * (near + far)))
+        self.table = nn.Parameter(torch.zeros(self.heads, 2 * (self.near + self.far)))
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""

@@ -65,7 +65,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         name = "MultiHeadAttention"
-        self.d, self.heads = size(name, "d", d), size(name, "heads", heads)
+        self.d, self.heads = d, heads = size(name, "d", d), size(name, "heads", heads)
         self.kv_heads = size(name, "kv_heads", heads if kv_heads is None else kv_heads)
         if d % heads:
             raise BadValue(

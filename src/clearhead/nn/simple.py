@@ -114,9 +114,9 @@ class SelfAttention(OneHead):
         self.d_in = size("SelfAttention", "d_in", d_in)
         self.d_out = size("SelfAttention", "d_out", d_out)
         self.mask = mask
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
 
     @classmethod
     def from_matrices(
@@ -174,9 +174,9 @@ class CausalAttention(OneHead):
         self.d_out = size("CausalAttention", "d_out", d_out)
         self.context_length = size("CausalAttention", "context_length", context_length)
         self.dropout = probability("CausalAttention", dropout)
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
 
     def question(self, x: Tensor, mask: Mask | None) -> Question:
         x = sequence("CausalAttention", "x", x, self.d_in)

@@ -10,6 +10,7 @@ in full ones no mask is applied. In training the tile of queries is computed aga
 as in `engines/tiled.py`, so memory stays O(tile x Tk).
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import online
 from ..errors import BadValue
+from ..online import NOTHING
 from ..problem import Inputs, Problem, repeat_heads
-from ..products import as_asked, weigh
+from ..products import as_asked, finite, weigh
+from ..traced import transformed
 from .needs import Needs
 from .parse import parse_stats
 from .partial import Partial
@@ -121,7 +124,7 @@ class _Sweep:
         learns = self.problem.grad and torch.is_grad_enabled()
         for start in range(self.queries.start, self.queries.stop, self.height):
             tile = slice(start, min(start + self.height, self.queries.stop))
-            if learns:
+            if learns and not transformed():  # torch.func knows no computing again
                 rows_of, sums_of = checkpoint(
                     self.strip, tile, use_reentrant=False, preserve_rng_state=False
                 )
@@ -200,16 +203,20 @@ class _Sweep:
         own = torch.zeros_like(at) if bins is None else bin_of(at, p.Tq, bins[0]) - first
         member = own == torch.arange(r, device=p.device).unsqueeze(-1)
         # A query whose row is NaN must not reach, through 0 * NaN, the bins it is no member of, nor
-        # the keys it does not see; to those it sees its NaN goes by `powers`.
-        sound = bool(torch.isfinite(share + online.anchor(base)).all())
-        pool = torch.where(member & ~torch.isnan(share).unsqueeze(-2), share.unsqueeze(-2), 0.0)
+        # the keys it does not see. Its NaN stands in `powers`, where it looks, and not in `pool`.
+        sound = finite(share + online.anchor(base))
+        lost = torch.isnan(share)
+        pool = torch.where(member & ~lost.unsqueeze(-2), share.unsqueeze(-2), 0.0)
         keep = None if sound else member.expand_as(pool)
         for keys, scores in tiles:
             powers, _ = exps(scores, base)
+            if not sound:
+                powers = powers.masked_fill(lost.unsqueeze(-1) & (scores != NOTHING), math.nan)
             here = slice(keys.start - self.keys.start, keys.stop - self.keys.start)
             if sums.rows is not None:
                 exact = powers[:, :, mine] * share[:, :, mine].unsqueeze(-1)
-                sums.rows[..., here] = exact.masked_fill(powers[:, :, mine] == 0, 0.0)
+                blocked = scores[:, :, mine] == NOTHING
+                sums.rows[..., here] = exact if sound else exact.masked_fill(blocked, 0.0)
             if sums.received is None and sums.map is None:
                 continue
             pooled = weigh(pool, powers, keep)
@@ -219,8 +226,12 @@ class _Sweep:
                 assert bins is not None
                 on = bin_of(torch.arange(p.Tk, device=p.device)[keys], p.Tk, bins[1])
                 lo, hi = int(on[0]), int(on[-1]) + 1
-                cols = torch.zeros_like(pooled[..., :1]).expand(*pooled.shape[:-1], hi - lo)
-                sums.map[..., lo:hi] += cols.index_add(-1, on - lo, pooled)
+                into = (on.unsqueeze(-1) == torch.arange(lo, hi, device=p.device)).to(pooled)
+                if sound:
+                    sums.map[..., lo:hi] += pooled @ into
+                else:
+                    lanes = weigh(into.T, pooled.mT, into.T > 0).mT
+                    sums.map[..., lo:hi] += lanes
         return sums
 
     def add(self, total: Sums, part: Sums, queries: slice) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .. import online
 from ..online import NOTHING
+from ..products import finite
 
 LOWEST = -1000.0  # exp of it is 0 even in fp64, and unlike -inf it may be multiplied by 0
 
@@ -74,8 +75,10 @@ class Final(NamedTuple):
 
 def exps(scores: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """exp(x - m) and x - m, where what is masked has 0 and a large negative number."""
-    below = (scores - online.anchor(top).unsqueeze(-1)).clamp(min=LOWEST)
-    return torch.exp(below).masked_fill(scores == NOTHING, 0.0), below
+    base = online.anchor(top)
+    below = (scores - base.unsqueeze(-1)).clamp(min=LOWEST)
+    powers = torch.exp(below)
+    return powers if finite(base) else powers.masked_fill(scores == NOTHING, 0.0), below
 
 
 def merge_rows(a: Rows, b: Rows) -> Rows:

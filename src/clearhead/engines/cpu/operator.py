@@ -82,6 +82,7 @@ def _attend_backward(
     asked = Asked(*given)
     bias, sinks = asked.bias if learn_bias else None, asked.sinks
     q, k, v, dout, out = (rows_of(x) for x in (q, k, v, dout, out))
+    lost = rows_of(rounding) if _rounds(q) else None
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
 
     def zeros(*shape: int) -> Tensor:
@@ -100,7 +101,7 @@ def _attend_backward(
     dk, dv = zeros(B, H, Tk, D), zeros(B, H, Tk, Dv)
     check(
         core.backward(
-            pack(q, k, v, out, lse, asked, rows_of(rounding) if _rounds(q) else None),
+            pack(q, k, v, out, lse, asked, lost),
             GRADIENT.pack(
                 *place(dout), *place(dlse), *place(delta), *place(dq[0]), parts, dq.stride(0),
                 *place(dk), *place(dv), *(NO_GRID if bias is None else grid(dbias)),

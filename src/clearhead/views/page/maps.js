@@ -235,9 +235,9 @@ const said = (step, value) => (step.map?.top === undefined ? precise(value) : nu
 function read(cell, head = state.head) {
   const { row, column } = cell ?? state;
   placeCursor(byId("point"), head === state.head ? cell : undefined);
-  const tokens = (labels, [first, last]) => {
-    const whole = [token(labels[first], 40), make("small", {}, ` ${first}`)];
-    return last > first ? [...whole, " to ", token(labels[last], 40), make("small", {}, ` ${last}`)] : whole;
+  const tokens = (letter, labels, [first, last]) => {
+    const one = (at) => [token(labels[at], 40), make("small", {}, ` ${numbered(letter, at)}`)];
+    return last > first ? [...one(first), " to ", ...one(last)] : one(first);
   };
   const numbers = maps.map((step) => {
     const { columns, values } = step.grid(head);
@@ -251,8 +251,8 @@ function read(cell, head = state.head) {
   const says = [
     make("p", {}, make("small", {}, `head ${numbered("h", head)}`)),
     make("p", { class: "looks" },
-      ...tokens(trace.queries, rowSpan(row, head)), make("span", { class: "arrow" }, looks),
-      ...tokens(trace.keys, columnSpan(column, head))),
+      ...tokens("q", trace.queries, rowSpan(row, head)), make("span", { class: "arrow" }, looks),
+      ...tokens("k", trace.keys, columnSpan(column, head))),
     make("dl", {}, ...numbers),
   ];
   if (trace.block) {

@@ -22,7 +22,7 @@ function elsewhere(step) {
   there.addEventListener("click", () => go(to));
   return [paragraph("This text is too long to keep every step of every head. Of this layer, the page ",
     `keeps them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
-    ...(q ?? [to.query]).flatMap((position, i) => [i ? ", " : "", query(position), ` (${position})`]), "."), there];
+    ...(q ?? [to.query]).flatMap((position, i) => [i ? ", " : "", query(position), ` (${numbered("q", position)})`]), "."), there];
 }
 
 // One tab a step of the trace that is open.
@@ -52,7 +52,8 @@ function buildSteps() {
 
 function drawSteps() {
   byId("steps-lead").replaceChildren(
-    "Query ", query(state.query), ` (position ${numbered("q", state.query)}), head ${numbered("h", state.head)}; `,
+    "Query ", query(state.query), ` (position ${numbered("q", state.query)}), `,
+    `head ${numbered("h", state.head)}; `,
     "where one key is followed, it is ", key(state.key), ` (position ${numbered("k", state.key)}).`);
   [...byId("tabs").children].forEach((tab, stage) => {
     tab.setAttribute("aria-selected", stage === state.stage);

@@ -51,6 +51,8 @@ def follow(
     """
     places = find(trace, query)
     row, [head] = places[0], choose_heads(trace, [head])
+    for name in ("query", "key", "value", "weights"):
+        trace.step(name)
     with paper(console) as out:
         out.print(Text(_title(trace, places, head), style="bold"))
         one, furthest, elided = Query(trace, row, head, decimals), 0.0, False
@@ -279,6 +281,7 @@ def _heaviest(weights: Tensor) -> list[int | None]:
 def _title(trace: Trace, places: list[int], head: int) -> str:
     at = places[0]
     label = trace.labels("q", size_of(trace, "q") or 0)[at]
+    at = trace.number("q", at)
     name = f"The query “{visible(label)}” at {at}" if trace.queries else f"The query at {at}"
     which = f", head {head}" if (size_of(trace, "h") or 1) > 1 else ""
     others = ", ".join(map(str, places[1:]))

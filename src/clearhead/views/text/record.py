@@ -16,6 +16,7 @@ def to_json(trace: Trace) -> dict[str, object]:
         "about": trace.about,
         "queries": _strings(trace.queries),
         "keys": _strings(trace.keys),
+        "first": trace.first or {},
         "settings": {name: _plain(value) for name, value in (trace.settings or {}).items()},
         "steps": [
             {
