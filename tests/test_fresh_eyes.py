@@ -402,3 +402,13 @@ def test_layers_are_built_of_the_sizes_that_were_checked():
     sizes = layer.d, layer.heads, layer.head_size, layer.W_query.in_features
     assert all(type(size) is int for size in sizes)
     assert type(ch.nn.TokenEmbedding(torch.tensor(3), 4).table.num_embeddings) is int
+
+
+def test_one_graph_serves_every_size():
+    def answer(x):
+        return ch.attention(x, x, x, mask=ch.causal, softcap=3.0)
+
+    graph = torch.compile(answer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in ((2, 2, 8, 8), (2, 2, 9, 8), (3, 4, 9, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(graph(x), answer(x))

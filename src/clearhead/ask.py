@@ -268,7 +268,7 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
         raise BadType(
             f"{name} is {value!r}.", f"{name} is a number, or None.", f"pass a float as {name}=."
         ) from error
-    if not math.isfinite(number) or (positive and number <= 0):
+    if not -math.inf < number < math.inf or (positive and number <= 0):
         raise BadValue(
             f"{name}={number!r}.",
             f"{name} is a {'positive, ' if positive else ''}finite number, or None for "
