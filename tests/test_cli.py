@@ -191,8 +191,8 @@ def test_dropout_and_seed_are_reproducible(run):
      "is one of the tokens, or its position counted from 0.\n  Way out: ask for one of these: 0 a, "
      "1 b."),
     *(([*verb, option, f"/nowhere/a{option}"], f"The file '/nowhere/a{option}' cannot be written: "
-      "there is no folder '/nowhere'.\n  Rule: a picture or page is written to a file in a folder "
-      "that exists and may be written to.\n  Way out: make the folder first, or name another file.")
+      "there is no folder '/nowhere'.\n  Rule: what is written goes to a file, in a folder that "
+      "exists and may be written to.\n  Way out: make the folder first, or name another file.")
       for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"),
                            (["scale"], "--png"))),
     (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "

@@ -74,7 +74,7 @@ class Seen:
             if not -len(self.calls) <= which < len(self.calls):
                 raise BadValue(
                     f"Call {which} was asked for.",
-                    f"{len(self.calls)} calls were seen, numbered from 0.",
+                    f"calls are numbered from 0, and {len(self.calls) or 'none'} came by.",
                     "ask for one of these, or run the model inside the with block first.",
                 )
             return self.calls[which]

@@ -24,7 +24,6 @@ from . import checks
 from .read import text_of
 
 app = typer.Typer(
-    help="Attention with a clear head: type a sentence, see attention computed.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,

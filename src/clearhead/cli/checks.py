@@ -133,6 +133,6 @@ def writable(*paths: Path | None) -> None:
             continue
         raise BadValue(
             f"The file {str(path)!r} cannot be written: {why}.",
-            "a picture or page is written to a file in a folder that exists and may be written to.",
+            "what is written goes to a file, in a folder that exists and may be written to.",
             "make the folder first, or name another file.",
         )

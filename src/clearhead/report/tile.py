@@ -97,10 +97,14 @@ def _cut_out(
         for run, size in ((q, problem.Tq), (k, problem.Tk))
     )
     about = (
-        f"layer {layer}, head {head}, queries {q.start} to {q.stop - 1} of {problem.Tq:,}, "
-        f"keys {k.start} to {k.stop - 1} of {problem.Tk:,}"
+        f"layer {layer}, head {head}, {_said(q, 'query', 'queries')} of {problem.Tq:,}, "
+        f"{_said(k, 'key', 'keys')} of {problem.Tk:,}"
     )
     return Trace((step,), rows, columns, about, first={"h": head, "q": q.start, "k": k.start})
+
+
+def _said(run: range, one: str, many: str) -> str:
+    return f"{one} {run[0]}" if len(run) == 1 else f"{many} {run[0]} to {run[-1]}"
 
 
 def _run(part: slice | range, size: int, name: str) -> range:
