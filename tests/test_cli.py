@@ -213,8 +213,8 @@ def test_dropout_and_seed_are_reproducible(run):
     (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: [Errno "
      "2] No such file or directory: '/nowhere.txt'.\n  Rule: a model is trained on a file of UTF-8 "
      "text.\n  Way out: check the path, or convert the file to UTF-8."),
-    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be written: Not a "
-     "directory.\n  Rule: training writes its checkpoints, weights and picture to a folder.\n  "
+    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
+     "directory.\n  Rule: checkpoints, weights and pictures are written to a folder.\n  "
      "Way out: pass another folder."),
     (["measure", "/nowhere"], None),
     (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "

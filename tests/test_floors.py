@@ -24,7 +24,7 @@ FLOORS = [
     {"problem"},
     {"biases"},
     {"masks", "online"},
-    {"intervals", "products", "dropout", "trace"},
+    {"intervals", "products", "dropout", "trace", "folder"},
     {"errors", "whole", "traced"},
 ]
 FACE = {"__init__"}

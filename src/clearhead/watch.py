@@ -21,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from .attend import listening
 from .engines import count as count_weights
 from .errors import BadType, BadValue
+from .folder import folder
 from .problem import Inputs, Problem
 from .stats import Statistic, Top, parse_stats, rows as exact_rows
 from .stats.look import NotAsked
@@ -164,9 +165,10 @@ def watch(
             "pass a torch.nn.Module; use look(...) for one call of attention.",
         )
     layers = None if layers is None else _checked_layers(layers, model)
-    parse_stats(stats)
-    wanted = parse_stats([*stats, *([exact_rows(list(rows))] if rows is not None else [])])
-    folder = None if to is None else _folder(to)
+    wanted = parse_stats(stats)
+    if rows is not None:
+        wanted = parse_stats([*wanted, exact_rows(list(rows))])
+    place = None if to is None else _unused(to)
     seen, index, inside = Seen(), [], []  # type: ignore[var-annotated]
     ran, count, heard, kept = False, 0, 0, 0
 
@@ -202,13 +204,13 @@ def watch(
             found = {n: _heads_of(result, heads, problem.H) for n, result in found.items()}
         kept += 1
         call = Call(layer, name, problem.describe(), found)
-        if folder is None:
+        if place is None:
             seen.calls.append(call)
             return
         file = f"{len(index):05d}.safetensors"
-        save_file(_flat(found), folder / file)
+        save_file(_flat(found), place / file)
         index.append({"file": file, "layer": layer, "module": name, "question": call.question})
-        (folder / "index.json").write_text(json.dumps({"calls": index}, indent=1))
+        (place / "index.json").write_text(json.dumps({"calls": index}, indent=1))
 
     hooks = []
     for name, module in model.named_modules():
@@ -300,20 +302,12 @@ def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
     return {name: x.detach().contiguous().clone() for name, x in tensors.items()}
 
 
-def _folder(to: str | Path) -> Path:
-    folder = Path(to)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadValue(
-            f"The folder {str(to)!r} cannot be made: {error.strerror}.",
-            "statistics are written to a folder.",
-            "pass another folder as to=.",
-        ) from error
-    if (folder / "index.json").exists():
+def _unused(to: str | Path) -> Path:
+    made = folder(to, "statistics are", "pass another folder as to=.")
+    if (made / "index.json").exists():
         raise BadValue(
             f"The folder {str(to)!r} holds what was seen before.",
             "what was seen is never written over.",
             "pass another folder as to=, or delete this one.",
         )
-    return folder
+    return made

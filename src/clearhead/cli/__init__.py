@@ -16,6 +16,7 @@ from rich.progress import Progress
 from .. import __version__, attend, lesson, masks
 from ..engines import cpu
 from ..errors import AttentionError, BadValue
+from ..folder import folder
 from ..plan import plan as plan_of
 from ..scaling import why_scale
 from ..trace import Trace
@@ -29,6 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+WRITTEN, OTHER = "pictures and page are", "pass another folder with --out."
 
 Text = Annotated[
     list[str] | None,
@@ -137,7 +140,7 @@ def look(
     if tile is not None and model is None:
         raise checks.no_tile()
     words = text_of(text)
-    checks.folder(out)
+    folder(out, WRITTEN, OTHER)
     if random:
         trace = lesson.explain_text(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
@@ -354,7 +357,7 @@ def bench(
     """
     from .. import bench as benchmark
 
-    checks.folder(out.parent)
+    folder(out.parent, "the figures and their plot are", OTHER)
     checks.writable(out)
     told: list[dict[str, Any]] = []
 

@@ -94,24 +94,6 @@ def within(name: str, index: int, count: int) -> int:
     return index
 
 
-def folder(out: Path) -> None:
-    """Make the folder for what will be written, before anything is computed."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadValue(
-            f"The folder {str(out)!r} cannot be made: {error.strerror}.",
-            "pictures and page are written to a folder.",
-            "pass another folder with --out.",
-        ) from error
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise BadValue(
-            f"The folder {str(out)!r} may not be written to.",
-            "pictures and page are written to a folder.",
-            "pass another folder with --out, or change its permissions.",
-        )
-
-
 def writable(*paths: Path | None) -> None:
     """Refuse files that could not be written, before anything is computed or printed."""
     given = [path.resolve() for path in paths if path is not None]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..attend import listening
 from ..errors import BadType, BadValue
+from ..folder import folder
 from ..hf import Checkpoint
 from ..problem import Inputs, Problem
 from ..views import html, plot
@@ -94,15 +95,7 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
 
     Raises `BadValue` for a folder that cannot be made.
     """
-    out = Path(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadValue(
-            f"The folder {str(out)!r} cannot be made: {error.strerror}.",
-            "the page and the pictures are written to a folder.",
-            "pass another folder.",
-        ) from error
+    out = folder(out, "the page and the pictures are")
     note = LONG if len(found.tokens) > SIDE else ""
     paths = {
         "page": html.write_report(found, out / "model.html", title=found.name, note=note),

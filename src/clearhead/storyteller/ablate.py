@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..folder import folder
 from . import checkpoint
 from .data import Stories, tell
 from .measure import guess, heads
@@ -85,7 +86,7 @@ def ablate(
     ``ablation_losses.png`` to the folder `out`. `sizes` are those of `Config`.
     Raises `BadValue` for a folder that cannot be written, and for sizes that do not fit.
     """
-    place = checkpoint.folder(out)
+    place = folder(out, "checkpoints, weights and pictures are")
     known, fresh = tell(seed, search, "train"), tell(seed, report, "held-out")
     done, curves = [], {}
     for name in variants:

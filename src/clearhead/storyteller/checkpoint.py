@@ -12,23 +12,6 @@ from torch import Tensor
 from ..errors import BadValue
 
 
-def folder(path: str | Path) -> Path:
-    """The folder of that name, made if need be, if it can be written to."""
-    made = Path(path)
-    try:
-        made.mkdir(parents=True, exist_ok=True)
-        trial = made / f".trial.{os.getpid()}"
-        trial.write_bytes(b"")
-        trial.unlink()
-    except OSError as error:
-        raise BadValue(
-            f"The folder {str(path)!r} cannot be written: {error.strerror}.",
-            "training writes its checkpoints, weights and picture to a folder.",
-            "pass another folder.",
-        ) from error
-    return made
-
-
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
     """Tensors and what is to be known about them, in one file.
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from ..errors import BadValue
+from ..folder import folder
 from . import checkpoint
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST
@@ -175,7 +176,7 @@ def train(
     recipe = Recipe(seed, steps, batch, rate, sizes)
     source = Stories(seed) if text is None else TextFile(text, seed, context)
     training = Training(recipe, source)
-    place, code = checkpoint.folder(out), commit()
+    place, code = folder(out, "checkpoints, weights and pictures are"), commit()
     saved = place / "checkpoint.safetensors"
     if saved.exists():
         training.resume(saved)
