@@ -66,7 +66,7 @@ def same(tensors, mask=None, **keywords):
     (want, want_grads), (got, got_grads) = results
     dtype = tensors[0].dtype
     close(got, want, FORWARD[dtype])
-    # One gradient may be 0 where all terms cancel (a lone key), and the terms are as large as others.
+    # One gradient may be 0 because large terms cancel (a lone key): the others show how large.
     size = max((float(grad.abs().max()) for grad in want_grads if grad.numel()), default=1.0)
     for got_grad, want_grad in zip(got_grads, want_grads, strict=True):
         close(got_grad, want_grad, BACKWARD[dtype], size)
