@@ -9,7 +9,7 @@ from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue
 from .masks import Dense, Grid, Mask, everything
 from .problem import Inputs, Problem
-from .traced import transformed
+from .traced import at_hand
 from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -222,7 +222,7 @@ def _has_numbers_beside(name: str, x: Tensor | None, q: Tensor) -> None:
 
 def _blocked_by(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     """-inf in a bias blocks a pair, so it becomes a mask: then NaN behind it cannot leak."""
-    numbers, known = bias.tensor.detach(), not (torch.compiler.is_compiling() or transformed())
+    numbers, known = bias.tensor.detach(), at_hand()
     if known and (not numbers.numel() or math.isfinite(numbers.amin().item())):
         return mask, bias
     blocked = torch.isneginf(numbers)
@@ -279,6 +279,7 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
 
 
 def _checked_dropout(p: object) -> float:
+    # Of a number that is open in its graph torch.compile can tell the kind, and no attribute.
     plain = isinstance(p, (int, float)) or hasattr(p, "__float__")
     number = float(p) if plain and not isinstance(p, (bool, Tensor)) else None  # type: ignore[arg-type]
     if number is None or not 0.0 <= number <= 1.0:

@@ -82,8 +82,14 @@ def finish(rows: Rows) -> tuple[Tensor, Tensor]:
 
 def powers(scores: Tensor, top: Tensor) -> Tensor:
     """exp(score - max); 0 where the score is -inf, whatever else the row holds."""
-    exps = torch.exp(scores - anchor(top).unsqueeze(-1))
-    return exps if finite(anchor(top)) else exps.masked_fill(scores == NOTHING, 0.0)
+    base = anchor(top)
+    return unseen_are_zero(torch.exp(scores - base.unsqueeze(-1)), scores, base)
+
+
+def unseen_are_zero(exps: Tensor, scores: Tensor, base: Tensor) -> Tensor:
+    """The exponentials of `scores` relative to `base`, 0 where a score is -inf: they are that below
+    a finite base already, and NaN below NaN or infinity."""
+    return exps if finite(base) else exps.masked_fill(scores == NOTHING, 0.0)
 
 
 def anchor(top: Tensor) -> Tensor:

@@ -14,6 +14,11 @@ def transformed() -> bool:
     )
 
 
+def at_hand() -> bool:
+    """Can numbers be looked at? Not while a graph is made of the call, nor under a transform."""
+    return not torch.compiler.is_compiling() and not transformed()
+
+
 def forward_mode() -> bool:
     """Are derivatives carried along with the numbers (jvp, jacfwd)? Only torch's own operations do,
     and a kernel that does not would lose them without a word."""

@@ -31,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-WRITTEN, OTHER = "pictures and page are", "pass another folder with --out."
+OTHER = "pass another folder with --out."
 
 Text = Annotated[
     list[str] | None,
@@ -140,7 +140,7 @@ def look(
     if tile is not None and model is None:
         raise checks.no_tile()
     words = text_of(text)
-    folder(out, WRITTEN, OTHER)
+    folder(out, "pictures and page are", OTHER)
     if random:
         trace = lesson.explain_text(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions

@@ -230,8 +230,7 @@ class _Sweep:
                 if sound:
                     sums.map[..., lo:hi] += pooled @ into
                 else:
-                    lanes = weigh(into.T, pooled.mT, into.T > 0).mT
-                    sums.map[..., lo:hi] += lanes
+                    sums.map[..., lo:hi] += weigh(into.T, pooled.mT, into.T > 0).mT
         return sums
 
     def add(self, total: Sums, part: Sums, queries: slice) -> None:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from .. import online
 from ..online import NOTHING
-from ..products import finite
 
 LOWEST = -1000.0  # exp of it is 0 even in fp64, and unlike -inf it may be multiplied by 0
 
@@ -77,8 +76,7 @@ def exps(scores: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """exp(x - m) and x - m, where what is masked has 0 and a large negative number."""
     base = online.anchor(top)
     below = (scores - base.unsqueeze(-1)).clamp(min=LOWEST)
-    powers = torch.exp(below)
-    return powers if finite(base) else powers.masked_fill(scores == NOTHING, 0.0), below
+    return online.unseen_are_zero(torch.exp(below), scores, base), below
 
 
 def merge_rows(a: Rows, b: Rows) -> Rows:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ...biases import Alibi, TensorBias
+from ...masks.numbers import start
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
-from ...traced import forward_mode, plain
+from ...traced import forward_mode
 from ..engine import Engine
-from .call import DTYPES, RULE, TENSORS, alibi_start
+from .call import DTYPES, RULE, TENSORS, direct
 from .extension import (
     core,
     false_level,
@@ -56,7 +57,7 @@ class Cpu(Engine):
             reasons.append("the C++ core carries no forward-mode derivatives")
         if p.dropout and p.seed is None:
             reasons.append("the C++ core drops by a seed; without one torch draws")
-        if isinstance(p.bias, Alibi) and alibi_start(p.bias, p) is None:
+        if isinstance(p.bias, Alibi) and start(p.bias.align, p.grid) is None:
             reasons.append("the C++ core knows no ALiBi with a position per batch")
         elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
             reasons.append("the C++ core has no gradient of ALiBi slopes")
@@ -87,7 +88,7 @@ def counts(problem: Problem, inputs: Inputs) -> bool:
     """Can the core count this itself? It keeps no graph of what it counted, and no tracer's, and
     its sweep leaves either dropped weights or statistics."""
     return (
-        plain(*inputs, problem.sinks, None if problem.bias is None else problem.bias.numbers)
+        direct(problem, inputs)
         and not (problem.grad and torch.is_grad_enabled())
         and not problem.dropout
     )

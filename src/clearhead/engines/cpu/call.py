@@ -17,7 +17,8 @@ from ...biases import Alibi, TensorBias
 from ...errors import BadValue
 from ...intervals import EVERY_KEY
 from ...masks.numbers import start
-from ...problem import Problem
+from ...problem import Inputs, Problem
+from ...traced import plain
 from .extension import core
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -69,7 +70,7 @@ def question(p: Problem) -> Asked:
         bias = (bias if bias.dtype in DTYPES else bias.float()).resolve_neg()
     elif isinstance(p.bias, Alibi):
         slopes = p.bias.of(p.grid).to("cpu", torch.float32).resolve_neg()
-        shift = alibi_start(p.bias, p) or 0
+        shift = start(p.bias.align, p.grid) or 0
     if p.sinks is not None:
         sinks = p.sinks.float().resolve_neg()
     before, after = diagonal or (EVERY_KEY, EVERY_KEY)
@@ -80,9 +81,9 @@ def question(p: Problem) -> Asked:
     )
 
 
-def alibi_start(bias: Alibi, p: Problem) -> int | None:
-    """Where query 0 stands among the keys; None if that differs from batch to batch."""
-    return start(bias.align, p.grid)
+def direct(p: Problem, inputs: Inputs) -> bool:
+    """May the core be called as it is: is every tensor of the question plain, and nobody about?"""
+    return plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
 
 
 # ----------------------------------------------------------------------- from arguments to the core

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 
 from ...errors import BadValue
 from ...problem import Inputs, Problem
-from ...traced import plain, transformed
-from .call import NO_GRID, Asked, attend, check, grid, pack, place, question, rows_of
+from ...traced import transformed
+from .call import NO_GRID, Asked, attend, check, direct, grid, pack, place, question, rows_of
 from .extension import core
 
 # `Gradient` in kernels/attention.h.
@@ -47,7 +47,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
     """The output, and with `lse` the log-sum-exp of every query, in float64: straight from the core
     where nobody watches, else by the operator."""
     asked = question(p)
-    if not p.grad and plain(*inputs, asked.bias, asked.slopes, asked.sinks):
+    if not p.grad and direct(p, inputs):
         return attend(*inputs, asked, lse)[:2]
     if asked.seed is not None:  # a number to a tracer would be a constant of its graph
         asked = asked._replace(seed=torch.tensor([asked.seed], device="cpu"))
