@@ -17,6 +17,7 @@ FLOORS = [
     {"report", "bench"},
     {"lesson", "scaling", "hf", "storyteller"},
     {"nn", "compat", "plan", "watch"},
+    {"explain"},
     {"attend", "testing"},
     {"matrix"},
     {"engines"},
@@ -27,7 +28,7 @@ FLOORS = [
     {"intervals", "products", "dropout", "trace", "folder"},
     {"errors", "whole", "traced"},
 ]
-FACE = {"__init__"}
+FACE = {"__init__", "__main__"}
 ONE_ROOM = {"cli", "masks", "nn", "hf", "stats", "report", "storyteller", "bench"}
 SHARED = {
     ("engines", "engine"),

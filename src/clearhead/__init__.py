@@ -7,12 +7,12 @@ Tk keys, D head size, Dv value size. True means "may look".
 from . import compat, hf, nn, views
 from .attend import (
     attention,
-    explain,
     look,
     matrix,
 )
 from .biases import alibi, bias
 from .errors import AttentionError, BadType, BadValue
+from .explain import explain
 from .lesson import explain_text
 from .masks import (
     Causal,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attend import explain
 from .errors import BadValue
+from .explain import explain
 
 SIZES = (4, 16, 64, 256, 1024)
 LARGEST = 2**16

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..attend import explain_problem, listening
+from ..attend import listening
 from ..errors import BadValue
+from ..explain import explain_problem
 from ..problem import Inputs, Problem
 from ..trace import Trace
 from .register import NAME, register, transformers

@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..attend import attention, explain
+from ..attend import attention
 from ..biases import bias
 from ..errors import BadType, BadValue
+from ..explain import explain
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
 from .cache import KVCache

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..attend import attention, explain
+from ..attend import attention
 from ..biases import Bias
 from ..errors import BadValue
+from ..explain import explain
 from ..masks import Mask, causal
 from ..trace import Step, Trace
 from .checks import both, probability, sequence, size

@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..attend import explain_problem
 from ..engines import count
 from ..errors import BadValue
+from ..explain import explain_problem
 from ..masks import Mask, window
 from ..problem import Inputs, Problem
 from ..stats import Statistic, Top, map as pooled_map, mass, topk

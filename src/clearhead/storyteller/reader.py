@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..attend import explain_problem, listening
+from ..attend import listening
 from ..errors import BadValue
+from ..explain import explain_problem
 from ..problem import Inputs, Problem
 from ..trace import Trace
 from . import checkpoint

@@ -1,0 +1,134 @@
+"""The same question, step by step: every matrix on the way, as a `Trace`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from .ask import ask
+from .attend import choose, must_have_numbers
+from .biases import Bias
+from .engines import steps as reference
+from .errors import BadType, BadValue
+from .masks import Mask
+from .problem import Inputs, Problem
+from .products import as_asked
+from .trace import Step, Trace
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """The same question, answered step by step: a `Trace` with every matrix on the way.
+
+    `tokens` name the queries and, where Tq = Tk and `key_tokens` is None, the keys too; None means
+    numbers. The steps are those of the reference. With an engine asked for by name, the last step,
+    `output`, is that engine's own answer. All other arguments are those of `attention`.
+
+    Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
+    """
+    problem, inputs = ask(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    return explain_problem(problem, inputs, tokens, key_tokens, engine)
+
+
+def explain_problem(
+    problem: Problem,
+    inputs: Inputs,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """`explain` for a question that was checked before, such as one that was listened to."""
+    must_have_numbers(problem, "explain")
+    named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
+    if named is not None and problem.dropout and problem.seed is None:
+        raise BadValue(
+            f"explain was asked about dropout={problem.dropout} without a seed, and of {engine!r}.",
+            "without a seed each engine makes its own draw, so the output would not be that of the "
+            "weights that are shown.",
+            "pass a seed=, or leave engine= out.",
+        )
+    if reasons := reference.too_large(problem):
+        raise BadValue(
+            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
+            "explain holds every matrix it shows.",
+            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
+            "only what is asked for.",
+        )
+    queries, keys = _labels(problem, tokens, key_tokens)
+    made = []
+    with as_asked(problem.device):
+        for step in reference.steps(problem, inputs):
+            if step.name == "output" and named is not None:
+                step = replace(step, tensor=named.run(problem, inputs))
+            made.append(_without_lead(step, problem.rank))
+    answered = "" if named is None else f", answered by {named.name}"
+    settings = {
+        "mask": repr(problem.mask),
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "bias": None if problem.bias is None else repr(problem.bias),
+        "dropout": problem.dropout,
+        "seed": problem.seed,
+    }
+    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+
+
+def _labels(
+    problem: Problem, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    if key_tokens is None and tokens is not None and problem.Tq == problem.Tk:
+        key_tokens = tokens
+    for name, given, size in (
+        ("tokens", tokens, problem.Tq),
+        ("key_tokens", key_tokens, problem.Tk),
+    ):
+        if isinstance(given, str):
+            raise BadType(
+                f"{name} is one string, {given!r}.",
+                "tokens are a list of strings, one for each position.",
+                f"split it first, for example {name}=text.split().",
+            )
+        if given is not None and len(given) != size:
+            raise BadValue(
+                f"{name} has {len(given)} entries for {size} positions.",
+                "tokens label the positions, one each.",
+                f"pass {size} of them, or none.",
+            )
+    return (
+        None if tokens is None else tuple(map(str, tokens)),
+        None if key_tokens is None else tuple(map(str, key_tokens)),
+    )
+
+
+def _without_lead(step: Step, rank: int) -> Step:
+    """The step without the leading dimensions that the question did not have."""
+    drop = 4 - rank
+    if not drop:  # the very tensor that was computed with, so that gradients can be asked of it
+        return step
+    tensor = step.tensor.reshape(step.tensor.shape[drop:])
+    return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)
