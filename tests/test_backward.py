@@ -57,14 +57,17 @@ def errors(case: Case, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, ...]
     true = forward_and_back(by_steps, wanting(case, torch.float64), comes_back)
     got = forward_and_back(by_core, wanting(case, dtype), comes_back)
     ruler = forward_and_back(plain, wanting(case, dtype), comes_back)
-    scale = case.keywords.get("scale", 1.0)
-    mixed = max(float(x.detach().abs().max()) for x in (*case.tensors, comes_back)) ** 2 * max(
-        1.0, scale
-    )
+    biggest = max(float(x.detach().abs().max()) for x in (*case.tensors, comes_back))
+    mixed = biggest**2 * max(1.0, case.keywords.get("scale", 1.0))
     found = {}
     for what, a, b, c in zip(["out", *"qkv", "bias", "sinks"], got, true, ruler, strict=False):
         assert a.dtype == dtype and a.shape == b.shape
-        found[what] = *(x.detach() for x in (a, b, c)), max(mixed, float(b.detach().abs().max()))
+        # A gradient is a difference, so its size is that of what cancels. Where four roundings of
+        # that would let zeros pass, in half precision, it is the gradient's own, if it has one.
+        largest = float(b.detach().abs().max())
+        own = dtype != torch.float32 and largest
+        size = biggest if what == "out" else own or max(mixed, largest)
+        found[what] = *(x.detach() for x in (a, b, c)), size
     return found
 
 

@@ -56,7 +56,7 @@ def given(kind):
     outside = ch.causal | ~ch.prefix(30)  # in a graph torch reads no ~ but its own
     return {
         "bias": (lambda x: {"bias": x}, bias),
-        "dense": (lambda x: {"mask": ch.dense(keep=x) & ch.causal}, keep),
+        "dense": (lambda x: {"mask": ch.dense(keep=x) & ch.dense(keep=~x[:, :, :1])}, keep),
         "documents": (lambda x: {"mask": ch.documents(x) & ch.causal}, torch.arange(37) // 9),
         "lengths": (lambda x: {"mask": ch.lengths(keys=x)}, torch.tensor([37, 20])),
         "prefix": (lambda x: {"mask": ch.causal | ch.prefix(x)}, torch.tensor([3, 9])),
@@ -81,3 +81,19 @@ def test_rules_of_tensors_are_one_graph(kind, engine):
     want = torch.autograd.grad(ask(*learning, numbers).square().sum(), learning)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_statistics_in_a_compiled_function_are_counted_as_outside():
+    """The graph breaks for them; output and statistics have the bits they have without a graph."""
+    q, k, v = question(2, 4, 2, 37, 37, 16)
+
+    def ask(q):
+        seen = ch.look(q * 2, k, v, mask=ch.causal, stats=["entropy", "received", ch.topk(2)])
+        return seen.out, seen.entropy, seen.received, seen.topk.keys
+
+    for got, want in zip(torch.compile(ask, backend="aot_eager")(q), ask(q), strict=True):
+        assert torch.equal(got, want)
+    alone = torch.compile(
+        lambda q: ch.look(q, k, v, stats=["lse"]).lse, fullgraph=True, backend="aot_eager"
+    )
+    assert torch.equal(alone(q), ch.look(q, k, v, stats=["lse"]).lse)

@@ -9,7 +9,7 @@ from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue
 from .masks import Dense, Grid, Mask, everything
 from .problem import Inputs, Problem
-from .traced import at_hand
+from .traced import readable
 from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -222,7 +222,7 @@ def _has_numbers_beside(name: str, x: Tensor | None, q: Tensor) -> None:
 
 def _blocked_by(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     """-inf in a bias blocks a pair, so it becomes a mask: then NaN behind it cannot leak."""
-    numbers, known = bias.tensor.detach(), at_hand()
+    numbers, known = bias.tensor.detach(), readable(bias.tensor)
     if known and (not numbers.numel() or math.isfinite(numbers.amin().item())):
         return mask, bias
     blocked = torch.isneginf(numbers)

@@ -128,11 +128,12 @@ def look(
     """The output of `attention`, the same bits, and exact statistics of its weights.
 
     Nothing of the size Tq x Tk is formed. `stats` names what is gathered, the log-sum-exp and the
-    entropy unless said otherwise: ``"lse"``, ``"max"``,
-    ``"entropy"``, ``"effective"``, ``"received"``, `topk(n)`, `mass(groups)`, `map(rows, cols)`,
-    `rows([...])`. Row quantities need one sweep over the keys, received weight, maps and rows a
-    second. Weights never carry dropout. Other arguments and errors as in `attention`, and
-    `BadValue` for statistics that are unknown or do not fit.
+    entropy unless said otherwise: ``"lse"``, ``"max"``, ``"entropy"``, ``"effective"``,
+    ``"received"``, `topk(n)`, `mass(groups)`, `map(rows, cols)`, `rows([...])`. Row quantities need
+    one sweep over the keys, received weight, maps and rows a second. Weights never carry dropout.
+    torch.compile breaks its graph here, with the same bits, unless only ``["lse"]`` is asked of the
+    core. Other arguments and errors as in `attention`, and `BadValue` for statistics that are
+    unknown or do not fit.
 
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
@@ -151,10 +152,10 @@ def look(
     )
     wanted = parse_stats(stats, problem.grid)
     must_have_numbers(problem, "look")
-    out, counted = _answered(
-        problem, inputs, engine, lambda chosen: chosen.look(problem, inputs, wanted)
-    )
-    return Look(problem, out, counted.finish())
+    answer = _looked
+    if torch.compiler.is_compiling() and [s.name for s in wanted] != ["lse"]:
+        answer = torch.compiler.disable(_looked)  # statistics are counted outside the graph
+    return answer(problem, inputs, engine, wanted)
 
 
 def matrix(
@@ -235,6 +236,13 @@ def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         choose(problem, engine)
         return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
     return _answered(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs))
+
+
+def _looked(problem: Problem, inputs: Inputs, engine: str, wanted: tuple[Statistic, ...]) -> Look:
+    out, counted = _answered(
+        problem, inputs, engine, lambda chosen: chosen.look(problem, inputs, wanted)
+    )
+    return Look(problem, out, counted.finish())
 
 
 def _answered(

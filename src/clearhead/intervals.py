@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .traced import readable
+
 EVERY_KEY = 2**60  # farther than any key: a distance without a limit
 MANY = 64  # pairs of runs, beyond which bits, a byte for each key, may be the smaller way to say it
 
@@ -40,7 +42,7 @@ class Reach:
         empty = lo >= hi
         lo, order = lo.masked_fill(empty, self.Tk).sort(-1)
         hi = hi.masked_fill(empty, self.Tk).gather(-1, order)
-        if not torch.compiler.is_compiling():  # a graph cannot count runs; empty ones do no harm
+        if readable(empty):  # else runs cannot be counted; empty ones do no harm
             used = int((~empty).sum(-1).max()) if empty.numel() else 0
             lo, hi = lo[..., : max(used, 1)], hi[..., : max(used, 1)]
         return Reach(lo, hi, self.Tq, self.Tk, bits)
@@ -99,6 +101,15 @@ class Reach:
         end = torch.where(hi == self.Tk, count, hi // width)
         filled = _covered(-(-lo // width), end, count)
         return touched > 0, filled == rows
+
+    def flags(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
+        """The same as lists. While the mask's numbers are still to come, in a graph or under vmap,
+        any tile may hold a pair, and none is full for certain."""
+        if readable(self.lo, self.hi, *(() if self.bits is None else (self.bits,))):
+            some, full = self.tiles(queries, width)
+            return some.tolist(), full.tolist()
+        count = -(-self.Tk // width)
+        return [True] * count, [False] * count
 
     def pairs(self) -> Tensor:
         """How many keys each query reaches, (B|1, H|1, Tq)."""

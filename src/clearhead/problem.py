@@ -15,8 +15,9 @@ dropout, @ V. A query that may see nothing gets output 0 and weights 0. The log-
 in fp32 (fp64 for fp64). Sinks are extra logits per head that take weight and give no value.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from .intervals import Reach
 from .masks import Everything, Grid, Mask, everything
 from .products import dot
 
+Made = TypeVar("Made")
+
 
 class Inputs(NamedTuple):
     """The tensors with all dimensions: (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)."""
@@ -36,19 +39,19 @@ class Inputs(NamedTuple):
     v: Tensor
 
 
-class kept:
+class remembered(Generic[Made]):
     """functools.cached_property without the lock that it had until Python 3.12, and that no tracer
     of torch.compile enters."""
 
-    def __init__(self, make: Any):
+    def __init__(self, make: Callable[[Any], Made]):
         self.make, self.__doc__ = make, make.__doc__
 
-    def __get__(self, problem: Any, kind: Any = None) -> Any:
-        if problem is None:
-            return self
-        made = self.make(problem)
+    def __get__(self, owner: Any, kind: Any = None) -> Made:
+        if owner is None:
+            return self  # type: ignore[return-value]  # asked of the class, as help() does
+        made = self.make(owner)
         if not torch.compiler.is_compiling():
-            problem.__dict__[self.make.__name__] = made
+            owner.__dict__[self.make.__name__] = made
         return made
 
 
@@ -86,14 +89,14 @@ class Problem:
     def masked(self) -> bool:
         return not isinstance(self.mask, Everything)
 
-    @kept
+    @remembered
     def reach(self) -> Reach:
         """Which keys each query reaches, on the problem's device (on the CPU for meta tensors, so
         that shapes alone can be planned)."""
         meta = self.device.type == "meta"
         return self.mask.reach(self.grid, torch.device("cpu") if meta else self.device)
 
-    @kept
+    @remembered
     def unmasked(self) -> "Problem":
         """The same question where everyone may look: for tiles that the mask leaves full."""
         return replace(self, mask=everything)
@@ -103,7 +106,7 @@ class Problem:
         """What softmax is computed in: fp32, or fp64 for fp64 inputs."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
-    @kept
+    @remembered
     def pairs(self) -> int:
         """How many (query, key) pairs may look, over all batches and query heads."""
         if not self.masked:

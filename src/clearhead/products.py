@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from .traced import at_hand
+from .traced import readable
 
 
 def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
@@ -50,4 +50,4 @@ def as_asked(device: torch.device) -> AbstractContextManager[object]:
 
 def finite(x: Tensor) -> bool:
     """Is all of it finite, for certain? Nobody can tell while the numbers are still to come."""
-    return at_hand() and bool(torch.isfinite(x).all())
+    return readable(x) and bool(torch.isfinite(x).all())

@@ -14,9 +14,19 @@ def transformed() -> bool:
     )
 
 
-def at_hand() -> bool:
-    """Can numbers be looked at? Not while a graph is made of the call, nor under a transform."""
-    return not torch.compiler.is_compiling() and not transformed()
+def readable(*tensors: Tensor) -> bool:
+    """Can these numbers be looked at? Not on meta, not while a graph is made of the call, and not
+    where vmap holds many in the place of one."""
+    return not torch.compiler.is_compiling() and all(map(_readable, tensors))
+
+
+def _readable(x: Tensor) -> bool:
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return False
+        x = functorch.get_unwrapped(x)
+    return x.device.type != "meta"
 
 
 def forward_mode() -> bool:

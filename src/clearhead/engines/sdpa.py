@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 from ..intervals import EVERY_KEY
 from ..problem import Inputs, Problem
 from ..products import cleaned
-from ..traced import at_hand, forward_mode
+from ..traced import forward_mode, readable
 from .engine import Engine
 
 MOST_MASK_BYTES = 2**30
@@ -75,9 +75,9 @@ def _tame(*tensors: Tensor) -> bool:
 
     Only asked where the answer is at hand: not under a tracer, nor where it would stop a GPU.
     """
-    if not at_hand():
-        return False
-    return all(x.device.type == "cpu" and bool(torch.isfinite(x.sum())) for x in tensors)
+    return readable(*tensors) and all(
+        x.device.type == "cpu" and bool(torch.isfinite(x.sum())) for x in tensors
+    )
 
 
 def _needs_matrix(p: Problem) -> bool:

@@ -61,11 +61,8 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> Tensor:
 
 
 def _tiles(p: Problem, queries: slice) -> list[tuple[int, bool]]:
-    """The tiles of keys that these queries may look at, and whether the mask leaves them full; in a
-    graph, which is made before the mask has numbers, all of them."""
-    if torch.compiler.is_compiling():
-        return [(tile, False) for tile in range(-(-p.Tk // TILE_KEYS))]
-    some, full = (flags.tolist() for flags in p.reach.tiles(queries, TILE_KEYS))
+    """The tiles of keys that these queries may look at, and whether the mask leaves them full."""
+    some, full = p.reach.flags(queries, TILE_KEYS)
     return [(tile, full[tile]) for tile in range(len(some)) if some[tile]]
 
 

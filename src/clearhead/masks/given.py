@@ -9,6 +9,7 @@ from torch import Tensor
 from .. import intervals
 from ..errors import BadType, BadValue
 from ..intervals import Reach
+from ..traced import readable, transformed
 from .mask import Grid, Mask
 from .numbers import check_batch, ids, tensor, text
 
@@ -63,8 +64,8 @@ class documents(Mask):
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
         # The layers of a model ask with one rule, and finding its runs takes a twentieth of what a
-        # packed batch takes; so they are kept, unless a tracer is about.
-        if torch.compiler.is_compiling():
+        # packed batch takes; so they are kept, unless a tracer or a transform is about.
+        if torch.compiler.is_compiling() or transformed():
             return self._find_reach(grid, device)
         kept = self.__dict__.get("_kept")
         if kept is not None and kept[0] == (grid, device):
@@ -78,7 +79,7 @@ class documents(Mask):
         ids, asking = tensor(self.ids).to(device), self._asking().to(device)
         rows = max(ids.shape[0], asking.shape[0])
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
-        if torch.compiler.is_compiling():  # how many runs there are depends on the ids
+        if not readable(ids, asking):  # how many runs there are depends on the ids
             return _same_document(asking, ids, grid)
         pieces = [_document_runs(a, i) for a, i in zip(asking, ids, strict=True)]
         most = max((p.shape[1] for p in pieces), default=1)

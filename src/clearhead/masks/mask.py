@@ -58,10 +58,10 @@ class Mask(ABC):
         return {}
 
     def __and__(self, other: "Mask") -> "Mask":
-        return self if self == _mask(other, "&") else And(self, other)
+        return self if self._is(_mask(other, "&")) else And(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
-        return self if self == _mask(other, "|") else Or(self, other)
+        return self if self._is(_mask(other, "|")) else Or(self, other)
 
     def __invert__(self) -> "Mask":
         return self.mask if isinstance(self, Not) else Not(self)
@@ -77,6 +77,13 @@ class Mask(ABC):
         if type(self) is not type(other):
             return NotImplemented
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    def _is(self, other: "Mask") -> bool:
+        """Equal for certain, with no tensor read."""
+        if self is other or type(self) is not type(other):
+            return self is other
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every rule is one
+        return all(_certainly(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
         held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
@@ -340,6 +347,12 @@ def _side(mask: Mask, plain: type | tuple[type, ...]) -> str:
     """A part of a composition; in brackets if it is one itself, unless its kind is `plain`."""
     bare = not isinstance(mask, _Pair) or isinstance(mask, plain)
     return repr(mask) if bare else f"({mask!r})"
+
+
+def _certainly(a: object, b: object) -> bool:
+    if isinstance(a, Mask) and isinstance(b, Mask):
+        return a._is(b)
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
 def _same(a: object, b: object) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue
+from ..traced import readable
 from ..whole import whole
 
 if TYPE_CHECKING:
@@ -63,14 +64,9 @@ def wholes(value: object, rule: str, name: str) -> Tensor:
             f"{name} counts positions or names documents, in whole numbers.",
             "pass integers.",
         )
-    if _readable() and not empty and (numbers.long().abs() > FARTHEST).any():
+    if not empty and readable(numbers) and (numbers.long().abs() > FARTHEST).any():
         raise too_far(f"{rule} got {name}={int(numbers.long().abs().max())}.")
     return numbers.long().clone()  # a rule does not change when the caller's tensor does
-
-
-def _readable() -> bool:
-    """Can numbers be looked at? Not while a graph is made: it holds for numbers to come."""
-    return not torch.compiler.is_compiling()
 
 
 def too_far(gave: str) -> BadValue:
@@ -91,7 +87,7 @@ def counts(value: object, rule: str, name: str) -> "int | Tensor":
         found: int | Tensor = number
     else:
         numbers = wholes(value, rule, name)
-        if numbers.dim() == 0 and _readable():
+        if numbers.dim() == 0 and readable(numbers):
             return counts(int(numbers), rule, name)
         numbers = numbers.reshape(1) if numbers.dim() == 0 else numbers
         if numbers.dim() != 1:
@@ -100,7 +96,7 @@ def counts(value: object, rule: str, name: str) -> "int | Tensor":
                 f"{name} is one number, or one per batch, (B,).",
                 "flatten it to one dimension.",
             )
-        least = int(numbers.min()) if _readable() and len(numbers) else 0
+        least = int(numbers.min()) if len(numbers) and readable(numbers) else 0
         found = numbers
     if least < 0:
         raise BadValue(
@@ -140,7 +136,8 @@ def align(value: object) -> "str | int | Tensor | None":
             "pass align='start', align='end' or a whole number.",
         )
     numbers = wholes(value, "a rule", "align")
-    return int(numbers) if numbers.dim() == 0 else numbers.reshape(-1)
+    one = numbers.dim() == 0 and readable(numbers)
+    return int(numbers) if one else numbers.reshape(-1)
 
 
 def start(align: object, grid: "Grid") -> int | None:

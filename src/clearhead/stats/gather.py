@@ -151,10 +151,7 @@ class _Sweep:
         fits = p.B * p.H * size * len(self.keys) <= HELD_CELLS
         held = list(self.tiles(queries)) if self.second and fits else None
         kept = self.needs.no_rows(size)
-        inside = [
-            [flags.tolist() for flags in reach.tiles(queries, self.width)]
-            for reach in self.needs.groups
-        ]
+        inside = [reach.flags(queries, self.width) for reach in self.needs.groups]
         for keys, scores in held or self.tiles(queries):
             kept = merge_rows(kept, self.count(scores, queries, keys, inside))
         if not self.second:
@@ -164,7 +161,11 @@ class _Sweep:
         return kept, self.sum_up(again, queries, kept.max.detach(), share)
 
     def count(
-        self, scores: Tensor, queries: slice, keys: slice, inside: list[list[list[bool]]]
+        self,
+        scores: Tensor,
+        queries: slice,
+        keys: slice,
+        inside: list[tuple[list[bool], list[bool]]],
     ) -> Rows:
         """What one tile of scores (B, H, q, k) tells about its queries."""
         top = scores.amax(-1)
@@ -252,7 +253,7 @@ class _Sweep:
         p = self.problem
         begin = queries.start - self.queries.start
         q = self.q[:, :, begin : begin + queries.stop - queries.start].to(p.wide)
-        some, full = (flags.tolist() for flags in p.reach.tiles(queries, self.width))
+        some, full = p.reach.flags(queries, self.width)
         for tile in (i for i, any_pair in enumerate(some) if any_pair):
             lo = max(tile * self.width, self.keys.start)
             hi = min((tile + 1) * self.width, self.keys.stop)
