@@ -247,7 +247,7 @@ def test_weights_on_request(kind):
     "kind, rule",
     [
         ("llama", "Causal(align=0)"),
-        ("mistral", "Causal(align=0) & window(before=4, after=None, align=0)"),
+        ("mistral", "window(before=4, after=None, align=0) & Causal(align=0)"),
         ("bert", "everything"),
     ],
 )
@@ -280,17 +280,79 @@ def test_a_rule_is_written_out_when_a_model_looks_inside():
     assert (~mask).equal(~written.expand(3, 1, 5, 7)) and torch.where(mask, 1, 0).sum() == 3 * 25
 
 
+def mask_functions():
+    """Those of transformers: of positions alone, and of packed documents of 9 words."""
+    from transformers import masking_utils as of
+
+    simple = {
+        "causal": of.causal_mask_function,
+        "everyone": of.bidirectional_mask_function,
+        "window": of.sliding_window_causal_mask_function(3),
+        "window both ways": of.sliding_window_bidirectional_mask_function(2),
+        "chunks": of.chunked_causal_mask_function(4, torch.tensor([0, 3])),
+    }
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1]])
+    place = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1], [0, 1, 2, 3, 4, 5, 0, 1, 2]])
+    packed = {
+        f"packed {name}": of.packed_sequence_compatibility_function(function, place, documents)
+        for name, function in simple.items()
+    }
+    return simple | packed
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", mask_functions())
+def test_a_mask_function_becomes_a_rule_with_the_same_cells(name, padded):
+    from transformers.masking_utils import sdpa_mask
+
+    from clearhead.hf.masks import attention_mask
+
+    function, real = mask_functions()[name], torch.ones(2, 9, dtype=torch.long)
+    real[1, :3] = 0
+    whole, last, cut = (9, 9, 0, 0), (1, 9, 8, 0), (2, 5, 7, 4)  # the last with a sliding cache
+    for Tq, Tk, start, first in (whole, *([] if "packed" in name else [last, cut])):
+        where = (2, Tq, Tk, start, first, function, real if padded else None)
+        mask = attention_mask(*where)
+        cells = sdpa_mask(*where, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        # A chunk counts from its document's beginning: no rule here says that.
+        assert isinstance(mask, RuleTensor) == (name != "packed chunks")
+        assert mask.contiguous() is mask or name == "packed chunks"
+        assert torch.equal(mask | False, cells.expand(2, 1, Tq, Tk))
+
+
 def test_an_unknown_rule_is_written_out():
-    """A chunked mask looks like a window near the diagonal, and is not one."""
-    from transformers.masking_utils import chunked_causal_mask_function
+    from transformers.masking_utils import and_masks, causal_mask_function
 
-    from clearhead.hf.masks import RuleTensor, attention_mask
+    from clearhead.hf.masks import attention_mask
 
-    rule = chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int))
-    mask = attention_mask(1, 11, 11, mask_function=rule, local_size=4)
+    even = and_masks(causal_mask_function, lambda b, h, q, k: k % 2 == 0)
+    mask = attention_mask(1, 11, 11, mask_function=even)
     q, k = torch.arange(11)[:, None], torch.arange(11)
     assert not isinstance(mask, RuleTensor)
-    assert mask[0, 0].equal((k <= q) & (k // 4 == q // 4))
+    assert mask[0, 0].equal((k <= q) & (k % 2 == 0))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_layers_that_are_compiled_one_by_one(kind):
+    """The mask is made outside of their graphs, so it comes to them as a rule."""
+    model = build(kind, "AutoModel")
+    model.set_attn_implementation("clearhead")
+    real = torch.ones(2, 11, dtype=torch.long)
+    real[0, :3] = 0
+
+    def answers():
+        return [
+            model(ids()).last_hidden_state,
+            model(ids(), attention_mask=real).last_hidden_state[real.bool()],
+            *(model(ids()[:, :n]).last_hidden_state for n in (5, 7)),
+        ]
+
+    with torch.no_grad():
+        want = answers()
+        for layer in model.h if kind == "gpt2" else model.layers:
+            layer.compile(backend="eager")
+        for got, one in zip(answers(), want, strict=True):
+            torch.testing.assert_close(got, one)
 
 
 @pytest.mark.parametrize("kind", ["Bloom", "Mpt"])

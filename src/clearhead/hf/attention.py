@@ -10,12 +10,34 @@ from ..errors import BadValue
 from ..masks import Mask, causal, dense, everything
 from .masks import Booleans, RuleTensor
 
-# What is passed along although it has been applied before: positions are in the queries and keys,
-# sliding windows are in the mask. Plain yes-or-no switches speak of the model, not of attention.
-_ALREADY_APPLIED = {"position_ids", "cache_position", "sliding_window"}
+# What is passed along although it has been applied before (positions are in the queries and keys,
+# sliding windows are in the mask) or speaks of the model, as plain yes-or-no switches do.
+_NOT_ABOUT_ATTENTION = {"position_ids", "cache_position", "sliding_window", "output_hidden_states"}
 
 
 def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **keywords: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What a model calls: query (B, H, Tq, D), key and value with their own G heads, not repeated.
+
+    Returns the output as (B, Tq, H, Dv), contiguous, and the weights (B, H, Tq, Tk) if the call
+    asked for `output_attentions`, else None. The weights never carry dropout, and asking for them
+    does not change the output. Raises `BadValue` for an argument whose meaning is not known here,
+    rather than ignoring it.
+    """
+    answer = _answer
+    if torch.compiler.is_compiling() and isinstance(attention_mask, RuleTensor):
+        # A layer that is compiled by itself, in a model that is not: a graph knows no rules.
+        answer = torch.compiler.disable(_answer)
+    return answer(module, query, key, value, attention_mask, **keywords)
+
+
+def _answer(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -30,17 +52,10 @@ def attention_forward(
     output_attentions: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What a model calls: query (B, H, Tq, D), key and value with their own G heads, not repeated.
-
-    Returns the output as (B, Tq, H, Dv), contiguous, and the weights (B, H, Tq, Tk) if the call
-    asked for `output_attentions`, else None. The weights never carry dropout, and asking for them
-    does not change the output. Raises `BadValue` for an argument whose meaning is not known here,
-    rather than ignoring it.
-    """
     unknown = {
         name
         for name, value in others.items()
-        if not (value is None or isinstance(value, bool) or name in _ALREADY_APPLIED)
+        if not (value is None or isinstance(value, bool) or name in _NOT_ABOUT_ATTENTION)
     }
     if unknown:
         raise BadValue(

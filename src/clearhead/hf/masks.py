@@ -1,25 +1,30 @@
 """The mask function that transformers calls: a rule where it can be recognised, else booleans.
 
 transformers describes a mask by a function of positions and wants a tensor back. Written out, that
-tensor is Tq x Tk booleans, 1 GB for 32k tokens. So the usual rules (causal, a sliding window, no
-rule at all, each with padding) come back as a `RuleTensor`, which takes no memory. A model may
-still slice it or add to it: then, and only then, it is written out.
+tensor is Tq x Tk booleans, 1 GB for 32k tokens. So the usual rules (causal, sliding windows,
+chunks, packed documents, no rule at all, each with padding) come back as a `RuleTensor`, which
+takes no memory. A model may still slice it or add to it: then, and only then, it is written out.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..masks import Causal, Mask, dense, everything, lengths, prefix, window
+from ..masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
 
 # What may be asked of a tensor without looking at its cells.
 _SHAPE_ONLY = {
-    *(getattr(Tensor, n).__get__ for n in ("shape", "dtype", "device", "ndim", "requires_grad")),
+    *(
+        getattr(Tensor, n).__get__
+        for n in ("shape", "dtype", "device", "ndim", "requires_grad", "_base")
+    ),
     Tensor.size,
     Tensor.dim,
+    Tensor.stride,
+    Tensor.storage_offset,
 }
 
 
@@ -78,6 +83,8 @@ class RuleTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _SHAPE_ONLY:
                 return func(*args, **(kwargs or {}))
+        if func is Tensor.contiguous:  # asked of the masks of a static cache; a rule has no layout
+            return args[0]
         plain = [_written_out(x) for x in args]
         return func(*plain, **{n: _written_out(x) for n, x in (kwargs or {}).items()})
 
@@ -105,7 +112,10 @@ def attention_mask(
     start = int(q_offset)
     # A graph is made for tensors: a rule would be a Python object that it has to guard.
     graph = torch.compiler.is_compiling()
-    rule = None if graph else _recognise(function, start - kv_offset, local_size)
+    places = _Places(
+        range(start, start + q_length), range(kv_offset, kv_offset + kv_length), device
+    )
+    rule = None if graph else _recognise(function, places)
     real = None
     if rule is not None and attention_mask is not None:
         real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
@@ -123,21 +133,67 @@ def attention_mask(
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
 
 
-def _recognise(function: Callable[..., Any], align: int, size: int | None) -> Mask | None:
-    """The rule that a mask function follows, if it is one of the usual ones."""
+class _Places(NamedTuple):
+    """The positions that queries and keys have in the text."""
+
+    q: range
+    k: range
+    device: torch.device | str
+
+    @property
+    def align(self) -> int:
+        return self.q.start - self.k.start
+
+    def positions(self, of: range) -> Tensor:
+        return torch.arange(of.start, of.stop, device=self.device)
+
+
+def _recognise(function: Callable[..., Any], at: _Places) -> Mask | None:
+    """The rule that a mask function follows, if it is made of the usual ones."""
     from transformers import masking_utils
 
     if function is masking_utils.bidirectional_mask_function:
         return everything
     if function is masking_utils.causal_mask_function:
-        return Causal(align=align)
-    # A sliding window is a function made of two others; whatever else is made so stays unknown.
-    near, *rest = _closed_over(function, "and_masks").get("mask_functions", (None,))
-    if rest != [masking_utils.causal_mask_function] or size is None or size < 1:
-        return None
-    if _closed_over(near, "sliding_window_overlay") != {"sliding_window": size}:
-        return None
-    return Causal(align=align) & window(before=size - 1, align=align)
+        return Causal(align=at.align)
+    if parts := _closed_over(function, "and_masks").get("mask_functions"):
+        return _all_of(parts, at)
+    if held := _closed_over(function, "sliding_window_overlay"):
+        size = held["sliding_window"]
+        return window(before=size - 1, align=at.align) if size > 0 else None
+    if held := _closed_over(function, "sliding_window_bidirectional_overlay"):
+        size = held["sliding_window"]
+        return window(before=size, after=size, align=at.align) if size >= 0 else None
+    if held := _closed_over(function, "chunked_overlay"):
+        first = held["left_padding"].unsqueeze(-1)
+        queries, keys = ((at.positions(x) - first) // held["chunk_size"] for x in (at.q, at.k))
+        return documents(keys, queries=queries)
+    if held := _closed_over(function, "packed_sequence_mask_function"):
+        ids = held["packed_sequence_mask"]
+        return documents(ids[:, at.k.start : at.k.stop], queries=ids[:, at.q.start : at.q.stop])
+    return None
+
+
+def _all_of(functions: tuple[Callable[..., Any], ...], at: _Places) -> Mask | None:
+    packed, *rest = functions
+    if _closed_over(packed, "packed_sequence_mask_function") and len(rest) == 1:
+        # Positions begin anew in each document. Within one that changes no distance, and rules of
+        # distances are all that is known here but chunks.
+        inner = _closed_over(rest[0], "remap_positions_for_packed_sequence").get("mask_function")
+        if inner is not None and not _has_chunks(inner):
+            functions = packed, inner
+    rule: Mask = everything
+    for function in functions:
+        part = _recognise(function, at)
+        if part is None:
+            return None
+        rule = part if rule is everything else rule if part is everything else rule & part
+    return rule
+
+
+def _has_chunks(function: Callable[..., Any]) -> bool:
+    parts = _closed_over(function, "and_masks").get("mask_functions", ())
+    return bool(_closed_over(function, "chunked_overlay")) or any(map(_has_chunks, parts))
 
 
 def _closed_over(function: Any, maker: str) -> dict[str, Any]:
