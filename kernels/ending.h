@@ -11,7 +11,7 @@ class Ending {
   Ending(const Problem& p, int64_t b, int64_t h, float max, float sum) {
     float shrink = 1;
     if (p.sinks.data) {
-      float sink = LOG2E * Logits::at(p.sinks, b, h);
+      float sink = LOG2E * Logits::bounded(Logits::at(p.sinks, b, h));
       float above = most(max, sink), base = above == NOTHING ? 0 : above;
       shrink = exp2_one(max - base);
       sum = sum * shrink + exp2_one(sink - base);

@@ -6,13 +6,17 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-constexpr float LOWEST = -0x1p127f;
+// Beyond this a finite bias or sink stays finite in base 2 too. The largest and lowest numbers of a float
+// are what some masks are made of, and a query all of whose keys were so low would be blind.
+constexpr float FARTHEST = 0x1p126f;
+// A cap this large bends nothing, and in base 2 it would be infinite.
+constexpr double NO_CAP = 0x1p100;
 
 class Logits {
  public:
   explicit Logits(const Problem& p)
       : p_(p),
-        capped_(p.softcap > 0),
+        capped_(p.softcap > 0 && p.softcap < NO_CAP),
         // A scale that rounds to 0 would turn the -inf of an unseen row into NaN: not folded then.
         plain_(!capped_ && !p.bias.data && !p.slopes.data && p.scale > 1e-30),
         first_(all(float(capped_ ? p.scale / p.softcap : p.scale * double(LOG2E)))),
@@ -33,9 +37,7 @@ class Logits {
       if (bend) store(bend, sub(all(1), mul(s, s)));
       s = mul(s, cap_);
     }
-    // The lowest number a float can hold is a bias that some masks are made of: in base 2 it would
-    // become -infinity, and a query that sees nothing better would be blind.
-    if (p_.bias.data) s = max(all(LOWEST), fma(bias(b, h, q, key, n), all(LOG2E), s));
+    if (p_.bias.data) s = fma(bounded(bias(b, h, q, key, n)), all(LOG2E), s);
     if (p_.slopes.data) {
       F away = abs(add(count_up(), all(float(key - q - p_.slopes_shift))));
       s = fma(away, all(-LOG2E * at(p_.slopes, b, h)), s);
@@ -45,6 +47,15 @@ class Logits {
 
   static float at(const Grid& g, int64_t b, int64_t h) {
     return ((const float*)g.data)[b * g.b + h * g.h];
+  }
+
+  // x, not farther from 0 than FARTHEST if it is finite; infinities and NaN stay.
+  static F bounded(F x) {
+    F near = pick(less(all(FARTHEST), abs(x)), sign_of(all(FARTHEST), x), x);
+    return pick(less(abs(x), all(-NOTHING)), near, x);
+  }
+  static float bounded(float x) {
+    return __builtin_isfinite(x) ? most(-FARTHEST, least(FARTHEST, x)) : x;
   }
 
  private:

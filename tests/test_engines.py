@@ -4,6 +4,7 @@ The truth is `steps` in float64; the allowance is twice the error of plain torch
 An engine is skipped only where it says itself that it cannot answer.
 """
 
+import copy
 import math
 
 import jax
@@ -493,6 +494,14 @@ def test_vmap_over_the_numbers_of_a_rule(name, kind):
         return ch.attention(q, k, v, mask=rule(numbers), engine=name)
 
     torch.testing.assert_close(torch.func.vmap(answer)(*x, numbers), answer(*x, numbers))
+
+
+def test_a_rule_outlives_a_transform_that_read_it():
+    """Packed documents keep their runs, but those that torch.func wraps, which end with it."""
+    mask, q = ch.documents([0, 0, 1, 1]), torch.randn(2, 4, 8)
+    torch.func.grad(lambda q: ch.attention(q, q, q, mask=mask).sum())(q)
+    assert torch.isfinite(ch.attention(q, q, q, mask=mask)).all()
+    copy.deepcopy(mask)
 
 
 @pytest.mark.parametrize("name", NAMES)

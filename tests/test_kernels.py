@@ -525,3 +525,30 @@ def test_under_sanitizers(tmp_path):
         ["sh", str(script), sys.executable, str(tmp_path)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+EXTREME = {
+    "a cap beyond float32 in base 2": {"softcap": 3e38},
+    "the largest bias": {"bias": torch.tensor([3.4e38] + [0.0] * 63)},
+    "the lowest bias everywhere": {"bias": torch.full((64,), -3.4e38)},
+    "the largest sink": {"sinks": torch.tensor([3e38, -3e38])},
+}
+
+
+@pytest.mark.parametrize("Tq", [1, 64])
+@pytest.mark.parametrize("rule", EXTREME.values(), ids=EXTREME)
+def test_numbers_at_the_end_of_float32(rule, Tq, level):
+    q, k, v = question(2, 2, 2, Tq, 64, 4)
+    torch.testing.assert_close(
+        answer(q, k, v, **rule), ch.attention(q, k, v, engine="steps", **rule)
+    )
+
+
+@pytest.mark.parametrize("Tq", [1, 64])
+def test_a_score_of_minus_infinity_stays_so_beside_a_bias(Tq, level):
+    q, k, v = question(1, 1, 1, Tq, 5, 4)
+    q[..., 0], k[..., 0] = -1e38, 1e30  # all scores are -infinity
+    k[..., 2, 0] = -1e-30  # but that of key 2
+    want = ch.attention(q, k, v, engine="steps", bias=torch.zeros(5))
+    torch.testing.assert_close(answer(q, k, v, bias=torch.zeros(5)), want)
+    torch.testing.assert_close(want, v[:, :, 2:3].expand_as(want))

@@ -96,4 +96,80 @@ def test_statistics_in_a_compiled_function_are_counted_as_outside():
     alone = torch.compile(
         lambda q: ch.look(q, k, v, stats=["lse"]).lse, fullgraph=True, backend="aot_eager"
     )
-    assert torch.equal(alone(q), ch.look(q, k, v, stats=["lse"]).lse)
+    torch.testing.assert_close(alone(q), ch.look(q, k, v, stats=["lse"]).lse)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("engine", ["auto", "sdpa", "tiled", "steps"])
+@pytest.mark.parametrize("rule", [{"mask": ch.causal}, {"mask": ch.documents([0, 1, 1, 0, 0])}])
+def test_a_torchscript_trace_computes(rule, engine):
+    first, second = torch.randn(2, 1, 4, 5, 8)
+
+    def ask(x):
+        return ch.attention(x, x[:, :2], x[:, 2:], bias=torch.zeros(5), engine=engine, **rule)
+
+    traced = torch.jit.trace(ask, first)
+    torch.testing.assert_close(traced(second), ask(second))
+
+
+@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix"])
+def test_graphs_drawn_by_make_fx_and_fake_tensors(kind):
+    rule, numbers = given(kind)
+    q, k, v = question(2, 4, 4, 37, 37, 16)
+
+    def ask(q, x):
+        return ch.attention(q, k, v, **rule(x))
+
+    drawn = torch.fx.experimental.proxy_tensor.make_fx(ask)(q, numbers)
+    torch.testing.assert_close(drawn(q + 1, numbers), ask(q + 1, numbers))
+    with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
+        assert ask(torch.empty(2, 4, 37, 16), numbers.clone()).shape == q.shape
+
+
+END = {
+    "causal": {"mask": ch.Causal(align="end")},
+    "window": {"mask": ch.window(before=5, after=0, align="end") & ch.Causal(align="end")},
+    "alibi": {"bias": ch.alibi(align="end"), "mask": ch.Causal(align="end")},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "sdpa"])
+@pytest.mark.parametrize("rule", END.values(), ids=END)
+def test_one_graph_for_every_length(rule, engine):
+    """Where the queries stand at the end of the keys, too: a cache grows from call to call."""
+
+    def ask(q, k):
+        return ch.attention(q, k, k, engine=engine, **rule)
+
+    if engine == "sdpa" and "sinks" in rule:
+        pytest.skip("torch has no sinks")
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(ask, dynamic=True, fullgraph=True, backend="aot_eager")
+    for length in range(20, 32):
+        q, k = torch.randn(2, 4, 3, 16), torch.randn(2, 2, length, 16)
+        torch.testing.assert_close(compiled(q, k), ask(q, k))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_layers_with_a_cache_or_relative_positions_compile_for_any_length():
+    layer = ch.nn.MultiHeadAttention(16, heads=2, causal=True)
+    relative = ch.nn.MultiHeadAttention(
+        16, heads=2, causal=True, relative=ch.nn.RelativePositions(2)
+    )
+    relative.relative.table.data.normal_()
+    torch.compiler.reset()
+    step = torch.compile(
+        lambda x, cache: layer(x, cache=cache), dynamic=True, fullgraph=True, backend="aot_eager"
+    )
+    whole = torch.compile(relative, dynamic=True, fullgraph=True, backend="aot_eager")
+    ours, theirs = ch.nn.KVCache(40), ch.nn.KVCache(40)
+    with torch.no_grad():
+        for n in range(5, 20):
+            x = torch.randn(2, 1 if n > 5 else n, 16)
+            torch.testing.assert_close(step(x, ours), layer(x, cache=theirs))
+            x = torch.randn(2, n, 16)
+            torch.testing.assert_close(whole(x), relative(x))

@@ -241,7 +241,8 @@ def _checked_sinks(sinks: object, H: int) -> Tensor:
             "sinks are extra logits, one floating-point number per query head.",
             f"pass a floating tensor of shape ({H},).",
         )
-    if tuple(sinks.shape) not in ((), (1,), (H,)):
+    # Compared one by one: in a graph for any H, a size is no number that a tuple could hold.
+    if sinks.dim() > 1 or (sinks.dim() and sinks.shape[0] != 1 and sinks.shape[0] != H):
         raise BadValue(
             f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.",
             "sinks are extra logits, one per query head, (H,).",

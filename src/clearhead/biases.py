@@ -93,14 +93,14 @@ class Alibi(Bias):
         return self.slopes
 
     def check(self, grid: Grid) -> None:
-        if self.slopes is not None and self.slopes.shape[0] not in (1, grid.H):
+        if self.slopes is not None and self.slopes.shape[0] != 1 and self.slopes.shape[0] != grid.H:
             raise BadValue(
                 f"alibi got {self.slopes.shape[0]} slopes for H={grid.H} heads.",
                 "every query head has one slope.",
                 f"pass {grid.H} slopes, or none for the paper's own.",
             )
         check_batch(self, self.align, grid)
-        check_corner(self, self.align, grid, "alibi(align={})")
+        check_corner(self, self.align, grid, "alibi")
 
     def of(self, grid: Grid) -> Tensor:
         """The slope of each head, (H,); by default 2^(-8/H), 2^(-16/H), ... as in the paper."""

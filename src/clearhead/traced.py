@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+GRAPHS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
@@ -17,10 +18,17 @@ def transformed() -> bool:
 def readable(*tensors: Tensor) -> bool:
     """Can these numbers be looked at? Not on meta, not while a graph is made of the call, and not
     where vmap holds many in the place of one."""
-    return not torch.compiler.is_compiling() and all(map(_readable, tensors))
+    return not torch.compiler.is_compiling() and not drawn() and all(map(_at_hand, tensors))
 
 
-def _readable(x: Tensor) -> bool:
+def drawn() -> bool:
+    """Is a graph drawn of what is computed, by torch.jit.trace, make_fx or with fake tensors?"""
+    return torch._C._get_tracing_state() is not None or any(
+        torch._C._get_dispatch_mode(mode) is not None for mode in GRAPHS
+    )
+
+
+def _at_hand(x: Tensor) -> bool:
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):
@@ -39,6 +47,7 @@ def plain(*tensors: Tensor | None) -> bool:
     """Are these tensors with memory behind them, and does nobody follow what happens to them?"""
     return (
         not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and all(map(PLAIN.__contains__, map(type, tensors)))

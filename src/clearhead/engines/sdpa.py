@@ -85,15 +85,9 @@ def _needs_matrix(p: Problem) -> bool:
 
 
 def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> Tensor:
-    return torch_attention(
-        q,
-        k,
-        v,
-        dropout_p=p.dropout,
-        scale=p.scale,
-        enable_gqa=p.G != p.H,
-        **rule,  # type: ignore[arg-type]
-    )
+    if p.G != p.H:  # in a graph for any H, torch takes True and not the comparison
+        rule["enable_gqa"] = True
+    return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
 
 
 def _bias(p: Problem) -> Tensor:

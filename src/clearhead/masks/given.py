@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import intervals
 from ..errors import BadType, BadValue
 from ..intervals import Reach
-from ..traced import readable, transformed
+from ..traced import drawn, readable, transformed
 from .mask import Grid, Mask
 from .numbers import check_batch, ids, tensor, text
 
@@ -65,7 +65,7 @@ class documents(Mask):
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
         # The layers of a model ask with one rule, and finding its runs takes a twentieth of what a
         # packed batch takes; so they are kept, unless a tracer or a transform is about.
-        if torch.compiler.is_compiling() or transformed():
+        if torch.compiler.is_compiling() or drawn() or transformed():
             return self._find_reach(grid, device)
         kept = self.__dict__.get("_kept")
         if kept is not None and kept[0] == (grid, device):

@@ -198,8 +198,11 @@ def check_batch(rule: object, value: object, grid: "Grid") -> None:
         )
 
 
-def check_corner(rule: object, align: object, grid: "Grid", call: str) -> None:
+def check_corner(rule: object, align: object, grid: "Grid", name: str) -> None:
+    """`name` is what the rule is called; the numbers it has, if any, stand in its own words."""
     if align is None and grid.Tq != grid.Tk:
+        numbers = repr(rule)[len(name) + 1 : -1]
+        call = f"{name}({numbers}{', ' if numbers else ''}align={{}})"
         raise BadValue(
             f"{rule!r} was asked about Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
             "when the numbers differ, the corner must be named: where do the queries stand?",

@@ -89,7 +89,7 @@ class Causal(Mask):
 
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
-        check_corner(self, self.align, grid, "Causal(align={})")
+        check_corner(self, self.align, grid, "Causal")
 
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k <= q + offset(self.align, grid, b)
@@ -158,7 +158,7 @@ class window(Mask):
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
         if self.before is not None or self.after is not None:
-            check_corner(self, self.align, grid, repr(self)[:-1] + ", align={})")
+            check_corner(self, self.align, grid, "window")
 
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         place = q + offset(self.align, grid, b)

@@ -167,7 +167,11 @@ class RelativePositions(nn.Module):
                 "distances from near to longest share buckets, so longest is beyond near.",
                 f"pass longest={8 * self.near}, or a smaller near.",
             )
-        self.table = nn.Parameter(torch.zeros(self.heads, 2 * (self.near + self.far)))
+        self.table = nn.Parameter(torch.empty(self.heads, 2 * (self.near + self.far)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.table)
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
@@ -178,6 +182,9 @@ class RelativePositions(nn.Module):
         distances = torch.arange(last, start - keys, -1, device=self.table.device)
         by_distance = self.table[:, self.bucket(distances)]
         # A matrix with one number for each distance: each row is the next one's, shifted by one.
+        if torch.compiler.is_compiling():  # unfold would fix the length that a graph is made for
+            rows = torch.arange(queries - 1, -1, -1, device=self.table.device)
+            return by_distance[:, rows.unsqueeze(-1) + torch.arange(keys, device=rows.device)]
         return by_distance.unfold(-1, keys, 1).flip(1)
 
     def bucket(self, distances: Tensor) -> Tensor:

@@ -27,10 +27,11 @@ GRADIENT = struct.Struct("<" + 4 * "4q" + "2q" + 2 * "4q" + "5q")
 # say, so an example learns the same bits in any company.
 TASKS, LEAST_STRETCH = 16, 1024
 
+# SymInt: in a graph for any length, where the queries stand may follow from the length.
 QUESTION = (
-    "Tensor q, Tensor k, Tensor v, float scale, float softcap, int before, int after, Tensor? lo, "
-    "Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, int shift, Tensor? sinks, "
-    "float dropout, Tensor? seed"
+    "Tensor q, Tensor k, Tensor v, float scale, float softcap, SymInt before, SymInt after, "
+    "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, SymInt shift, "
+    "Tensor? sinks, float dropout, Tensor? seed"
 )
 BIAS, SINKS = (3 + Asked._fields.index(name) for name in ("bias", "sinks"))  # places in it
 
