@@ -730,7 +730,7 @@ WRONG = {
         ch.BadValue, "align"),
     "bare boolean": (
         lambda: MultiHeadAttention(4, 2, causal=True)(torch.zeros(2, 4), mask=torch.ones(2, 2) > 0),
-        ch.BadType, "dense(keep=tensor)"),
+        ch.BadType, "dense(keep=mask)"),
     "values alone": (
         lambda: MultiHeadAttention(4, 2)(torch.zeros(2, 4), values=torch.zeros(2, 4)), ch.BadValue,
         "MultiHeadAttention got values= without context=."),
@@ -822,3 +822,96 @@ def test_a_block_explains_a_step_of_a_cache_and_leaves_the_cache():
         trace = block.explain(x[:, 5:], cache=cache)
         assert cache.length == 5
         torch.testing.assert_close(trace["block"], block(x[:, 5:], cache=cache))
+
+
+# ------------------------------------------------------------------- what builders do to a layer
+
+
+def test_a_layer_whose_heads_are_shared_out_among_machines():
+    """Each holds the projections of some heads and its rows of the last; the answers are added."""
+    layer = MultiHeadAttention(12, heads=4, kv_heads=2, causal=True, out_bias=False)
+    x, parts = torch.randn(2, 5, 12), []
+    for i in range(2):
+        part = copy.deepcopy(layer)
+        for name, width in (("W_query", 6), ("W_key", 3), ("W_value", 3)):
+            projection = getattr(part, name)
+            projection.weight = torch.nn.Parameter(projection.weight[i * width : (i + 1) * width])
+        part.out_proj.weight = torch.nn.Parameter(part.out_proj.weight[:, i * 6 : (i + 1) * 6])
+        parts.append(part(x))
+    torch.testing.assert_close(sum(parts), layer(x))
+
+
+def test_what_fails_after_attention_leaves_the_cache_as_it_was():
+    block, cache = TransformerBlock(8, heads=2, causal=True), KVCache()
+    block(torch.randn(1, 3, 8), cache=cache)
+    for broken in (block.attention.out_proj, block.feed_forward.W_2):
+        weight, broken.weight = broken.weight, torch.nn.Parameter(torch.zeros(8, 7))
+        with pytest.raises(RuntimeError):
+            block(torch.randn(1, 2, 8), cache=cache)
+        assert cache.length == 3
+        broken.weight = weight
+
+
+def test_relative_positions_made_on_meta_begin_at_zero():
+    with torch.device("meta"):
+        layer = RelativePositions(4)
+    layer.to_empty(device="cpu").table.data.fill_(7.0)
+    layer.reset_parameters()
+    assert not layer.table.any()
+
+
+def test_from_torch_keeps_what_is_frozen_and_refuses_what_computes_otherwise():
+    theirs = torch.nn.MultiheadAttention(8, 2)
+    theirs.in_proj_weight.requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(theirs)
+    learns = {name: p.requires_grad for name, p in ours.named_parameters()}
+    assert not learns["W_query.weight"] and learns["out_proj.weight"] and learns["W_key.bias"]
+    with pytest.raises(ch.BadType, match="a way of its own"):
+        MultiHeadAttention.from_torch(torch.ao.nn.quantizable.MultiheadAttention(8, 2))
+
+
+def test_the_trace_of_a_block_says_how_each_number_arose():
+    x = torch.randn(1, 3, 8)
+    for norm, given in (("pre", "norm_1(stream)"), ("post", "X")):
+        block = TransformerBlock(8, heads=2, norm=norm)
+        trace = block.explain(x)
+        assert trace.step("inputs").formula == given
+        assert trace.step("fed").formula == "gelu(normed · W_1 + b) · W_2 + b"
+        torch.testing.assert_close(
+            trace["inputs"], block.norm_1(x) if norm == "pre" else x, rtol=0, atol=0
+        )
+
+
+def test_a_projection_may_be_wrapped():
+    class Wrapped(torch.nn.Module):  # as adapters do it
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) * 2
+
+    layer = MultiHeadAttention(8, heads=2)
+    layer.W_query, x = Wrapped(layer.W_query), torch.randn(1, 3, 8)
+    torch.testing.assert_close(layer.explain(x)["projected"], layer(x))
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: MultiHeadAttention(8, 2, rotary=True), "rotary is RotaryPositions or None"),
+        (lambda: MultiHeadAttention(8, 2, relative=3), "relative is RelativePositions or None"),
+        (lambda: MultiHeadAttention(8, 2, causal="no"), "causal is bool"),
+        (lambda: MultiHeadAttention(8, 2)(torch.ones(3, 8), cache=[]), "cache is KVCache"),
+        (lambda: SelfAttention(4, 4, mask=torch.ones(2, 2)), "mask is Mask or None"),
+        (lambda: SelfAttention.from_matrices("abc", None, None), "nested lists of numbers"),
+        (lambda: SelfAttention.from_matrices([[1, 0]], [[1, 0]], [[1, 0]]), "floating dtype"),
+        (
+            lambda: MultiHeadAttention(8, 2, causal=True)(torch.ones(3, 8), torch.ones(5, 8)),
+            "build it with causal=False",
+        ),
+    ],
+)
+def test_what_a_layer_cannot_be_built_of(make, said):
+    with pytest.raises(ch.AttentionError, match=said):
+        make()

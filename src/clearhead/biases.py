@@ -146,7 +146,7 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
         numbers = None
         if slopes is not None:
             given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
-            numbers = given.reshape(-1)
+            numbers = given if given.dim() == 1 else given.reshape(-1)  # not a view, to be copied
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"alibi got slopes={slopes!r}.",

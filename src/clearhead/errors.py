@@ -11,7 +11,9 @@ class AttentionError(Exception):
 
     def __init__(self, gave: str, rule: str, way_out: str) -> None:
         self.gave, self.rule, self.way_out = gave, rule, way_out
-        super().__init__(f"{gave}\n  Rule: {rule}\n  Way out: {way_out}")
+
+    def __str__(self) -> str:
+        return f"{self.gave}\n  Rule: {self.rule}\n  Way out: {self.way_out}"
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return type(self), (self.gave, self.rule, self.way_out)

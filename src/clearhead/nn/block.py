@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from ..errors import BadValue
 from ..masks import Mask
 from ..trace import Step, Trace
-from .cache import KVCache
+from .cache import KVCache, length_of
 from .checks import probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .multihead import MultiHeadAttention
+from .simple import projected
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -123,6 +124,15 @@ class TransformerBlock(nn.Module):
     ) -> Tensor:
         """(B, T, d) or (T, d) -> the same shape. `mask` and `cache` as in `MultiHeadAttention`."""
         x = sequence("TransformerBlock", "x", x, self.attention.d)
+        held = length_of(cache)
+        try:
+            return self._run(x, mask, cache)
+        except BaseException:
+            if cache is not None:
+                cache.cut(held)
+            raise
+
+    def _run(self, x: Tensor, mask: Mask | None, cache: KVCache | None) -> Tensor:
         if self.norm == "pre":
             x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
             return x + self.dropout(self.feed_forward(self.norm_2(x)))
@@ -152,18 +162,25 @@ class TransformerBlock(nn.Module):
         axes = trace.step("projected").axes
         attended = x + self.dropout(trace["projected"])
 
+        act = self.feed_forward.activation
+        worked = projected(f"{act}({projected('normed', 'W_1', self.feed_forward.W_1)})", "W_2",
+                           self.feed_forward.W_2)  # fmt: skip
+
         def step(name: str, formula: str, why: str, tensor: Tensor) -> Step:
             return Step(name, formula, why, axes, tensor)
 
         if self.norm == "pre":
             begun = step("stream", "x", "What enters the block; it flows past both branches.", x)
+            why = "What the attention is given: each token on one scale."
+            given = replace(trace.step("inputs"), formula="norm_1(stream)", why=why)
+            trace = replace(trace, steps=(given, *trace.steps[1:]))
             normed = self.norm_2(attended)
             fed = self.feed_forward(normed)
             ended = (
                 step("attended", "stream + projected", "What was found is added to the stream.",
                      attended),
                 step("normed", "norm_2(attended)", "Each token on one scale again.", normed),
-                step("fed", "F(normed)", "Each token is worked on by itself.", fed),
+                step("fed", worked, "Each token is worked on by itself.", fed),
                 step("block", "attended + fed", "And added to the stream.",
                      attended + self.dropout(fed)),
             )  # fmt: skip
@@ -174,7 +191,7 @@ class TransformerBlock(nn.Module):
             step("attended", "inputs + projected", "What was found is added to the stream.",
                  attended),
             step("normed", "norm_1(attended)", "Each token on one scale again.", normed),
-            step("fed", "F(normed)", "Each token is worked on by itself.", fed),
+            step("fed", worked, "Each token is worked on by itself.", fed),
             step("block", "norm_2(normed + fed)", "Added to the stream, and on one scale again.",
                  self.norm_2(normed + self.dropout(fed))),
         )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from .checks import size
+from .checks import instance, size
 
 
 class KVCache:
@@ -111,3 +111,9 @@ def _room(x: Tensor, length: int) -> Tensor:
 
 def _kind(x: Tensor) -> tuple[object, ...]:
     return x.shape[:-2], x.shape[-1], x.dtype, x.device
+
+
+def length_of(cache: KVCache | None) -> int:
+    """How many tokens came before; 0 without a cache. Raises `BadType` for what is none."""
+    held: KVCache | None = instance("A layer", "cache", cache, KVCache, type(None))
+    return 0 if held is None else held.length

@@ -1,6 +1,7 @@
 """What layers check of what they are given; attention itself checks the rest."""
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -70,8 +71,21 @@ def sequence(layer: str, name: str, x: object, width: int | None = None) -> Tens
     return x
 
 
+def instance(layer: str, name: str, value: Any, *kinds: type) -> Any:
+    """`value`, if it is of one of these kinds."""
+    if isinstance(value, kinds):
+        return value
+    wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+    raise BadType(
+        f"{layer} got {name}={value!r}.",
+        f"{name} is {wanted}.",
+        f"pass {name} as such, or leave it out.",
+    )
+
+
 def both(ours: Mask | None, given: Mask | None) -> Mask | None:
-    """The layer's own rule and the one of this call, both of which hold; None means no rule."""
-    if ours is None or given is None:
-        return given if ours is None else ours
-    return ours & given
+    """The layer's own rule and the one of this call, both of which hold; None means no rule. What
+    is no rule is handed on, for attention to refuse."""
+    if ours is None or (given is not None and not isinstance(given, Mask)):
+        return given
+    return ours if given is None else ours & given

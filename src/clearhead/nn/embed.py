@@ -43,10 +43,10 @@ class TokenEmbedding(nn.Module):
         # Elsewhere the check would make the host wait for the device; a tracer has no numbers yet.
         if ids.device.type == "cpu" and ids.numel() and plain(ids):
             low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.vocabulary:
+            if low < 0 or high >= len(self.table.weight):
                 raise BadValue(
                     f"TokenEmbedding got ids from {low} to {high}.",
-                    f"an id is a row of the table, from 0 to {self.vocabulary - 1}.",
+                    f"an id is a row of the table, from 0 to {len(self.table.weight) - 1}.",
                     "use the ids of this vocabulary, or build the table for more words.",
                 )
         return self.table(ids.long())

@@ -16,8 +16,8 @@ from ..errors import BadType, BadValue
 from ..explain import explain
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
-from .cache import KVCache
-from .checks import both, probability, sequence, size
+from .cache import KVCache, length_of
+from .checks import both, instance, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .simple import Question, inputs, projected
 
@@ -83,6 +83,8 @@ class MultiHeadAttention(nn.Module):
                 f"{_divisor_near(heads, self.kv_heads)}.",
             )
         self.head_size = d // heads
+        instance(name, "rotary", rotary, RotaryPositions, type(None))
+        instance(name, "relative", relative, RelativePositions, type(None))
         if rotary is not None and rotary.head_size != self.head_size:
             raise BadValue(
                 f"MultiHeadAttention got a rotary for heads of {rotary.head_size} features.",
@@ -98,7 +100,7 @@ class MultiHeadAttention(nn.Module):
         self.d_context = size(name, "d_context", d if d_context is None else d_context)
         self.d_values = size(name, "d_values", self.d_context if d_values is None else d_values)
         self.dropout = probability(name, dropout)
-        self.causal = causal
+        self.causal = instance(name, "causal", causal, bool)
         self.rotary, self.relative = rotary, relative
         narrow = self.kv_heads * self.head_size
         self.W_query = nn.Linear(d, d, bias=qkv_bias)
@@ -122,6 +124,12 @@ class MultiHeadAttention(nn.Module):
                 f"from_torch got a {type(module).__name__}.",
                 "it copies the weights of a torch.nn.MultiheadAttention.",
                 "pass that module, for example the self_attn of a TransformerEncoderLayer.",
+            )
+        if type(module).forward is not nn.MultiheadAttention.forward:
+            raise BadType(
+                f"from_torch got a {type(module).__module__}.{type(module).__name__}.",
+                "it computes in a way of its own, with weights of its own.",
+                "pass a plain torch.nn.MultiheadAttention.",
             )
         extra = {
             "add_bias_kv": module.bias_k is not None,
@@ -155,6 +163,8 @@ class MultiHeadAttention(nn.Module):
                 out_bias=module.out_proj.bias is not None,
             )
         layer.load_state_dict({n: t.detach().clone() for n, t in state.items()}, assign=True)
+        for name, learned in state.items():
+            layer.get_parameter(name).requires_grad_(learned.requires_grad)
         return layer.train(module.training)
 
     def forward(
@@ -179,18 +189,18 @@ class MultiHeadAttention(nn.Module):
 
         Raises `BadValue`, `BadType` for inputs that do not fit the layer or the mask.
         """
-        held = 0 if cache is None else cache.length
+        held = length_of(cache)
         try:
             asked = self._question(x, context, values, mask, cache)
             out = attention(
                 asked.q, asked.k, asked.v,
                 mask=asked.mask, bias=asked.bias, dropout=asked.dropout,
             )  # fmt: skip
+            return self.out_proj(_join(out))
         except BaseException:
             if cache is not None:
                 cache.cut(held)
             raise
-        return self.out_proj(_join(out))
 
     def explain(
         self,
@@ -213,7 +223,7 @@ class MultiHeadAttention(nn.Module):
         `dropout=None` what `forward` does in this mode, `seed=None` that torch's generator
         decides what is dropped. A cache is read and stays as it was.
         """
-        held = 0 if cache is None else cache.length
+        held = length_of(cache)
         try:
             asked = self._question(x, context, values, mask, cache)
             if cache is not None:  # the trace outlives what the cache will write over
@@ -280,10 +290,17 @@ class MultiHeadAttention(nn.Module):
         x = sequence(name, "x", x, self.d)
         context = sequence(name, "context", context, self.d_context)
         values = sequence(name, "values", values, self.d_values)
-        q = _split(self.W_query(x), self.heads)
-        k = _split(self.W_key(context), self.kv_heads)
-        v = _split(self.W_value(values), self.kv_heads)
-        start = 0 if cache is None else cache.length
+        if self.causal and cache is None and x.shape[-2] != context.shape[-2]:
+            raise BadValue(
+                f"MultiHeadAttention got {x.shape[-2]} tokens and a context of "
+                f"{context.shape[-2]}, and was built with causal=True.",
+                "without a cache, a causal layer looks at as many tokens as ask.",
+                "build it with causal=False, and pass mask=Causal(align=...) for this context.",
+            )
+        q = _split(self.W_query(x), self.head_size)
+        k = _split(self.W_key(context), self.head_size)
+        v = _split(self.W_value(values), self.head_size)
+        start = length_of(cache)
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
         if cache is not None:
@@ -300,9 +317,10 @@ class MultiHeadAttention(nn.Module):
         return ", ".join([*parts, f"causal={self.causal}"])
 
 
-def _split(x: Tensor, heads: int) -> Tensor:
-    """(..., T, heads * D) -> (..., heads, T, D)"""
-    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+def _split(x: Tensor, D: int) -> Tensor:
+    """(..., T, H * D) -> (..., H, T, D); H are the heads that are here, a part of them where the
+    projections are shared out among machines."""
+    return x.unflatten(-1, (-1, D)).transpose(-3, -2)
 
 
 def _join(x: Tensor) -> Tensor:

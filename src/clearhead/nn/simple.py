@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ..attend import attention
 from ..biases import Bias
-from ..errors import BadValue
+from ..errors import BadType, BadValue
 from ..explain import explain
 from ..masks import Mask, causal
 from ..trace import Step, Trace
-from .checks import both, probability, sequence, size
+from .checks import both, instance, probability, sequence, size
 
 
 class Question(NamedTuple):
@@ -114,7 +114,7 @@ class SelfAttention(OneHead):
         super().__init__()
         self.d_in = size("SelfAttention", "d_in", d_in)
         self.d_out = size("SelfAttention", "d_out", d_out)
-        self.mask = mask
+        self.mask = instance("SelfAttention", "mask", mask, Mask, type(None))
         self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
         self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
         self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
@@ -126,9 +126,17 @@ class SelfAttention(OneHead):
         """The layer with these matrices, (d_in, d_out) each, used as ``X @ W``; they are copied.
 
         An `nn.Linear` holds its matrix transposed, so ``layer.W_query.weight`` is W_q.T.
-        Raises `BadValue` unless all three have one shape.
+        Raises `BadType` unless all three are floating, of one dtype, and `BadValue` unless they
+        have one shape.
         """
-        matrices = [torch.as_tensor(W) for W in (W_q, W_k, W_v)]
+        matrices = [_numbers(W) for W in (W_q, W_k, W_v)]
+        if len({W.dtype for W in matrices}) > 1 or not matrices[0].is_floating_point():
+            dtypes = ", ".join(str(W.dtype) for W in matrices)
+            raise BadType(
+                f"The matrices have dtypes {dtypes}.",
+                "W_q, W_k and W_v hold real numbers of one floating dtype.",
+                "convert them first, for example with W.float().",
+            )
         if matrices[0].dim() != 2 or len({W.shape for W in matrices}) > 1:
             shapes = ", ".join(str(tuple(W.shape)) for W in matrices)
             raise BadValue(
@@ -199,9 +207,21 @@ class CausalAttention(OneHead):
         return f"context_length={self.context_length}, dropout={self.dropout:g}"
 
 
+def _numbers(W: object) -> Tensor:
+    try:
+        return torch.as_tensor(W)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(
+            f"from_matrices got a {type(W).__name__}.",
+            "a matrix is a tensor, or nested lists of numbers, (d_in, d_out).",
+            "pass three tensors.",
+        ) from error
+
+
 def projected(x: str, name: str, layer: nn.Linear) -> str:
     """The formula of a projection, for example ``X · W_query + b``."""
-    return f"{x} · {name}" + ("" if layer.bias is None else " + b")
+    biased = getattr(layer, "bias", None) is not None  # what wraps a projection may have none
+    return f"{x} · {name}" + (" + b" if biased else "")
 
 
 def inputs(x: Tensor, name: str = "inputs", letter: str = "q") -> Step:
