@@ -1,6 +1,7 @@
 """Looking at one call and at a whole model: same bits with and without, and exact numbers."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -141,3 +142,67 @@ def test_what_would_see_nothing_or_lose_something_is_refused(tmp_path):
         model(torch.randn(1, 3, 16))
     with pytest.raises(BadValue, match="seen before"), ch.watch(model, to=tmp_path):
         pass
+
+
+def test_a_module_that_asks_several_times_is_several_layers():
+    """As in models that share weights between layers. Layers keep their numbers from run to run,
+    also where a run begins in the middle, as when an encoder runs once and a decoder many times."""
+    layer, tail = ch.nn.MultiHeadAttention(8, 2), ch.nn.MultiHeadAttention(8, 2)
+    shared = torch.nn.Sequential(layer, layer, tail)
+    x = torch.randn(2, 4, 8)
+    with torch.no_grad(), ch.watch(shared) as seen:
+        shared(x)
+        shared(x)
+        tail(x)
+    assert [call.layer for call in seen] == [0, 1, 2, 0, 1, 2, 2]
+    gauges = seen.gauges()
+    for number in (0, 1):
+        ours = [call.entropy for call in seen if call.layer == number]
+        assert gauges[f"0:{number}.entropy"] == pytest.approx(float(torch.cat(ours).mean()))
+    ours = [call.max for call in seen if call.layer == 2]
+    assert gauges["2.max"] == pytest.approx(max(float(x.max()) for x in ours))
+
+
+def test_gauges_leave_out_queries_that_see_nothing():
+    layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(2, 5, 8)
+    mask = ch.lengths(queries=[5, 2])
+    stats = ["entropy", "effective", ch.topk(1), ch.mass({"first": ch.prefix(1)}), "received"]
+    with torch.no_grad(), ch.watch(layer, stats=stats, heads=[1]) as seen:
+        layer(x, mask=mask)
+    sees = (torch.arange(5) < torch.tensor([5, 2]).unsqueeze(1)).unsqueeze(1)
+    gauges, call = seen.gauges(), seen[0]
+    assert gauges["0.entropy"] == pytest.approx(float(call.entropy[sees].mean()))
+    assert gauges["0.topk"] == pytest.approx(float(call.topk.weights[..., 0][sees].mean()))
+    assert gauges["0.mass.first"] == pytest.approx(float(call.mass["first"][sees].mean()))
+    assert gauges["0.received"] == pytest.approx(float(call.received.mean()))
+
+
+def test_only_what_the_model_itself_asks_is_seen():
+    """Not what stands outside of it, nor what another thread asks of the same model."""
+    model = torch.nn.Sequential(ch.nn.MultiHeadAttention(8, 2), ch.nn.MultiHeadAttention(8, 2))
+    x, going = torch.randn(2, 4, 8), threading.Event()
+
+    def other():
+        while not going.is_set():
+            model(x)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        for _ in range(20):
+            with torch.no_grad(), ch.watch(model[1]) as part, ch.watch(model) as whole:
+                model(x)
+                ch.attention(x, x, x)
+            assert [(c.layer, c.module) for c in whole] == [(0, "0"), (1, "1")]
+            assert [(c.layer, c.module) for c in part] == [(0, "")]
+    finally:
+        going.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "given", [{"heads": 3}, {"heads": ["a"]}, {"heads": [1.5]}, {"heads": [True]}, {"rows": 3}]
+)
+def test_what_is_no_list_of_numbers(given):
+    with pytest.raises(BadType, match=next(iter(given))), ch.watch(model(), **given):
+        raise AssertionError("the block was entered")

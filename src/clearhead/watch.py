@@ -6,7 +6,9 @@ beside the answer, so nothing changes but time.
 
 import fnmatch
 import json
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -30,21 +32,26 @@ from .traced import transformed
 from .whole import whole
 
 GAUGES = ("entropy", "max")
+OF_KEYS = {"received", "map", "rows"}  # statistics that have no number for each query
+END = b"\n]}\n"  # of the index, which is whole after every call
 
 
 @dataclass(frozen=True)
 class Call:
     """What one attention call of a model showed.
 
-    `layer` counts the calls within one run of the model from 0, `module` is the name of the module
-    that asked, `question` says what was asked. Statistics are in `found`, under their names, each
-    (B, H, ...) with the heads that were watched; they are also attributes of the call.
+    `layer` numbers the places in the model that ask, from 0, in the order in which they first did;
+    a module that asks several times in a run has several. `module` is the name of the module that
+    asked, `question` says what was asked. Statistics are in `found`, under their names, each
+    (B, H, ...) with the heads that were watched; they are also attributes of the call. `blind` is
+    True for queries that may see nothing, and broadcasts to (B, H, Tq); None if there was no mask.
     """
 
     layer: int
     module: str
     question: str
     found: dict[str, Result] = field(repr=False)
+    blind: Tensor | None = field(default=None, repr=False)
 
     def __getattr__(self, name: str) -> Result:
         found = self.__dict__.get("found", {})
@@ -71,14 +78,15 @@ class Seen:
 
     def __getitem__(self, which: int | str) -> Call:
         """A call by its place, or the latest call of a module by its name."""
-        if isinstance(which, int):
-            if not -len(self.calls) <= which < len(self.calls):
+        place = None if isinstance(which, str) else whole(which)
+        if place is not None:
+            if not -len(self.calls) <= place < len(self.calls):
                 raise BadValue(
                     f"Call {which} was asked for.",
                     f"calls are numbered from 0, and {len(self.calls) or 'none'} came by.",
                     "ask for one of these, or run the model inside the with block first.",
                 )
-            return self.calls[which]
+            return self.calls[place]
         for call in reversed(self.calls):
             if call.module == which:
                 return call
@@ -100,23 +108,38 @@ class Seen:
         )
 
     def gauges(self) -> dict[str, float]:
-        """One number per layer and statistic, for a training log: the mean over batch, heads and
-        queries, or the maximum for `max`. `mass` gives one for each group (``layer.mass.group``),
-        `topk` the mean of the largest weight. Queries that may see nothing do not count."""
-        numbers: dict[str, float] = {}
+        """One number per layer and statistic, for a training log: the mean over batch, heads,
+        queries and calls, or the maximum for `max`. `mass` gives one for each group
+        (``module.mass.group``), `topk` the mean of the largest weight. Queries that may see nothing
+        do not count. A module that is several layers is told apart by their numbers (``module:2``).
+        """
+        layers: dict[str, set[int]] = {}
+        for call in self.calls:
+            layers.setdefault(call.module, set()).add(call.layer)
+        several = {module for module, numbers in layers.items() if len(numbers) > 1}
+        sums: dict[str, tuple[float, int]] = {}
         for call in self.calls:
             place = call.module or str(call.layer)
+            place = f"{place}:{call.layer}" if call.module in several else place
             for name, result in call.found.items():
                 if isinstance(result, dict):
                     parts = {f"{name}.{group}": x for group, x in result.items()}
                 else:
                     parts = {name: result.weights[..., 0] if isinstance(result, Top) else result}
                 for part, x in parts.items():
-                    finite = x.detach()[torch.isfinite(x)]
-                    if finite.numel():
-                        value = finite.max() if name == "max" else finite.mean()
-                        numbers[f"{place}.{part}"] = float(value)
-        return numbers
+                    counts = torch.isfinite(x.detach())
+                    if call.blind is not None and name not in OF_KEYS:
+                        counts &= ~call.blind
+                    numbers, key = x.detach()[counts], f"{place}.{part}"
+                    if not numbers.numel():
+                        continue
+                    total, count = sums.get(key, (0.0, 0))
+                    if name == "max":
+                        top = float(numbers.max())
+                        sums[key] = max(top, total) if count else top, 1
+                    else:
+                        sums[key] = total + float(numbers.double().sum()), count + numbers.numel()
+        return {key: total / count for key, (total, count) in sums.items()}
 
     def clear(self) -> None:
         """Forget what was seen, for example after each training step."""
@@ -140,13 +163,14 @@ def watch(
     >>> seen[0].entropy  # (B, H, Tq) of the first layer  # doctest: +SKIP
 
     Sees layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"``, and
-    whatever else calls `attention` in this thread. The outputs of the model do not change.
-    Statistics of calls that ask for gradients carry gradients.
+    whatever else calls `attention` inside a module of the model, in this thread. The outputs of the
+    model do not change. Statistics of calls that ask for gradients carry gradients; torch counts
+    them then, several times as slow as the core: only to look, run the model under `torch.no_grad`.
 
     Args:
         stats: what to gather, as in `look`.
-        layers: only these: numbers count the calls of a run of the model, strings are patterns for
-            module names, such as ``"*.5.*"``. None means all.
+        layers: only these: numbers as in `Call.layer`, strings are patterns for module names, such
+            as ``"*.5.*"``. None means all.
         heads: keep only these query heads. None means all.
         rows: also keep the exact rows of these queries. None means none.
         to: a folder; each call is then written to a file there (safetensors, and `index.json`) and
@@ -167,32 +191,42 @@ def watch(
     layers = None if layers is None else _checked_layers(layers, model)
     wanted = parse_stats(stats)
     if rows is not None:
-        wanted = parse_stats([*wanted, exact_rows(list(rows))])
+        wanted = parse_stats([*wanted, exact_rows(rows)])
+    heads = None if heads is None else _checked_heads(heads)
     place = None if to is None else _unused(to)
-    seen, index, inside = Seen(), [], []  # type: ignore[var-annotated]
-    ran, count, heard, kept = False, 0, 0, 0
+    seen, thread = Seen(), threading.get_ident()
+    inside: list[str] = []  # the modules that are running, outermost first
+    turns: Counter[str] = Counter()  # how often each module asked in this run
+    numbers: dict[tuple[str, int], int] = {}  # its layer, for each of a module's turns
+    ran, kept = False, 0
+
+    def elsewhere() -> bool:
+        """Does another thread run the model? A graph cannot tell, and holds only one."""
+        return not torch.compiler.is_compiling() and threading.get_ident() != thread
 
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: object) -> None:
-            nonlocal ran, count
+            nonlocal ran
+            if elsewhere():
+                return
             ran = ran or not name
             if not inside:
-                count = 0
+                turns.clear()
             inside.append(name)
 
         return hook
 
     def leave(module: nn.Module, args: object, result: object) -> None:
-        if inside:
+        if inside and not elsewhere():
             inside.pop()
 
     def hear(problem: Problem, inputs: Inputs) -> None:
-        nonlocal count, heard, kept
-        if torch._C._current_graph_task_id() != -1:
+        nonlocal kept
+        if not inside or torch._C._current_graph_task_id() != -1:
             return  # a checkpoint computes again on the way back: the same call, heard before
-        name, layer = (inside[-1] if inside else ""), count
-        count += 1
-        heard = max(heard, count)
+        name = inside[-1]
+        layer = numbers.setdefault((name, turns[name]), len(numbers))
+        turns[name] += 1
         if layers is not None and not any(_means(which, layer, name) for which in layers):
             return
         # A checkpoint compares what is kept for the way back with what is kept when it computes
@@ -200,17 +234,17 @@ def watch(
         hidden = nullcontext() if transformed() else saved_tensors_hooks(_as_it_is, _as_it_is)
         with torch.set_grad_enabled(problem.grad), hidden:
             found = count_weights(problem, inputs, wanted).finish()
+        blind = problem.reach.pairs() == 0 if problem.masked else None
         if heads is not None:
-            found = {n: _heads_of(result, heads, problem.H) for n, result in found.items()}
+            picked = _checked_here(heads, problem.H)
+            found = {n: _heads_of(result, picked) for n, result in found.items()}
+            blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
         kept += 1
-        call = Call(layer, name, problem.describe(), found)
+        call = Call(layer, name, problem.describe(), found, blind)
         if place is None:
             seen.calls.append(call)
-            return
-        file = f"{len(index):05d}.safetensors"
-        save_file(_flat(found), place / file)
-        index.append({"file": file, "layer": layer, "module": name, "question": call.question})
-        (place / "index.json").write_text(json.dumps({"calls": index}, indent=1))
+        else:
+            _write(call, place, kept - 1)
 
     hooks = []
     for name, module in model.named_modules():
@@ -219,7 +253,7 @@ def watch(
     try:
         with listening(hear):
             yield seen
-        if ran and not heard:
+        if ran and not numbers:
             raise BadValue(
                 f"The {type(model).__name__} ran, and never asked clearhead for attention.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
@@ -228,7 +262,7 @@ def watch(
                 "watch it before torch.compile.",
             )
         if ran and not kept:
-            calls = f"{heard} call{'s' * (heard != 1)}"
+            calls = f"{len(numbers)} call{'s' * (len(numbers) != 1)}"
             warnings.warn(
                 f"the {type(model).__name__} made {calls} in a run, none of layers={layers!r}",
                 stacklevel=3,
@@ -236,6 +270,18 @@ def watch(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _checked_heads(heads: Sequence[int]) -> list[int]:
+    listed = isinstance(heads, Iterable) and not isinstance(heads, str)
+    numbers = [whole(h) for h in heads] if listed else [None]
+    if None in numbers:
+        raise BadType(
+            f"heads is {heads!r}.",
+            "heads is a list of the numbers of query heads.",
+            "pass for example heads=[0, 3].",
+        )
+    return [h for h in numbers if h is not None]
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -273,7 +319,7 @@ def _means(which: int | str, layer: int, name: str) -> bool:
     return which == layer if isinstance(which, int) else fnmatch.fnmatchcase(name, which)
 
 
-def _heads_of(result: Result, heads: Sequence[int], H: int) -> Result:
+def _checked_here(heads: list[int], H: int) -> list[int]:
     for h in heads:
         if not -H <= h < H:
             raise BadValue(
@@ -281,7 +327,10 @@ def _heads_of(result: Result, heads: Sequence[int], H: int) -> Result:
                 f"this layer has {H} query heads, numbered from 0.",
                 f"pass heads from 0 to {H - 1}.",
             )
-    picked = [h % H for h in heads]
+    return [h % H for h in heads]
+
+
+def _heads_of(result: Result, picked: list[int]) -> Result:
     if isinstance(result, Top):
         return Top(*(x[:, picked] for x in result))
     if isinstance(result, dict):
@@ -300,6 +349,18 @@ def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
         else:
             tensors[name] = result
     return {name: x.detach().contiguous().clone() for name, x in tensors.items()}
+
+
+def _write(call: Call, place: Path, number: int) -> None:
+    """The call's statistics to a file of their own, and a line to the index."""
+    file = f"{number:05d}.safetensors"
+    save_file(_flat(call.found), place / file)
+    line = {"file": file, "layer": call.layer, "module": call.module, "question": call.question}
+    if not number:
+        (place / "index.json").write_bytes(b'{"calls": [' + END)
+    with (place / "index.json").open("r+b") as index:
+        index.seek(-len(END), 2)
+        index.write((",\n" if number else "\n").encode() + json.dumps(line).encode() + END)
 
 
 def _unused(to: str | Path) -> Path:
