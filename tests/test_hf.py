@@ -96,3 +96,54 @@ def test_what_is_not_understood_is_refused(checkpoint):
     q = torch.randn(1, 2, 3, 5)
     with pytest.raises(BadValue, match="The model passed cu_seq_lens_q"):
         attention_forward(checkpoint.model, q, q, q, None, cu_seq_lens_q=torch.tensor([0, 3]))
+    out, _ = attention_forward(checkpoint.model, q, q, q, None, output_hidden_states=-2)  # LLaVA
+    assert out.shape == (1, 3, 2, 5)
+
+
+def saved(model, folder, place):
+    """A checkpoint of another kind, with MiniLM's tokenizer."""
+    model.save_pretrained(place)
+    for file in folder.glob("*token*"):
+        (place / file.name).write_bytes(file.read_bytes())
+    return place
+
+
+def test_a_model_that_computes_attention_itself_is_named(folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+    from clearhead.report import report
+
+    sizes = dict(vocab_size=30522, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))
+    with pytest.raises(BadValue, match=r"The falcon in .* computes its attention itself"):
+        Checkpoint(saved(falcon, folder, tmp_path / "falcon"))
+    deberta = transformers.DebertaV2Config(
+        **sizes, intermediate_size=48, relative_attention=True, max_relative_positions=16
+    )
+    place = saved(transformers.DebertaV2Model(deberta), folder, tmp_path / "deberta")
+    with pytest.raises(BadValue, match=r"DebertaV2Model never asked(.|\n)*; this one does not"):
+        report(place, "the cat")
+
+
+def test_positions_that_begin_after_padding_are_not_counted(folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    config = transformers.RobertaConfig(
+        vocab_size=30522, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=48, max_position_embeddings=34, pad_token_id=1,
+    )  # fmt: skip
+    checkpoint = Checkpoint(saved(transformers.RobertaModel(config), folder, tmp_path))
+    assert checkpoint.longest == 32
+    checkpoint.explain("cat " * 30)  # with [CLS] and [SEP]
+    with pytest.raises(BadValue, match="at most 32 tokens"):
+        checkpoint.explain("cat " * 31)
+
+
+def test_a_text_without_tokens(checkpoint, monkeypatch):
+    """Of a tokenizer that adds none of its own."""
+    monkeypatch.setattr(checkpoint, "tokenizer", lambda *_, **__: {"input_ids": torch.empty(1, 0)})
+    with pytest.raises(BadValue, match="has no tokens"):
+        checkpoint.explain("")

@@ -144,8 +144,9 @@ def test_a_query_with_one_key_says_nothing_by_looking_at_it():
 
 def test_queries_and_keys_of_different_numbers():
     q, k = drawn(1, 2, 5, 3), drawn(1, 1, 13, 3, seed=9)
-    found = report(Asks((q, k, {})), torch.zeros(1), tokens=words(13))
-    w = ch.matrix(q, k).to_dense()[0]
+    options = {"mask": ch.Causal(align="end")}
+    found = report(Asks((q, k, options)), torch.zeros(1), tokens=words(13))
+    w = ch.matrix(q, k, **options).to_dense()[0]
     assert found[0, 1].shares["same"] == pytest.approx(w[1].diagonal(8).sum().item() / 5, rel=1e-5)
     assert found.layers[0].map.shape == (2, 5, 13) and "5" in found.layers[0].question
 
@@ -344,3 +345,33 @@ def test_a_checkpoint_in_a_folder_called_model_keeps_the_name_it_was_trained_und
     assert name(_name_or_path="nreimers/MiniLM-L6-H384-uncased") == "MiniLM-L6-H384-uncased"
     assert name(_name_or_path="/somewhere/model/") == config["model_type"]
     assert Checkpoint(folder.rename(tmp_path / "mine")).name == "mine"
+
+
+def test_padding_in_front_is_not_the_first_token():
+    T, real = 20, torch.arange(20) >= 12
+    mask = ch.causal & ch.dense(keep=real.view(1, 1, 1, T)) & ch.lengths(queries=T)
+    q, k = pointing(T, lambda i: max(min(i, 12), 0))
+    found = report(Asks((q[None, None], k[None, None], {"mask": mask})), torch.zeros(1))
+    assert found.heads[0].shares["first"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_in_cross_attention_no_key_is_the_one_before():
+    """Six queries on twenty other words: that query i looks at key i + 14 means nothing."""
+    _, k = pointing(20, lambda i: i)
+    q = 60 * k[14:]
+    for mask in (None, ch.lengths(keys=[20])):
+        head = report(Asks((q[None, None], k[None, None], {"mask": mask})), torch.zeros(1)).heads[0]
+        assert head.label == "sharp" and set(head.shares) == {"first", "separators"}
+    cached = {"mask": ch.Causal(align="end")}  # the last six words of one text
+    head = report(Asks((q[None, None], k[None, None], cached)), torch.zeros(1)).heads[0]
+    assert head.label == LABELS["same"]
+
+
+@pytest.mark.parametrize("arguments", [("0", 0, slice(0, 3)), (0, True, slice(0, 3)), (0, 0, 5)])
+def test_a_tile_of_no_numbers(arguments):
+    layer, head, queries = arguments
+    q = torch.randn(1, 2, 8, 4)
+    with pytest.raises(BadType, match="tile got"):
+        tile(Asks((q, q, {})), torch.zeros(1), layer, head, queries, slice(0, 4))
+    with pytest.raises(BadValue, match="tokens has 1 entries for 8 positions"):
+        tile(Asks((q, q, {})), torch.zeros(1), 0, 0, slice(0, 3), slice(0, 4), tokens=["a"])

@@ -259,7 +259,8 @@ def watch(
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
                 'load it with attn_implementation="clearhead", build it from clearhead.nn, or '
-                "watch it before torch.compile.",
+                "watch it before torch.compile; some transformers models compute attention "
+                "themselves, whatever they are loaded with.",
             )
         if ran and not kept:
             calls = f"{len(numbers)} call{'s' * (len(numbers) != 1)}"

@@ -47,6 +47,8 @@ class Checkpoint:
                 use_safetensors=True,
             ).eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
+            if NAME in str(error):
+                raise _answers_itself(str(folder)) from error
             raise BadValue(
                 f"The checkpoint in {str(folder)!r} cannot be loaded: {error}",
                 "config, weights (safetensors) and tokenizer must fit together.",
@@ -67,12 +69,23 @@ class Checkpoint:
     @property
     def longest(self) -> int | None:
         """The most tokens the model has positions for; None if it does not say."""
+        for name, module in self.model.named_modules():
+            if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+                # RoBERTa and its kin count positions from the one after that of padding.
+                skipped = 0 if module.padding_idx is None else module.padding_idx + 1
+                return module.num_embeddings - skipped
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def read(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
         """The tokens of a text, and what the model is called with for it."""
         encoded = self.tokenizer(text, return_tensors="pt")
         ids = encoded["input_ids"]
+        if not ids.numel():
+            raise BadValue(
+                f"The text {text!r} has no tokens.",
+                "attention needs at least one token.",
+                "pass some words.",
+            )
         if self.longest is not None and ids.shape[1] > self.longest:
             raise BadValue(
                 f"The text has {ids.shape[1]} tokens.",
@@ -110,3 +123,12 @@ class Checkpoint:
         trace = explain_problem(*asked[layer], tokens=tokens)
         kind = getattr(self.model.config, "model_type", "model")
         return replace(trace, about=f"{kind}, layer {layer}: {trace.about}")
+
+
+def _answers_itself(folder: str) -> BadValue:
+    kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    return BadValue(
+        f"The {kind or 'model'} in {folder!r} computes its attention itself.",
+        "clearhead answers models that hand their attention to transformers' interface.",
+        "use one that does, for example a BERT, GPT-2, Llama, Mistral, Qwen or Gemma.",
+    )

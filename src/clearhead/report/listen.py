@@ -111,33 +111,35 @@ class Listener:
             "entropy",
             "lse",
             "received",
-            mass(groups),
             pooled_map(SIDE, SIDE),
             *more,
         ]
+        if _of_one_text(problem):
+            wanted.append(mass(groups))
         numbers = count(problem, inputs, wanted).finish()
         lse, entropy, received, maps = (
             cast(Tensor, numbers[name])[0] for name in ("lse", "entropy", "received", "map")
         )
         sees = torch.isfinite(lse).any(0)
         seeing = max(1, int(sees.sum()))
-        by_query = cast(dict[str, Tensor], numbers["mass"])
+        by_query = cast(dict[str, Tensor], numbers.get("mass", {}))
         shares = {name: x[0].sum(-1) / seeing for name, x in by_query.items()}
         # These are the same keys for every query, so the weight they receive tells.
-        apart = self.separators(problem.Tk).to(received.device)
-        shares["first"] = received[:, 0] / seeing
+        first = _first_key(problem)
+        apart = self.separators(problem.Tk, first).to(received.device)
+        shares["first"] = received[:, first] / seeing
         shares["separators"] = received[:, apart].sum(-1) / seeing
         if problem.sinks is not None:
             shares["sink"] = 1 - received.sum(-1) / seeing
         best = cast(Top, numbers["topk"]) if more else None
         return _Found(entropy, sees, shares, maps, received, best)
 
-    def separators(self, Tk: int) -> Tensor:
+    def separators(self, Tk: int, first: int) -> Tensor:
         """Which keys are punctuation or special, the first not among them: it counts by itself."""
         if self.tokens is None or len(self.tokens) != Tk:
             return torch.zeros(Tk, dtype=torch.bool)
         apart = torch.tensor([separates(token) for token in self.tokens])
-        apart[:1] = False
+        apart[first] = False
         return apart
 
     def even(self, problem: Problem) -> _Found:
@@ -181,6 +183,24 @@ class Listener:
                     tensor = tensor.narrow(axis, one[letter], 1)
             steps.append(replace(step, tensor=tensor.clone()))
         return replace(whole, steps=tuple(steps)), (chosen,)
+
+
+def _of_one_text(problem: Problem) -> bool:
+    """Do queries and keys count along one text? Not where they are as many as in two texts, and the
+    mask is the same for every query: then it is cross-attention, and no key is the one before."""
+    if problem.Tq == problem.Tk or not problem.masked or not problem.Tq:
+        return problem.Tq == problem.Tk
+    reach = problem.reach
+    edges = (reach.lo, reach.hi) if reach.bits is None else (reach.lo, reach.hi, reach.bits)
+    return not all(bool((x == x[..., :1, :]).all()) for x in edges)
+
+
+def _first_key(problem: Problem) -> int:
+    """The first key that anybody may look at: what stands before it is padding."""
+    if not problem.masked or not problem.Tk:
+        return 0
+    some, _ = problem.reach.tiles(slice(0, problem.Tq), 1)
+    return int(some.int().argmax())
 
 
 def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:

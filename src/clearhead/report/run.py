@@ -61,9 +61,11 @@ def report(
             run()
     if not listener.layers:
         raise BadValue(
-            f"The {type(model).__name__} never asked for attention.",
+            f"The {_kind(model)} never asked for attention.",
             "a report is about the attention calls that go through clearhead.",
-            'load it with attn_implementation="clearhead", or build it from clearhead.nn.',
+            "use a model that hands its attention to transformers' interface; this one does not."
+            if isinstance(model, Checkpoint)
+            else 'load it with attn_implementation="clearhead", or build it from clearhead.nn.',
         )
     if name is None:
         name = model.name if isinstance(model, Checkpoint) else type(model).__name__
@@ -71,11 +73,7 @@ def report(
     if tokens is not None and not any(
         len(tokens) in (layer.queries, layer.received.shape[-1]) for layer in listener.layers
     ):
-        raise BadValue(
-            f"tokens has {len(tokens)} entries for {count} positions.",
-            "tokens label the positions, one each.",
-            f"pass {count} of them, or none.",
-        )
+        raise wrong_count(len(tokens), count)
     named = tokens if tokens is not None else [str(i) for i in range(count)]
     return Report(name, tuple(named), tuple(listener.layers))
 
@@ -108,6 +106,14 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
     ):
         paths[kind] = plot.save(figure, out / f"{kind}.png")  # type: ignore[arg-type]
     return paths
+
+
+def wrong_count(given: int, count: int) -> BadValue:
+    return BadValue(
+        f"tokens has {given} entries for {count} positions.",
+        "tokens label the positions, one each.",
+        f"pass {count} of them, or none.",
+    )
 
 
 def question(
@@ -146,6 +152,10 @@ def question(
     if isinstance(text, Mapping):
         return model, lambda: model(**text), None, _depth(model)
     return model, lambda: model(text), None, _depth(model)
+
+
+def _kind(model: "Checkpoint | nn.Module") -> str:
+    return type(model.model if isinstance(model, Checkpoint) else model).__name__
 
 
 def _depth(model: nn.Module) -> int | None:

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from ..attend import listening
-from ..errors import BadValue
+from ..errors import BadType, BadValue
 from ..hf import Checkpoint
 from ..matrix import Matrix
 from ..problem import Inputs, Problem
 from ..trace import Step, Trace
-from .run import question
+from ..whole import whole
+from .run import question, wrong_count
 
 MOST_CELLS = 1024 * 1024
 
@@ -46,6 +47,13 @@ def tile(
         BadValue, BadType: what `report` raises; a layer, a head, queries or keys that are not
             there; more than 2^20 cells.
     """
+    for what, number in (("layer", layer), ("head", head)):
+        if whole(number) is None:
+            raise BadType(
+                f"tile got {what}={number!r}.",
+                f"the {what} is its number in the report, from 0.",
+                "pass a whole number.",
+            )
     model, run, read, _ = question(model, text)
     labels = read if tokens is None else [str(token) for token in tokens]
     asked = 0
@@ -92,6 +100,8 @@ def _cut_out(
         "b h q k",
         weights.clone(),
     )
+    if labels is not None and len(labels) not in (problem.Tq, problem.Tk):
+        raise wrong_count(len(labels), problem.Tk)
     rows, columns = (
         tuple(labels[i] for i in run) if labels is not None and len(labels) == size else None
         for run, size in ((q, problem.Tq), (k, problem.Tk))
@@ -108,6 +118,12 @@ def _said(run: range, one: str, many: str) -> str:
 
 
 def _run(part: slice | range, size: int, name: str) -> range:
+    if not isinstance(part, (slice, range)):
+        raise BadType(
+            f"tile got {name}={part!r}.",
+            f"{name} are a run of positions, a slice or a range.",
+            f"pass for example slice(0, {min(size, 64)}).",
+        )
     step = 1 if part.step is None else part.step
     start = 0 if part.start is None else part.start
     stop = size if part.stop is None else part.stop
