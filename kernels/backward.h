@@ -42,7 +42,7 @@ template <class E> class Backward : Bands<Singles<E>> {
   static size_t scratch(const Problem& p) {
     Cutter c(nullptr);
     Backward(p, {}, {}, c, chunk(p));
-    return c.used(nullptr);
+    return c.used();
   }
 
   static void run(const Problem& p, const Gradient& g, const BackwardTask& task, char* scratch) {

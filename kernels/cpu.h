@@ -13,7 +13,7 @@ struct Choice {
 constexpr int LEVELS = 4;
 int levels(Choice (&choices)[LEVELS]);
 
-// The level in force. Null until one is chosen, or after a choice that failed.
+// The level in force. Null until one is chosen; a choice that failed leaves the one before.
 const Level* level();
 
 // Chooses by name; an empty name means the widest present. False if there is no such level here.

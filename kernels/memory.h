@@ -13,19 +13,20 @@ inline void soon(const void* p) {
 // Reads a byte for the sake of its line.
 inline void touch(const void* p) { (void)*(const volatile char*)p; }
 
-// Memory for one task, cut from a block that its caller owns.
+// Memory for one task, cut from a block that its caller owns; of no block, only how much it would be.
 class Cutter {
  public:
-  explicit Cutter(char* block) : at_(block) {}
+  explicit Cutter(char* block) : block_(block) {}
   template <class T> T* cut(int64_t count) {
-    char* start = at_;
-    at_ += (size_t(count) * sizeof(T) + 127) / 64 * 64;  // whole lines, and one to spare
-    return (T*)start;
+    size_t start = used_;
+    used_ += (size_t(count) * sizeof(T) + 127) / 64 * 64;  // whole lines, and one to spare
+    return block_ ? (T*)(block_ + start) : nullptr;
   }
-  size_t used(const char* block) const { return size_t(at_ - block); }
+  size_t used() const { return used_; }
 
  private:
-  char* at_;
+  char* block_;
+  size_t used_ = 0;
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

@@ -44,7 +44,7 @@ template <class A, int R> class Stream {
     o_ = c.cut<float>(R * v_vectors_ * W);
     here_ = c.cut<float>(R * v_vectors_ * W);
     s_ = c.cut<float>(BLOCK / U * W);
-    size_ = c.used(scratch);
+    size_ = c.used();
   }
 
   int64_t head(int r) const { return task_.group * heads_ + r / p_.Tq; }

@@ -18,7 +18,7 @@ template <class A> class Tallying : Bands<A> {
   static size_t scratch(const Problem& p) {
     Cutter c(nullptr);
     Tallying(p, {}, c, least<int64_t>(p.Tq, ROWS));
-    return c.used(nullptr);
+    return c.used();
   }
 
   static void run(const Problem& p, const Tally& wanted, const TallyTask& task, char* scratch) {

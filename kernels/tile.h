@@ -36,7 +36,7 @@ template <class A> class Tile : Bands<A> {
   static size_t scratch(const Problem& p, int64_t rows) {
     Cutter c(nullptr);
     Tile(p, {}, c, rows);
-    return c.used(nullptr);
+    return c.used();
   }
 
   static void run(const Problem& p, const TileTask& task, char* scratch) {

@@ -570,3 +570,16 @@ def test_errors_say_what_was_given_the_rule_and_the_way_out(name):
     kind = ch.BadType if name in KINDS else ch.BadValue
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):
         call()
+
+
+def test_a_mask_of_keys_alone_is_runs_and_stays_so():
+    """So are its opposite and its union with a rule: no Tq x Tk cells come of padding."""
+    keys = torch.zeros(2, 1, 1, 90, dtype=torch.bool)
+    keys[0, ..., :7], keys[0, ..., 40:52], keys[1, ..., 89:] = True, True, True
+    padding, grid = ch.dense(keep=keys), Grid(50, 90, 2)
+    for mask in (padding, ~padding, ch.window(before=3, align=0) | padding, padding & ~padding):
+        assert mask.reach(grid).bits is None
+        cells = mask.keep(grid, *torch.meshgrid(*map(torch.arange, (2, 1, 50, 90)), indexing="ij"))
+        assert torch.equal(mask.to_bool(50, 90, B=2).expand(2, 1, 50, 90), cells)
+    scattered = ch.dense(keep=torch.arange(90) % 3 == 0)
+    assert scattered.reach(grid).bits is not None

@@ -80,9 +80,9 @@ template <class E> inline F load(const E* p) {
   return F{number(p[0]), number(p[1]), number(p[2]), number(p[3])};
 }
 template <class E> inline F load_part(const E* p, int n) {
-  F x = zero();
-  for (int i = 0; i < n; i++) x[i] = number(p[i]);
-  return x;
+  float some[W] = {};
+  for (int i = 0; i < n; i++) some[i] = number(p[i]);
+  return load(some);
 }
 inline void store(float* p, F x) { memcpy(p, &x, sizeof x); }
 template <class E> inline void store_part(E* p, F x, int n) {

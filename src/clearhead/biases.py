@@ -153,4 +153,10 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
             "slopes are numbers, one per query head.",
             "pass a floating tensor or a list of floats, or none for the paper's own.",
         ) from error
+    if numbers is not None and (numbers.is_complex() or numbers.dtype == torch.bool):
+        raise BadType(
+            f"alibi got slopes of {numbers.dtype}.",
+            "slopes are real numbers, one per query head.",
+            "pass a floating tensor or a list of floats, or none for the paper's own.",
+        )
     return Alibi(numbers, align)

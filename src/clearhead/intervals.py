@@ -143,9 +143,27 @@ def from_bounds(lo: Tensor, hi: Tensor, Tq: int, Tk: int) -> Reach:
 
 
 def from_bits(bits: Tensor, Tq: int, Tk: int) -> Reach:
-    """A mask no few runs can say: (B|1, H|1, Tq|1, Tk|1) booleans."""
+    """A mask given cell by cell, (B|1, H|1, Tq|1, Tk|1) booleans: as runs if it is the same for all
+    queries and not too scattered, so that nothing of the size Tq x Tk comes of it."""
+    if bits.shape[-2] == 1 and Tk and bits.numel() and readable(bits):
+        runs = _runs(bits.expand(*bits.shape[:-1], Tk))
+        if runs.shape[-2] <= max(8, Tk // 8):
+            return Reach(runs[..., 0], runs[..., 1], Tq, Tk)
     all_keys = whole(Tq, Tk, bits.device)
     return Reach(all_keys.lo, all_keys.hi, Tq, Tk, bits)
+
+
+def _runs(bits: Tensor) -> Tensor:
+    """(..., Tk) booleans as (..., R, 2): where each run of True begins and ends."""
+    Tk = bits.shape[-1]
+    rows = F.pad(bits.reshape(-1, Tk), (1, 1))
+    row, edge = (rows[:, 1:] != rows[:, :-1]).nonzero().unbind(-1)  # in order; two of each run
+    edges = torch.bincount(row, minlength=len(rows))
+    place = torch.arange(len(row), device=row.device) - (edges.cumsum(0) - edges)[row]
+    most = max(int(edges.max()) // 2, 1)
+    runs = torch.full((len(rows), 2 * most), Tk, device=bits.device)
+    runs[row, place] = edge
+    return runs.reshape(*bits.shape[:-1], most, 2)
 
 
 def _cut(x: Tensor, dim: int, part: slice) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..engines import cpu
 from ..engines.cpu import core, level
 from ..errors import BadValue
 from .cases import GROUPS, Case, sweep_of_threads
@@ -58,6 +59,12 @@ def measure(
             "bench was asked to time clearhead, which is installed without its C++ core.",
             "what is timed is the core, beside ceilings that the core measures.",
             "install it where there is a C++ compiler; `clearhead doctor` says what is missing.",
+        )
+    if not level():
+        raise BadValue(
+            f"bench was asked to time the C++ core, and {cpu.false_level()}.",
+            "what is timed is the core, on one of its instruction-set levels.",
+            "name one of these, or unset CLEARHEAD_CPU for the widest.",
         )
     before = torch.get_num_threads()
     threads = threads or before

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..ask import ask
 from ..attend import attention
 from ..engines import cpu
+from ..errors import BadValue
 from ..masks import Causal, Everything
 from ..plan import plan
 from .cases import Case
@@ -28,7 +29,12 @@ class Declined(Exception):
 
 def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     planned = plan(q, k, v, mask=case.mask, engine="auto").engine
-    assert planned == "cpu", f"the case would be answered by {planned}, not by the C++ core"
+    if planned != "cpu":
+        raise BadValue(
+            f"bench has a case that {planned} would answer: {case.name}.",
+            "what is timed as clearhead is its C++ core.",
+            "clearhead doctor says what the core is here.",
+        )
     return lambda: attention(q, k, v, mask=case.mask)
 
 
@@ -269,7 +275,7 @@ def prepare(name: str, case: Case, tensors: tuple[Tensor, ...]) -> tuple[Run | N
         return None, str(reason)
     except ImportError as missing:
         return None, f"not installed: {missing.name}"
-    except AssertionError:
+    except BadValue:  # of clearhead itself, which is what the run is for
         raise
     except Exception as error:  # a peer may refuse in its own way; its words go into the table
         return None, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"

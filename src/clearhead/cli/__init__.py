@@ -375,6 +375,9 @@ def bench(
         )
     out.write_text(json.dumps(done, indent=1) + "\n")
     _say(f"figures  {out}")
+    if _installed("matplotlib") is None:
+        _say("plot     none, without matplotlib: pip install 'clearhead[plot]'")
+        return
     picture = benchmark.figure(done["results"])
     _say(f"plot     {plot.save(picture, out.with_suffix('.png'))}")
 
@@ -386,7 +389,7 @@ def doctor() -> None:
         ("clearhead", __version__),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
-        ("instruction set", torch.backends.cpu.get_cpu_capability()),
+        ("torch uses", torch.backends.cpu.get_cpu_capability()),
         ("gpu", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
     rows += [(f"engine {e.name}", e.caption) for e in attend.ENGINES]
@@ -396,13 +399,20 @@ def doctor() -> None:
         ("matplotlib", "plot", "pictures"),
         ("transformers", "hf", "--model"),
     ):
-        try:
-            rows.append((package, f"{metadata.version(package)}, for {purpose}"))
-        except metadata.PackageNotFoundError:
-            rows.append((package, f"missing, for {purpose}: pip install 'clearhead[{extra}]'"))
+        here = _installed(package)
+        missing = f"missing, for {purpose}: pip install 'clearhead[{extra}]'"
+        rows.append((package, missing if here is None else f"{here}, for {purpose}"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {value}")
+
+
+def _installed(package: str) -> str | None:
+    """The version that is installed; None if none is."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _version(wanted: bool) -> None:

@@ -75,6 +75,9 @@ class documents(Mask):
             object.__setattr__(self, "_kept", ((grid, device), reach))
         return reach
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: x for name, x in self.__dict__.items() if name != "_kept"}
+
     def _find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         ids, asking = tensor(self.ids).to(device), self._asking().to(device)
         rows = max(ids.shape[0], asking.shape[0])

@@ -16,7 +16,7 @@ from ..engine import Engine
 from .call import DTYPES, RULE, TENSORS, direct
 from .extension import (
     core,
-    false_level,
+    false_level as false_level,
     left_to_torch as left_to_torch,
     level,
     status as status,
@@ -40,12 +40,12 @@ class Cpu(Engine):
 
     @property
     def caption(self) -> str:  # type: ignore[override]
-        return f"the C++ core, {status()}"
+        return f"the C++ core, {status()}" if core is not None else status()
 
     def why_not(self, problem: Problem) -> list[str]:
         p = problem
         if core is None:
-            return ["clearhead is installed without its C++ kernels"]
+            return [status()]
         reasons = []
         if not level():
             reasons.append(false_level())

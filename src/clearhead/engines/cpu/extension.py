@@ -23,7 +23,10 @@ def level() -> str:
 def status() -> str:
     """What the core is here: its instruction set and threads, or why there is none."""
     if core is None:
-        return "missing: installed without a C++ compiler; torch answers, several times slower"
+        return (
+            "the C++ core is missing: clearhead was installed without a C++ compiler; torch "
+            "answers, several times slower"
+        )
     if not _level:
         return false_level()
     what = {n: text for n, text, _ in core.levels()}[_level]
