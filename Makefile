@@ -29,7 +29,7 @@ bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in 
 	$(BIN)/clearhead bench --out out/bench.json
 
 docs: .venv/docs  ## Write the manual's pages to out/docs.
-	$(BIN)/pdoc --output-directory out/docs clearhead
+	$(BIN)/pdoc --output-directory out/docs clearhead clearhead.report
 	@echo "pages    out/docs/index.html"
 
 clean:  ## Remove what the commands above made.

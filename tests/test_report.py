@@ -264,7 +264,7 @@ def test_the_answers_do_not_change():
         ((Asks(), torch.zeros(1)), "never asked for attention"),
         ((Asks((torch.ones(2, 1, 3, 2), torch.ones(2, 1, 3, 2), {})), 1), "batch of 2"),
         (("nowhere", "a text"), "not a checkpoint folder"),
-        ((3, "a text"), "got a int for a model"),
+        ((3, "a text"), "got an int for a model"),
     ],
 )
 def test_what_cannot_be_reported(arguments, says):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .biases import Bias, TensorBias, bias as as_bias
-from .errors import BadType, BadValue
+from .errors import BadType, BadValue, kind_of
 from .masks import Dense, Grid, Mask, everything
 from .problem import Inputs, Problem
 from .traced import readable
@@ -114,9 +114,9 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise BadType(
-                f"{name} is a {type(x).__name__}.",
+                f"{name} is {kind_of(x)}.",
                 "queries, keys and values are torch tensors.",
-                f"pass torch.as_tensor({name}).",
+                f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor.",
             )
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:

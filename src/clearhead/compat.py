@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .attend import attention
 from .biases import TensorBias, bias
-from .errors import BadType, BadValue
+from .errors import BadType, BadValue, kind_of
 from .masks import Causal, Mask, dense, everything
 
 
@@ -118,7 +118,7 @@ def _check(query: object, key: object, value: object, attn_mask: object, is_caus
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(x, Tensor) and not (name == "attn_mask" and x is None):
             raise BadType(
-                f"{name} is a {type(x).__name__}.",
+                f"{name} is {kind_of(x)}.",
                 "query, key and value are tensors, and attn_mask is a tensor or None.",
                 f"pass torch.as_tensor({name}).",
             )

@@ -19,6 +19,12 @@ class AttentionError(Exception):
         return type(self), (self.gave, self.rule, self.way_out)
 
 
+def kind_of(x: object) -> str:
+    """What a value is, with its article: ``an int``, ``a list``, ``None``."""
+    name = type(x).__name__
+    return "None" if x is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
+
+
 class BadValue(AttentionError, ValueError):
     """A value, a shape or a size that the rule does not allow."""
 

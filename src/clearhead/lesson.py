@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from .errors import BadValue
+from .errors import BadType, BadValue, kind_of
 from .masks import Mask
 from .nn import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
 from .trace import Step, Trace
+from .whole import whole
 
 LONGEST = 2048
 LARGEST = 4096
@@ -57,6 +58,12 @@ def explain_text(
     Raises `BadValue` for a text without words or with more than 2048, for a size or a seed out of
     range, and for heads that do not divide the size.
     """
+    if not isinstance(text, str):
+        raise BadType(
+            f"explain_text got {kind_of(text)}.",
+            "a text is one string, which is split into words here.",
+            "pass a string; tokens of your own go to explain(q, k, v, tokens=[...]).",
+        )
     tokens = tokenize(text)
     if not tokens:
         raise BadValue(
@@ -65,12 +72,18 @@ def explain_text(
             "pass some words.",
         )
     for name, value, least, most in (("seed", seed, 0, 2**63 - 1), ("size", size, 1, LARGEST)):
-        if not least <= value <= most:
+        if whole(value) is None or not least <= value <= most:
             raise BadValue(
                 f"{name}={value}.",
                 f"the {name} of a lesson is a whole number from {least} to {most}.",
                 "pass a number in between.",
             )
+    if whole(heads) is None or heads < 1 or size % heads:
+        raise BadValue(
+            f"size={size} and heads={heads}.",
+            "each head has size / heads features, so the number of heads divides the size.",
+            "pass another number of heads, or another size.",
+        )
     if len(tokens) > LONGEST:
         raise BadValue(
             f"The text has {len(tokens)} tokens.",

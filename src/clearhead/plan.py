@@ -52,8 +52,8 @@ class Plan:
         lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
         lines.append(f"  memory        {_si(self.bytes)}B in and out at least")
         counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
-        done = "empty ones are skipped" if self.skips_tiles else "this engine computes them all"
-        lines.append(f"  tiles         {counts} of {TILE} x {TILE}; {done}")
+        done = "; empty ones are skipped" if self.skips_tiles else "; this engine computes them all"
+        lines.append(f"  tiles         {counts} of {TILE} x {TILE}{done if self.engine else ''}")
         return "\n".join(lines)
 
 

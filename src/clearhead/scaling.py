@@ -87,6 +87,12 @@ def why_scale(
     `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
     or a count is below 1.
     """
+    if keys == 1:
+        raise BadValue(
+            "keys=1.",
+            "of one key the weight is 1, whatever its score: there is nothing to scale.",
+            "pass keys=2 or more.",
+        )
     for name, value in (
         ("size", size),
         ("keys", keys),

@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .attend import listening
 from .engines import count as count_weights
-from .errors import BadType, BadValue
+from .errors import BadType, BadValue, kind_of
 from .folder import folder
 from .problem import Inputs, Problem
 from .stats import Statistic, Top, parse_stats, rows as exact_rows
@@ -184,7 +184,7 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise BadType(
-            f"watch got a {type(model).__name__}.",
+            f"watch got {kind_of(model)}.",
             "watch listens to the modules of a model.",
             "pass a torch.nn.Module; use look(...) for one call of attention.",
         )

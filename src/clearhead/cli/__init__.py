@@ -73,7 +73,9 @@ def explain(
         str | None, typer.Option(help="Follow one query in full: a token, or its number.")
     ] = None,
     decimals: Annotated[int, typer.Option(min=0, max=12, help="Digits after the point.")] = 4,
-    png: Annotated[Path | None, typer.Option(help="Also draw the steps to this picture.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Also draw one head's steps, --head or 0, here.")
+    ] = None,
     page: Annotated[
         Path | None, typer.Option("--html", help="Also write the interactive page here.")
     ] = None,

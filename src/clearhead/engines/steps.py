@@ -74,7 +74,8 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
     used = weights
     if p.dropout:
         used = F.dropout(weights, p.dropout) if p.seed is None else weights * p.survivors()
-        yield _step("dropped", f"weights · kept / (1 − {p.dropout:g})", "b h q k", used)
+        share = f"weights · kept / (1 − {p.dropout:g})" if p.dropout < 1 else "0, all are dropped"
+        yield _step("dropped", share, "b h q k", used)
 
     # 7. The values, mixed by the weights.
     out = weigh(used, v, keep).to(p.dtype)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, kind_of
 from ..masks import Mask
 from ..whole import whole
 
@@ -49,7 +49,7 @@ def sequence(layer: str, name: str, x: object, width: int | None = None) -> Tens
     """`x`, if it is (B, T, width) or (T, width); None means any width."""
     shown = "d" if width is None else width
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
-        kind = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        kind = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else kind_of(x)
         raise BadType(
             f"{layer} got {kind} as {name}.",
             f"{name} holds one vector per token: a floating tensor (B, T, {shown}) or (T, {shown})"

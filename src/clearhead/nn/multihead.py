@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..attend import attention
 from ..biases import bias
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, kind_of
 from ..explain import explain
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise BadType(
-                f"from_torch got a {type(module).__name__}.",
+                f"from_torch got {kind_of(module)}.",
                 "it copies the weights of a torch.nn.MultiheadAttention.",
                 "pass that module, for example the self_attn of a TransformerEncoderLayer.",
             )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..attend import attention
 from ..biases import Bias
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, kind_of
 from ..explain import explain
 from ..masks import Mask, causal
 from ..trace import Step, Trace
@@ -212,7 +212,7 @@ def _numbers(W: object) -> Tensor:
         return torch.as_tensor(W)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
-            f"from_matrices got a {type(W).__name__}.",
+            f"from_matrices got {kind_of(W)}.",
             "a matrix is a tensor, or nested lists of numbers, (d_in, d_out).",
             "pass three tensors.",
         ) from error

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attend import listening
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, kind_of
 from ..folder import folder
 from ..hf import Checkpoint
 from ..problem import Inputs, Problem
@@ -125,7 +125,7 @@ def question(
     if isinstance(model, Checkpoint):
         if not isinstance(text, str):
             raise BadType(
-                f"A checkpoint was given a {type(text).__name__}.",
+                f"A checkpoint was given {kind_of(text)}.",
                 "a checkpoint has a tokenizer and reads text.",
                 "pass a string; for token ids pass checkpoint.model itself, and tokens=.",
             )
@@ -139,7 +139,7 @@ def question(
         return model, lambda: checkpoint.run(given), tokens, _depth(checkpoint.model)
     if not isinstance(model, nn.Module):
         raise BadType(
-            f"report got a {type(model).__name__} for a model.",
+            f"report got {kind_of(model)} for a model.",
             "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
             "pass one of these.",
         )

@@ -25,7 +25,7 @@ def draw_losses(
         ax.axhline(held_out, color="0.4", linestyle="--", label=f"held out, {held_out:.3f}")
     ax.set_xlabel("step")
     ax.set_ylabel("loss (nats per word)")
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.05 * max([held_out or 0.0, *(max(losses) for losses in curves.values())]))
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     return plot.save(figure, path)

@@ -121,7 +121,7 @@ function place(changes = {}) {
 
 // The row of a queries x keys step that belongs to the chosen query; of the weights, where no more
 // is kept, the largest ones, with holes between them.
-const rowOf = (step) => step.along("k", place()) ?? (step === weights ? largestKept() : null);
+const rowOf = (step) => step.along("k", place()) ?? ([weights, mixed].includes(step) ? largestKept() : null);
 
 function largestKept() {
   const { kept, links } = trace;

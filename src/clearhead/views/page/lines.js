@@ -26,7 +26,7 @@ function listen(list, what, moved) {
 }
 
 function drawLines() {
-  const row = rowOf(weights), masked = maskedKeys();
+  const row = rowOf(mixed), before = rowOf(weights), masked = maskedKeys();
   const slot = trace.kept.indexOf(state.query);
   const queries = elideAround(trace.kept.length, slot).map((i) => i === null ? null : trace.kept[i]);
   const keys = largest(row, MOST, state.key);
@@ -35,7 +35,8 @@ function drawLines() {
   fill(byId("keys"), keys, state.key, (position) => [
     key(position),
     bar(row[position]),
-    make("span", { class: "figure" }, masked[position] ? "masked" : amount(row, position)),
+    make("span", { class: "figure" }, masked[position] ? "masked"
+      : row[position] === 0 && before[position] > 0 ? "dropped" : amount(row, position)),
   ], (position) => (masked[position] ? "masked" : ""));
 
   const wires = byId("wires"), SVG = "http://www.w3.org/2000/svg";
@@ -58,7 +59,7 @@ function drawLines() {
   }));
   const drawn = keys.filter((position) => position !== null).length;
   byId("lines-note").textContent = drawn < trace.keys.length
-    ? `${count(drawn, "key")}, with the largest weights, of ${trace.keys.length.toLocaleString("en")}.` : "";
+    ? `${count(drawn, "key")} of ${trace.keys.length.toLocaleString("en")}, the largest weights among them.` : "";
 }
 
 // A weight; of one that is not kept, what is known: it is no larger than the least that is.

@@ -225,8 +225,9 @@ function drawScale(step) {
     make("span", { class: "aside" }, ...notes));
 }
 
-// A report's maps hold shades, so of the numbers behind them four digits.
-const said = (step, value) => (step.map?.top === undefined ? precise(value) : number(Math.max(0, value)));
+// A report's maps hold shades, so of the numbers behind them two digits.
+const said = (step, value) => (step.map?.top === undefined ? precise(value)
+  : `≈ ${Number(Math.max(0, value).toPrecision(2))}`);
 
 // ---- the reading ---------------------------------------------------------------------
 
@@ -262,8 +263,8 @@ function read(cell, head = state.head) {
     const { rows, columns } = weights.grid(head);
     const pooled = rows < trace.size.q || columns < trace.size.k;
     says.push(make("p", {}, make("small", {}, pooled
-      ? "the weight on these keys together, a mean over these queries, in one of 255 shades"
-      : "in one of 255 shades")));
+      ? "the weight on these keys together, a mean over these queries, read from the map's shade"
+      : "read from the map's shade; the exact weight stands below")));
   }
   byId("readout").replaceChildren(...says);
   for (const [id, at] of [["rows", row], ["columns", column]]) {

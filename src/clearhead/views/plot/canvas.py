@@ -59,8 +59,10 @@ def draw(
     low: float | None = None,
     high: float | None = None,
     rows: bool = True,
+    labelled: int = LABELLED,
 ) -> "AxesImage":
-    """The matrix of a sheet on `ax`; `rows` says whether its tokens are written beside it."""
+    """The matrix of a sheet on `ax`; `rows` says whether its tokens are written beside it, and
+    `labelled` up to how many positions each has its label."""
     import matplotlib
 
     if low is None or high is None:
@@ -79,9 +81,9 @@ def draw(
         ax.add_patch(_hatch(blocked))
     if max(values.shape) <= ANNOTATED:
         _annotate(ax, values, blocked, (low, high))
-    _label_columns(ax, sheet)
+    _label_columns(ax, sheet, labelled)
     if rows:
-        _label_rows(ax, sheet)
+        _label_rows(ax, sheet, labelled)
     else:
         ax.set_yticks([])
     ax.tick_params(length=0)
@@ -127,8 +129,8 @@ def _annotate(
             ax.text(j, i, number(x, 2), ha="center", va="center", color=ink, fontsize=8)
 
 
-def _label_columns(ax: "Axes", sheet: Sheet) -> None:
-    places, labels = _ticks(sheet.columns, sheet.values.shape[1], sheet.first[1])
+def _label_columns(ax: "Axes", sheet: Sheet, most: int) -> None:
+    places, labels = _ticks(sheet.columns, sheet.values.shape[1], sheet.first[1], most)
     ax.set_xticks(places, labels=labels, parse_math=False)
     ax.set_xlabel(AXES.get(sheet.across, sheet.across))
     ax.xaxis.tick_top()
@@ -138,15 +140,17 @@ def _label_columns(ax: "Axes", sheet: Sheet) -> None:
             label.set(rotation=45, ha="left", rotation_mode="anchor")
 
 
-def _label_rows(ax: "Axes", sheet: Sheet) -> None:
-    places, labels = _ticks(sheet.rows, sheet.values.shape[0], sheet.first[0])
+def _label_rows(ax: "Axes", sheet: Sheet, most: int) -> None:
+    places, labels = _ticks(sheet.rows, sheet.values.shape[0], sheet.first[0], most)
     ax.set_yticks(places, labels=labels, parse_math=False)
     ax.set_ylabel(AXES.get(sheet.down, sheet.down))
 
 
-def _ticks(tokens: list[str] | None, size: int, first: int) -> tuple[list[int], list[str]]:
+def _ticks(
+    tokens: list[str] | None, size: int, first: int, most: int
+) -> tuple[list[int], list[str]]:
     """Tokens, or positions where there are none; every so many where there are too many."""
-    places = list(range(0, size, -(-size // LABELLED)))
+    places = list(range(0, size, -(-size // most)))
     return places, [drawable(tokens[i]) if tokens else str(first + i) for i in places]
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SMALL = 20  # positions up to which each has its label, where several matrices share a figure
+
 # By suffix, what a file would say of its maker and its day, left out: the same figure, the same
 # bytes.
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -48,12 +50,13 @@ def heads(trace: Trace, step: str = "weights", figure: "Figure | None" = None) -
     axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
     low, high = span(found)
     for i, (ax, sheet) in enumerate(zip(axes, found, strict=False)):
-        image = draw(ax, sheet, low, high, rows=i % across == 0)
+        image = draw(ax, sheet, low, high, rows=i % across == 0, labelled=SMALL)
         ax.set_title(sheet.title or step)
     for ax in axes[len(found) :]:
         ax.remove()
     figure.colorbar(image, ax=axes[: len(found)], shrink=0.8)
-    figure.suptitle(_title(trace, step), parse_math=False)
+    about = f"{trace.about}\n" if trace.first else ""  # of a part: which
+    figure.suptitle(drawable(about) + _title(trace, step), parse_math=False)
     return figure
 
 
@@ -72,12 +75,16 @@ def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figur
     widest = found[0].values.shape[1]
     # In a lone row each matrix is as wide as its columns ask, so that all rows are level.
     ratios = (
-        [min(max(sheet.values.shape[1], 2), 2 * widest) for sheet in found] if down == 1 else None
+        [min(max(sheet.values.shape[1], 2, widest / 8), 2 * widest) for sheet in found]
+        if down == 1
+        else None
     )
     grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios)
     axes = grid.ravel().tolist()
     for i, (ax, name, sheet) in enumerate(zip(axes, chain, found, strict=False)):
-        draw(ax, sheet, rows=i % across == 0)
+        # Below one another, a matrix of another shape has rows of another height.
+        alike = down == 1 or sheet.values.shape == found[0].values.shape
+        draw(ax, sheet, rows=i % across == 0 or not alike, labelled=SMALL)
         arrow = "→ " if i else ""
         low, high = span([sheet])
         # Each matrix has colours of its own; its title says what they span.

@@ -29,7 +29,7 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     for i, layer in enumerate(report.layers):
         entropies = [head.entropy for head in layer.heads]
         ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0,
-                label=None if i else "a head")  # fmt: skip
+                clip_on=False, label=None if i else "a head")  # fmt: skip
         means.append(float(np.mean(entropies)) if entropies else 0.0)
     ax.plot(numbers, means, "-s", color=INK, markersize=5, label="mean of the layer")
     ax.plot(numbers, [layer.most for layer in report.layers], "--", color="0.45",
@@ -38,7 +38,7 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     ax.set_xticks(list(numbers)[:: max(1, len(means) // 24)])
     ax.set_title(drawable(visible(report.name, 40)), parse_math=False)
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(frameon=False, loc="lower right" if max(means) < 0.6 * ax.get_ylim()[1] else "best")
+    ax.legend(loc="best", framealpha=0.9)
     return ax
 
 

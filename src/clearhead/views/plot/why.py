@@ -84,9 +84,13 @@ def _lines(ax: "Axes", sizes: Sequence[int], raw: Sequence[float], scaled: Seque
 
 
 def _bars(ax: "Axes", raw: Tensor, scaled: Tensor) -> None:
-    for weights, colour, label in ((raw, RAW, "q · k"), (scaled, SCALED, "q · k / √d")):
+    for weights, colour, label, aside in (
+        (raw, RAW, "q · k", -0.22),
+        (scaled, SCALED, "q · k / √d", 0.22),
+    ):
         heights = weights.detach().double().cpu().flatten().sort(descending=True).values.numpy()
-        ax.bar(np.arange(len(heights)), heights, width=1.0, color=colour, alpha=0.65, label=label)
+        ax.bar(np.arange(len(heights)) + aside, heights, width=0.44, color=colour, label=label)
     ax.set_xlabel("key, the heaviest first")
+    ax.set_ylabel("weight")
     ax.set_ylim(0, 1)
     ax.legend()
