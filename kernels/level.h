@@ -95,17 +95,25 @@ constexpr double (*dot_rounds)(int64_t) = nullptr;
 
 }  // namespace clearhead::CLEARHEAD_LEVEL
 
-#define CLEARHEAD_DEFINE_LEVEL(SYMBOL, WHAT)                                                     \
-  namespace clearhead {                                                                          \
-  extern const Level SYMBOL;                                                                     \
-  const Level SYMBOL = {CLEARHEAD_LEVEL::NAME,        WHAT,                                      \
-                        CLEARHEAD_LEVEL::least(CLEARHEAD_LEVEL::W, 8),                           \
-                        CLEARHEAD_LEVEL::tile_scratch,                                           \
-                        CLEARHEAD_LEVEL::tile,        CLEARHEAD_LEVEL::stream_scratch,           \
-                        CLEARHEAD_LEVEL::stream,      CLEARHEAD_LEVEL::merge,                    \
-                        CLEARHEAD_LEVEL::tally_scratch, CLEARHEAD_LEVEL::tally,                  \
-                        CLEARHEAD_LEVEL::backward_scratch, CLEARHEAD_LEVEL::deltas,              \
-                        CLEARHEAD_LEVEL::backward,                                               \
-                        CLEARHEAD_LEVEL::fma_rounds,  CLEARHEAD_LEVEL::dot_rounds,               \
-                        CLEARHEAD_LEVEL::read_sum};                                              \
+#define CLEARHEAD_DEFINE_LEVEL(SYMBOL, WHAT)                             \
+  namespace clearhead {                                                  \
+  extern const Level SYMBOL;                                             \
+  const Level SYMBOL = {                                                 \
+      .name = CLEARHEAD_LEVEL::NAME,                                     \
+      .what = WHAT,                                                      \
+      .most_stream_rows = CLEARHEAD_LEVEL::least(CLEARHEAD_LEVEL::W, 8), \
+      .tile_scratch = CLEARHEAD_LEVEL::tile_scratch,                     \
+      .tile = CLEARHEAD_LEVEL::tile,                                     \
+      .stream_scratch = CLEARHEAD_LEVEL::stream_scratch,                 \
+      .stream = CLEARHEAD_LEVEL::stream,                                 \
+      .merge = CLEARHEAD_LEVEL::merge,                                   \
+      .tally_scratch = CLEARHEAD_LEVEL::tally_scratch,                   \
+      .tally = CLEARHEAD_LEVEL::tally,                                   \
+      .backward_scratch = CLEARHEAD_LEVEL::backward_scratch,             \
+      .deltas = CLEARHEAD_LEVEL::deltas,                                 \
+      .backward = CLEARHEAD_LEVEL::backward,                             \
+      .fma_rounds = CLEARHEAD_LEVEL::fma_rounds,                         \
+      .dot_rounds = CLEARHEAD_LEVEL::dot_rounds,                         \
+      .read = CLEARHEAD_LEVEL::read_sum,                                 \
+  };                                                                     \
   }

@@ -10,7 +10,8 @@ import pytest
 
 import clearhead as ch
 from clearhead import cli
-from clearhead.lesson import explain_text, tokenize
+from clearhead.lesson import explain_text
+from clearhead.words import tokenize
 
 SENTENCE = "The cat sat on the mat."
 

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501  (error texts stand here as they are printed)
 
+import copy
 import pickle
 import re
 
@@ -285,3 +286,41 @@ def test_errors_travel(kind):
     assert type(again) is kind and str(again) == str(error)
     assert (again.gave, again.rule, again.way_out) == ("You gave 3.", "It is 2.", "Give 2.")
     assert issubclass(kind, AttentionError)
+
+
+def wrong_kinds():
+    x = torch.randn(2, 3)
+    trace = ch.explain(x, x, x)
+    return {
+        "a text of numbers": (lambda: ch.explain_text(3), "explain_text got an int"),
+        "a size in letters": (lambda: ch.explain_text("a b", size="8"), "size='8'"),
+        "half a seed": (lambda: ch.explain_text("a b", seed=1.5), "seed=1.5"),
+        "heads that do not divide": (lambda: ch.explain_text("a b", heads=3), "size=8 and heads=3"),
+        "half a head size": (lambda: ch.why_scale(4.5), "size=4.5"),
+        "one key": (lambda: ch.why_scale(4, keys=1), "keys=1"),
+        "tokens that are a number": (lambda: ch.explain(x, x, x, tokens=5), "tokens is 5"),
+        "why of a letter": (lambda: ch.causal.why("a", 1), "q='a'"),
+        "why of half a place": (lambda: ch.causal.why(1.5, 1), "q=1.5"),
+        "half a size": (lambda: ch.causal.to_bool(5.7), "Tq=5.7"),
+        "a tile with a step": (lambda: ch.causal.tile(range(0, 4, 2), range(4)), "tile got q="),
+        "no digits": (lambda: ch.views.text.show(trace, decimals=-1), "decimals=-1"),
+        "no digits to follow": (lambda: ch.views.text.follow(trace, 0, decimals=99), "decimals=99"),
+        "a tensor to show": (lambda: ch.views.text.show(x), "A view was given a Tensor"),
+        "nothing to attend to": (lambda: ch.attention(None, x, x), "q is None"),
+        "slopes of yes and no": (lambda: ch.alibi(x > 0), "slopes of torch.bool"),
+    }
+
+
+@pytest.mark.parametrize("name", wrong_kinds())
+def test_every_door_says_what_it_was_given(name):
+    call, said = wrong_kinds()[name]
+    with pytest.raises(ch.AttentionError) as error:
+        call()
+    assert said in error.value.gave and error.value.rule and error.value.way_out
+
+
+def test_an_error_travels_whole():
+    """Copied, or sent from another process."""
+    error = ch.BadValue("this", rule="that", way_out="so")
+    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert str(again) == str(error) == "this\n  Rule: that\n  Way out: so"

@@ -26,7 +26,7 @@ FLOORS = [
     {"biases"},
     {"masks", "online"},
     {"intervals", "products", "dropout", "trace", "folder"},
-    {"errors", "whole", "traced"},
+    {"errors", "whole", "traced", "words"},
 ]
 FACE = {"__init__", "__main__"}
 ONE_ROOM = {"cli", "masks", "nn", "hf", "stats", "report", "storyteller", "bench"}

@@ -547,9 +547,9 @@ ERRORS = {
     ),
     "why of a negative place": (
         lambda: ch.causal.why(0, -1),
-        """why was asked about key -1, and there are 1.
-  Rule: positions count from 0 and stay below the size.
-  Way out: ask for a key from 0 to 0, or pass larger sizes Tq= and Tk=.""",
+        """why was asked about query 0, key -1, batch 0, head 0.
+  Rule: positions count from 0.
+  Way out: ask for numbers from 0 on.""",
     ),
 }
 KINDS = {

@@ -71,6 +71,7 @@ def test_show_prints_a_page_that_a_pencil_can_check():
 
 SMALL = """\
 B=1 H=1 Tq=2 Tk=2 D=2, float32 on cpu, mask causal
+B texts, H heads, Tq queries, Tk keys, D features of a head
 
 1. query = Q
    2 queries × 2 features

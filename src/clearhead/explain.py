@@ -107,9 +107,9 @@ def _labels(
         ("tokens", tokens, problem.Tq),
         ("key_tokens", key_tokens, problem.Tk),
     ):
-        if isinstance(given, str):
+        if isinstance(given, str) or not (given is None or hasattr(given, "__len__")):
             raise BadType(
-                f"{name} is one string, {given!r}.",
+                f"{name} is {'one string, ' * isinstance(given, str)}{given!r}.",
                 "tokens are a list of strings, one for each position.",
                 f"split it first, for example {name}=text.split().",
             )

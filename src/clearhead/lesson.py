@@ -4,8 +4,6 @@ Nothing is learned here: embeddings and projections are drawn from a seed, so th
 be followed and made again.
 """
 
-import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,24 +14,11 @@ from .masks import Mask
 from .nn import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
 from .trace import Step, Trace
 from .whole import whole
+from .words import tokenize
 
 LONGEST = 2048
 LARGEST = 4096
 WIDEST = 64  # features up to which the matrices of the projections are shown
-
-
-def tokenize(text: str) -> list[str]:
-    """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, .
-
-    Accents and vowel signs stay with their letter (composed where Unicode can, NFC), and what is
-    joined to an emoji with it.
-    """
-    text = unicodedata.normalize("NFC", text)
-    marks = "".join({c for c in text if unicodedata.category(c)[0] == "M"})
-    glue = f"[{re.escape(marks)}\\u200d\\ufe0f\\U0001f3fb-\\U0001f3ff]"
-    word = rf"(?:\w{glue}*)+"
-    sign = rf"[^\w\s]{glue}*(?:(?<=\u200d)[^\w\s]{glue}*)*"
-    return re.findall(rf"{word}(?:['\u2019]{word})*|{sign}", text)
 
 
 def explain_text(
@@ -74,7 +59,7 @@ def explain_text(
     for name, value, least, most in (("seed", seed, 0, 2**63 - 1), ("size", size, 1, LARGEST)):
         if whole(value) is None or not least <= value <= most:
             raise BadValue(
-                f"{name}={value}.",
+                f"{name}={value!r}.",
                 f"the {name} of a lesson is a whole number from {least} to {most}.",
                 "pass a number in between.",
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .errors import BadValue
 from .explain import explain
+from .whole import whole
 
 SIZES = (4, 16, 64, 256, 1024)
 LARGEST = 2**16
@@ -99,9 +100,9 @@ def why_scale(
         ("queries", queries),
         *(("sizes", s) for s in sizes),
     ):
-        if not 1 <= value <= LARGEST:
+        if whole(value) is None or not 1 <= value <= LARGEST:
             raise BadValue(
-                f"{name} holds {value}." if name == "sizes" else f"{name}={value}.",
+                f"{name} holds {value!r}." if name == "sizes" else f"{name}={value!r}.",
                 f"head sizes and counts are whole numbers from 1 to {LARGEST}.",
                 "pass a number in between.",
             )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue
 from ..intervals import Reach
+from ..whole import whole
 
 
 class Grid(NamedTuple):
@@ -106,9 +107,17 @@ class Mask(ABC):
         """Why query `q` may or may not look at key `k`: the answer and the rule that gave it.
 
         `Tq` and `Tk` are needed only by rules that count from the end; None means "as large as the
-        pair asks, or as the rule itself fixes". Raises `BadValue` for a pair outside the sizes.
+        pair asks, or as the rule itself fixes". Raises `BadValue` for a pair outside the sizes, and
+        `BadType` for what is no whole number.
         """
-        grid = self._grid(Tq, Tk, None, None, default=max(q, k, 0) + 1, at_least=(b, h))
+        q, k, b, h = (_whole(n, x) for n, x in (("q", q), ("k", k), ("b", b), ("h", h)))
+        if min(q, k, b, h) < 0:
+            raise BadValue(
+                f"why was asked about query {q}, key {k}, batch {b}, head {h}.",
+                "positions count from 0.",
+                "ask for numbers from 0 on.",
+            )
+        grid = self._grid(Tq, Tk, None, None, default=max(q, k) + 1, at_least=(b, h))
         for name, index, size in (
             ("query", q, grid.Tq),
             ("key", k, grid.Tk),
@@ -186,6 +195,13 @@ class Mask(ABC):
         H: int | None = None,
     ) -> str:
         """ "empty", "full" or "partial": what the rule leaves of a block of queries and keys."""
+        for name, run in (("q", q), ("k", k)):
+            if not isinstance(run, range) or run.step != 1:
+                raise BadType(
+                    f"tile got {name}={run!r}.",
+                    "a tile is a run of queries and a run of keys, ranges without a step.",
+                    "pass for example range(0, 64).",
+                )
         grid = self._grid(Tq, Tk, B, H, default=max(q.stop, k.stop))
         keep = self.reach(grid).block(slice(q.start, q.stop), slice(k.start, k.stop))
         return "full" if keep.all() else "partial" if keep.any() else "empty"
@@ -224,7 +240,8 @@ class Mask(ABC):
             )
         B = known.get("B", at_least[0] + 1) if B is None else B
         H = known.get("H", at_least[1] + 1) if H is None else H
-        grid = Grid(int(Tq), int(Tk), int(B), int(H))
+        sizes = (("Tq", Tq), ("Tk", Tk), ("B", B), ("H", H))
+        grid = Grid(*(_whole(name, size) for name, size in sizes))
         if min(grid.Tq, grid.Tk, grid.B, grid.H) < 0:
             raise BadValue(
                 f"{self!r} was asked about {grid}.",
@@ -330,6 +347,17 @@ class Not(Mask):
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"the opposite of: {self.mask.reason(grid, b, h, q, k)}"
+
+
+def _whole(name: str, value: object) -> int:
+    number = whole(value)
+    if number is None:
+        raise BadType(
+            f"A mask was asked with {name}={value!r}.",
+            "positions and sizes are whole numbers.",
+            "pass an int.",
+        )
+    return number
 
 
 def _mask(other: object, sign: str) -> Mask:

@@ -4,20 +4,15 @@ A word outside the vocabulary gets the number of ``<unknown>`` and is marked, so
 the text can show the mark. Letters: T tokens.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import BadValue
+from ..words import tokenize
 
 UNKNOWN, END = "<unknown>", "<end>"
-
-
-def split(text: str) -> list[str]:
-    """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, ."""
-    return re.findall(r"\w+(?:['\u2019]\w+)*|[^\w\s]", text)
 
 
 class Encoded(NamedTuple):
@@ -61,14 +56,14 @@ class Vocabulary:
     @classmethod
     def of_text(cls, text: str, most: int = 1000) -> "Vocabulary":
         """The `most` frequent words of a text; of equally frequent ones, the first to occur."""
-        return cls.of(word for word, _ in Counter(split(text.lower())).most_common(most))
+        return cls.of(word for word, _ in Counter(tokenize(text.lower())).most_common(most))
 
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
         """A text, or its tokens, as numbers. Raises `BadValue` for a text without words."""
-        tokens = tuple(split(text) if isinstance(text, str) else text)
+        tokens = tuple(tokenize(text) if isinstance(text, str) else text)
         if not tokens:
             raise BadValue(
                 f"The text {text!r} has no words.",

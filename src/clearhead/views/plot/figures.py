@@ -75,7 +75,7 @@ def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figur
     widest = found[0].values.shape[1]
     # In a lone row each matrix is as wide as its columns ask, so that all rows are level.
     ratios = (
-        [min(max(sheet.values.shape[1], 2, widest / 8), 2 * widest) for sheet in found]
+        [min(max(sheet.values.shape[1], 2, widest / 5), 2 * widest) for sheet in found]
         if down == 1
         else None
     )

@@ -15,7 +15,7 @@ from ...errors import BadValue
 from ...trace import Trace
 from ..labels import visible
 from ..sheet import choose_heads, ends, number, sheets, size_of
-from .paper import indented, paper
+from .paper import checked, indented, paper
 from .show import heading
 
 MOST = 12  # terms of a sum, and keys, that are written out
@@ -49,6 +49,7 @@ def follow(
     many keys, those with the largest weights are written out. Raises `BadValue` for a query or a
     head that is not there.
     """
+    checked(trace, decimals)
     places = find(trace, query)
     row, [head] = places[0], choose_heads(trace, [head])
     for name in ("query", "key", "value", "weights"):

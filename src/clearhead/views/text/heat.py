@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...trace import Trace
 from ..sheet import Sheet, counted, ends, number, sheets, span
-from .paper import coloured, paper, shade
+from .paper import checked, coloured, paper, shade
 from .show import heading
 
 INK = " ░▒▓█"
@@ -55,6 +55,7 @@ def heat(
     All maps share one range, so that heads can be compared. A map too large for the page is pooled
     by its maximum, and the text says so. Raises `BadValue` for a step or a head that is not there.
     """
+    checked(trace, 0)
     found = sheets(trace, trace.step(step), heads)
     with paper(console) as out:
         out.print(heading(None, trace.step(step)))

@@ -9,6 +9,9 @@ from rich.padding import Padding
 from rich.style import Style
 from rich.text import Text
 
+from ...errors import BadType, BadValue, kind_of
+from ...trace import Trace
+from ...whole import whole
 from ..sheet import Sheet, ends
 
 ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut there
@@ -19,6 +22,27 @@ GAP = "…"
 
 Cell = tuple[str, str | Style]
 EMPTY: Cell = ("", "")
+
+
+MOST_DECIMALS = 12
+
+
+def checked(trace: object, decimals: int) -> None:
+    """Raises `BadType` for what is no trace and `BadValue` for digits that cannot be shown, before
+    anything is printed."""
+    if not isinstance(trace, Trace):
+        raise BadType(
+            f"A view was given {kind_of(trace)}.",
+            "views show the steps of a Trace.",
+            "pass what explain(...) returns.",
+        )
+    digits = whole(decimals)
+    if digits is None or not 0 <= digits <= MOST_DECIMALS:
+        raise BadValue(
+            f"decimals={decimals!r}.",
+            f"decimals are the digits after the point, from 0 to {MOST_DECIMALS}.",
+            "pass for example decimals=4.",
+        )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Every step of a trace, as a person would lay it out on a page."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,17 @@ from torch import Tensor
 from ...trace import Step, Trace
 from ..labels import visible
 from ..sheet import Sheet, counted, number, sheets, size_of, span
-from .paper import Cell, coloured, indented, matrix, paper, shade
+from .paper import Cell, checked, coloured, indented, matrix, paper, shade
+
+LETTERS = {
+    "B": "texts",
+    "H": "heads",
+    "G": "key heads",
+    "Tq": "queries",
+    "Tk": "keys",
+    "D": "features of a head",
+    "Dv": "features of a value",
+}
 
 
 def show(
@@ -28,9 +39,12 @@ def show(
     width too. Without a terminal the text is plain and never cut. Raises `BadValue` for a head
     that is not there.
     """
+    checked(trace, decimals)
     with paper(console) as out:
         if trace.about:
             out.print(Text(visible(trace.about, 10_000)))
+            if letters := _letters(trace.about):
+                out.print(Text(letters, style="dim"))
         if (size_of(trace, "b") or 1) > 1:
             out.print(Text(f"A batch of {size_of(trace, 'b')}: the first is shown."))
         for at, step in enumerate(trace, 1):
@@ -47,6 +61,13 @@ def show(
                 if sheet.title:
                     out.print(indented(Text(sheet.title, style="bold")))
                 out.print(indented(_numbers(out, step, sheet, decimals, most)))
+
+
+def _letters(about: str) -> str:
+    """What the letters of a line like ``B=1 H=2 Tq=6`` stand for."""
+    said = (f"{letter} {LETTERS[letter]}" for letter in re.findall(r"\b(\w+)=", about)
+            if letter in LETTERS)  # fmt: skip
+    return ", ".join(said)
 
 
 def heading(at: int | None, step: Step) -> Text:
