@@ -496,6 +496,23 @@ def test_vmap_over_the_numbers_of_a_rule(name, kind):
     torch.testing.assert_close(torch.func.vmap(answer)(*x, numbers), answer(*x, numbers))
 
 
+TWICE = {
+    "causal": {"mask": ch.Causal(align="end")},
+    "dense": {"mask": ch.dense(keep=torch.arange(12).reshape(3, 4) % 5 > 0)},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": torch.linspace(-1, 1, 4, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("rule", TWICE.values(), ids=TWICE)
+def test_derivatives_of_derivatives_in_float64(rule):
+    source = torch.Generator().manual_seed(1)
+    shapes = ((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3))
+    qkv = [torch.randn(s, generator=source, dtype=torch.float64) for s in shapes]
+    qkv = [x.requires_grad_() for x in qkv]
+    assert torch.autograd.gradgradcheck(lambda *x: ch.attention(*x, **rule), qkv, atol=1e-5)
+
+
 def test_a_rule_outlives_a_transform_that_read_it():
     """Packed documents keep their runs, but those that torch.func wraps, which end with it."""
     mask, q = ch.documents([0, 0, 1, 1]), torch.randn(2, 4, 8)
