@@ -177,8 +177,8 @@ def test_layers_that_share_a_mask_ask_once_what_even_weights_give(monkeypatch):
     from clearhead.report import listen
 
     asked = []
-    count = listen.count
-    monkeypatch.setattr(listen, "count", lambda p, *a: asked.append(p.D) or count(p, *a))
+    count = listen.count_weights
+    monkeypatch.setattr(listen, "count_weights", lambda p, *a: asked.append(p.D) or count(p, *a))
     q, k = drawn(1, 2, 7, 3), drawn(1, 2, 7, 3, seed=9)
     mask = ch.window(before=2)
     report(Asks(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))

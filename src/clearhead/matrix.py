@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import online
-from .engines import count
+from .engines import count_weights
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem, repeat_heads
 from .products import as_asked, weigh
@@ -145,7 +145,7 @@ class Matrix:
     # ------------------------------------------------------------------------------- inside
 
     def _counted(self, statistic: str | Statistic) -> Any:
-        (result,) = count(self._problem, self._inputs, [statistic]).finish().values()
+        (result,) = count_weights(self._problem, self._inputs, [statistic]).finish().values()
         back = self._problem.shape_back
         return Top(*(back(x) for x in result)) if isinstance(result, Top) else back(result)  # type: ignore[arg-type]
 

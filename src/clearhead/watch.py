@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .attend import listening
-from .engines import count as count_weights
+from .engines import count_weights
 from .errors import BadType, BadValue, kind_of
 from .folder import folder
 from .problem import Inputs, Problem

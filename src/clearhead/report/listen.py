@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..engines import count
+from ..engines import count_weights
 from ..errors import BadValue
 from ..explain import explain_problem
 from ..masks import Mask, window
@@ -116,7 +116,7 @@ class Listener:
         ]
         if _of_one_text(problem):
             wanted.append(mass(groups))
-        numbers = count(problem, inputs, wanted).finish()
+        numbers = count_weights(problem, inputs, wanted).finish()
         lse, entropy, received, maps = (
             cast(Tensor, numbers[name])[0] for name in ("lse", "entropy", "received", "map")
         )
