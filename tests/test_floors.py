@@ -17,7 +17,7 @@ FLOORS = [
     {"report", "bench"},
     {"lesson", "scaling", "hf", "storyteller"},
     {"nn", "compat", "plan", "watch"},
-    {"explain"},
+    {"explain", "seen"},
     {"attend", "testing"},
     {"matrix"},
     {"engines"},

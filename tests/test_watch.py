@@ -166,14 +166,14 @@ def test_a_module_that_asks_several_times_is_several_layers():
 def test_gauges_leave_out_queries_that_see_nothing():
     layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(2, 5, 8)
     mask = ch.lengths(queries=[5, 2])
-    stats = ["entropy", "effective", ch.topk(1), ch.mass({"first": ch.prefix(1)}), "received"]
+    stats = ["entropy", "effective", ch.topk(1), ch.mass({"max": ch.prefix(1)}), "received"]
     with torch.no_grad(), ch.watch(layer, stats=stats, heads=[1]) as seen:
         layer(x, mask=mask)
     sees = (torch.arange(5) < torch.tensor([5, 2]).unsqueeze(1)).unsqueeze(1)
     gauges, call = seen.gauges(), seen[0]
     assert gauges["0.entropy"] == pytest.approx(float(call.entropy[sees].mean()))
     assert gauges["0.topk"] == pytest.approx(float(call.topk.weights[..., 0][sees].mean()))
-    assert gauges["0.mass.first"] == pytest.approx(float(call.mass["first"][sees].mean()))
+    assert gauges["0.mass.max"] == pytest.approx(float(call.mass["max"][sees].mean()))
     assert gauges["0.received"] == pytest.approx(float(call.received.mean()))
 
 

@@ -11,9 +11,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,125 +24,14 @@ from .engines import count_weights
 from .errors import BadType, BadValue, kind_of
 from .folder import folder
 from .problem import Inputs, Problem
+from .seen import Call, Seen
 from .stats import Statistic, Top, parse_stats, rows as exact_rows
-from .stats.look import NotAsked
 from .stats.wanted import Result
 from .traced import transformed
 from .whole import whole
 
 GAUGES = ("entropy", "max")
-OF_KEYS = {"received", "map", "rows"}  # statistics that have no number for each query
 END = b"\n]}\n"  # of the index, which is whole after every call
-
-
-@dataclass(frozen=True)
-class Call:
-    """What one attention call of a model showed.
-
-    `layer` numbers the places in the model that ask, from 0, in the order in which they first did;
-    a module that asks several times in a run has several. `module` is the name of the module that
-    asked, `question` says what was asked. Statistics are in `found`, under their names, each
-    (B, H, ...) with the heads that were watched; they are also attributes of the call. `blind` is
-    True for queries that may see nothing, and broadcasts to (B, H, Tq); None if there was no mask.
-    """
-
-    layer: int
-    module: str
-    question: str
-    found: dict[str, Result] = field(repr=False)
-    blind: Tensor | None = field(default=None, repr=False)
-
-    def __getattr__(self, name: str) -> Result:
-        found = self.__dict__.get("found", {})
-        if name in found:
-            return found[name]
-        raise NotAsked(
-            f"A call was asked for .{name}.",
-            f"it was watched for {', '.join(found)}.",
-            f"watch(model, stats=[..., {name!r}]), if {name!r} is a statistic.",
-        )
-
-
-@dataclass
-class Seen:
-    """What `watch` saw so far: a sequence of calls, in the order in which the model made them."""
-
-    calls: list[Call] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def __iter__(self) -> Iterator[Call]:
-        return iter(self.calls)
-
-    def __getitem__(self, which: int | str) -> Call:
-        """A call by its place, or the latest call of a module by its name."""
-        place = None if isinstance(which, str) else whole(which)
-        if place is not None:
-            if not -len(self.calls) <= place < len(self.calls):
-                raise BadValue(
-                    f"Call {which} was asked for.",
-                    f"calls are numbered from 0, and {len(self.calls) or 'none'} came by.",
-                    "ask for one of these, or run the model inside the with block first.",
-                )
-            return self.calls[place]
-        for call in reversed(self.calls):
-            if call.module == which:
-                return call
-        names = list(dict.fromkeys(call.module for call in self.calls))
-        raise BadValue(
-            f"No call of {which!r} was seen.",
-            "a module is seen when it asks for attention while it is watched: "
-            + (", ".join(names) if names else "none did") + ".",
-            "ask for one of these, or widen layers=.",
-        )  # fmt: skip
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise NotAsked(
-            f"What was seen was asked for .{name}.",
-            "statistics belong to a call, and a model makes one for each layer.",
-            f"ask a call: seen[0].{name}, or seen['layers.0.attention'].{name}.",
-        )
-
-    def gauges(self) -> dict[str, float]:
-        """One number per layer and statistic, for a training log: the mean over batch, heads,
-        queries and calls, or the maximum for `max`. `mass` gives one for each group
-        (``module.mass.group``), `topk` the mean of the largest weight. Queries that may see nothing
-        do not count. A module that is several layers is told apart by their numbers (``module:2``).
-        """
-        layers: dict[str, set[int]] = {}
-        for call in self.calls:
-            layers.setdefault(call.module, set()).add(call.layer)
-        several = {module for module, numbers in layers.items() if len(numbers) > 1}
-        sums: dict[str, tuple[float, int]] = {}
-        for call in self.calls:
-            place = call.module or str(call.layer)
-            place = f"{place}:{call.layer}" if call.module in several else place
-            for name, result in call.found.items():
-                if isinstance(result, dict):
-                    parts = {f"{name}.{group}": x for group, x in result.items()}
-                else:
-                    parts = {name: result.weights[..., 0] if isinstance(result, Top) else result}
-                for part, x in parts.items():
-                    counts = torch.isfinite(x.detach())
-                    if call.blind is not None and name not in OF_KEYS:
-                        counts &= ~call.blind
-                    numbers, key = x.detach()[counts], f"{place}.{part}"
-                    if not numbers.numel():
-                        continue
-                    total, count = sums.get(key, (0.0, 0))
-                    if name == "max":
-                        top = float(numbers.max())
-                        sums[key] = max(top, total) if count else top, 1
-                    else:
-                        sums[key] = total + float(numbers.double().sum()), count + numbers.numel()
-        return {key: total / count for key, (total, count) in sums.items()}
-
-    def clear(self) -> None:
-        """Forget what was seen, for example after each training step."""
-        self.calls.clear()
 
 
 @contextmanager

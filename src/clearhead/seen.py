@@ -1,0 +1,130 @@
+"""What `watch` saw of a model: its calls of attention, each with its statistics."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from .errors import BadValue
+from .stats import Top
+from .stats.look import NotAsked
+from .stats.wanted import Result
+from .whole import whole
+
+OF_KEYS = {"received", "map", "rows"}  # statistics that have no number for each query
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one attention call of a model showed.
+
+    `layer` numbers the places in the model that ask, from 0, in the order in which they first did;
+    a module that asks several times in a run has several. `module` is the name of the module that
+    asked, `question` says what was asked. Statistics are in `found`, under their names, each
+    (B, H, ...) with the heads that were watched; they are also attributes of the call. `blind` is
+    True for queries that may see nothing, and broadcasts to (B, H, Tq); None if there was no mask.
+    """
+
+    layer: int
+    module: str
+    question: str
+    found: dict[str, Result] = field(repr=False)
+    blind: Tensor | None = field(default=None, repr=False)
+
+    def gauged(self) -> Iterator[tuple[str, Tensor]]:
+        """The name and the finite numbers of each part of each statistic, in one dimension, without
+        those of blind queries."""
+        for name, result in self.found.items():
+            parts: dict[str, Tensor] = {}
+            if isinstance(result, dict):
+                parts = {f"{name}.{group}": x for group, x in result.items()}
+            else:
+                parts = {name: result.weights[..., 0] if isinstance(result, Top) else result}
+            for part, x in parts.items():
+                counts = torch.isfinite(x)
+                if self.blind is not None and name not in OF_KEYS:
+                    counts &= ~self.blind
+                if counts.any():
+                    yield part, x.detach()[counts].double()
+
+    def __getattr__(self, name: str) -> Result:
+        found = self.__dict__.get("found", {})
+        if name in found:
+            return found[name]
+        raise NotAsked(
+            f"A call was asked for .{name}.",
+            f"it was watched for {', '.join(found)}.",
+            f"watch(model, stats=[..., {name!r}]), if {name!r} is a statistic.",
+        )
+
+
+@dataclass
+class Seen:
+    """What `watch` saw so far: a sequence of calls, in the order in which the model made them."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.calls)
+
+    def __getitem__(self, which: int | str) -> Call:
+        """A call by its place, or the latest call of a module by its name."""
+        place = None if isinstance(which, str) else whole(which)
+        if place is not None:
+            if not -len(self.calls) <= place < len(self.calls):
+                raise BadValue(
+                    f"Call {which} was asked for.",
+                    f"calls are numbered from 0, and {len(self.calls) or 'none'} came by.",
+                    "ask for one of these, or run the model inside the with block first.",
+                )
+            return self.calls[place]
+        for call in reversed(self.calls):
+            if call.module == which:
+                return call
+        names = list(dict.fromkeys(call.module for call in self.calls))
+        raise BadValue(
+            f"No call of {which!r} was seen.",
+            "a module is seen when it asks for attention while it is watched: "
+            + (", ".join(names) if names else "none did") + ".",
+            "ask for one of these, or widen layers=.",
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NotAsked(
+            f"What was seen was asked for .{name}.",
+            "statistics belong to a call, and a model makes one for each layer.",
+            f"ask a call: seen[0].{name}, or seen['layers.0.attention'].{name}.",
+        )
+
+    def gauges(self) -> dict[str, float]:
+        """One number per layer and statistic, for a training log: the mean over batch, heads,
+        queries and calls, or the maximum for `max`. `mass` gives one for each group
+        (``module.mass.group``), `topk` the mean of the largest weight. Queries that may see nothing
+        do not count. A module that is several layers is told apart by their numbers (``module:2``).
+        """
+        layers: dict[str, set[int]] = {}
+        for call in self.calls:
+            layers.setdefault(call.module, set()).add(call.layer)
+        found: dict[tuple[str, str], list[Tensor]] = {}
+        for call in self.calls:
+            place = call.module or str(call.layer)
+            place += f":{call.layer}" if len(layers[call.module]) > 1 else ""
+            for name, numbers in call.gauged():
+                found.setdefault((place, name), []).append(numbers)
+        return {
+            f"{place}.{name}": float(
+                (torch.max if name == "max" else torch.mean)(torch.cat(numbers))
+            )
+            for (place, name), numbers in found.items()
+        }
+
+    def clear(self) -> None:
+        """Forget what was seen, for example after each training step."""
+        self.calls.clear()
