@@ -535,7 +535,10 @@ def test_compiled_models_may_ask(name, qkv):
 def test_meta_tensors_have_shapes_and_no_numbers():
     q, k = (torch.empty(2, h, t, 8, device="meta") for h, t in ((6, 7), (3, 11)))
     out = ch.attention(q, k, k, mask=ch.Causal(align="end"))
-    assert out.shape == q.shape and out.device.type == "meta"
+    assert out.shape == q.shape and out.device.type == "meta" and not out.requires_grad
+    learning = q.clone().requires_grad_()
+    ch.attention(learning, k, k, mask=ch.Causal(align="end")).sum().backward()
+    assert learning.grad.shape == q.shape
     assert ch.plan(q, k, k, mask=ch.Causal(align="end")).pairs == 2 * 6 * sum(range(5, 12))
 
 

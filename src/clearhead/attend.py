@@ -49,6 +49,23 @@ def listening(hear: Listener) -> Iterator[None]:
         _listeners.reset(token)
 
 
+def heard(run: Callable[[], object], number: int) -> tuple[tuple[Problem, Inputs] | None, int]:
+    """Of the questions that are asked while `run` runs, the one of this number, from 0 (None if
+    there is none), and how many there were. The others are let go."""
+    kept: list[tuple[Problem, Inputs]] = []
+    count = 0
+
+    def hear(problem: Problem, inputs: Inputs) -> None:
+        nonlocal count
+        if count == number:
+            kept.append((problem, inputs))
+        count += 1
+
+    with listening(hear):
+        run()
+    return (kept[0] if kept else None), count
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -234,7 +251,8 @@ def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
     """The output, (B, H, Tq, Dv), by the engine that can."""
     if problem.device.type == "meta":  # shapes without numbers: nothing to compute
         choose(problem, engine)
-        return inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
+        out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
+        return out + sum(x.sum() for x in inputs) if problem.grad else out  # joined, for autograd
     return _answered(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs))
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..attend import listening
+from ..attend import heard
 from ..errors import BadValue
 from ..explain import explain_problem
-from ..problem import Inputs, Problem
 from ..trace import Trace
 from .register import NAME, register, transformers
 
@@ -109,18 +108,16 @@ class Checkpoint:
         Raises `BadValue` for a layer that the model does not have.
         """
         tokens, given = self.read(text)
-        asked: list[tuple[Problem, Inputs]] = []
-        with listening(lambda problem, inputs: asked.append((problem, inputs))):
-            self.run(given)
-        if not 0 <= layer < len(asked):
+        asked, count = heard(lambda: self.run(given), layer)
+        if asked is None:
             raise BadValue(
                 f"layer {layer} was asked for.",
-                f"this model has {len(asked)} layers that ask for attention, numbered from 0.",
-                f"pass a layer from 0 to {len(asked) - 1}."
-                if asked
+                f"this model has {count} layers that ask for attention, numbered from 0.",
+                f"pass a layer from 0 to {count - 1}."
+                if count
                 else "use a model that goes through transformers' attention interface.",
             )
-        trace = explain_problem(*asked[layer], tokens=tokens)
+        trace = explain_problem(*asked, tokens=tokens)
         kind = getattr(self.model.config, "model_type", "model")
         return replace(trace, about=f"{kind}, layer {layer}: {trace.about}")
 

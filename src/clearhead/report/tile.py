@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..attend import listening
+from ..attend import heard
 from ..errors import BadType, BadValue
 from ..hf import Checkpoint
 from ..matrix import Matrix
@@ -56,20 +56,11 @@ def tile(
             )
     model, run, read, _ = question(model, text)
     labels = read if tokens is None else [str(token) for token in tokens]
-    asked = 0
-    found: list[Trace] = []
-
-    def hear(problem: Problem, inputs: Inputs) -> None:
-        nonlocal asked
-        if asked == layer:
-            found.append(_cut_out(problem, inputs, head, queries, keys, labels, layer))
-        asked += 1
-
-    with listening(hear), torch.no_grad():
-        run()
-    if not found:
-        raise _absent("layer", layer, asked)
-    return found[0]
+    with torch.no_grad():
+        asked, count = heard(run, layer)
+        if asked is None:
+            raise _absent("layer", layer, count)
+        return _cut_out(*asked, head, queries, keys, labels, layer)
 
 
 def _cut_out(

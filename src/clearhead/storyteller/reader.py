@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..attend import listening
+from ..attend import heard
 from ..errors import BadValue
 from ..explain import explain_problem
-from ..problem import Inputs, Problem
 from ..trace import Trace
 from . import checkpoint
 from .grammar import pronouns, verbs
@@ -149,10 +148,10 @@ class Storyteller:
                 f"pass a layer from 0 to {self.layers - 1}.",
             )
         encoded = self.encode(text)
-        asked: list[tuple[Problem, Inputs]] = []
-        with torch.no_grad(), listening(lambda problem, inputs: asked.append((problem, inputs))):
-            self.model(torch.tensor(encoded.ids))
-        trace = explain_problem(*asked[layer], tokens=encoded.labels())
+        with torch.no_grad():
+            asked, _ = heard(lambda: self.model(torch.tensor(encoded.ids)), layer)
+        assert asked is not None
+        trace = explain_problem(*asked, tokens=encoded.labels())
         roles = "; ".join(f"head {h.head} {h.label}" for h in self.heads if h.layer == layer)
         return replace(
             trace, about=f"storyteller, layer {layer}{roles and f' ({roles})'}: {trace.about}"
