@@ -38,6 +38,7 @@ const means = (head) => head.label.split(" and ").map((label) => MEANS[label]).j
 // The number behind a label: a share, or for a head that no kind of key names how many keys.
 const even = (head) => ["spread", "sharp", "mixed"].includes(head.label);
 const amountOf = (head) => (even(head) ? `${head.effective.toFixed(1)} keys` : percent(head.number));
+const caption = (head) => amountOf(head) + (means(head).includes("held-out") ? " held out" : "");
 const nearly = (share) => share > 0.995 && share < 1; // which is not all
 const percent = (share) =>
   `${nearly(share) ? Math.floor(1000 * share) / 10 : Math.round(100 * share)}%`;
@@ -85,7 +86,7 @@ function tile(it) {
   }, canvas,
   make("span", { class: "place", "aria-hidden": "true" }, `${it.layer}·${it.head}`),
   make("span", { class: it.label in { mixed: 1, spread: 1 } ? "does plain" : "does", "aria-hidden": "true" },
-    SHORT[it.label] ?? it.label, " ", make("small", {}, amountOf(it))));
+    SHORT[it.label] ?? it.label, " ", make("small", {}, caption(it))));
   button.addEventListener("click", () => show(it));
   button.it = it;
   return button;
@@ -194,8 +195,10 @@ function drawLadder() {
       make("dt", {}, SHARES[name] ?? name), make("dd", {}, bar(share), percent(share))))));
   byId("links").replaceChildren(...it.links.map(([query, key, weight]) =>
     make("button", { type: "button", "data-query": query, "data-key": key },
-      token(trace.queries[query]), make("span", { class: "arrow" }, " looks at "),
-      token(trace.keys[key]), make("span", { class: "figure" }, weight.toFixed(2)))));
+      token(trace.queries[query]), make("small", {}, ` ${query}`),
+      make("span", { class: "arrow" }, " looks at "),
+      token(trace.keys[key]), make("small", {}, ` ${key}`),
+      make("span", { class: "figure" }, weight.toFixed(2)))));
   const top = it.received[0]?.[1] || 1;
   byId("received").replaceChildren(...it.received.map(([key, weight]) =>
     make("button", { type: "button", "data-key": key }, token(trace.keys[key]),
@@ -209,5 +212,5 @@ function numbers() {
     ["head", "looks at", "by", "entropy", "keys", ...names.map((name) => SHARES[name] ?? name)],
     opened.heads.map((it) => ({ cells: [
       `layer ${it.layer}, head ${it.head}`, it.label, even(it) ? "" : it.number.toFixed(2), it.entropy.toFixed(2),
-      it.effective.toFixed(1), ...names.map((name) => (it.shares[name] ?? 0).toFixed(2))] })));
+      it.effective.toFixed(1), ...names.map((name) => it.shares[name]?.toFixed(2) ?? "")] })));
 }
