@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501  (error texts stand here as they are printed)
 
+import pickle
 import re
 
 import numpy as np
@@ -583,3 +584,12 @@ def test_a_mask_of_keys_alone_is_runs_and_stays_so():
         assert torch.equal(mask.to_bool(50, 90, B=2).expand(2, 1, 50, 90), cells)
     scattered = ch.dense(keep=torch.arange(90) % 3 == 0)
     assert scattered.reach(grid).bits is not None
+
+
+def test_a_composed_rule_keeps_its_runs_for_one_size_and_not_for_ever():
+    mask, grid = ch.window(before=3, align=0) | ch.prefix(2), Grid(7, 9)
+    first = mask.reach(grid)
+    assert mask.reach(grid) is first
+    longer = mask.reach(Grid(8, 9))
+    assert longer is not first and torch.equal(mask.to_bool(7, 9), longer.block()[0, 0, :7])
+    assert len(pickle.dumps(mask)) == len(pickle.dumps(ch.window(before=3, align=0) | ch.prefix(2)))

@@ -9,13 +9,13 @@ from torch import Tensor
 from .. import intervals
 from ..errors import BadType, BadValue
 from ..intervals import Reach
-from ..traced import drawn, readable, transformed
-from .mask import Grid, Mask
+from ..traced import readable
+from .mask import Grid, Kept, Mask
 from .numbers import check_batch, ids, tensor, text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class documents(Mask):
+class documents(Kept):
     """Packed documents: a query may look at the keys of its own document, ids equal.
 
     `ids` names the document of each key, (Tk,) or (B, Tk); `queries` that of each query, and None
@@ -62,23 +62,7 @@ class documents(Mask):
         asking_row = b if asking.shape[0] > 1 else torch.zeros_like(b)
         return asking[asking_row, q] == ids[row, k]
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        # The layers of a model ask with one rule, and finding its runs takes a twentieth of what a
-        # packed batch takes; so they are kept, unless a tracer or a transform is about.
-        if torch.compiler.is_compiling() or drawn() or transformed():
-            return self._find_reach(grid, device)
-        kept = self.__dict__.get("_kept")
-        if kept is not None and kept[0] == (grid, device):
-            return kept[1]
-        reach = self._find_reach(grid, device)
-        if type(reach.lo) is Tensor and reach.bits is None and not reach.lo.is_inference():
-            object.__setattr__(self, "_kept", ((grid, device), reach))
-        return reach
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: x for name, x in self.__dict__.items() if name != "_kept"}
-
-    def _find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
+    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         ids, asking = tensor(self.ids).to(device), self._asking().to(device)
         rows = max(ids.shape[0], asking.shape[0])
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)

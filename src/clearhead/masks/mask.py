@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue
 from ..intervals import Reach
+from ..traced import drawn, transformed
 from ..whole import whole
 
 
@@ -73,6 +74,9 @@ class Mask(ABC):
             "masks compose cell by cell.",
             "write `a & b`, `a | b` or `~a`.",
         )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: x for name, x in self.__dict__.items() if name != "_kept"}
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -252,11 +256,31 @@ class Mask(ABC):
         return grid
 
 
+class Kept(Mask):
+    """A rule whose runs take a while to find. The layers of a model ask with one rule, so they are
+    kept, unless a tracer or a transform is about."""
+
+    @abstractmethod
+    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
+        """What `reach` keeps."""
+
+    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        if torch.compiler.is_compiling() or drawn() or transformed():
+            return self.find_reach(grid, device)
+        kept = self.__dict__.get("_kept")
+        if kept is not None and kept[0] == (grid, device):
+            return kept[1]
+        reach = self.find_reach(grid, device)
+        if type(reach.lo) is Tensor and reach.bits is None and not reach.lo.is_inference():
+            object.__setattr__(self, "_kept", ((grid, device), reach))
+        return reach
+
+
 # ------------------------------------------------------------------------------------ composition
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Pair(Mask):
+class _Pair(Kept):
     left: Mask
     right: Mask
 
@@ -281,7 +305,7 @@ class And(_Pair):
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return self.left.keep(grid, b, h, q, k) & self.right.keep(grid, b, h, q, k)
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         return self.left.reach(grid, device) & self.right.reach(grid, device)
 
     def diagonal(self, grid: Grid) -> tuple[int, int] | None:
@@ -310,7 +334,7 @@ class Or(_Pair):
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return self.left.keep(grid, b, h, q, k) | self.right.keep(grid, b, h, q, k)
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         return self.left.reach(grid, device) | self.right.reach(grid, device)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
@@ -321,7 +345,7 @@ class Or(_Pair):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Not(Mask):
+class Not(Kept):
     """The rule forbids it."""
 
     mask: Mask
@@ -342,7 +366,7 @@ class Not(Mask):
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return ~self.mask.keep(grid, b, h, q, k)
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         return self.mask.reach(grid, device).inverse()
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
