@@ -55,9 +55,8 @@ class remembered(Generic[Made]):
         return made
 
 
-@dataclass(
-    eq=False
-)  # not frozen, which would make a tenth of a tiny question's cost; none is changed
+# Not frozen, which would make a tenth of a tiny question's cost; none is changed.
+@dataclass(eq=False)
 class Problem:
     """One attention question without its tensors (but for what belongs to the rule: mask, bias,
     sinks), so that it can be costed, listed and declined without touching any data."""
