@@ -22,7 +22,7 @@ from .extension import (
     status as status,
     use_level as use_level,
 )
-from .look import MASK, SURVEY, TALLY, learned_lse, survey
+from .look import MASK, SURVEY, TALLY, answer_and_lse, survey
 from .operator import GRADIENT, answer
 
 SIZES = TENSORS.size + RULE.size, *(x.size for x in (SURVEY, TALLY, MASK, GRADIENT))
@@ -71,9 +71,9 @@ class Cpu(Engine):
     def look(
         self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
+        if problem.sinks is None and [s.name for s in asked] == ["lse"]:
+            return answer_and_lse(problem, inputs, asked)
         if not counts(problem, inputs):
-            if problem.sinks is None and [s.name for s in asked] == ["lse"]:
-                return learned_lse(problem, inputs, asked)
             return super().look(problem, inputs, asked)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
         return out, survey(problem, inputs, asked, out)

@@ -26,10 +26,10 @@ MASK = struct.Struct("<3q" + 3 * "5q")
 LN2 = math.log(2.0)
 
 
-def learned_lse(
+def answer_and_lse(
     p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
 ) -> tuple[Tensor, Partial]:
-    """The output and the log-sum-exp alone, by the operator, which has the gradient of both. The
+    """The output and the log-sum-exp alone, which comes with the answer and has a gradient. The
     logits of a query then count as one, the log-sum-exp itself."""
     out, lse = answer(p, inputs, True)
     assert lse is not None
