@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue, kind_of
-from .masks import Dense, Grid, Mask, everything
+from .masks import Dense, Grid, Mask, everything, meet
 from .problem import Inputs, Problem
 from .traced import readable
 from .whole import whole
@@ -229,9 +229,7 @@ def _blocked_by(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     if known and not bool(blocked.any()):
         return mask, bias
     rule = Dense(~blocked if blocked.dim() else ~blocked.reshape(1))
-    return (rule if mask is everything else mask & rule), TensorBias(
-        bias.tensor.masked_fill(blocked, 0.0)
-    )
+    return meet(mask, rule), TensorBias(bias.tensor.masked_fill(blocked, 0.0))
 
 
 def _checked_sinks(sinks: object, H: int) -> Tensor:

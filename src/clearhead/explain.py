@@ -98,6 +98,15 @@ def explain_problem(
     return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
 
 
+def wrong_count(name: str, given: int, size: int) -> BadValue:
+    """What is wrong with so many labels for so many positions."""
+    return BadValue(
+        f"{name} has {given} entries for {size} positions.",
+        "tokens label the positions, one each.",
+        f"pass {size} of them, or none.",
+    )
+
+
 def _labels(
     problem: Problem, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
@@ -114,11 +123,7 @@ def _labels(
                 f"split it first, for example {name}=text.split().",
             )
         if given is not None and len(given) != size:
-            raise BadValue(
-                f"{name} has {len(given)} entries for {size} positions.",
-                "tokens label the positions, one each.",
-                f"pass {size} of them, or none.",
-            )
+            raise wrong_count(name, len(given), size)
     return (
         None if tokens is None else tuple(map(str, tokens)),
         None if key_tokens is None else tuple(map(str, key_tokens)),

@@ -122,7 +122,8 @@ def watch(
         hidden = nullcontext() if transformed() else saved_tensors_hooks(_as_it_is, _as_it_is)
         with torch.set_grad_enabled(problem.grad), hidden:
             found = count_weights(problem, inputs, wanted).finish()
-        blind = problem.reach.pairs() == 0 if problem.masked else None
+        # Gauges ask who was blind, and only of calls that are kept here.
+        blind = problem.reach.pairs() == 0 if problem.masked and place is None else None
         if heads is not None:
             picked = _checked_here(heads, problem.H)
             found = {n: _heads_of(result, picked) for n, result in found.items()}
@@ -196,7 +197,7 @@ def _checked_layers(layers: Iterable[int | str], model: nn.Module) -> list[int |
         if number is None or (isinstance(number, int) and number < 0):
             raise BadValue(
                 f"layers has {which!r}.",
-                "a layer is the number of a call, counted from 0 in each run of the model, or a "
+                "a layer is the number of a place in the model that asks, counted from 0, or a "
                 "pattern for module names.",
                 "pass numbers from 0 on, or strings such as '*.attention'.",
             )

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ..engines import cpu
-from ..engines.cpu import core, level
+from ..engines.cpu import core, false_level, level
 from ..errors import BadValue
 from .cases import GROUPS, Case, sweep_of_threads
 from .clock import Ceilings, once
@@ -62,7 +61,7 @@ def measure(
         )
     if not level():
         raise BadValue(
-            f"bench was asked to time the C++ core, and {cpu.false_level()}.",
+            f"bench was asked to time the C++ core, and {false_level()}.",
             "what is timed is the core, on one of its instruction-set levels.",
             "name one of these, or unset CLEARHEAD_CPU for the widest.",
         )

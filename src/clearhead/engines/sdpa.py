@@ -1,5 +1,7 @@
 """torch's own scaled_dot_product_attention, asked so that it means what clearhead means."""
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -88,12 +90,11 @@ def _needs_matrix(p: Problem) -> bool:
 def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> Tensor:
     if p.G != p.H:  # in a graph for any H, torch takes True and not the comparison
         rule["enable_gqa"] = True
-    if p.grad and p.dtype == torch.float64 and p.device.type == "cpu" and _weights_fit(p):
-        # What is computed in float64 is often differentiated twice (gradgradcheck). Of torch's
-        # kernels on a CPU only the one that forms the weights knows how.
-        with sdpa_kernel(SDPBackend.MATH):
-            return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
-    return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
+    # What is computed in float64 is often differentiated twice (gradgradcheck). Of torch's kernels
+    # on a CPU only the one that forms the weights knows how.
+    twice = p.grad and p.dtype == torch.float64 and p.device.type == "cpu" and _weights_fit(p)
+    with sdpa_kernel(SDPBackend.MATH) if twice else nullcontext():
+        return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
 
 
 def _weights_fit(p: Problem) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
+from ..masks import Causal, Mask, dense, documents, everything, lengths, meet, prefix, window
 
 # What may be asked of a tensor without looking at its cells.
 _SHAPE_ONLY = {
@@ -121,7 +121,7 @@ def attention_mask(
         real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
         real = torch.nn.functional.pad(real, (0, kv_length - real.shape[1]))
         if not bool(real.all()):
-            rule = _padding(real) if rule is everything else rule & _padding(real)
+            rule = meet(rule, _padding(real))
     if rule is None:
         others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         written = sdpa_mask(
@@ -187,7 +187,7 @@ def _all_of(functions: tuple[Callable[..., Any], ...], at: _Places) -> Mask | No
         part = _recognise(function, at)
         if part is None:
             return None
-        rule = part if rule is everything else rule if part is everything else rule & part
+        rule = meet(rule, part)
     return rule
 
 

@@ -15,6 +15,7 @@ from .positions import (
     causal,
     everything,
     lengths,
+    meet,
     prefix,
     window,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "documents",
     "everything",
     "lengths",
+    "meet",
     "parse",
     "prefix",
     "window",

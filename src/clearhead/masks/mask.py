@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue
 from ..intervals import Reach
-from ..traced import drawn, transformed
+from ..traced import plain
 from ..whole import whole
 
 
@@ -81,14 +81,17 @@ class Mask(ABC):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return self._fields_match(other, _same)
 
     def _is(self, other: "Mask") -> bool:
         """Equal for certain, with no tensor read."""
         if self is other or type(self) is not type(other):
             return self is other
-        names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every rule is one
-        return all(_certainly(getattr(self, name), getattr(other, name)) for name in names)
+        return self._fields_match(other, _certainly)
+
+    def _fields_match(self, other: object, same: Callable[[object, object], bool]) -> bool:
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every rule is a dataclass
+        return all(same(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
         held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
@@ -265,7 +268,7 @@ class Kept(Mask):
         """What `reach` keeps."""
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        if torch.compiler.is_compiling() or drawn() or transformed():
+        if not plain():
             return self.find_reach(grid, device)
         kept = self.__dict__.get("_kept")
         if kept is not None and kept[0] == (grid, device):

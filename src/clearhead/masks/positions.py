@@ -300,3 +300,10 @@ class lengths(Mask):
 
 everything = Everything()
 causal = Causal()
+
+
+def meet(a: Mask, b: Mask) -> Mask:
+    """``a & b``, without the part that allows everything."""
+    if isinstance(a, Everything):
+        return b
+    return a if isinstance(b, Everything) else a & b

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..attend import listening
 from ..errors import BadType, BadValue, kind_of
+from ..explain import wrong_count
 from ..folder import folder
 from ..hf import Checkpoint
 from ..problem import Inputs, Problem
@@ -73,7 +74,7 @@ def report(
     if tokens is not None and not any(
         len(tokens) in (layer.queries, layer.received.shape[-1]) for layer in listener.layers
     ):
-        raise wrong_count(len(tokens), count)
+        raise wrong_count("tokens", len(tokens), count)
     named = tokens if tokens is not None else [str(i) for i in range(count)]
     return Report(name, tuple(named), tuple(listener.layers))
 
@@ -106,14 +107,6 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
     ):
         paths[kind] = plot.save(figure, out / f"{kind}.png")  # type: ignore[arg-type]
     return paths
-
-
-def wrong_count(given: int, count: int) -> BadValue:
-    return BadValue(
-        f"tokens has {given} entries for {count} positions.",
-        "tokens label the positions, one each.",
-        f"pass {count} of them, or none.",
-    )
 
 
 def question(

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from ..attend import heard
 from ..errors import BadType, BadValue
+from ..explain import wrong_count
 from ..hf import Checkpoint
 from ..matrix import Matrix
 from ..problem import Inputs, Problem
 from ..trace import Step, Trace
 from ..whole import whole
-from .run import question, wrong_count
+from .run import question
 
 MOST_CELLS = 1024 * 1024
 
@@ -92,7 +93,7 @@ def _cut_out(
         weights.clone(),
     )
     if labels is not None and len(labels) not in (problem.Tq, problem.Tk):
-        raise wrong_count(len(labels), problem.Tk)
+        raise wrong_count("tokens", len(labels), problem.Tk)
     rows, columns = (
         tuple(labels[i] for i in run) if labels is not None and len(labels) == size else None
         for run, size in ((q, problem.Tq), (k, problem.Tk))
