@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import BadValue
 from ..masks import Mask
 from ..trace import Step, Trace
-from .cache import KVCache, length_of
+from .cache import KVCache, unspoiled
 from .checks import probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .multihead import MultiHeadAttention
@@ -124,20 +124,12 @@ class TransformerBlock(nn.Module):
     ) -> Tensor:
         """(B, T, d) or (T, d) -> the same shape. `mask` and `cache` as in `MultiHeadAttention`."""
         x = sequence("TransformerBlock", "x", x, self.attention.d)
-        held = length_of(cache)
-        try:
-            return self._run(x, mask, cache)
-        except BaseException:
-            if cache is not None:
-                cache.cut(held)
-            raise
-
-    def _run(self, x: Tensor, mask: Mask | None, cache: KVCache | None) -> Tensor:
-        if self.norm == "pre":
-            x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
-            return x + self.dropout(self.feed_forward(self.norm_2(x)))
-        x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, cache=cache)))
-        return self.norm_2(x + self.dropout(self.feed_forward(x)))
+        with unspoiled(cache):
+            if self.norm == "pre":
+                x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
+                return x + self.dropout(self.feed_forward(self.norm_2(x)))
+            x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, cache=cache)))
+            return self.norm_2(x + self.dropout(self.feed_forward(x)))
 
     def explain(
         self,

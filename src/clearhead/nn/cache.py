@@ -3,6 +3,9 @@
 Letters: B batch, G key/value heads, T tokens, D head size, Dv value size.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -117,3 +120,15 @@ def length_of(cache: KVCache | None) -> int:
     """How many tokens came before; 0 without a cache. Raises `BadType` for what is none."""
     held: KVCache | None = instance("A layer", "cache", cache, KVCache, type(None))
     return 0 if held is None else held.length
+
+
+@contextmanager
+def unspoiled(cache: KVCache | None) -> Iterator[None]:
+    """If what stands inside fails, the cache is as it was before. Raises `BadType` for no cache."""
+    held = length_of(cache)
+    try:
+        yield
+    except BaseException:
+        if cache is not None:
+            cache.cut(held)
+        raise

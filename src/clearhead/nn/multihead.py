@@ -16,7 +16,7 @@ from ..errors import BadType, BadValue, kind_of
 from ..explain import explain
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
-from .cache import KVCache, length_of
+from .cache import KVCache, length_of, unspoiled
 from .checks import both, instance, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .simple import Question, inputs, projected
@@ -189,18 +189,13 @@ class MultiHeadAttention(nn.Module):
 
         Raises `BadValue`, `BadType` for inputs that do not fit the layer or the mask.
         """
-        held = length_of(cache)
-        try:
+        with unspoiled(cache):
             asked = self._question(x, context, values, mask, cache)
             out = attention(
                 asked.q, asked.k, asked.v,
                 mask=asked.mask, bias=asked.bias, dropout=asked.dropout,
             )  # fmt: skip
             return self.out_proj(_join(out))
-        except BaseException:
-            if cache is not None:
-                cache.cut(held)
-            raise
 
     def explain(
         self,
