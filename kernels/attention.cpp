@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <initializer_list>
+#include <vector>
 
 #include "cpu.h"
 #include "threads.h"
@@ -26,6 +27,9 @@ constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
 // another 0.5 to 1 % faster (bench/LOG.md, "rows of a task").
 constexpr int64_t TASK_BYTES = 640 << 10, MOST_ROWS = 1024;
 
+// With fewer rows than this a key is packed for too little.
+constexpr int64_t WORTH_PACKING = 4 * BAND;
+
 // The second sweep packs so many keys for all the queries of a head.
 constexpr int64_t TALLY_KEYS = 768;
 
@@ -36,6 +40,7 @@ constexpr double WORTH_A_THREAD = 1e6;
 constexpr int64_t STATE_BYTES = 2 << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -87,7 +92,7 @@ template <class Task> bool share_out(int64_t threads, int64_t count, size_t scra
 
 Code decode(const Problem& p, const Level& level, int64_t threads) {
   int64_t rows = p.H / p.G * p.Tq, heads = p.B * p.G;
-  int64_t stretch = most(LEAST_STRETCH, ceil_div(ceil_div(p.Tk, STRETCHES), STRETCH_STEP) * STRETCH_STEP);
+  int64_t stretch = most(LEAST_STRETCH, round_up(ceil_div(p.Tk, STRETCHES), STRETCH_STEP));
   int64_t stretches = most(1, ceil_div(p.Tk, stretch));
   size_t scratch = level.stream_scratch(p, rows);
   int64_t state = stretches > 1 ? rows * (p.Dv + 2) : 0;
@@ -116,28 +121,29 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
 
 Code prefill(const Problem& p, const Level& level, int64_t threads) {
   int64_t shared = p.H / p.G;  // query heads that share a key head, hence its packed keys
-  int64_t rows = least(MOST_ROWS, most(2 * BAND, TASK_BYTES / ((p.D + p.Dv + 32) * 4)));
-  // Rows do not depend on each other's company, so the cut may depend on the number of threads:
-  // about four tasks for each, if they stay worth packing for.
-  if (threads > 1)
-    rows = most(least(rows, 4 * BAND), least(rows, p.B * p.H * p.Tq / (4 * threads)));
-  int64_t heads = least(shared, most(1, rows / least(p.Tq, 2 * BAND)));
-  int64_t queries = most(1, least(p.Tq, rows / heads));
-  int64_t blocks = ceil_div(p.Tq, queries);
-  queries = least(p.Tq, ceil_div(ceil_div(p.Tq, blocks), BAND) * BAND);
-  blocks = ceil_div(p.Tq, queries);
-  int64_t bunches = ceil_div(shared, heads);
-
-  auto tile = [&](int64_t i, char* block) {
-    // Under a causal mask the last queries have the most to do: they go first.
-    int64_t query = (blocks - 1 - i % blocks) * queries;
-    int64_t bunch = i / blocks % bunches, g = i / blocks / bunches % p.G, b = i / blocks / bunches / p.G;
-    int64_t head = g * shared + bunch * heads;
-    level.tile(p, {b, head, least(heads, (g + 1) * shared - head), query, least(queries, p.Tq - query)},
-               block);
+  int64_t fit = least(MOST_ROWS, most(2 * BAND, TASK_BYTES / ((p.D + p.Dv + 32) * 4)));
+  int64_t left = p.B * p.H * p.Tq, largest = 0;
+  // Rows do not depend on each other's company, so the cut may depend on the number of threads. A task
+  // takes half of one thread's share of what is left, so the last ones are small and threads of unequal
+  // speed end together (guided self-scheduling: Polychronopoulos and Kuck, 1987).
+  auto rows = [&] {
+    return threads == 1 ? fit : least(fit, most(WORTH_PACKING, left / (2 * threads)));
   };
-  size_t scratch = level.tile_scratch(p, heads * queries);
-  return share_out(threads, p.B * p.G * bunches * blocks, scratch, tile) ? DONE : NO_MEMORY;
+  std::vector<TileTask> tasks;
+  for (int64_t b = 0; b < p.B; b++)
+    for (int64_t head = 0, heads; head < p.H; head += heads) {
+      heads = least(shared - head % shared, most(1, rows() / least(p.Tq, 2 * BAND)));
+      // Under a causal mask the last queries have the most to do: they go first.
+      for (int64_t end = p.Tq, queries; end > 0; end -= queries) {
+        int64_t tasks_left = ceil_div(end, most(1, rows() / heads));
+        queries = least(end, round_up(ceil_div(end, tasks_left), BAND));
+        tasks.push_back({b, head, heads, end - queries, queries});
+        largest = most(largest, heads * queries);
+        left -= heads * queries;
+      }
+    }
+  auto tile = [&](int64_t i, char* block) { level.tile(p, tasks[size_t(i)], block); };
+  return share_out(threads, int64_t(tasks.size()), level.tile_scratch(p, largest), tile) ? DONE : NO_MEMORY;
 }
 
 int64_t threads_for(const Problem& p) {
@@ -206,7 +212,7 @@ Code backward(const Problem& p, const Gradient& g) {
   if (!share_out(threads, p.B * p.H, 64, delta)) return NO_MEMORY;
 
   int64_t batches = g.dbias.data && !g.dbias.b ? 1 : p.B, heads = g.dbias.data && !g.dbias.h ? 1 : p.H;
-  int64_t stretch = ceil_div(ceil_div(p.Tk, g.parts), STRETCH_STEP) * STRETCH_STEP;
+  int64_t stretch = round_up(ceil_div(p.Tk, g.parts), STRETCH_STEP);
   auto back = [&](int64_t i, char* block) {
     int64_t part = i % g.parts, head = i / g.parts % heads, batch = i / g.parts / heads;
     int64_t key = least(part * stretch, p.Tk), key_end = least(key + stretch, p.Tk);
