@@ -195,27 +195,47 @@ template <class A> class Tile : Bands<A> {
     }
   }
 
-  // The largest logits of a row so far, in falling order. Keys rise, so of equal ones the first stays.
+  // The n largest logits of a row so far: a heap, whose root leaves first. Keys rise, and of equal logits
+  // the first stays.
   void keep_largest(int64_t row, const float* s, float top, float factor) {
-    float* best = largest_ + row * survey_.best;
-    int64_t *keys = where_ + row * survey_.best, last = survey_.best - 1;
-    if (!(top > best[last])) return;
-    float edge = best[last];
+    const int64_t n_best = survey_.best;
+    float *best = largest_ + row * n_best, edge = best[0];
+    int64_t* keys = where_ + row * n_best;
+    if (!(top > edge)) return;
     // Most of a first block would enter and leave again. The n-th largest of its lanes' maxima is no
     // larger than its n-th largest logit, so what lies below never enters.
-    if (keys[0] < 0 && last < W) edge = nextafterf(largest_lane(mul(tops_[row % BAND], all(factor)), last), NOTHING);
+    if (keys[0] < 0 && n_best <= W)
+      edge = nextafterf(largest_lane(mul(tops_[row % BAND], all(factor)), n_best - 1), NOTHING);
     for (int k = begin_; k < end_; k += 64) {
       uint64_t larger = 0;
       for (int n = 0; n < least(64, end_ - k); n += W)
-        larger |= word(less(all(most(edge, best[last])), mul(load(s + k + n), all(factor)))) << n;
+        larger |= word(less(all(most(edge, best[0])), mul(load(s + k + n), all(factor)))) << n;
       for (; larger; larger &= larger - 1) {
         int key = k + __builtin_ctzll(larger);
         float y = s[key] * factor;
-        if (!(y > best[last])) continue;
-        int64_t j = last;
-        for (; j > 0 && y > best[j - 1]; j--) best[j] = best[j - 1], keys[j] = keys[j - 1];
-        best[j] = y, keys[j] = block_.lo + key;
+        if (y > best[0]) sink(best, keys, n_best, y, block_.lo + key);
       }
+    }
+  }
+  // Takes the place of the root of a heap of n, and sinks to where it belongs.
+  static void sink(float* best, int64_t* keys, int64_t n, float y, int64_t key) {
+    auto leaves_before = [](float a, int64_t i, float b, int64_t j) { return a < b || (a == b && i > j); };
+    int64_t at = 0;
+    for (int64_t next = 1; next < n; next = 2 * at + 1) {
+      if (next + 1 < n && leaves_before(best[next + 1], keys[next + 1], best[next], keys[next])) next++;
+      if (!leaves_before(best[next], keys[next], y, key)) break;
+      best[at] = best[next], keys[at] = keys[next];
+      at = next;
+    }
+    best[at] = y, keys[at] = key;
+  }
+  // From a heap to falling order.
+  static void sort_heap(float* best, int64_t* keys, int64_t n) {
+    while (n-- > 1) {
+      float y = best[n];
+      int64_t key = keys[n];
+      best[n] = best[0], keys[n] = keys[0];
+      sink(best, keys, n, y, key);
     }
   }
 
@@ -313,8 +333,9 @@ template <class A> class Tile : Bands<A> {
     }
   }
 
-  void leave(const Row& r, int64_t row, int64_t at) const {
+  void leave(const Row& r, int64_t row, int64_t at) {
     int64_t b = task_.b, best = survey_.best, groups = survey_.groups;
+    sort_heap(largest_ + row * best, where_ + row * best, best);
     // The maximum of vectors forgets a NaN, the sum does not.
     bool lost = sum_[at] != sum_[at] && max_[at] < -NOTHING;
     *place(survey_.max, b, r.h, r.q) = lost ? sum_[at] : max_[at];

@@ -82,7 +82,7 @@ def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
         assert torch.equal(x, flat(both[1])[name]), name
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 16, 17, 40])
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 17, 40, 300])
 def test_ties_go_to_the_lower_key(n, level):
     """Scores of few different values, so that ties lie inside the n, at its edge, across blocks."""
     x = torch.randint(0, 3, (23, 411), generator=torch.Generator().manual_seed(n)).float()
