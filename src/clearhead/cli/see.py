@@ -1,0 +1,182 @@
+"""Commands that show attention on a text, and what its scaling is for."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import lesson, masks
+from ..folder import folder
+from ..scaling import why_scale
+from ..trace import Trace
+from ..views import html, plot, text as terminal
+from . import checks
+from .options import OTHER, Heads, Layer, MaskText, Model, Positions, Seed, Size, Text, say
+from .read import text_of
+
+
+def explain(
+    context: typer.Context,
+    text: Text = None,
+    size: Size = 8,
+    heads: Heads = 2,
+    seed: Seed = 123,
+    mask: MaskText = "everything",
+    dropout: Annotated[float, typer.Option(help="Drop weights with this probability.")] = 0.0,
+    scale: Annotated[
+        float | None, typer.Option(help="Multiply scores by this; default 1/sqrt(head size).")
+    ] = None,
+    positions: Positions = True,
+    model: Model = None,
+    layer: Layer = 0,
+    head: Annotated[int | None, typer.Option(help="Show only this head, from 0.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Follow one query in full: a token, or its number.")
+    ] = None,
+    decimals: Annotated[int, typer.Option(min=0, max=12, help="Digits after the point.")] = 4,
+    png: Annotated[
+        Path | None, typer.Option(help="Also draw one head's steps, --head or 0, here.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Also write the interactive page here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """See attention computed on a text, step by step."""
+    checks.explain_options(context, model)
+    checks.json_options(context, as_json)
+    checks.writable(png, page)
+    if png is not None:
+        plot.suffix_of(png)
+    trace = _trace(
+        text, size=size, heads=heads, seed=seed, mask=mask, dropout=dropout, scale=scale,
+        positions=positions, model=model, layer=layer,
+    )  # fmt: skip
+    shown = 0 if head is None else checks.within("head", head, trace["weights"].shape[-3])
+    if as_json:
+        typer.echo(json.dumps(terminal.to_json(trace), ensure_ascii=True, allow_nan=False))
+    elif query is not None:
+        terminal.follow(trace, query, head=shown, decimals=decimals)
+    else:
+        terminal.show(trace, heads=None if head is None else [head], decimals=decimals)
+    if png is not None:
+        say(f"picture: {plot.save(plot.steps(trace, head=shown), png)}")
+    if page is not None:
+        say(f"page: {html.write_page(trace, page, title='clearhead', note=_note(model, seed))}")
+
+
+def _trace(
+    text: list[str] | None, *, model: Path | None, layer: int, mask: str, **options: Any
+) -> Trace:
+    words = text_of(text)
+    if model is None:
+        return lesson.explain_text(words, mask=masks.parse(mask), **options)
+    from ..hf import Checkpoint
+
+    return Checkpoint(model).explain(words, layer)
+
+
+def look(
+    context: typer.Context,
+    text: Text = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Look at this model: a Hugging Face checkpoint, or a trained storyteller."
+        ),
+    ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="Look at random weights, from which training begins.")
+    ] = False,
+    size: Size = 32,
+    heads: Heads = 4,
+    seed: Seed = 123,
+    mask: MaskText = "causal",
+    positions: Positions = True,
+    tile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYER:HEAD:QUERIES:KEYS",
+            help="With --model: exact weights of a part of a long text, e.g. 3:5:1024-1087:0-63.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the pictures and the page.")] = Path(
+        "out"
+    ),
+) -> None:
+    """See what every head looks at: here, as picture, as page.
+
+    The heads are those of a trained model: the storyteller that comes with clearhead, unless
+    --model names another.
+    """
+    checks.look_options(context, model, random)
+    if tile is not None and model is None:
+        raise checks.no_tile()
+    words = text_of(text)
+    folder(out, "pictures and page are", OTHER)
+    if random:
+        trace = lesson.explain_text(
+            words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
+        )
+        _look_random(trace, out, seed)
+        return
+    from .. import report, storyteller
+
+    if tile is not None and model is not None and storyteller.is_storyteller(model):
+        raise checks.no_tile()
+    if model is not None and not storyteller.is_storyteller(model):
+        if tile is not None:
+            trace = report.tile(model, words, *checks.tile(tile))
+            typer.echo(f"{model.name}, {trace.about}")
+            terminal.heat(trace)
+            say(f"picture  {plot.save(plot.heads(trace), out / 'tile.png')}")
+            return
+        found = report.report(model, words)
+        typer.echo(str(found))
+    else:
+        teller = storyteller.load(model)
+        found = report.report_teller(teller, words)
+        typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
+        typer.echo(f"{found}\n")
+        for head in teller.heads:
+            links = ", ".join(map(str, teller.links(words, head)))
+            typer.echo(
+                f"{head}; here, right or wrong:\n{links or 'no word of this text asks it'}\n"
+            )
+            terminal.heat(teller.explain(words, head.layer), heads=[head.head])
+            typer.echo()
+    for kind, path in report.write(found, out).items():
+        say(f"{kind:<8} {path}")
+
+
+def _look_random(trace: Trace, out: Path, seed: int) -> None:
+    terminal.heat(trace)
+    note = _note(None, seed)
+    say(f"\n{note}")
+    say(f"picture  {plot.save(plot.heads(trace), out / 'heads.png')}")
+    say(f"page     {html.write_page(trace, out / 'look.html', title='clearhead', note=note)}")
+
+
+def _note(model: Path | None, seed: int) -> str:
+    if model is not None:
+        return f"Learned weights from {model}."
+    return (
+        f"The weights are random (seed {seed}): nothing has been learned yet, so the patterns mean "
+        "nothing. A trained model looks at what it needs: verbs at their subjects, pronouns at "
+        "their antecedents."
+    )
+
+
+def scale(
+    size: Annotated[int, typer.Option(help="The head size d to show.")] = 256,
+    keys: Annotated[int, typer.Option(help="How many random keys.")] = 32,
+    seed: Annotated[int, typer.Option(help="What the random numbers start from.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
+) -> None:
+    """Why divide by sqrt(d)? Numbers with and without the scaling."""
+    checks.writable(png)
+    report = why_scale(size, keys=keys, seed=seed)
+    typer.echo(str(report))
+    if png is not None:
+        say(f"picture: {plot.save(plot.scaling(report), png)}")

@@ -1,0 +1,92 @@
+"""Commands of the small model that comes with clearhead: train it, measure it, take parts away."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import say
+
+
+def train(
+    text: Annotated[
+        Path | None,
+        typer.Argument(help="A text file of your own; left out, the stories of the grammar."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="The folder for checkpoints, weights and the loss curve.")
+    ] = Path("out/storyteller"),
+    seed: Annotated[int, typer.Option(help="What weights and stories start from.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="How many batches are read.")] = 4000,
+    batch: Annotated[int, typer.Option(min=1, help="Stories, or passages, in a batch.")] = 8,
+    rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 2.5e-3,
+    size: Annotated[int, typer.Option(help="Features per word.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the decoder.")] = 2,
+    heads: Annotated[int, typer.Option(help="Heads per layer; must divide the size.")] = 8,
+    length: Annotated[int, typer.Option("--context", help="Words read at a time.")] = 128,
+    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 250,
+) -> None:
+    """Train a storyteller, on its stories or on your text.
+
+    Killed, it goes on from its last checkpoint when the same command is given again, and ends with
+    the same weights.
+    """
+    from .. import storyteller
+
+    teller = storyteller.train(
+        out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
+        heads=heads, context=length, every=every,
+        command=shlex.join(["clearhead", *sys.argv[1:]]),
+    )  # fmt: skip
+    typer.echo(f"held-out loss {teller.made['held_out_loss']:.3f} nats per word")
+    for name in ("model.safetensors", "loss.png"):
+        if (out / name).exists():
+            say(f"written  {out / name}")
+    if text is None:
+        say(f"what its heads do: clearhead measure {shlex.quote(str(out))}")
+    say(f"look at it: clearhead look TEXT --model {shlex.quote(str(out))}")
+
+
+def measure(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A folder that train wrote; left out, the storyteller that comes here."
+        ),
+    ] = None,
+    search: Annotated[int, typer.Option(help="Training stories that heads are found on.")] = 200,
+    report: Annotated[int, typer.Option(help="Held-out stories that are reported on.")] = 500,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Measure which head does what, and how words are guessed.
+
+    Beside it stand random weights, a fixed distance, chance, and counting words and pairs.
+    """
+    from .. import storyteller
+
+    teller = storyteller.load(model)
+    table = storyteller.measure(teller, search=search, report=report)
+    typer.echo(json.dumps(table.as_dict()) if as_json else str(table))
+    if model is not None:
+        say(f"table    {storyteller.keep_table(model, table.as_dict())}")
+
+
+def ablate(
+    out: Annotated[Path, typer.Option(help="The folder for the table and the pictures.")] = Path(
+        "out/ablation"
+    ),
+    steps: Annotated[int, typer.Option(min=1, help="Batches that each variant reads.")] = 1500,
+    seed: Annotated[int, typer.Option(help="What weights and stories start from.")] = 1,
+) -> None:
+    """Take scaling, positions, mask or heads away, and train.
+
+    What becomes of the loss, and of the heads, is printed and drawn.
+    """
+    from .. import storyteller
+
+    typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
+    for path in sorted(out.glob("ablation*")):
+        say(f"written  {path}")
