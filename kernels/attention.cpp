@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <initializer_list>
+#include <thread>
 #include <vector>
 
 #include "cpu.h"
@@ -69,25 +70,30 @@ template <class Task> struct Job {
   const Task& task;
   int64_t count;
   size_t scratch;
+  std::thread::id caller = std::this_thread::get_id();
   std::atomic<int64_t> next{0};
-  std::atomic<bool> failed{false};
+  std::atomic<Code> code{DONE};
 
   static void work(void* context) {
     Job& job = *(Job*)context;
     char* block = task_scratch.reach(job.scratch);
-    if (!block) {
-      job.failed = true;
-      return;
-    }
-    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;)
+    if (!block) return job.end(NO_MEMORY);
+    bool asks = interrupted && std::this_thread::get_id() == job.caller;
+    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;) {
       job.task(i, block);
+      if (asks && interrupted()) return job.end(INTERRUPTED);
+    }
+  }
+  void end(Code with) {
+    code = with;
+    next = count;
   }
 };
 
-template <class Task> bool share_out(int64_t threads, int64_t count, size_t scratch, const Task& task) {
+template <class Task> Code share_out(int64_t threads, int64_t count, size_t scratch, const Task& task) {
   Job<Task> job{task, count, scratch};
   on_threads(least(threads, count), Job<Task>::work, &job);
-  return !job.failed;
+  return job.code;
 }
 
 Code decode(const Problem& p, const Level& level, int64_t threads) {
@@ -113,8 +119,9 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
     auto merge = [&](int64_t i, char*) {
       level.merge(p, (first + i) / p.G, (first + i) % p.G, stretches, states + i * stretches * state);
     };
-    if (!share_out(threads, count * stretches, scratch, stream)) return NO_MEMORY;
-    if (state && !share_out(threads, count, scratch, merge)) return NO_MEMORY;
+    if (Code code = share_out(threads, count * stretches, scratch, stream)) return code;
+    if (!state) continue;
+    if (Code code = share_out(threads, count, scratch, merge)) return code;
   }
   return DONE;
 }
@@ -143,7 +150,7 @@ Code prefill(const Problem& p, const Level& level, int64_t threads) {
       }
     }
   auto tile = [&](int64_t i, char* block) { level.tile(p, tasks[size_t(i)], block); };
-  return share_out(threads, int64_t(tasks.size()), level.tile_scratch(p, largest), tile) ? DONE : NO_MEMORY;
+  return share_out(threads, int64_t(tasks.size()), level.tile_scratch(p, largest), tile);
 }
 
 int64_t threads_for(const Problem& p) {
@@ -161,6 +168,8 @@ Code check(const Problem& p) {
 }
 
 }  // namespace
+
+bool (*interrupted)() = nullptr;
 
 Code attend(const Problem& p) {
   if (Code code = check(p)) return code;
@@ -197,7 +206,7 @@ Code tally(const Problem& p, const Tally& t) {
     with->tally(p, t, {b, h, start(stretch), start(stretch + 1)}, block);
   };
   size_t scratch = with->tally_scratch(p);
-  return share_out(threads_for(p), p.B * p.H * stretches, scratch, add_up) ? DONE : NO_MEMORY;
+  return share_out(threads_for(p), p.B * p.H * stretches, scratch, add_up);
 }
 
 // A head is a task, or each of its stretches of keys, where heads are few. What a broadcast bias gets
@@ -209,7 +218,7 @@ Code backward(const Problem& p, const Gradient& g) {
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
   int64_t threads = threads_for(p);
   auto delta = [&](int64_t i, char*) { with->deltas(p, g, i / p.H, i % p.H); };
-  if (!share_out(threads, p.B * p.H, 64, delta)) return NO_MEMORY;
+  if (Code code = share_out(threads, p.B * p.H, 64, delta)) return code;
 
   int64_t batches = g.dbias.data && !g.dbias.b ? 1 : p.B, heads = g.dbias.data && !g.dbias.h ? 1 : p.H;
   int64_t stretch = round_up(ceil_div(p.Tk, g.parts), STRETCH_STEP);
@@ -220,7 +229,7 @@ Code backward(const Problem& p, const Gradient& g) {
       for (int64_t h = head; h < p.H; h += heads) with->backward(p, g, {b, h, key, key_end, part}, block);
   };
   size_t scratch = with->backward_scratch(p);
-  return share_out(threads, batches * heads * g.parts, scratch, back) ? DONE : NO_MEMORY;
+  return share_out(threads, batches * heads * g.parts, scratch, back);
 }
 
 const char* complaint(int code) {
@@ -231,6 +240,7 @@ const char* complaint(int code) {
     case BAD_DTYPE: return "a dtype is none of float32, bfloat16, float16";
     case BAD_RUNS: return "lo and hi must come together, with one run or more";
     case NO_MEMORY: return "no memory for the scratch of a task";
+    case INTERRUPTED: return "the call was interrupted";
     case NO_LEVEL: return "CLEARHEAD_CPU names a level that this machine does not have";
     default: return "unknown";
   }

@@ -131,7 +131,10 @@ extern const Level SCALAR_LEVEL;
 extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
 #endif
 
-enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL };
+enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL, INTERRUPTED };
+
+// Asked between tasks by the thread that called: true ends the call early, with what it has. Null: never.
+extern bool (*interrupted)();
 
 // Answer the problem.
 Code attend(const Problem& problem);

@@ -26,17 +26,41 @@ template <class T> bool unpack(nb::bytes packed, T* into) {
   return true;
 }
 
-// Memory that ran out is Python's MemoryError; every other refusal is a mistake of ours.
-int told(Code code) {
+double seconds(clockid_t clock) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+// Python sees signals only where it is asked: by a long call, ten times a second.
+constexpr double BETWEEN_LOOKS = 0.1;
+thread_local double last_look;
+bool signalled() {
+  double now = seconds(CLOCK_MONOTONIC);
+  if (now - last_look < BETWEEN_LOOKS) return false;
+  last_look = now;
+  nb::gil_scoped_acquire python;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Other Python threads run meanwhile. Memory that ran out is Python's MemoryError, Ctrl-C its
+// KeyboardInterrupt; every other refusal is a mistake of ours.
+template <class Work> int run(Work work) {
+  Code code;
+  {
+    nb::gil_scoped_release others_may_run;
+    last_look = seconds(CLOCK_MONOTONIC);
+    code = work();
+  }
   if (code == NO_MEMORY) throw std::bad_alloc();
+  if (code == INTERRUPTED) throw nb::python_error();
   return code;
 }
 
 int attend_packed(nb::bytes packed) {
   Problem p;
   if (!unpack(packed, &p)) return -1;
-  nb::gil_scoped_release others_may_run;
-  return told(attend(p));
+  return run([&] { return attend(p); });
 }
 
 // The same, and what the rows leave beside their output; the groups of keys are masks, packed.
@@ -49,24 +73,21 @@ int survey_packed(nb::bytes packed, nb::bytes survey, nb::bytes groups) {
   if (s.groups) memcpy((void*)group.data(), groups.data(), groups.size());
   s.group = group.data();
   p.survey = &s;
-  nb::gil_scoped_release others_may_run;
-  return told(attend(p));
+  return run([&] { return attend(p); });
 }
 
 int tally_packed(nb::bytes packed, nb::bytes wanted) {
   Problem p;
   Tally t;
   if (!unpack(packed, &p) || !unpack(wanted, &t)) return -1;
-  nb::gil_scoped_release others_may_run;
-  return told(tally(p, t));
+  return run([&] { return tally(p, t); });
 }
 
 int backward_packed(nb::bytes packed, nb::bytes gradient) {
   Problem p;
   Gradient g;
   if (!unpack(packed, &p) || !unpack(gradient, &g)) return -1;
-  nb::gil_scoped_release others_may_run;
-  return told(backward(p, g));
+  return run([&] { return backward(p, g); });
 }
 
 nb::list level_list() {
@@ -82,9 +103,7 @@ nb::list level_list() {
 // meanwhile is not counted; with more the time on the wall, because a thread that waits its turn
 // leaves its share of the memory to the others and the sum of their rates would be a fiction.
 double seconds_now(int64_t threads) {
-  timespec t;
-  clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+  return seconds(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC);
 }
 
 // Runs `body` on `threads` threads, each for `seconds`; the sum of what each counted, per second.
@@ -140,6 +159,7 @@ NB_MODULE(_kernels, m) {
   // A false name leaves no level: `attend` then refuses, and Python says which names there are.
   const char* named = getenv("CLEARHEAD_CPU");
   choose_level(named ? named : "");
+  interrupted = signalled;
   m.def("attend", &attend_packed);
   m.def("survey", &survey_packed);
   m.def("tally", &tally_packed);
