@@ -274,6 +274,8 @@ def test_a_file_that_is_not_text(run, tmp_path):
     ("cafe\u0301 au lait", ["caf\u00e9", "au", "lait"]),
     ("\U0001f469\u200d\U0001f469\u200d\U0001f467 hi!",
      ["\U0001f469\u200d\U0001f469\u200d\U0001f467", "hi", "!"]),
+    ("\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7", ["\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"]),
+    ("\u732b\u5750\u3002A\u732b", ["\u732b", "\u5750", "\u3002", "A", "\u732b"]),
 ])  # fmt: skip
 def test_marks_stay_with_their_letters(text, tokens):
     assert tokenize(text) == tokens

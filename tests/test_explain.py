@@ -78,7 +78,7 @@ def test_by_hand():
     assert trace["scaled"].tolist() == [[0.0, pytest.approx(2.0)]]
     assert trace["weights"].tolist() == [[pytest.approx(small), pytest.approx(1 - small)]]
     assert trace["output"].item() == pytest.approx(8 * small + 4 * (1 - small))
-    assert trace.step("scaled").formula == "x / √2 = x · 0.7071"
+    assert trace.step("scaled").formula == "scores / √2 = scores · 0.7071"
 
 
 @pytest.mark.parametrize("problem", [p for p in PROBLEMS if p != "large"])
@@ -215,8 +215,8 @@ def test_a_trace_prints_its_steps():
         "  key      7 4  k d  K\n"
         "  value    7 3  k v  V\n"
         "  scores   5 7  q k  Q Kᵀ\n"
-        "  scaled   5 7  q k  x / √4 = x · 0.5\n"
-        "  weights  5 7  q k  exp(x − max) / Σ exp(x − max)\n"
+        "  scaled   5 7  q k  scores / √4 = scores · 0.5\n"
+        "  weights  5 7  q k  softmax(scaled)\n"
         "  output   5 3  q v  weights · V"
     )
     assert len(trace) == 7 and "weights" in trace and "masked" not in trace

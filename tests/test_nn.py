@@ -683,7 +683,8 @@ WRONG = {
     "ids for vectors": (lambda: FeedForward(4)(torch.tensor([[1, 2, 3, 4]])), ch.BadType,
         "FeedForward got a tensor of torch.int64 as x.\n"
         "  Rule: x holds one vector per token: a floating tensor (B, T, 4) or (T, 4).\n"
-        "  Way out: look ids up first, for example with TokenEmbedding."),
+        "  Way out: pass vectors as torch.tensor(x, dtype=torch.float32); look ids up first, for "
+        "example with TokenEmbedding."),
     "a list": (lambda: SimpleAttention()([[1.0]]), ch.BadType,
         "SimpleAttention got a list as x."),
     "context length": (lambda: CausalAttention(4, 3, 5)(torch.zeros(2, 7, 4)), ch.BadValue,
@@ -795,6 +796,8 @@ def test_a_trace_says_where_queries_keys_and_values_came_from():
     formulas = [s.formula for s in layer.explain(x, context=other) if s.name in "query key value"]
     assert formulas == ["X · W_query", "C · W_key", "C · W_value"]
     assert [SimpleAttention().explain(x).step(n).formula for n in ("query", "key")] == ["X", "X"]
+    turned = MultiHeadAttention(8, 2, rotary=RotaryPositions(4)).explain(x)
+    assert turned.step("key").formula == "rotated(X · W_key)"
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -880,6 +883,10 @@ def test_the_trace_of_a_block_says_how_each_number_arose():
         torch.testing.assert_close(
             trace["inputs"], block.norm_1(x) if norm == "pre" else x, rtol=0, atol=0
         )
+        dropping = TransformerBlock(8, heads=2, norm=norm, dropout=0.5)
+        formulas = [dropping.explain(x).step(name).formula for name in ("attended", "fed", "block")]
+        assert all("dropout(" in formula for formula in formulas)
+        assert "dropout(" not in dropping.eval().explain(x).step("block").formula
 
 
 def test_a_projection_may_be_wrapped():

@@ -46,7 +46,7 @@ def test_a_heat_map_holds_the_weights_of_one_head_and_its_tokens():
     # A token between dollars is no formula.
     assert not any(label.get_parse_math() for label in ax.get_xticklabels() + ax.get_yticklabels())
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("query", "key")
-    assert ax.get_title() == "weights = exp(x − max) / Σ exp(x − max)\nhead 2"
+    assert ax.get_title() == "weights = softmax(masked)\nhead 2"
     # A number in every cell that is not blocked, where it belongs, and a hatch over the others.
     written = {text.get_position(): text.get_text() for text in ax.texts}
     assert written == {(j, i): f"{expected[i, j]:.2f}" for i in range(5) for j in range(i + 1)}
@@ -80,7 +80,7 @@ def test_all_heads_share_one_range_and_one_scale():
         assert np.array_equal(cells(ax), given)
     assert {ax.images[0].get_clim() for ax in maps} == {(0.0, float(it["weights"].max()))}
     assert not scale.images
-    assert figure._suptitle.get_text().startswith("weights = exp")
+    assert figure._suptitle.get_text().startswith("weights = softmax(scaled)")
 
 
 def test_the_chain_runs_from_the_scores_to_the_output():
@@ -88,7 +88,7 @@ def test_the_chain_runs_from_the_scores_to_the_output():
     axes = plot.steps(it, head=1).axes
     titles = [ax.get_title().splitlines()[0] for ax in axes]
     assert titles == ["scores", "→ scaled", "→ masked", "→ weights", "→ output"]
-    assert axes[1].get_title().splitlines()[1] == "x / √7 = x · 0.378"
+    assert axes[1].get_title().splitlines()[1] == "scores / √7 = scores · 0.378"
     for ax, name in zip(axes, it.names[3:], strict=True):
         given, drawn = it[name][1].double().numpy(), cells(ax)
         assert np.array_equal(drawn.compressed(), given[~np.ma.getmaskarray(drawn)])
@@ -161,6 +161,9 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
     assert "'picture.png'" in error.value.way_out and ".png, .svg, .pdf" in error.value.rule
     with pytest.raises(ch.BadValue, match="No such file or directory"):
         plot.save(figure, tmp_path / "missing" / "picture.png")
+    with pytest.raises(ch.BadType, match="a list"):
+        plot.save([figure], tmp_path / "picture.png")
+    assert plot.save(plot.heatmap(trace()), tmp_path / "axes.png").stat().st_size > 1000
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(ch.BadValue, match="Is a directory"):
         plot.save(figure, str(tmp_path / "folder.png"))

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_show_prints_a_page_that_a_pencil_can_check():
 
 SMALL = """\
 B=1 H=1 Tq=2 Tk=2 D=2, float32 on cpu, mask causal
-B texts, H heads, Tq queries, Tk keys, D features of a head
+B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 1. query = Q
    2 queries × 2 features
@@ -106,7 +107,7 @@ B texts, H heads, Tq queries, Tk keys, D features of a head
    0 we   0.0000  1.4142
    1 you  1.4142  0.0000
 
-5. scaled = x / √2 = x · 0.7071
+5. scaled = scores / √2 = scores · 0.7071
    2 queries × 2 keys
    A sum of D products grows like √D; scaling takes that back, so that softmax does not saturate.
 
@@ -115,7 +116,7 @@ B texts, H heads, Tq queries, Tk keys, D features of a head
    0 we   0.0000  1.0000
    1 you  1.0000  0.0000
 
-6. masked = x where the mask allows, else −∞
+6. masked = scaled where the mask allows, else −∞
    2 queries × 2 keys
    exp(−∞) is 0, so a blocked key gets no weight at all.
 
@@ -129,9 +130,9 @@ B texts, H heads, Tq queries, Tk keys, D features of a head
    0 we   0.0000      −∞
    1 you  1.0000  0.0000
 
-7. weights = exp(x − max) / Σ exp(x − max)
+7. weights = softmax(masked)
    2 queries × 2 keys
-   Each row becomes shares that are positive and sum to 1.
+   The softmax exp(x − max) / Σ exp(x − max): positive shares, 1 in all. max only prevents overflow.
 
                0       1     row
               we     you     sum
@@ -190,10 +191,23 @@ def test_show_says_that_one_of_a_batch_is_shown():
         tuple(Step(s.name, s.formula, s.why, s.axes[2:], s.tensor[0]) for s in trace), None, None
     )
     whole = printed(text.show, trace)
-    assert "A batch of 3: the first is shown." in whole and "3 batches × 4 heads" in whole
+    assert (
+        "A batch of 3: the first is shown; trace.sequence(1) is the second." in whole
+        and "3 sequences × 4 heads" in whole
+    )
     assert "batch" not in printed(text.show, first)
     numbers = re.compile(r"-?\d\.\d{4}")
     assert numbers.findall(whole) == numbers.findall(printed(text.show, first))
+    for view in (text.heat, partial(text.follow, query=0)):
+        assert "the first is shown" in printed(view, trace)
+    third = trace.sequence(-1)
+    assert third.about.endswith(", sequence 2") and torch.equal(
+        third["weights"], trace["weights"][2:]
+    )
+    assert "first is shown" not in printed(text.show, third)
+    assert numbers.findall(printed(text.show, third)) != numbers.findall(whole)
+    with pytest.raises(ch.BadValue, match=r"Sequence 3(?s:.*)holds 3"):
+        trace.sequence(3)
 
 
 def test_show_elides_the_middle_and_keeps_the_ends():
@@ -333,15 +347,15 @@ The query “you” at 1, in full
    0 we   1.4142·1.0000 + 0.0000·0.0000 = 1.4142
    1 you  1.4142·0.0000 + 0.0000·1.0000 = 0.0000
 
-5. scaled = x / √2 = x · 0.7071
+5. scaled = scores / √2 = scores · 0.7071
    0 we   1.4142 · 0.707107 = 1.0000
    1 you  0.0000 · 0.707107 = 0.0000
 
-6. masked = x where the mask allows, else −∞
+6. masked = scaled where the mask allows, else −∞
    0 we   ✓ may look = 1.0000
    1 you  ✓ may look = 0.0000
 
-7. weights = exp(x − max) / Σ exp(x − max)
+7. weights = softmax(masked)
      max  the score of 0 we    = 1.0000
    0 we   exp(1.0000 − 1.0000) = 1.0000
    1 you  exp(0.0000 − 1.0000) = 0.3679
@@ -574,3 +588,24 @@ def test_a_lesson_is_followed_from_the_token_on():
     assert len(sums) == 2
     joined = sum(trace["output"][h, 2] @ trace["W_out"][h] for h in range(3))
     torch.testing.assert_close(joined, trace["projected"][2])
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, "x"])
+def test_how_much_is_written_out_is_checked_before_anything_is_printed(most):
+    with pytest.raises(ch.BadValue, match="1 or more"):
+        text.show(small(), most=most, console=None)
+
+
+def test_heads_are_a_list_of_heads_that_are_there():
+    for view in (text.show, text.heat):
+        with pytest.raises(ch.BadType, match=r"heads=\[1\]"):
+            view(small(), heads=1)
+        with pytest.raises(ch.BadValue, match="Head 'a'"):
+            view(small(), heads=["a"])
+
+
+def test_weights_that_are_nearly_equal_are_told_apart():
+    """0.2 to 0.3 would all be one shade of a range that begins at 0."""
+    weights = torch.tensor([[0.2, 0.25, 0.3, 0.25]])
+    page = printed(text.heat, Trace((Step("weights", "", "", "q k", weights),)))
+    assert "from 0.2000" in page and "██" in page and page.count("██") == 1

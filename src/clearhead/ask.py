@@ -201,8 +201,8 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
         raise BadType(
             f"mask is a tensor of dtype {mask.dtype}.",
             "a mask is a rule about who may look; numbers added to scores are a bias.",
-            "pass bias=mask for an additive mask (0 and -inf), or mask=dense(keep=mask.bool()) "
-            "for 1 = may look, 0 = blocked.",
+            "pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 "
+            "and -inf) goes to attention as bias=.",
         )
     raise BadType(
         f"mask is {mask!r}.",

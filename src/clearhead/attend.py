@@ -144,13 +144,25 @@ def look(
 ) -> Look:
     """The output of `attention`, the same bits, and exact statistics of its weights.
 
-    Nothing of the size Tq x Tk is formed. `stats` names what is gathered, the log-sum-exp and the
-    entropy unless said otherwise: ``"lse"``, ``"max"``, ``"entropy"``, ``"effective"``,
-    ``"received"``, `topk(n)`, `mass(groups)`, `map(rows, cols)`, `rows([...])`. Row quantities need
-    one sweep over the keys, received weight, maps and rows a second. Weights never carry dropout.
-    torch.compile breaks its graph here, with the same bits, unless only ``["lse"]`` is asked of the
-    core. Other arguments and errors as in `attention`, and `BadValue` for statistics that are
-    unknown or do not fit.
+    Nothing of the size Tq x Tk is formed. `stats` names what is gathered of the masked logits x and
+    the weights w = softmax(x):
+
+    ==================  ======================================  ===================
+    ``"lse"``           log of the sum of exp(x), natural       (B, H, Tq)
+    ``"max"``           the largest logit x                     (B, H, Tq)
+    ``"entropy"``       - sum of w log w, in nats               (B, H, Tq)
+    ``"effective"``     exp(entropy), a number of keys          (B, H, Tq)
+    `topk(n)`           the n largest w, and their keys         (B, H, Tq, n)
+    `mass(groups)`      the sum of w over each group of keys    (B, H, Tq) each
+    ``"received"``      the sum of w that a key gets            (B, H, Tk)
+    `map(rows, cols)`   w, pooled                               (B, H, rows, cols)
+    `rows([...])`       w of some queries, whole                (B, H, n, Tk)
+    ==================  ======================================  ===================
+
+    The first six need one sweep over the keys, the last three a second. Weights never carry
+    dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
+    core stays in the graph. Other arguments and errors as in `attention`, and `BadValue` for
+    statistics that are unknown or do not fit.
 
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.

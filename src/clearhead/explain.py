@@ -35,8 +35,11 @@ def explain(
     """The same question, answered step by step: a `Trace` with every matrix on the way.
 
     `tokens` name the queries and, where Tq = Tk and `key_tokens` is None, the keys too; None means
-    numbers. The steps are those of the reference. With an engine asked for by name, the last step,
-    `output`, is that engine's own answer. All other arguments are those of `attention`.
+    numbers. The steps are `query`, `key`, `value`, `scores`, `scaled`, `capped`, `biased`,
+    `masked`, `weights` (the softmax), `dropped` and `output` (the context vectors), as far as they
+    were asked for. They are those of the reference; with an engine asked for by name, `output` is
+    that engine's own answer. All other arguments are those of `attention`: three dimensions are
+    (H, T, D), so a batch of one head is x.unsqueeze(1).
 
     Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
     """

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .errors import BadValue
+from .whole import whole
 
 AXES = {
-    "b": "batch",
+    "b": "sequence",
     "h": "head",
     "g": "key head",
     "q": "query",
@@ -115,6 +116,31 @@ class Trace:
             replace(s, formula=formulas[s.name]) if s.name in formulas else s for s in self.steps
         )
         return replace(self, steps=tuple(steps))
+
+    def sequence(self, which: int) -> "Trace":
+        """The same trace of one sequence of a batch, counted from 0: views show the first.
+
+        Raises `BadValue` for one that is not there.
+        """
+        place, count = whole(which), self._sequences()
+        if place is None or not -count <= place < count:
+            raise BadValue(
+                f"Sequence {which!r} of this trace was asked for.",
+                f"it holds {count}, counted from 0.",
+                "ask for one of these.",
+            )
+        place %= count
+        about = self.about if count == 1 else f"{self.about}, sequence {place}"
+        steps = (
+            replace(s, tensor=s.tensor.narrow(s.axes.split().index("b"), place, 1))
+            if "b" in s.axes.split() else s
+            for s in self.steps
+        )  # fmt: skip
+        return replace(self, steps=tuple(steps), about=about)
+
+    def _sequences(self) -> int:
+        sizes = (s.shape[s.axes.split().index("b")] for s in self.steps if "b" in s.axes.split())
+        return next(sizes, 1)
 
     def labels(self, letter: str, size: int) -> list[str]:
         """What to write along an axis: tokens where there are any, else numbers."""

@@ -8,11 +8,13 @@ def tokenize(text: str) -> list[str]:
     """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, .
 
     Accents and vowel signs stay with their letter (composed where Unicode can, NFC), and what is
-    joined to an emoji with it.
+    joined to an emoji with it. Chinese and Japanese, which have no spaces, become characters.
     """
     text = unicodedata.normalize("NFC", text)
     marks = "".join({c for c in text if unicodedata.category(c)[0] == "M"})
     glue = f"[{re.escape(marks)}\\u200d\\ufe0f\\U0001f3fb-\\U0001f3ff]"
-    word = rf"(?:\w{glue}*)+"
+    flag = "[\U0001f1e6-\U0001f1ff]{2}"
+    character = f"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{glue}*"
+    word = rf"(?:(?!{character})\w{glue}*)+"
     sign = rf"[^\w\s]{glue}*(?:(?<=\u200d)[^\w\s]{glue}*)*"
-    return re.findall(rf"{word}(?:['\u2019]{word})*|{sign}", text)
+    return re.findall(rf"{flag}|{character}|{word}(?:['\u2019]{word})*|{sign}", text)

@@ -41,7 +41,8 @@ def main() -> None:
 
 
 def _fail(error: AttentionError) -> None:
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"Error: {error}")
+    screen = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    screen.print(f"Error: {error}")
     sys.exit(2)
 
 

@@ -11,6 +11,7 @@ from ..folder import folder
 from ..scaling import why_scale
 from ..trace import Trace
 from ..views import html, plot, text as terminal
+from ..views.labels import visible
 from . import checks
 from .options import OTHER, Heads, Layer, MaskText, Model, Positions, Seed, Size, Text, say
 from .read import text_of
@@ -54,16 +55,22 @@ def explain(
         positions=positions, model=model, layer=layer,
     )  # fmt: skip
     shown = 0 if head is None else checks.within("head", head, trace["weights"].shape[-3])
+    written = []  # before anything is printed: a pipe may close, as that of `head` does
+    if png is not None:
+        written.append(f"picture: {plot.save(plot.steps(trace, head=shown), png)}")
+    if page is not None:
+        title = visible(" ".join(trace.queries or ()), 60) or "clearhead"
+        written.append(
+            f"page: {html.write_page(trace, page, title=title, note=_note(model, seed))}"
+        )
     if as_json:
         typer.echo(json.dumps(terminal.to_json(trace), ensure_ascii=True, allow_nan=False))
     elif query is not None:
         terminal.follow(trace, query, head=shown, decimals=decimals)
     else:
         terminal.show(trace, heads=None if head is None else [head], decimals=decimals)
-    if png is not None:
-        say(f"picture: {plot.save(plot.steps(trace, head=shown), png)}")
-    if page is not None:
-        say(f"page: {html.write_page(trace, page, title='clearhead', note=_note(model, seed))}")
+    for line in written:
+        say(line)
 
 
 def _trace(

@@ -28,7 +28,8 @@ WHY = {
     "capped": "No score may leave the range of the cap; small ones hardly change.",
     "biased": "Something known about the pair is added to its score.",
     "masked": "exp(−∞) is 0, so a blocked key gets no weight at all.",
-    "weights": "Each row becomes shares that are positive and sum to 1.",
+    "weights": "The softmax exp(x − max) / Σ exp(x − max): positive shares, {sum}. max only "
+    "prevents overflow.",
     "dropped": "Some weights are dropped at random, so that no query leans on one key alone.",
     "output": "Each query takes a mixture of the values, by its weights.",
 }
@@ -49,26 +50,33 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
     x = dot(q, k, keep)
     yield _step("scores", "Q Kᵀ", "b h q k", x)
 
+    last = "scores"
+
     # 3. Keep the scores small, whatever the head size.
     if p.scale != 1.0:
         x = x * p.scale
         yield _step("scaled", _scale_formula(p), "b h q k", x)
+        last = "scaled"
     if p.softcap is not None:
         x = p.softcap * torch.tanh(x / p.softcap)
-        yield _step("capped", f"{p.softcap:g} · tanh(x / {p.softcap:g})", "b h q k", x)
+        yield _step("capped", f"{p.softcap:g} · tanh({last} / {p.softcap:g})", "b h q k", x)
+        last = "capped"
 
     # 4. What is known about a pair besides its contents: a bias, and who may look at all.
     if p.bias is not None:
         x = x + p.bias.block(p.grid, slice(None), slice(None), x)
-        yield _step("biased", "x + bias", "b h q k", x)
+        yield _step("biased", f"{last} + bias", "b h q k", x)
+        last = "biased"
     if keep is not None:
         x = x.masked_fill(~keep, float("-inf"))
-        yield _step("masked", "x where the mask allows, else −∞", "b h q k", x)
+        yield _step("masked", f"{last} where the mask allows, else −∞", "b h q k", x)
+        last = "masked"
 
     # 5. Scores become weights: positive, and each row sums to 1 (a row without keys stays 0).
     weights = _softmax(x, p.sinks)
     sink = "" if p.sinks is None else ", with exp(sink − max) in the sum"
-    yield _step("weights", f"exp(x − max) / Σ exp(x − max){sink}", "b h q k", weights)
+    why = WHY["weights"].format(sum=_sum_of_a_row(p, keep))
+    yield Step("weights", f"softmax({last}){sink}", why, "b h q k", weights)
 
     # 6. In training some weights are dropped, and the others grow to make up for it.
     used = weights
@@ -129,7 +137,16 @@ def _step(name: str, formula: str, axes: str, tensor: Tensor) -> Step:
     return Step(name, formula, WHY[name], axes, tensor)
 
 
+def _sum_of_a_row(p: Problem, keep: Tensor | None) -> str:
+    total = (
+        "1 in all" if p.sinks is None else "1 in all with the share of the sink, which is not shown"
+    )
+    if keep is not None and not bool(keep.any(-1).all()):
+        total += " (a query that may see nothing gives 0)"
+    return total
+
+
 def _scale_formula(p: Problem) -> str:
     if abs(p.scale * p.D**0.5 - 1.0) < 1e-12:
-        return f"x / √{p.D} = x · {p.scale:.4g}"
-    return f"x · {p.scale:.4g}"
+        return f"scores / √{p.D} = scores · {p.scale:.4g}"
+    return f"scores · {p.scale:.4g}"

@@ -141,7 +141,11 @@ class TransformerBlock(nn.Module):
         cache: KVCache | None = None,
         seed: int | None = None,
     ) -> Trace:
-        """What `forward` computes, step by step: the attention between the two residual sums.
+        """What `forward` computes, step by step: norms, attention, feed-forward, residual sums.
+
+        The steps after those of `MultiHeadAttention.explain`: `attended` and `block` are the two
+        residual sums (post-norm: `normed` and `block` their layer norms), `fed` is the feed-forward
+        network.
 
         The arguments are those of `MultiHeadAttention.explain`. With `seed=None` dropout draws from
         torch's generator in the order of `forward`. A cache is read and stays as it was.
@@ -154,9 +158,13 @@ class TransformerBlock(nn.Module):
         axes = trace.step("projected").axes
         attended = x + self.dropout(trace["projected"])
 
-        act = self.feed_forward.activation
-        worked = projected(f"{act}({projected('normed', 'W_1', self.feed_forward.W_1)})", "W_2",
-                           self.feed_forward.W_2)  # fmt: skip
+        drops = self.training and self.dropout.p > 0
+
+        def dropped(x: str) -> str:
+            return f"dropout({x})" if drops else x
+
+        act, W_1, W_2 = self.feed_forward.activation, self.feed_forward.W_1, self.feed_forward.W_2
+        worked = projected(dropped(f"{act}({projected('normed', 'W_1', W_1)})"), "W_2", W_2)
 
         def step(name: str, formula: str, why: str, tensor: Tensor) -> Step:
             return Step(name, formula, why, axes, tensor)
@@ -169,22 +177,23 @@ class TransformerBlock(nn.Module):
             normed = self.norm_2(attended)
             fed = self.feed_forward(normed)
             ended = (
-                step("attended", "stream + projected", "What was found is added to the stream.",
-                     attended),
+                step("attended", f"stream + {dropped('projected')}",
+                     "What was found is added to the stream.", attended),
                 step("normed", "norm_2(attended)", "Each token on one scale again.", normed),
                 step("fed", worked, "Each token is worked on by itself.", fed),
-                step("block", "attended + fed", "And added to the stream.",
+                step("block", f"attended + {dropped('fed')}", "And added to the stream.",
                      attended + self.dropout(fed)),
             )  # fmt: skip
             return replace(trace, steps=(begun, *trace.steps, *ended))
         normed = self.norm_1(attended)
         fed = self.feed_forward(normed)
         ended = (
-            step("attended", "inputs + projected", "What was found is added to the stream.",
-                 attended),
+            step("attended", f"inputs + {dropped('projected')}",
+                 "What was found is added to the stream.", attended),
             step("normed", "norm_1(attended)", "Each token on one scale again.", normed),
             step("fed", worked, "Each token is worked on by itself.", fed),
-            step("block", "norm_2(normed + fed)", "Added to the stream, and on one scale again.",
+            step("block", f"norm_2(normed + {dropped('fed')})",
+                 "Added to the stream, and on one scale again.",
                  self.norm_2(normed + self.dropout(fed))),
         )  # fmt: skip
         return replace(trace, steps=(*trace.steps, *ended))

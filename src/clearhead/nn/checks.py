@@ -54,7 +54,8 @@ def sequence(layer: str, name: str, x: object, width: int | None = None) -> Tens
             f"{layer} got {kind} as {name}.",
             f"{name} holds one vector per token: a floating tensor (B, T, {shown}) or (T, {shown})"
             ".",
-            "look ids up first, for example with TokenEmbedding.",
+            "pass vectors as torch.tensor(x, dtype=torch.float32); look ids up first, for example "
+            "with TokenEmbedding.",
         )
     if x.dim() not in (2, 3):
         raise BadValue(

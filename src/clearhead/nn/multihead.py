@@ -241,11 +241,10 @@ class MultiHeadAttention(nn.Module):
         given = [(x, "inputs", "q"), (context, "context", "k"), (values, "values", "k")]
         C = "X" if context is None else "C"
         U = C if values is None else "U"
-        trace = trace.made_by(
-            query=projected("X", "W_query", self.W_query),
-            key=projected(C, "W_key", self.W_key),
-            value=projected(U, "W_value", self.W_value),
-        )
+        query, key = projected("X", "W_query", self.W_query), projected(C, "W_key", self.W_key)
+        if self.rotary is not None:
+            query, key = f"rotated({query})", f"rotated({key})"
+        trace = trace.made_by(query=query, key=key, value=projected(U, "W_value", self.W_value))
         trace = trace.before(*(inputs(t, name, axis) for t, name, axis in given if t is not None))
         joined = _join(trace["output"])
         axes = "b q e" if joined.dim() == 3 else "q e"

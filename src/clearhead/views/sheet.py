@@ -1,16 +1,17 @@
 """What every view draws: the sheets of a step, one matrix for each head, with its labels."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import BadValue
+from ..errors import BadType, BadValue
 from ..trace import AXES, Step, Trace
+from ..whole import whole
 from .labels import visible
 
-PLURAL = {"query": "queries", "batch": "batches"}
+PLURAL = {"query": "queries"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +71,16 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
     count = size_of(trace, "h") or 1
     if heads is None:
         return list(range(count))
+    if not isinstance(heads, Iterable):
+        raise BadType(
+            f"heads={heads!r}.",
+            "heads are the numbers of those to show, in a list; None means all.",
+            f"pass heads=[{heads!r}].",
+        )
     for head in heads:
-        if not -count <= head < count:
+        if whole(head) is None or not -count <= head < count:
             raise BadValue(
-                f"Head {head} was asked for.",
+                f"Head {head!r} was asked for.",
                 f"this trace has {count} query head{'s' * (count != 1)}, counted from 0.",
                 f"ask for a head from 0 to {count - 1}, or for all of them.",
             )

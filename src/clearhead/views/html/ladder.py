@@ -124,8 +124,8 @@ def _nothing_but_weights(layer: Layer) -> dict[str, Any]:
     sizes = {"h": len(layer.heads), "q": layer.queries, "k": layer.received.shape[-1]}
     return {
         "name": "weights",
-        "formula": "exp(x − max) / Σ exp(x − max)",
-        "why": "Each row becomes shares that are positive and sum to 1.",
+        "formula": "softmax(scores)",
+        "why": "The softmax turns each row of scores into shares: positive, and 1 in all.",
         "axes": list(sizes),
         "shape": [list(pair) for pair in sizes.items()],
         "called": {letter: AXES[letter] for letter in sizes},

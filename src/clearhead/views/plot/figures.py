@@ -4,9 +4,9 @@ They are made with matplotlib's objects and no global state; none is shown or ke
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ...errors import BadValue
+from ...errors import BadType, BadValue, kind_of
 from ...trace import Trace
 from ..sheet import Sheet, number, sheets, span
 from .canvas import draw, drawable, new_figure, require_matplotlib, size
@@ -110,16 +110,24 @@ def suffix_of(path: Path) -> str:
     return suffix
 
 
-def save(figure: "Figure", path: str | Path) -> Path:
-    """Write a figure as PNG, SVG or PDF, by the suffix; the same figure gives the same bytes."""
+def save(figure: "Figure | Axes", path: str | Path) -> Path:
+    """Write a figure, or that of an Axes, as PNG, SVG or PDF, by the suffix; the same figure gives
+    the same bytes. Raises `BadType` for another kind, `BadValue` where it cannot be written."""
     require_matplotlib()
     import matplotlib
 
     path = Path(path)
     suffix = suffix_of(path)
+    whole: Any = getattr(figure, "figure", None)
+    if not hasattr(whole, "savefig"):
+        raise BadType(
+            f"save was given {kind_of(figure)}.",
+            "it writes figures, and the figure of an Axes.",
+            "pass what heatmap(...), heads(...) or steps(...) returned.",
+        )
     try:
         with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
-            figure.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
+            whole.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
     except (OSError, ValueError) as error:
         raise BadValue(
             f"The figure could not be written to {str(path)!r} "

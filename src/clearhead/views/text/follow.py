@@ -15,7 +15,7 @@ from ...errors import BadValue
 from ...trace import Trace
 from ..labels import visible
 from ..sheet import choose_heads, ends, number, sheets, size_of
-from .paper import checked, indented, paper
+from .paper import checked, first_of_many, indented, paper
 from .show import heading
 
 MOST = 12  # terms of a sum, and keys, that are written out
@@ -55,6 +55,7 @@ def follow(
     for name in ("query", "key", "value", "weights"):
         trace.step(name)
     with paper(console) as out:
+        first_of_many(out, trace)
         out.print(Text(_title(trace, places, head), style="bold"))
         one, furthest, elided = Query(trace, row, head, decimals), 0.0, False
         for at, step in enumerate(trace, 1):

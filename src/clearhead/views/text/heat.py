@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from rich.cells import cell_len
 from rich.console import Console
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ...trace import Trace
 from ..sheet import Sheet, counted, ends, number, sheets, span
-from .paper import checked, coloured, paper, shade
+from .paper import checked, coloured, first_of_many, paper, shade
 from .show import heading
 
 INK = " ░▒▓█"
@@ -52,20 +53,22 @@ def heat(
 ) -> None:
     """Print a map of each head: dark to bright in a terminal with colours, ░ to █ elsewhere.
 
-    All maps share one range, so that heads can be compared. A map too large for the page is pooled
+    All maps share one range, so that heads can be compared: from 0, or from the smallest number
+    where that is more than half of the largest. A map too large for the page is pooled
     by its maximum, and the text says so. Raises `BadValue` for a step or a head that is not there.
     """
     checked(trace, 0)
     found = sheets(trace, trace.step(step), heads)
     with paper(console) as out:
         out.print(heading(None, trace.step(step)))
+        first_of_many(out, trace)
         if not found:
             out.print(Text("There are no numbers in it."))
             return
         tinted = coloured(out)
         page = out.width if out.is_terminal else PAGE
         layout = _layout(found[0], page, tinted)
-        low, high = span(found)
+        low, high = _range(found)
         width = max(layout.columns * layout.across, *(len(sheet.title) for sheet in found))
         abreast = max(1, (page - layout.margin + len(BETWEEN)) // (width + len(BETWEEN)))
         for first in range(0, len(found), abreast):
@@ -82,6 +85,14 @@ def heat(
         out.print()
         for note in _notes(found, layout, low, high, tinted):
             out.print(note)
+
+
+def _range(found: list[Sheet]) -> tuple[float, float]:
+    """From 0 to the largest, unless numbers lie so close together that all would look alike."""
+    low, high = span(found)
+    seen = torch.cat([sheet.values[~sheet.blocked] for sheet in found])
+    least = float(seen.min()) if seen.numel() else 0.0
+    return (least, high) if high / 2 < least < high else (low, high)
 
 
 def _layout(sheet: Sheet, page: int, tinted: bool) -> Layout:

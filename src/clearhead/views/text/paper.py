@@ -12,7 +12,7 @@ from rich.text import Text
 from ...errors import BadType, BadValue, kind_of
 from ...trace import Trace
 from ...whole import whole
-from ..sheet import Sheet, ends
+from ..sheet import Sheet, ends, size_of
 
 ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut there
 INDENT = 3
@@ -43,6 +43,24 @@ def checked(trace: object, decimals: int) -> None:
             f"decimals are the digits after the point, from 0 to {MOST_DECIMALS}.",
             "pass for example decimals=4.",
         )
+
+
+def at_least_one(name: str, value: object) -> int:
+    """`value`, if it is a whole number from 1 on."""
+    number = whole(value)
+    if number is None or number < 1:
+        raise BadValue(
+            f"{name}={value!r}.",
+            f"{name} is how many rows and columns are written out, 1 or more.",
+            f"pass for example {name}=12.",
+        )
+    return number
+
+
+def first_of_many(out: Console, trace: Trace) -> None:
+    """Which sequence of a batch is shown, where there are several."""
+    if (count := size_of(trace, "b") or 1) > 1:
+        out.print(Text(f"A batch of {count}: the first is shown; trace.sequence(1) is the second."))
 
 
 @contextmanager

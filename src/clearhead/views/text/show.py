@@ -11,11 +11,21 @@ from torch import Tensor
 
 from ...trace import Step, Trace
 from ..labels import visible
-from ..sheet import Sheet, counted, number, sheets, size_of, span
-from .paper import Cell, checked, coloured, indented, matrix, paper, shade
+from ..sheet import Sheet, choose_heads, counted, number, sheets, span
+from .paper import (
+    Cell,
+    at_least_one,
+    checked,
+    coloured,
+    first_of_many,
+    indented,
+    matrix,
+    paper,
+    shade,
+)
 
 LETTERS = {
-    "B": "texts",
+    "B": "sequences",
     "H": "heads",
     "G": "key heads",
     "Tq": "queries",
@@ -36,17 +46,18 @@ def show(
     """Print each step: its number, name and formula, its shape, its reason, its numbers.
 
     Rows and columns beyond `most` are elided in the middle, and in a terminal columns beyond its
-    width too. Without a terminal the text is plain and never cut. Raises `BadValue` for a head
-    that is not there.
+    width too. Without a terminal the text is plain and never cut. `console=None` writes to standard
+    output, `heads=None` shows all. Raises `BadValue` for a head that is not there.
     """
     checked(trace, decimals)
+    most = at_least_one("most", most)
+    choose_heads(trace, heads)
     with paper(console) as out:
         if trace.about:
             out.print(Text(visible(trace.about, 10_000)))
             if letters := _letters(trace.about):
                 out.print(Text(letters, style="dim"))
-        if (size_of(trace, "b") or 1) > 1:
-            out.print(Text(f"A batch of {size_of(trace, 'b')}: the first is shown."))
+        first_of_many(out, trace)
         for at, step in enumerate(trace, 1):
             found = sheets(trace, step, heads)
             out.print()
