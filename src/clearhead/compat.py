@@ -10,6 +10,8 @@ from .biases import TensorBias, bias
 from .errors import BadType, BadValue, kind_of
 from .masks import Causal, Mask, dense, everything
 
+__all__ = ["scaled_dot_product_attention"]
+
 
 def scaled_dot_product_attention(
     query: Tensor,

@@ -76,6 +76,7 @@ function buildBar() {
 
 function buildTheme() {
   const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  button.hidden = false;
   let isDark = dark.matches;
   const show = () => {
     document.documentElement.dataset.theme = isDark ? "dark" : "light";
