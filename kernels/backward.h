@@ -199,7 +199,7 @@ template <class E> class Backward : Bands<Singles<E>> {
       above = pick(less(all(1), above), all(1), above);
       F w = mul(exp2<5>(above), rest), used = w;
       if constexpr (DROPS) {
-        F kept = drops_.kept(cells, block_.lo + k);
+        F kept = mul(drops_.kept(cells, block_.lo + k), all(Drops::growth(p_)));
         dp = mul(dp, kept), used = mul(w, kept);
       }
       auto hidden = same(y, all(NOTHING));

@@ -13,8 +13,10 @@ class Drops {
  public:
   explicit Drops(const Problem& p)
       : p_(p),
-        least_(rint(p.dropout * 0x1p32)),
-        times_(all(float(1 / most(1 - p.dropout, 1e-30)))) {}
+        least_(rint(p.dropout * 0x1p32)) {}
+
+  // What survivors are multiplied by: 1 / (1 - p).
+  static float growth(const Problem& p) { return float(1 / most(1 - p.dropout, 1e-30)); }
 
   bool any() const { return p_.dropout > 0; }
 
@@ -24,13 +26,13 @@ class Drops {
     return mix(mix(mix(key, uint32_t(b)), uint32_t(h)), uint32_t(q));
   }
 
-  // Of the W keys from `key` on: 1 / (1 - p) where the weight survives, 0 where it is dropped.
+  // Of the W keys from `key` on: 1 where the weight survives, 0 where it is dropped.
   F kept(uint32_t row, int64_t key) const {
     if (least_ >= 0x1p32) return zero();
     Words k = uint32_t(key) - Words{}, count;
     for (int i = 0; i < W; i++) count[i] = uint32_t(i);
     Words hash = mix(row - Words{}, k + count);
-    return (F)((Words)times_ & (Words)(hash >= uint32_t(least_)));
+    return (F)((Words)all(1) & (Words)(hash >= uint32_t(least_)));
   }
 
  private:
@@ -43,7 +45,6 @@ class Drops {
 
   const Problem& p_;
   double least_;  // the hash of a survivor is at least this
-  F times_;
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

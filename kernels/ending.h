@@ -19,6 +19,7 @@ class Ending {
     }
     // A query that saw nothing gives 0 and -infinity.
     times_ = sum == 0 ? 0 : shrink / sum;
+    if (p.dropout) times_ *= Drops::growth(p);  // here, so that a weight of 1 is 1 in bf16 too
     max_ = max, sum_ = sum;
   }
 

@@ -1,10 +1,14 @@
 """Small tensors gain nothing from threads, and on a busy machine they lose much. What torch
 compiles is kept apart from what others compile, perhaps for another version of the core."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
 import torch
 
 torch.set_num_threads(1)
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="clearhead-tests-")
+_compiled = tempfile.mkdtemp(prefix="clearhead-tests-")
+atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled

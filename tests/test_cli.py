@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import clearhead as ch
 from clearhead import cli
@@ -93,9 +94,9 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     assert code == 0 and "zebra(?)" in out and "does not know" in out
     for relation in ("previous word", "subject", "antecedent"):
         assert f"{relation} (9" in out  # its rate on held-out stories
-    for name in ("model.html", "model.json", "entropy.png", "maps.png"):
+    for name in ("model.html", "report.json", "entropy.png", "maps.png"):
         assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
-    told = json.loads((tmp_path / "model.json").read_text())
+    told = json.loads((tmp_path / "report.json").read_text())
     labels = {head["label"] for layer in told["layers"] for head in layer["heads"]}
     assert {"previous word", "subject", "antecedent"} <= labels
 
@@ -131,7 +132,7 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
     folder = get_model_path()
     code, out, err = run("look", SENTENCE, "--model", folder, "--out", tmp_path)
     assert code == 0 and "previous token" in out
-    for name in ("model.html", "model.json", "entropy.png", "maps.png"):
+    for name in ("model.html", "report.json", "entropy.png", "maps.png"):
         assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
     code, out, err = run(
         "look", SENTENCE, "--model", folder, "--tile", "2:5:0-3:1-6", "--out", tmp_path
@@ -165,7 +166,9 @@ def test_plan_prints_who_answers_and_computes_nothing(run):
 
 def test_doctor_names_what_is_here(run):
     code, out, _ = run("doctor")
-    assert code == 0 and "2.13.0" in out and "engine steps" in out and "transformers" in out
+    assert (
+        code == 0 and torch.__version__ in out and "engine steps" in out and "transformers" in out
+    )
 
 
 def test_dropout_and_seed_are_reproducible(run):

@@ -77,7 +77,7 @@ def questions(draw):
     if draw(st.booleans()):
         keywords["sinks"] = torch.randn(H, generator=source)
     if draw(st.integers(0, 3)) == 0:
-        keywords["dropout"], keywords["seed"] = 0.4, draw(st.integers(0, 2**63))
+        keywords["dropout"], keywords["seed"] = 0.4, draw(st.integers(0, 2**63 - 1))
     return (q, k, v), keywords
 
 
@@ -123,12 +123,11 @@ def test_the_core_differentiates_any_question_as_the_reference_does(question):
     problem, _ = ask(*qkv, **keywords)
     got = there_and_back(qkv, keywords, qkv[0].dtype, "cpu")
     true = there_and_back(qkv, keywords, torch.float64, "steps")
-    # `delta` reads the output as it was rounded, so half dtypes err by its rounding.
-    digits = torch.finfo(problem.dtype).eps if problem.dtype != torch.float32 else 2e-6
+    digits = torch.finfo(problem.dtype).eps if problem.dtype != torch.float32 else 4e-6
     for name, a, b in zip(["q", "k", "v", "first", "second"], got, true, strict=False):
         size = max(1.0, float(b.abs().max()) if b.numel() else 0.0)
         error = float((a.double() - b).abs().max()) if b.numel() else 0.0
-        assert a.shape == b.shape and error <= 8 * digits * size, (
+        assert a.shape == b.shape and error <= 4 * digits * size, (
             f"{problem.describe()}: {name} errs by {error:.3g} of {size:.3g}"
         )
 

@@ -147,3 +147,20 @@ def test_a_text_without_tokens(checkpoint, monkeypatch):
     monkeypatch.setattr(checkpoint, "tokenizer", lambda *_, **__: {"input_ids": torch.empty(1, 0)})
     with pytest.raises(BadValue, match="has no tokens"):
         checkpoint.explain("")
+
+
+def test_code_in_a_checkpoint_is_never_run(folder, tmp_path, monkeypatch):
+    """transformers would ask on standard input, where a text may stand that says yes."""
+    from clearhead.hf import Checkpoint
+
+    for file in folder.glob("*token*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    mark = tmp_path / "it ran"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}}'
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(BadValue, match="never run"):
+        Checkpoint(tmp_path)
+    assert not mark.exists()

@@ -132,7 +132,9 @@ def test_gradients_are_those_of_the_whole(narrow_strips):
     q, k = (torch.randn(1, 2, t, 4, dtype=torch.float64, requires_grad=True) for t in (13, 17))
     sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
     keywords = dict(mask=ch.Causal(align="end"), sinks=sinks)
-    weights = ch.explain(q, k, k.detach(), **keywords)["weights"]
+    trace = ch.explain(q, k, k.detach(), **keywords)
+    weights = trace["weights"]
+    logits = torch.cat([trace["masked"], sinks.reshape(1, 2, 1, 1).expand(1, 2, 13, 1)], -1)
     A = ch.matrix(q, k, **keywords)
     with torch.no_grad():
         A.cols(3)  # looking first must not cut the graph off afterwards
@@ -142,7 +144,7 @@ def test_gradients_are_those_of_the_whole(narrow_strips):
         (A.block(slice(3, 6), slice(0, 9)), weights[:, :, 3:6, :9]),
         ((A @ x).square(), (weights @ x).square()),
         ((A.T @ x[:, :, :13]).square(), (weights.mT @ x[:, :, :13]).square()),
-        (A.lse.exp(), (weights.sum(-1) * A.lse.exp() / weights.sum(-1))),
+        (A.lse.square(), torch.logsumexp(logits, -1).square()),
     ):
         mine = torch.autograd.grad(got.sum(), (q, k, sinks))
         theirs = torch.autograd.grad(true.sum(), (q, k, sinks), retain_graph=True)
@@ -287,3 +289,9 @@ def test_a_notebook_shows_a_thumbnail_of_every_head():
     image = Image.open(io.BytesIO(base64.b64decode(pictures[0])))
     assert image.size == (64, 64)
     assert image.getpixel((63, 0)) == (68, 1, 84) and image.getpixel((0, 0)) == (253, 231, 37)
+
+
+def test_a_notebook_draws_what_is_no_number(narrow_strips):
+    q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 7, 4)
+    k[..., 3, 0] = math.nan
+    assert "<img" in ch.matrix(q, k)._repr_html_()

@@ -441,7 +441,7 @@ def test_stepping_through_every_step(visit):
     assert tab.locator("#panel article").get_attribute("data-step") == "dropped"
     tab.keyboard.press("Home")
     assert tab.locator("#panel article").get_attribute("data-step") == "inputs"
-    tab.locator("#previous").is_disabled()
+    assert tab.locator("#previous").is_disabled()
 
 
 def test_a_dot_product_is_written_out_product_by_product(visit):

@@ -217,7 +217,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     ):
         with pytest.raises(ch.BadValue) as error:
             draw()
-        assert error.value.way_out == "pip install clearhead[plot]"
+        assert error.value.way_out == "pip install 'clearhead[plot]'"
 
 
 # ---- figures of a report --------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
-from clearhead.report import look_model, report, tile
+from clearhead.report import look_model, report, tile, write
 from clearhead.report.label import LABELS, label_of, separates
 
 pytest.importorskip("transformers")
@@ -375,3 +375,23 @@ def test_a_tile_of_no_numbers(arguments):
         tile(Asks((q, q, {})), torch.zeros(1), layer, head, queries, slice(0, 4))
     with pytest.raises(BadValue, match="tokens has 1 entries for 8 positions"):
         tile(Asks((q, q, {})), torch.zeros(1), 0, 0, slice(0, 3), slice(0, 4), tokens=["a"])
+
+
+def test_a_report_of_a_model_with_nan_is_written(tmp_path):
+    """Hunting a NaN is when one opens it: numbers are null in the file, and the page has them."""
+    layer = ch.nn.MultiHeadAttention(8, 2, causal=True)
+    model = nn.Sequential(nn.Embedding(7, 8), layer)
+    with torch.no_grad():
+        model[0].weight[3] = math.nan
+    found = report(model, torch.tensor([[1, 2, 3, 4]]))
+    paths = write(found, tmp_path)
+    told = json.loads(paths["numbers"].read_text(), parse_constant=pytest.fail)
+    assert told["layers"][0]["heads"][0]["entropy"] is None
+    assert '"entropy":{"float":"NaN"}' in paths["page"].read_text()
+
+
+def test_a_report_without_matplotlib_has_a_page_and_numbers(tmp_path, monkeypatch):
+    model = nn.Sequential(nn.Embedding(7, 8), ch.nn.MultiHeadAttention(8, 2))
+    found = report(model, torch.tensor([[1, 2, 3, 4]]))
+    monkeypatch.setattr(ch.views.plot, "can_draw", lambda: False)
+    assert set(write(found, tmp_path)) == {"page", "numbers"}

@@ -11,7 +11,7 @@ import torch
 
 import clearhead as ch
 from clearhead import storyteller as st
-from clearhead.report import report_teller
+from clearhead.report import report_teller, write
 from clearhead.storyteller import cast, checkpoint, data, grammar, vocabulary
 from clearhead.storyteller.ablate import VARIANTS
 from clearhead.storyteller.baselines import Bigram, Unigram
@@ -509,6 +509,8 @@ def test_reading_errors():
         (lambda: teller.read("the " * 129), "at most 128"),
         (lambda: teller.explain("the owl", layer=9), "layer 9"),
         (lambda: teller.explain("the owl", layer=-1), "numbered from 0"),
+        (lambda: teller.explain("the owl", layer=0.5), "layer 0.5"),
+        (lambda: teller.read("the owl", guesses=0), "1 or more"),
     ):
         with pytest.raises(ch.BadValue) as error:
             ask()
@@ -523,3 +525,39 @@ def test_a_training_does_not_go_on_with_other_words(tmp_path):
     text.write_text("five six seven eight " * 60)  # as many words, but others
     with pytest.raises(ch.errors.BadValue, match="sha256"):
         st.train(tmp_path / "out", text=text, **sizes)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"heads": 3}', '{"layers": []}', '{"heads": [{"label": "x"}]}']
+)
+def test_a_file_beside_the_weights_that_is_no_table_is_refused(tmp_path, text):
+    st.load().save(tmp_path / "model.safetensors")
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(ch.BadValue) as error:
+        st.load(tmp_path)
+    assert "no table of heads" in said_in_three_parts(error)
+
+
+def test_looking_at_a_storyteller_leaves_its_table(tmp_path):
+    teller = st.load()
+    teller.save(tmp_path / "model.safetensors")
+    before = (tmp_path / "model.json").read_bytes()
+    write(report_teller(st.load(tmp_path), "The cat sat."), tmp_path)
+    assert (tmp_path / "model.json").read_bytes() == before
+    assert st.load(tmp_path).heads == teller.heads
+
+
+def test_words_that_would_steer_a_terminal_are_written_out():
+    link = st.reader.Link("a\x1b[2K", "b\x07", 0.5)
+    reading = st.reader.Reading(("a\x1b[2K",), (False,), ((("\x1b]0;owned\x07", 1.0),),))
+    assert not any(char in f"{link}{reading}" for char in "\x1b\x07")
+
+
+def test_the_commit_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    inside = tmp_path / "site-packages" / "clearhead" / "storyteller" / "train.py"
+    inside.parent.mkdir(parents=True)
+    inside.touch()
+    training = sys.modules["clearhead.storyteller.train"]
+    monkeypatch.setattr(training, "__file__", str(inside))
+    assert training.commit() == "unknown"

@@ -88,6 +88,8 @@ def explain_problem(
         for step in reference.steps(problem, inputs):
             if step.name == "output" and named is not None:
                 step = replace(step, tensor=named.run(problem, inputs))
+            if step.name == "weights":
+                step = replace(step, why=step.why + _exceptions(problem, step.tensor))
             made.append(_without_lead(step, problem.rank))
     answered = "" if named is None else f", answered by {named.name}"
     settings = {
@@ -99,6 +101,14 @@ def explain_problem(
         "seed": problem.seed,
     }
     return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+
+
+def _exceptions(problem: Problem, weights: Tensor) -> str:
+    """Which rows of these weights do not sum to 1, and why."""
+    said = "" if problem.sinks is None else " What is missing went to the sink."
+    if problem.masked and bool((weights == 0).all(-1).any()):
+        said += " A query that may see nothing gives 0."
+    return said
 
 
 def wrong_count(name: str, given: int, size: int) -> BadValue:

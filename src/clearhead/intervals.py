@@ -66,14 +66,16 @@ class Reach:
             return (self.inverse() & other.inverse()).inverse()
         return from_bits(self.block() | other.block(), self.Tq, self.Tk)
 
-    def block(self, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:
-        """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look."""
+    def block(self, queries: slice | None = None, keys: slice | None = None) -> Tensor:
+        """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look; None
+        means all of them."""
+        queries, keys = queries or slice(0, self.Tq), keys or slice(0, self.Tk)
         lo, hi = self.rows(queries)
         k = torch.arange(self.Tk, device=lo.device)[keys]
         keep = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)
         if self.bits is not None:
             keep = keep & _cut(_cut(self.bits, -2, queries), -1, keys)
-        rows = len(range(*queries.indices(self.Tq)))
+        rows = torch.arange(self.Tq, device=lo.device)[queries].numel()
         return keep.expand(*keep.shape[:2], rows, k.numel())
 
     def rows(self, queries: slice) -> tuple[Tensor, Tensor]:

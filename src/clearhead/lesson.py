@@ -4,6 +4,7 @@ Nothing is learned here: embeddings and projections are drawn from a seed, so th
 be followed and made again.
 """
 
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -63,6 +64,7 @@ def explain_text(
                 f"the {name} of a lesson is a whole number from {least} to {most}.",
                 "pass a number in between.",
             )
+    seed = operator.index(seed)
     if whole(heads) is None or heads < 1 or size % heads:
         raise BadValue(
             f"size={size} and heads={heads}.",

@@ -6,13 +6,13 @@ stays 1 whatever d is. Source: Vaswani et al. 2017, "Attention Is All You Need",
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .errors import BadValue
+from .errors import BadType, BadValue, kind_of
 from .explain import explain
 from .whole import whole
 
@@ -88,7 +88,17 @@ def why_scale(
     `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
     or a count is below 1.
     """
-    if keys == 1:
+    if whole(seed) is None or not 0 <= seed < 2**63:
+        raise BadValue(
+            f"seed={seed!r}.", "a seed is a whole number from 0 on.", "pass for example seed=0."
+        )
+    if not isinstance(sizes, Iterable):
+        raise BadType(
+            f"sizes is {kind_of(sizes)}.",
+            "sizes are the head sizes to compare, in a list.",
+            "pass for example sizes=[16, 64, 256].",
+        )
+    if whole(keys) == 1:
         raise BadValue(
             "keys=1.",
             "of one key the weight is 1, whatever its score: there is nothing to scale.",

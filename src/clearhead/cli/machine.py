@@ -111,7 +111,7 @@ def bench(
         )
     out.write_text(json.dumps(done, indent=1) + "\n")
     say(f"figures  {out}")
-    if _installed("matplotlib") is None:
+    if not plot.can_draw():
         say("plot     none, without matplotlib: pip install 'clearhead[plot]'")
         return
     picture = benchmark.figure(done["results"])

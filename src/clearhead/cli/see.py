@@ -135,7 +135,7 @@ def look(
     if model is not None and not storyteller.is_storyteller(model):
         if tile is not None:
             trace = report.tile(model, words, *checks.tile(tile))
-            typer.echo(f"{model.name}, {trace.about}")
+            typer.echo(f"{visible(model.name, 200)}, {trace.about}")
             terminal.heat(trace)
             say(f"picture  {plot.save(plot.heads(trace), out / 'tile.png')}")
             return
@@ -155,6 +155,8 @@ def look(
             typer.echo()
     for kind, path in report.write(found, out).items():
         say(f"{kind:<8} {path}")
+    if not plot.can_draw():
+        say("pictures none, without matplotlib: pip install 'clearhead[plot]'")
 
 
 def _look_random(trace: Trace, out: Path, seed: int) -> None:

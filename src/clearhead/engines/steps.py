@@ -28,7 +28,7 @@ WHY = {
     "capped": "No score may leave the range of the cap; small ones hardly change.",
     "biased": "Something known about the pair is added to its score.",
     "masked": "exp(−∞) is 0, so a blocked key gets no weight at all.",
-    "weights": "The softmax exp(x − max) / Σ exp(x − max): positive shares, {sum}. max only "
+    "weights": "The softmax exp(x − max) / Σ exp(x − max): positive shares, 1 in all. max only "
     "prevents overflow.",
     "dropped": "Some weights are dropped at random, so that no query leans on one key alone.",
     "output": "Each query takes a mixture of the values, by its weights.",
@@ -75,8 +75,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
     # 5. Scores become weights: positive, and each row sums to 1 (a row without keys stays 0).
     weights = _softmax(x, p.sinks)
     sink = "" if p.sinks is None else ", with exp(sink − max) in the sum"
-    why = WHY["weights"].format(sum=_sum_of_a_row(p, keep))
-    yield Step("weights", f"softmax({last}){sink}", why, "b h q k", weights)
+    yield _step("weights", f"softmax({last}){sink}", "b h q k", weights)
 
     # 6. In training some weights are dropped, and the others grow to make up for it.
     used = weights
@@ -135,15 +134,6 @@ def _softmax(x: Tensor, sinks: Tensor | None) -> Tensor:
 
 def _step(name: str, formula: str, axes: str, tensor: Tensor) -> Step:
     return Step(name, formula, WHY[name], axes, tensor)
-
-
-def _sum_of_a_row(p: Problem, keep: Tensor | None) -> str:
-    total = (
-        "1 in all" if p.sinks is None else "1 in all with the share of the sink, which is not shown"
-    )
-    if keep is not None and not bool(keep.any(-1).all()):
-        total += " (a query that may see nothing gives 0)"
-    return total
 
 
 def _scale_formula(p: Problem) -> str:

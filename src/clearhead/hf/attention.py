@@ -28,7 +28,7 @@ def attention_forward(
     Returns the output as (B, Tq, H, Dv), contiguous, and the weights (B, H, Tq, Tk) if the call
     asked for `output_attentions`, else None. The weights never carry dropout, and asking for them
     does not change the output. Raises `BadValue` for an argument whose meaning is not known here,
-    rather than ignoring it.
+    rather than ignoring it; only switches, True or False, are taken to speak of the model.
     """
     answer = _answer
     if torch.compiler.is_compiling() and isinstance(attention_mask, RuleTensor):

@@ -11,6 +11,7 @@ from ..attend import heard
 from ..errors import BadValue
 from ..explain import explain_problem
 from ..trace import Trace
+from ..views.labels import visible
 from .register import NAME, register, transformers
 
 # What a folder is called when nobody named it, and what "no name" looks like.
@@ -18,9 +19,10 @@ _NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
 
 
 class Checkpoint:
-    """A model and its tokenizer from a folder on disk; nothing is fetched.
+    """A model and its tokenizer from a folder on disk; nothing is fetched, no code in it is run.
 
-    Raises `BadValue` if the folder is not there or does not hold a checkpoint with safetensors.
+    Raises `BadValue` if the folder is not there or does not hold a checkpoint with safetensors that
+    transformers knows by itself.
     """
 
     def __init__(self, folder: str | Path):
@@ -37,12 +39,13 @@ class Checkpoint:
         library.utils.logging.disable_progress_bar()
         try:
             self.tokenizer = library.AutoTokenizer.from_pretrained(
-                self.folder, local_files_only=True
+                self.folder, local_files_only=True, trust_remote_code=False
             )
             self.model = library.AutoModel.from_pretrained(
                 self.folder,
                 attn_implementation=NAME,
                 local_files_only=True,
+                trust_remote_code=False,  # left out, transformers asks on standard input
                 use_safetensors=True,
             ).eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
@@ -50,7 +53,7 @@ class Checkpoint:
                 raise _answers_itself(str(folder)) from error
             raise BadValue(
                 f"The checkpoint in {str(folder)!r} cannot be loaded: {error}",
-                "config, weights (safetensors) and tokenizer must fit together.",
+                "config, safetensors and tokenizer fit together; code in a folder is never run.",
                 "try transformers.AutoModel.from_pretrained on the folder to see more.",
             ) from error
 
@@ -118,7 +121,7 @@ class Checkpoint:
                 else "use a model that goes through transformers' attention interface.",
             )
         trace = explain_problem(*asked, tokens=tokens)
-        kind = getattr(self.model.config, "model_type", "model")
+        kind = visible(str(getattr(self.model.config, "model_type", "model")), 60)
         return replace(trace, about=f"{kind}, layer {layer}: {trace.about}")
 
 

@@ -29,7 +29,7 @@ def parse(text: str) -> Mask:
         raise
     except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise BadValue(
-            f"The mask {text!r} cannot be read.",
+            f"The mask {text if len(text) < 80 else text[:80] + '…'!r} cannot be read.",
             f"a mask is made of {', '.join([*NAMES, *(f'{c}(...)' for c in CALLS)])}, "
             "joined by &, | and ~.",
             "write for example 'causal' or 'causal & window(before=3, after=0)'.",
@@ -46,7 +46,9 @@ def _mask(node: ast.expr) -> Mask:
             return _mask(left) | _mask(right)
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_mask(operand)
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            given = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg}
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if all(
+            k.arg for k in keywords
+        ):
+            given = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
             return CALLS[name](*(ast.literal_eval(a) for a in args), **given)  # type: ignore[operator]
     raise ValueError(ast.dump(node))

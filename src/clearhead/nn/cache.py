@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
+from ..whole import whole
 from .checks import instance, size
 
 
@@ -56,14 +57,15 @@ class KVCache:
 
     def cut(self, length: int) -> None:
         """Forget all but the first `length` tokens; with 0, shapes and reserved room too."""
-        if not isinstance(length, int) or not 0 <= length <= self.length:
+        kept = whole(length)
+        if kept is None or not 0 <= kept <= self.length:
             raise BadValue(
                 f"cut was asked for length={length!r}.",
                 f"the cache holds {self.length} tokens, and cutting keeps the first of them.",
                 f"pass a whole number from 0 to {self.length}.",
             )
-        self.length = length
-        if not length:
+        self.length = kept
+        if not kept:
             self._k = self._v = None
 
     def reset(self) -> None:
@@ -76,6 +78,8 @@ class KVCache:
         return f"KVCache({self.length}{limit} tokens{shapes})"
 
     def _check(self, k: Tensor, v: Tensor) -> None:
+        instance("KVCache", "k", k, Tensor)
+        instance("KVCache", "v", v, Tensor)
         if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:
             raise BadValue(
                 f"KVCache got keys {tuple(k.shape)} and values {tuple(v.shape)}.",

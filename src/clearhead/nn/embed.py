@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue
 from ..traced import plain
 from ..whole import whole
-from .checks import base as checked_base, sequence, size
+from .checks import base as checked_base, instance, sequence, size
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -119,6 +119,7 @@ class RotaryPositions(nn.Module):
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """(..., T, D) -> the same shape; the first token stands at position `start`."""
+        instance("RotaryPositions", "x", x, Tensor)
         if not x.dtype.is_floating_point or x.dim() < 2 or x.shape[-1] != self.head_size:
             raise BadValue(
                 f"RotaryPositions got x of shape {tuple(x.shape)} and {x.dtype}.",

@@ -1,5 +1,6 @@
 """What a report holds, and how it prints itself."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,13 +105,19 @@ class Report:
         return self.layers[layer].heads[head]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the maps and traces, as numbers and words for `json.dumps`."""
+        """Everything but the maps and traces, as numbers and words for `json.dumps`. What is not
+        finite is None."""
+
+        def finite(x: float) -> float | None:
+            return x if math.isfinite(x) else None
 
         def told(head: Head) -> dict[str, Any]:
             links = [
-                {"query": x.query, "key": x.key, "weight": x.weight} for x in head.links
+                {"query": x.query, "key": x.key, "weight": finite(x.weight)} for x in head.links
             ]  # fmt: skip
-            return {**head.__dict__, "links": links}
+            numbers = {n: finite(x) for n, x in head.__dict__.items() if isinstance(x, float)}
+            shares = {name: finite(share) for name, share in head.shares.items()}
+            return {**head.__dict__, **numbers, "shares": shares, "links": links}
 
         layers = [
             {

@@ -92,15 +92,20 @@ def look_model(
 def write(found: Report, out: str | Path) -> dict[str, Path]:
     """Write the page, the pictures and the numbers of a report to the folder `out`.
 
-    Raises `BadValue` for a folder that cannot be made.
+    Gives what was written, by kind; without matplotlib there are no pictures among it. Raises
+    `BadValue` for a folder that cannot be made.
     """
     out = folder(out, "the page and the pictures are")
     note = LONG if len(found.tokens) > SIDE else ""
     paths = {
         "page": html.write_report(found, out / "model.html", title=found.name, note=note),
-        "numbers": out / "model.json",
+        "numbers": out / "report.json",  # model.json is what `measure` leaves beside a storyteller
     }
-    paths["numbers"].write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
+    paths["numbers"].write_text(
+        json.dumps(found.to_json(), indent=1, allow_nan=False), encoding="utf-8"
+    )
+    if not plot.can_draw():
+        return paths
     for kind, figure in (
         ("entropy", plot.entropy_by_layer(found).figure),
         ("maps", plot.model(found)),

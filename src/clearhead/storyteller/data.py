@@ -69,7 +69,7 @@ class TextFile(Source):
 
     def __init__(self, path: str | Path, seed: int, context: int) -> None:
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise BadValue(
                 f"The file {str(path)!r} cannot be read: {error}.",

@@ -13,7 +13,7 @@ def draw_losses(
     curves: Mapping[str, Sequence[float]], path: str | Path, held_out: float | None = None
 ) -> Path | None:
     """Loss by step, one line per name; None if there is no matplotlib to draw with."""
-    if not _can_draw():
+    if not plot.can_draw():
         return None
     from matplotlib.figure import Figure
 
@@ -38,7 +38,7 @@ def draw_ablation(
     path: str | Path,
 ) -> Path | None:
     """Bars of the loss, and of each rate, one for each name; None without matplotlib."""
-    if not _can_draw():
+    if not plot.can_draw():
         return None
     from matplotlib.figure import Figure
 
@@ -60,11 +60,3 @@ def draw_ablation(
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
     return plot.save(figure, path)
-
-
-def _can_draw() -> bool:
-    try:
-        import matplotlib  # noqa: F401  # only whether it can be imported
-    except ImportError:
-        return False
-    return True

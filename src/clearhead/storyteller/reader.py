@@ -18,6 +18,8 @@ from ..attend import heard
 from ..errors import BadValue
 from ..explain import explain_problem
 from ..trace import Trace
+from ..views.labels import visible
+from ..whole import whole
 from . import checkpoint
 from .grammar import pronouns, verbs
 from .model import Config, Decoder
@@ -49,7 +51,7 @@ class Link(NamedTuple):
     weight: float
 
     def __str__(self) -> str:
-        return f"{self.word} → {self.at} {self.weight:.0%}"
+        return f"{visible(self.word)} → {visible(self.at)} {self.weight:.0%}"
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class Reading:
     guesses: tuple[tuple[tuple[str, float], ...], ...]
 
     def __str__(self) -> str:
-        labels = Encoded(self.tokens, (), self.unknown).labels()
+        labels = [visible(x, 24) for x in Encoded(self.tokens, (), self.unknown).labels()]
         width = max(map(len, labels))
         lines = [
-            f"{label:<{width}}  " + "  ".join(f"{word} {p:.0%}" for word, p in guesses)
+            f"{label:<{width}}  " + "  ".join(f"{visible(word)} {p:.0%}" for word, p in guesses)
             for label, guesses in zip(labels, self.guesses, strict=True)
         ]
         if any(self.unknown):
@@ -94,10 +96,7 @@ class Storyteller:
     @property
     def heads(self) -> tuple[Head, ...]:
         """The heads that do something more often than not, with their held-out rates."""
-        found = (self.table or {}).get("heads", ())
-        return tuple(
-            Head(h["label"], h["layer"], h["head"], h["rate"]) for h in found if h["rate"] > 0.5
-        )
+        return tuple(head for head in _heads(self.table) if head.rate > 0.5)
 
     @property
     def layers(self) -> int:
@@ -122,6 +121,12 @@ class Storyteller:
         >>> st.load().read("Once upon a").guesses[-1][0][0]
         'time'
         """
+        if whole(guesses) is None or guesses < 1:
+            raise BadValue(
+                f"guesses={guesses!r}.",
+                "guesses is how many next words are given, 1 or more.",
+                "pass for example guesses=3.",
+            )
         encoded = self.encode(text)
         with torch.no_grad():
             likely = self.model(torch.tensor(encoded.ids)).softmax(-1)
@@ -141,9 +146,9 @@ class Storyteller:
 
         Raises `BadValue` for a layer that the model does not have, and as `encode` does.
         """
-        if not 0 <= layer < self.layers:
+        if whole(layer) is None or not 0 <= layer < self.layers:
             raise BadValue(
-                f"layer {layer} was asked for.",
+                f"layer {layer!r} was asked for.",
                 f"this model has {self.layers} layers, numbered from 0.",
                 f"pass a layer from 0 to {self.layers - 1}.",
             )
@@ -247,6 +252,29 @@ def _load(path: Path) -> Storyteller:
             "pass the model.safetensors of a training, or its folder.",
         ) from error
     model.eval().requires_grad_(False)
-    beside = path.with_suffix(".json")
-    table = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
-    return Storyteller(model, vocabulary, about.get("made", {}), table)
+    return Storyteller(model, vocabulary, about.get("made", {}), _table(path.with_suffix(".json")))
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    """What `measure` left beside the weights; None if it was not called."""
+    if not path.is_file():
+        return None
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        _heads(table)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadValue(
+            f"The file {str(path)!r} beside the weights is no table of heads: {error!r}.",
+            "it holds what `measure` found of this model.",
+            "move it away, or measure again with clearhead measure.",
+        ) from error
+    return table
+
+
+def _heads(table: dict[str, Any] | None) -> tuple[Head, ...]:
+    """Every head of a table, with what it does. Raises KeyError or TypeError for another table."""
+    found = table["heads"] if table else ()
+    heads = tuple(Head(h["label"], h["layer"], h["head"], float(h["rate"])) for h in found)
+    if unknown := {head.label for head in heads} - set(OF):
+        raise KeyError(*unknown)
+    return heads

@@ -265,15 +265,20 @@ def evaluate(model: Decoder, batch: Batch) -> float:
 
 
 def commit() -> str:
-    """The commit that this code stands at, with a plus if it was changed since; or unknown."""
+    """The commit that this code stands at, with a plus if it was changed since; unknown without
+    git, and where the code was installed into somebody else's repository."""
     here = Path(__file__).parent  # its parent is the package
     try:
-        head, changed = (
+        _, head, changed = (
             subprocess.run(
                 ["git", "-C", str(here), *command],
                 capture_output=True, text=True, check=True, timeout=10,
             ).stdout.strip()
-            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", ".."])
+            for command in (
+                ["ls-files", "--error-unmatch", Path(__file__).name],
+                ["rev-parse", "--short=12", "HEAD"],
+                ["status", "--porcelain", ".."],
+            )
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return "unknown"

@@ -11,16 +11,19 @@ from torch import Tensor
 COLOURS = torch.tensor(
     [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], dtype=torch.float32
 )
+GREY = 158
 
 
 def png(values: Tensor) -> str:
-    """(rows, columns) of finite numbers as base64 of a PNG: 0 is dark, the largest bright."""
+    """(rows, columns) as base64 of a PNG: 0 is dark, the largest bright, what is no number grey."""
     values = values.detach().float().cpu()
+    lost = ~values.isfinite()
+    values = values.masked_fill(lost, 0.0)
     top = float(values.max()) if values.numel() else 0.0
     place = (values / (top or 1.0)).clamp(0, 1) * (len(COLOURS) - 1)
     low = place.floor().long().clamp(max=len(COLOURS) - 2)
     mixed = torch.lerp(COLOURS[low], COLOURS[low + 1], (place - low).unsqueeze(-1))
-    pixels = mixed.round().to(torch.uint8)
+    pixels = mixed.masked_fill(lost.unsqueeze(-1), GREY).round().to(torch.uint8)
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)
     height, width = values.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

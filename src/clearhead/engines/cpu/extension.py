@@ -7,7 +7,7 @@ from ...errors import BadValue
 try:
     import clearhead._kernels as core
 except ModuleNotFoundError as error:  # a broken core is an error; a missing one is a fact
-    if error.name not in ("clearhead._kernels", "nanobind_backend"):
+    if error.name != "clearhead._kernels":
         raise
     core = None  # type: ignore[assignment]
 
@@ -24,8 +24,8 @@ def status() -> str:
     """What the core is here: its instruction set and threads, or why there is none."""
     if core is None:
         return (
-            "the C++ core is missing: clearhead was installed without a C++ compiler; torch "
-            "answers, several times slower"
+            "the C++ core is missing: clearhead was installed without a C++ compiler, or it did "
+            "not build (pip install -v says); torch answers, several times slower"
         )
     if not _level:
         return false_level()

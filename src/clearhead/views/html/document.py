@@ -4,9 +4,11 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ...errors import BadValue
 from ..labels import in_browser
@@ -78,9 +80,18 @@ def _line(text: str) -> str:
 
 def _json(value: object) -> str:
     """JSON that is safe inside a script element: nothing in it can open or close a tag."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_told(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # All of it is ASCII now, so U+2028, U+2029 and lone surrogates are \uXXXX already.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _told(value: Any) -> Any:
+    """The same for JSON, which has neither NaN nor infinity: they are {"float": "NaN"} there."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, dict):
+        return {name: _told(x) for name, x in value.items()}
+    return [_told(x) for x in value] if isinstance(value, (list, tuple)) else value
 
 
 def _part(name: str) -> str:

@@ -5,7 +5,8 @@
 // Letters, as everywhere in clearhead: h head, g key head, q query, k key,
 // d feature, v value feature, e embedding feature.
 
-const opened = JSON.parse(document.getElementById("trace").textContent);
+const opened = JSON.parse(document.getElementById("trace").textContent,
+  (_, value) => (value?.float === undefined ? value : Number(value.float)));
 
 class Step {
   constructor(told, among) {

@@ -1,5 +1,6 @@
 """Attention on paper, drawn with matplotlib: heat maps, every head, the chain of steps, a model."""
 
+from .canvas import can_draw
 from .figures import (
     heads,
     heatmap,
@@ -15,6 +16,7 @@ from .report import (
 from .why import scaling
 
 __all__ = [
+    "can_draw",
     "entropy_by_layer",
     "heads",
     "heatmap",

@@ -20,16 +20,23 @@ LABELLED = 40  # positions up to which every one has its label
 HATCHED = 64  # blocked rows and columns up to which hatches are still seen as such
 
 
-def require_matplotlib() -> None:
-    """Raises `BadValue`, which says what to install, where matplotlib is missing."""
+def can_draw() -> bool:
+    """Whether matplotlib is there; clearhead does without it, and then draws no figures."""
     try:
         import matplotlib.figure  # noqa: F401  # only whether it can be imported
-    except ImportError as error:
+    except ImportError:
+        return False
+    return True
+
+
+def require_matplotlib() -> None:
+    """Raises `BadValue`, which says what to install, where matplotlib is missing."""
+    if not can_draw():
         raise BadValue(
             "A figure was asked for, and matplotlib is not installed.",
             "figures are drawn with matplotlib, which clearhead does not require.",
-            "pip install clearhead[plot]",
-        ) from error
+            "pip install 'clearhead[plot]'",
+        )
 
 
 def new_figure(width: float, height: float) -> "Figure":
