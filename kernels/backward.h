@@ -255,7 +255,7 @@ template <class E> class Backward : Bands<Singles<E>> {
   void leave_queries(int64_t part) const {
     F times = all(float(p_.scale));
     for (int64_t i = 0; i < n_; i++) {
-      int64_t where = part * g_.dq_part + (at(g_.dq, row_[i]) - (const E*)g_.dq.data);
+      int64_t where = part * g_.dq_part + task_.b * g_.dq.b + row_[i].h * g_.dq.h + row_[i].q * g_.dq.t;
       for (int64_t d = 0; d < p_.D; d += W) {
         F x = mul(load(dq_ + i * keys_.stride() + d), times);
         int n = int(least<int64_t>(W, p_.D - d));

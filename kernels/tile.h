@@ -21,6 +21,8 @@
 // its tile. A block without a visible key multiplies by exp2(0) = 1 and adds 0.
 #pragma once
 
+#include <math.h>
+
 namespace clearhead::CLEARHEAD_LEVEL {
 
 template <class A> class Tile : Bands<A> {

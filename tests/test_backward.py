@@ -386,3 +386,38 @@ def test_defaults_of_dtype_and_device_do_not_reach_the_core(default):
         torch.set_default_dtype(before)
     for a, b in zip(got, want, strict=True):
         assert torch.equal(a, b)
+
+
+LEARNED = {
+    "queries": lambda x: ch.attention(x, x, x),
+    "bias": lambda x: ch.attention(QUERIES, QUERIES, QUERIES, bias=ch.bias(x @ x.mT)),
+    "slopes": lambda x: ch.attention(QUERIES, QUERIES, QUERIES, bias=ch.alibi(x[:, 0, 0])),
+    "sinks": lambda x: ch.attention(QUERIES, QUERIES, QUERIES, sinks=x[:, 0, 0]),
+}
+QUERIES = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_gradient_from_outside_of_vmap(name):
+    """Inside, no tensor says that it learns."""
+    ask = LEARNED[name]
+    many = torch.rand(3, 2, 5, 4, requires_grad=True)
+    alone = torch.stack([ask(x) for x in many.unbind()])
+    [true] = torch.autograd.grad(alone.square().sum(), many)
+    [got] = torch.autograd.grad(torch.func.vmap(ask)(many).square().sum(), many)
+    torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-5)
+    composed = torch.func.grad(lambda x: torch.func.vmap(ask)(x).square().sum())(many.detach())
+    torch.testing.assert_close(composed, true, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrow_bias_for_all_heads_gets_a_gradient_that_is_rounded_once(dtype):
+    source = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(1, 64, 64, 8, generator=source) for _ in range(3))
+    bias = torch.randn(1, 1, 1, 64, generator=source).to(dtype).requires_grad_()
+    found = {}
+    for engine, kind in (("cpu", torch.float32), ("steps", torch.float64)):
+        out = ch.attention(*(x.to(kind) for x in (q, k, v)), bias=ch.bias(bias), engine=engine)
+        [found[engine]] = torch.autograd.grad(out.square().sum(), bias)
+    error = (found["cpu"].double() - found["steps"].double()).abs().max()
+    assert error <= torch.finfo(dtype).eps * found["steps"].abs().max()

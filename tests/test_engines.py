@@ -575,3 +575,33 @@ def test_autocast_changes_nothing_that_was_asked_in_float32(qkv):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = ch.attention(*qkv, engine="steps")
     assert out.dtype == torch.float32
+
+
+def test_without_keys_what_queries_hold_does_not_matter():
+    q = torch.full((1, 1, 2, 3), math.inf, dtype=torch.float64, requires_grad=True)
+    none = torch.zeros(1, 1, 0, 3, dtype=torch.float64, requires_grad=True)
+    for engine in ("sdpa", "tiled", "steps"):
+        out = ch.attention(q, none, none, engine=engine)
+        assert torch.equal(out, torch.zeros(1, 1, 2, 3, dtype=torch.float64))
+        grads = torch.autograd.grad(out.sum(), (q, none), allow_unused=True)
+        assert not any(x is not None and x.any() for x in grads)
+
+
+def test_the_default_dtype_and_device_are_not_asked():
+    q = torch.randn(1, 6, 9, 4, generator=torch.Generator().manual_seed(1))
+    slopes = torch.tensor([2.0 ** (-8 * (i + 1) / 6) for i in range(6)], dtype=torch.float64)
+    true = ch.attention(*(q.double(),) * 3, bias=ch.alibi(slopes), engine="steps")
+    torch.testing.assert_close(
+        ch.attention(*(q.double(),) * 3, bias=ch.alibi()), true, rtol=0, atol=1e-14
+    )
+    before, buckets = ch.attention(q, q, q, bias=ch.alibi()), range(1024)
+    layer = ch.nn.RelativePositions(2, 32, 32, 1024)
+    columns = layer.bucket(torch.tensor(buckets))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(ch.attention(q, q, q, bias=ch.alibi()), before)
+        assert torch.equal(layer.bucket(torch.tensor(buckets)), columns)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert torch.equal(ch.attention(q, q, q, bias=ch.alibi()), before)

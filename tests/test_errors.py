@@ -201,7 +201,7 @@ TYPES = {
         lambda: ask(mask=torch.zeros(5, 7)),
         """mask is a tensor of dtype torch.float32.
   Rule: a mask is a rule about who may look; numbers added to scores are a bias.
-  Way out: pass bias=mask for an additive mask (0 and -inf), or mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked.""",
+  Way out: pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 and -inf) goes to attention as bias=.""",
     ),
     "a mask by its name": (
         lambda: ask(mask="causal"),

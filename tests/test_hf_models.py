@@ -11,7 +11,7 @@ import torch
 
 from clearhead import hf
 from clearhead.errors import BadValue
-from clearhead.hf.masks import RuleTensor
+from clearhead.hf.masks import RuleTensor, attention_mask
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -270,7 +270,6 @@ def test_usual_masks_stay_rules(kind, rule):
 
 
 def test_a_rule_is_written_out_when_a_model_looks_inside():
-    from clearhead.hf.masks import RuleTensor
     from clearhead.masks import Causal
 
     mask = RuleTensor.of(Causal(align=2), 3, 5, 7, torch.device("cpu"))
@@ -369,6 +368,8 @@ def test_a_model_with_an_attention_of_its_own_is_refused(kind):
     model = getattr(transformers, f"{kind}Model")(config).eval()
     with pytest.raises(BadValue, match="eager"):
         model(torch.arange(6).unsqueeze(0))
+    with torch.no_grad(), pytest.raises(BadValue, match="eager"):
+        torch.compile(model, backend="eager")(torch.arange(6).unsqueeze(0), use_cache=False)
 
 
 def test_a_window_with_a_rule_of_ones_own_is_not_taken_for_a_window():
@@ -408,3 +409,43 @@ def test_a_compiled_model_reads_padded_text():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         got = compiled(input_ids=words, attention_mask=real).last_hidden_state
     torch.testing.assert_close(got[real.bool()], want[real.bool()])
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "CodeGen", "MegatronBert", "XGLM", "Canine", "NllbMoe"])
+def test_a_model_that_reads_its_mask_as_numbers_gets_none(kind):
+    """Booleans would count as 1, or say the opposite."""
+    import transformers
+
+    settings = getattr(transformers, f"{kind}Config")()
+    with pytest.raises(BadValue, match="a mask of numbers"):
+        attention_mask(2, 5, 5, config=settings)
+    assert isinstance(attention_mask(2, 5, 5, config=config("llama")), RuleTensor)
+
+
+@pytest.mark.parametrize("how", ["dynamic", "as it comes"])
+def test_a_compiled_model_has_one_graph_for_every_length(how):
+    from torch._dynamo.testing import CompileCounter
+
+    model, counter = build("llama", "AutoModelForCausalLM"), CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=counter, dynamic=True if how == "dynamic" else None)
+    with torch.no_grad():
+        for T in (5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+            x = ids(T=T)
+            torch.testing.assert_close(
+                compiled(x, use_cache=False)[0], model(x, use_cache=False)[0]
+            )
+    assert counter.frame_count == (1 if how == "dynamic" else 2)
+
+
+def test_a_model_is_exported_for_every_length():
+    model = build("llama", "AutoModelForCausalLM")
+    auto = torch.export.Dim.AUTO
+    with torch.no_grad():
+        exported = torch.export.export(
+            model, (ids(2, 21),), {"use_cache": False}, strict=False,
+            dynamic_shapes={"input_ids": {0: auto, 1: auto}, "use_cache": None},
+        )  # fmt: skip
+        x = ids(3, 33)
+        theirs = model(x, use_cache=False)[0]
+        torch.testing.assert_close(exported.module()(x, use_cache=False)[0], theirs)

@@ -6,6 +6,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -60,3 +61,7 @@ def test_importing_is_light():
         "set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_version_is_one():
+    assert metadata.version("clearhead") == ch.__version__

@@ -200,7 +200,7 @@ def test_weights_never_carry_dropout():
 def test_two_keys_by_hand():
     """q·k = 0 and √2, scaled by 1/√2: logits 0 and 1, weights 1/(1+e) and e/(1+e)."""
     q, k = torch.tensor([[0.0, math.sqrt(2)]], dtype=torch.float64), torch.eye(2).double()
-    problem, inputs = ask(q, k)
+    problem, inputs = ask(q, k, k)
     a, b = 1 / (1 + math.e), math.e / (1 + math.e)
     found = gather(problem, inputs, ["lse", "max", "entropy", "effective", topk(3)]).finish()
     entropy = -a * math.log(a) - b * math.log(b)
@@ -216,7 +216,9 @@ def test_two_keys_by_hand():
 def test_a_sink_of_the_same_logit_takes_an_equal_share():
     """Three keys of logit 0 and a sink of logit 0: four shares of 1/4, one of them no key's."""
     q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
-    found = gather(*ask(q, k, sinks=torch.zeros(1)), ["lse", "max", "entropy", "received"]).finish()
+    found = gather(
+        *ask(q, k, k, sinks=torch.zeros(1)), ["lse", "max", "entropy", "received"]
+    ).finish()
     assert found["lse"].flatten().tolist() == pytest.approx([math.log(4)] * 2)
     assert found["max"].flatten().tolist() == [0, 0]
     assert found["entropy"].flatten().tolist() == pytest.approx([0.75 * math.log(4)] * 2)
@@ -231,7 +233,7 @@ def test_mass_by_hand():
         "name": (1, 4),
         "tail": (3, 99),
     }
-    found = gather(*ask(torch.zeros(5, 2), torch.zeros(5, 2)), [mass(groups)]).finish()["mass"]
+    found = gather(*ask(*(torch.zeros(5, 2),) * 3), [mass(groups)]).finish()["mass"]
     shares = {name: x.flatten().tolist() for name, x in found.items()}
     assert shares["sink"] == pytest.approx([0.2] * 5)
     assert shares["local"] == pytest.approx([0.2, 0.4, 0.4, 0.4, 0.4])
@@ -247,7 +249,7 @@ def test_a_tile_has_no_more_keys_than_may_be_seen():
 
 
 def test_a_blind_query():
-    problem, inputs = ask(torch.randn(1, 3), torch.randn(4, 3), mask=~everything)
+    problem, inputs = ask(torch.randn(1, 3), *(torch.randn(4, 3),) * 2, mask=~everything)
     found = gather(problem, inputs, everything_for(problem)).finish()
     assert found["lse"].item() == found["max"].item() == float("-inf")
     assert found["entropy"].item() == 0 and found["effective"].item() == 1
@@ -258,10 +260,10 @@ def test_a_blind_query():
 
 def test_bins_that_do_not_divide():
     """7 queries in 3 bins: 2, 2 and 3 of them. 2 queries in 5 bins are 2 bins."""
-    p, i = ask(torch.zeros(7, 2), torch.zeros(5, 2))
+    p, i = ask(torch.zeros(7, 2), *(torch.zeros(5, 2),) * 2)
     found = gather(p, i, [pooled(3, 2)]).finish()["map"]
     torch.testing.assert_close(found, torch.tensor([[[[0.4, 0.6]] * 3]]))
-    p, i = ask(torch.zeros(2, 2), torch.zeros(3, 2), mask=Causal(align="start"))
+    p, i = ask(torch.zeros(2, 2), *(torch.zeros(3, 2),) * 2, mask=Causal(align="start"))
     found = gather(p, i, [pooled(5, 5)]).finish()["map"]
     torch.testing.assert_close(found, torch.tensor([[[[1.0, 0, 0], [0.5, 0.5, 0]]]]))
 
@@ -272,7 +274,9 @@ def test_ties_go_to_the_lower_key(n, small_tiles):
     source = torch.Generator().manual_seed(n)
     x = torch.randint(0, 3, (23, 41), generator=source).double()
     x[3] = 1.0
-    problem, inputs = ask(torch.zeros(23, 2).double(), torch.zeros(41, 2).double(), bias=bias(x))
+    problem, inputs = ask(
+        torch.zeros(23, 2).double(), *(torch.zeros(41, 2).double(),) * 2, bias=bias(x)
+    )
     keys = gather(problem, inputs, [topk(n)]).finish()["topk"].keys[0, 0]
     assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
     assert keys[3].tolist() == list(range(n))
@@ -281,11 +285,11 @@ def test_ties_go_to_the_lower_key(n, small_tiles):
 def test_nan_stays_where_it_may_look(small_tiles):
     """Key 10 is NaN and masked for queries 0 to 9; query 10, in one tile with 9, sees it."""
     q, k = torch.randn(13, 4), torch.randn(13, 4)
-    clean = ask(q, k, mask=causal)
+    clean = ask(q, k, k, mask=causal)
     k = k.clone()
     k[10] = float("nan")
     wanted = ["lse", "entropy", topk(2), pooled(13, 13), rows([9])]
-    dirty = ask(q, k, mask=causal)
+    dirty = ask(q, k, k, mask=causal)
     first = gather(*dirty, wanted)
     got = flat(first.finish())
     want = flat(gather(*clean, wanted).finish())
@@ -466,7 +470,7 @@ def test_gradients_flow_through_the_two_steps(small_tiles):
 def test_slopes_of_alibi_learn():
     slopes = torch.rand(2, dtype=torch.float64, requires_grad=True)
     q, k = torch.randn(2, 5, 3).double(), torch.randn(2, 5, 3).double()
-    asked = ask(q, k, bias=alibi(slopes), mask=causal)
+    asked = ask(q, k, k, bias=alibi(slopes), mask=causal)
     got = torch.autograd.grad(gather(*asked, ["entropy"]).finish()["entropy"].sum(), slopes)
     want = torch.autograd.grad(dense(*asked, ["entropy"])["entropy"].sum(), slopes)
     torch.testing.assert_close(got, want)
@@ -492,7 +496,7 @@ def test_nothing_grows_with_the_square(monkeypatch):
     S = 16384
     monkeypatch.setattr(tiles, "TILE_CELLS", 2**17)
     q = torch.randn(1, 1, S, 4)
-    problem, inputs = ask(q, q, mask=window(before=100, after=0))
+    problem, inputs = ask(q, q, q, mask=window(before=100, after=0))
     with torch.no_grad(), Allocations() as seen:
         gather(problem, inputs, everything_for(problem))
     assert seen.largest <= 16 * S  # S * S is a thousand times that
@@ -501,7 +505,7 @@ def test_nothing_grows_with_the_square(monkeypatch):
 def test_nothing_grows_with_the_square_in_training():
     S = 1024
     q = torch.randn(1, 1, S, 4, requires_grad=True)
-    problem, inputs = ask(q, q, mask=causal)
+    problem, inputs = ask(q, q, q, mask=causal)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: kept.append(x.numel()) or x, lambda x: x
@@ -518,7 +522,7 @@ def test_empty_tiles_are_skipped_and_each_product_is_made_once(monkeypatch):
     monkeypatch.setattr(tiles, "LEAST_QUERIES", 128)
     q = torch.randn(1, 1, 1024, 4)
     products = 0
-    original = type(ask(q, q)[0]).logits
+    original = type(ask(q, q, q)[0]).logits
 
     def counted(self, *args):
         nonlocal products
@@ -526,7 +530,7 @@ def test_empty_tiles_are_skipped_and_each_product_is_made_once(monkeypatch):
         return original(self, *args)
 
     monkeypatch.setattr("clearhead.problem.Problem.logits", counted)
-    gather(*ask(q, q, mask=causal), ["lse", "entropy", "received", pooled(8, 8)])
+    gather(*ask(q, q, q, mask=causal), ["lse", "entropy", "received", pooled(8, 8)])
     assert products == 8 * 9 // 2  # 8 x 8 tiles of 128 x 128, at and below the diagonal
 
 
@@ -544,7 +548,7 @@ def gather(S):
               stats.map(256, 256), stats.rows([0, -1])]
     if "look" in sys.argv:
         return clearhead.look(q[:S], k[:S], k[:S], mask=clearhead.causal, stats=wanted)
-    problem, inputs = ask(q[:S], k[:S], mask=clearhead.causal)
+    problem, inputs = ask(q[:S], k[:S], k[:S], mask=clearhead.causal)
     return stats.gather(problem, inputs, wanted).finish()
 
 torch.set_grad_enabled(False)
@@ -632,7 +636,7 @@ def test_every_statistic_declares_itself():
 
 def test_a_look_shows_itself():
     q = torch.randn(5, 3)
-    problem, inputs = ask(q, q, mask=causal & ~prefix(1))
+    problem, inputs = ask(q, q, q, mask=causal & ~prefix(1))
     found = gather(
         problem, inputs, ["lse", topk(2), mass({"sink": prefix(1)}), "received"]
     ).finish()

@@ -1,6 +1,8 @@
 """Looking at one call and at a whole model: same bits with and without, and exact numbers."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -206,3 +208,35 @@ def test_only_what_the_model_itself_asks_is_seen():
 def test_what_is_no_list_of_numbers(given):
     with pytest.raises(BadType, match=next(iter(given))), ch.watch(model(), **given):
         raise AssertionError("the block was entered")
+
+
+def test_two_watchers_do_not_share_a_folder(tmp_path):
+    model, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
+    with ch.watch(model, to=tmp_path):
+        with pytest.raises(BadValue, match="seen before"), ch.watch(model, to=tmp_path):
+            pass
+        model(x)
+    assert len(json.loads((tmp_path / "index.json").read_text())["calls"]) == 1
+    with ch.watch(model, to=tmp_path / "nothing"):
+        pass
+    assert not (tmp_path / "nothing" / "index.json").exists()
+
+
+FULL = """
+import resource, signal, sys, torch, clearhead as ch
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+model, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+with ch.watch(model, to=sys.argv[1]):
+    for _ in range(100):
+        model(x)
+"""
+
+
+def test_an_index_is_whole_where_the_disk_is_full(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert "What was seen could not be written" in done.stderr
+    calls = json.loads((tmp_path / "index.json").read_text())["calls"]
+    assert 0 < len(calls) < 100 and all((tmp_path / call["file"]).exists() for call in calls)

@@ -9,7 +9,7 @@ from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue, kind_of
 from .masks import Dense, Grid, Mask, everything, meet
 from .problem import Inputs, Problem
-from .traced import readable
+from .traced import learns, readable
 from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -18,7 +18,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def ask(
     q: Tensor,
     k: Tensor,
-    v: Tensor | None = None,
+    v: Tensor,
     *,
     mask: Mask | None = None,
     bias: Bias | Tensor | None = None,
@@ -28,11 +28,7 @@ def ask(
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> tuple[Problem, Inputs]:
-    """Check a question once, and give it with its tensors brought to four dimensions.
-
-    Without `v` the question is about the weights alone, and the keys stand in for the values.
-    """
-    v = k if v is None else v
+    """Check a question once, and give it with its tensors brought to four dimensions."""
     rank = 4
     if not _usual(q, k, v):
         q, k, v, rank = _four_dimensions(*_as_autocast(q, k, v))
@@ -52,10 +48,10 @@ def ask(
         _has_numbers_beside("sinks", sinks, q)
         sinks = sinks.to(q.device)
     grad = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (sinks is not None and sinks.requires_grad)
+        learns(q)
+        or learns(k)
+        or learns(v)
+        or (sinks is not None and learns(sinks))
         or (bias is not None and bias.needs_grad)
     )
     given = _checked_number("scale", scale, positive=False)

@@ -216,6 +216,7 @@ def matrix(
     problem, inputs = ask(
         q,
         k,
+        k,  # the question is about the weights alone
         mask=mask,
         bias=bias,
         scale=scale,

@@ -12,6 +12,7 @@ from torch import Tensor
 from .errors import BadType, BadValue
 from .masks import Grid
 from .masks.numbers import Align, align as corner, check_batch, check_corner, positions, text
+from .traced import learns
 
 
 class Bias(ABC):
@@ -32,7 +33,7 @@ class Bias(ABC):
 
     @property
     def needs_grad(self) -> bool:
-        return self.numbers is not None and self.numbers.requires_grad
+        return learns(self.numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,8 @@ class Alibi(Bias):
         """The slope of each head, (H,); by default 2^(-8/H), 2^(-16/H), ... as in the paper."""
         if self.slopes is not None:
             return self.slopes.expand(grid.H)
-        return torch.tensor([2.0 ** (-8.0 * (i + 1) / grid.H) for i in range(grid.H)])
+        slopes = [2.0 ** (-8.0 * (i + 1) / grid.H) for i in range(grid.H)]
+        return torch.tensor(slopes, dtype=torch.float64, device="cpu")
 
     def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
         q = positions(self.align, grid, like.device)[..., queries]

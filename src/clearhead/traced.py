@@ -15,6 +15,17 @@ def transformed() -> bool:
     )
 
 
+def learns(x: Tensor | None) -> bool:
+    """Is a gradient of this wanted, by whoever asks or by one of the transforms around?"""
+    while x is not None:
+        if x.requires_grad:
+            return True
+        if not transformed() or not torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return False
+        x = torch._C._functorch.get_unwrapped(x)
+    return False
+
+
 def readable(*tensors: Tensor) -> bool:
     """Can these numbers be looked at? Not on meta, not while a graph is made of the call, and not
     where vmap holds many in the place of one."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -160,6 +161,8 @@ def watch(
     finally:
         for hook in hooks:
             hook.remove()
+        if place is not None and not kept:
+            (place / "index.json").unlink(missing_ok=True)
 
 
 def _checked_heads(heads: Sequence[int]) -> list[int]:
@@ -242,23 +245,36 @@ def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
 
 
 def _write(call: Call, place: Path, number: int) -> None:
-    """The call's statistics to a file of their own, and a line to the index."""
+    """The call's statistics to a file of their own, and a line to the index, which stays whole."""
     file = f"{number:05d}.safetensors"
-    save_file(_flat(call.found), place / file)
     line = {"file": file, "layer": call.layer, "module": call.module, "question": call.question}
-    if not number:
-        (place / "index.json").write_bytes(b'{"calls": [' + END)
-    with (place / "index.json").open("r+b") as index:
-        index.seek(-len(END), 2)
-        index.write((",\n" if number else "\n").encode() + json.dumps(line).encode() + END)
+    said = (",\n" if number else "\n").encode() + json.dumps(line).encode() + END
+    try:
+        save_file(_flat(call.found), place / file)
+        with (place / "index.json").open("r+b", buffering=0) as index:
+            end = index.seek(-len(END), 2)
+            if index.write(said) < len(said):
+                index.seek(end)
+                index.write(END)
+                index.truncate()
+                raise OSError("no room for a line of the index")
+    except (OSError, SafetensorError) as error:
+        raise BadValue(
+            f"What was seen could not be written to {str(place)!r}: {error}.",
+            "each call is written to a file of its own, and needs room.",
+            "make room, or watch fewer statistics; the calls before this one are there.",
+        ) from error
 
 
 def _unused(to: str | Path) -> Path:
     made = folder(to, "statistics are", "pass another folder as to=.")
-    if (made / "index.json").exists():
+    try:
+        with (made / "index.json").open("xb") as index:  # so that no other watch takes the folder
+            index.write(b'{"calls": [' + END)
+    except FileExistsError:
         raise BadValue(
             f"The folder {str(to)!r} holds what was seen before.",
             "what was seen is never written over.",
             "pass another folder as to=, or delete this one.",
-        )
+        ) from None
     return made

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_attention
 from ..intervals import EVERY_KEY
 from ..problem import Inputs, Problem
 from ..products import cleaned
-from ..traced import forward_mode, readable
+from ..traced import forward_mode, readable, transformed
 from .engine import Engine
 
 MOST_MASK_BYTES = 2**30
@@ -46,6 +46,10 @@ class Sdpa(Engine):
         p = problem
         q, k, v = inputs
         rule: dict[str, object] = {"is_causal": _plainly_causal(p)}
+        if p.Tk == 0 and p.bias is None:  # torch multiplies by 0 what may be infinite
+            every = torch.ones((), dtype=torch.bool, device=p.device)
+            nothing = q.sum(-1, keepdim=True).masked_fill(every, 0.0) + k.sum() + v.sum()
+            return nothing.expand(p.B, p.H, p.Tq, p.Dv).contiguous()
         if not p.masked:
             if p.bias is not None:
                 rule = {"attn_mask": _bias(p)}
@@ -91,9 +95,11 @@ def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> T
     if p.G != p.H:  # in a graph for any H, torch takes True and not the comparison
         rule["enable_gqa"] = True
     # What is computed in float64 is often differentiated twice (gradgradcheck). Of torch's kernels
-    # on a CPU only the one that forms the weights knows how.
-    twice = p.grad and p.dtype == torch.float64 and p.device.type == "cpu" and _weights_fit(p)
-    with sdpa_kernel(SDPBackend.MATH) if twice else nullcontext():
+    # on a CPU only the one that forms the weights knows how. It also is the one for a bias that
+    # learns; inside a transform torch does not see that it does.
+    hard = p.dtype == torch.float64 or (p.bias is not None and transformed())
+    plain = p.grad and hard and p.device.type == "cpu" and _weights_fit(p)
+    with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
         return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
 
 

@@ -6,7 +6,11 @@ chunks, packed documents, no rule at all, each with padding) come back as a `Rul
 takes no memory. A model may still slice it or add to it: then, and only then, it is written out.
 """
 
+import re
 from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -53,12 +57,7 @@ class Booleans(Tensor):
         if func in _ON_SCORES and any(
             isinstance(x, Tensor) and x.is_floating_point() for x in args
         ):
-            raise BadValue(
-                "The model puts its mask on scores of its own, and the mask is booleans.",
-                "clearhead answers models that hand attention to transformers' interface; this one "
-                "computes it itself.",
-                "load this model with attn_implementation='eager'.",
-            )
+            raise _answers_itself()
         found = super().__torch_function__(func, types, args, kwargs)
         plain = isinstance(found, Booleans) and (found.dtype != torch.bool or func in _TURNED)
         return found.as_subclass(Tensor) if plain else found
@@ -108,14 +107,25 @@ def attention_mask(
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+    if not _hands_attention_over(type(others.get("config")).__module__):
+        raise _answers_itself()
     function = causal_mask_function if mask_function is None else mask_function
+    others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    if torch.compiler.is_compiling():
+        # A graph is made for tensors of any length: a rule would be a Python object that it has to
+        # guard, and a position as a number would make it a graph for one place.
+        written = sdpa_mask(
+            batch_size, q_length, kv_length,
+            q_offset,  # type: ignore[arg-type]  # where a cache says it, a tensor will do
+            kv_offset, function, attention_mask, local_size, device=device, **others,
+        )  # fmt: skip
+        assert isinstance(written, Tensor)
+        return written
     start = int(q_offset)
-    # A graph is made for tensors: a rule would be a Python object that it has to guard.
-    graph = torch.compiler.is_compiling()
     places = _Places(
         range(start, start + q_length), range(kv_offset, kv_offset + kv_length), device
     )
-    rule = None if graph else _recognise(function, places)
+    rule = _recognise(function, places)
     real = None
     if rule is not None and attention_mask is not None:
         real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
@@ -123,14 +133,47 @@ def attention_mask(
         if not bool(real.all()):
             rule = meet(rule, _padding(real))
     if rule is None:
-        others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         written = sdpa_mask(
             batch_size, q_length, kv_length, start, kv_offset, function, attention_mask,
             local_size, device=device, **others,
         )  # fmt: skip
         assert isinstance(written, Tensor)
-        return written if graph else written.as_subclass(Booleans)
+        return written.as_subclass(Booleans)
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
+
+
+# They hand over their attention, and read the mask as 0 and -inf in other places, too.
+_READ_MASKS = {"transformers.models.nllb_moe"}
+
+
+@torch.compiler.assume_constant_result
+def _hands_attention_over(configuration: str) -> bool:
+    """Does the model whose configuration comes from this module of transformers hand its attention
+    to the interface, as far as its source says? One of somebody else is believed to."""
+    return _source_hands_over(configuration)
+
+
+@lru_cache
+def _source_hands_over(configuration: str) -> bool:
+    room, _, name = configuration.rpartition(".configuration_")
+    if not room.startswith("transformers.models."):
+        return True
+    if room in _READ_MASKS:
+        return False
+    found = find_spec(f"{room}.modeling_{name}")
+    if found is None or found.origin is None:
+        return True
+    source = Path(found.origin).read_text(encoding="utf-8")
+    return "ALL_ATTENTION_FUNCTIONS" in source or not re.search(r"[Ss]oftmax\(", source)
+
+
+def _answers_itself() -> BadValue:
+    return BadValue(
+        "The model puts its mask on scores of its own, and the mask is booleans.",
+        "clearhead answers models that hand attention to transformers' interface; this one "
+        "computes it itself, or needs a mask of numbers.",
+        "load this model with attn_implementation='eager'.",
+    )
 
 
 class _Places(NamedTuple):

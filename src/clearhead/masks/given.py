@@ -93,7 +93,7 @@ class Dense(Mask):
     formula = "bits[b, h, q, k]"
 
     def __repr__(self) -> str:
-        if self.bits.numel() > 4096:
+        if self.bits.numel() > 4096 or not readable(self.bits):
             return f"dense(keep=<{'x'.join(map(str, self.bits.shape))} booleans>)"
         return f"dense(keep={self.bits.tolist()})"
 

@@ -191,7 +191,9 @@ class RelativePositions(nn.Module):
     def bucket(self, distances: Tensor) -> Tensor:
         """The column of the table for each distance back, integers of any shape."""
         size = distances.abs()
-        growth = (size.clamp_min(self.near) / self.near).log() / math.log(self.longest / self.near)
+        growth = (size.clamp_min(self.near).float() / self.near).log() / math.log(
+            self.longest / self.near
+        )
         shared = self.near + (growth * self.far).long().clamp_max(self.far - 1)
         bucket = torch.where(size < self.near, size, shared)
         return torch.where(distances < 0, bucket + self.near + self.far, bucket)

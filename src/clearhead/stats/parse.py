@@ -27,17 +27,20 @@ def parse_stats(
         raise BadType(
             f"stats is {entries!r}.",
             "stats is a list of statistics.",
-            f"put it in a list: stats=[{entries!r}].",
+            'ask for one at least, for example stats=["entropy"].'
+            if entries is None
+            else f"put it in a list: stats=[{entries!r}].",
         )
     found: dict[str, Statistic] = {}
     for entry in entries:
         statistic = entry if isinstance(entry, Statistic) else PLAIN.get(str(entry))
+        name = str(getattr(entry, "name", entry))
         if statistic is None:
             raise BadValue(
                 f"stats asks for {entry!r}.",
                 f"the statistics are {ALL_NAMES}.",
-                f"call it with what it needs, for example {_EXAMPLES[str(entry)]}."
-                if str(entry) in _EXAMPLES
+                f"call it with what it needs, for example {_EXAMPLES[name]}."
+                if name in _EXAMPLES
                 else "ask for one of these.",
             )
         if statistic.name in found:

@@ -27,8 +27,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # (address, b, h, t). And the rule: scale and softcap; before and after, and the number of runs; lo,
 # hi, bits and bias as (address, b, h, q, x); the bias's dtype; slopes and their shift; sinks;
 # dropout and seed; no survey (look.py).
-TENSORS = struct.Struct("<8q" + 6 * "4q")
-RULE = struct.Struct("<2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
+TENSORS = struct.Struct("=8q" + 6 * "4q")
+RULE = struct.Struct("=2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
 NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
 
 
@@ -70,7 +70,8 @@ def question(p: Problem) -> Asked:
         bias = (bias if bias.dtype in DTYPES else bias.float()).resolve_neg()
     elif isinstance(p.bias, Alibi):
         slopes = p.bias.of(p.grid).to("cpu", torch.float32).resolve_neg()
-        shift = start(p.bias.align, p.grid) or 0
+        place_of_queries = start(p.bias.align, p.grid)
+        shift = 0 if place_of_queries is None else place_of_queries
     if p.sinks is not None:
         sinks = p.sinks.float().resolve_neg()
     before, after = diagonal or (EVERY_KEY, EVERY_KEY)

@@ -20,9 +20,9 @@ from .call import NO_PLACE, check, grid, pack, place, question, rows_of
 from .extension import core
 from .operator import answer
 
-SURVEY = struct.Struct("<" + 3 * "4q" + "q" + 2 * "5q" + "q" + "5q" + "q")
-TALLY = struct.Struct("<" + 3 * "4q" + "2q" + "5q" + "q" + "5q")
-MASK = struct.Struct("<3q" + 3 * "5q")
+SURVEY = struct.Struct("=" + 3 * "4q" + "q" + 2 * "5q" + "q" + "5q" + "q")
+TALLY = struct.Struct("=" + 3 * "4q" + "2q" + "5q" + "q" + "5q")
+MASK = struct.Struct("=3q" + 3 * "5q")
 LN2 = math.log(2.0)
 
 

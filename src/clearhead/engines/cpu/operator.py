@@ -20,7 +20,7 @@ from .call import NO_GRID, Asked, attend, check, direct, grid, pack, place, ques
 from .extension import core
 
 # `Gradient` in kernels/attention.h.
-GRADIENT = struct.Struct("<" + 4 * "4q" + "2q" + 2 * "4q" + "5q")
+GRADIENT = struct.Struct("=" + 4 * "4q" + "2q" + 2 * "4q" + "5q")
 
 # Heads are the tasks of the way back. Fewer than this are cut into stretches of keys, of at least
 # so many; each stretch then has its own dq, and they are added in their order. The batch has no
@@ -111,7 +111,8 @@ def _attend_backward(
     )  # fmt: skip
     if bias is not None:
         for dim in (0, 1):
-            dbias = _sum(dbias, dim, bias.shape[dim]).to(bias.dtype)
+            dbias = _sum(dbias, dim, bias.shape[dim])
+        dbias = dbias.to(bias.dtype)
     dsinks = zeros(0)
     if sinks is not None:
         taken = torch.exp(sinks.view(-1, 1) - lse).float() * delta
