@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from test_page import HOSTILE, axe, browser, value, visit  # noqa: F401  # fixtu
 from torch import nn
 
 import clearhead as ch
+from clearhead import storyteller
 from clearhead.errors import BadValue
 from clearhead.report import Head, Layer, Link, Report, report
+from clearhead.report.label import EVENNESS, LABELS
 from clearhead.views import html
 from clearhead.views.html.ladder import pool
 
@@ -370,3 +373,14 @@ def test_a_text_of_many_thousand_tokens_stays_quick(visit):  # noqa: F811
 
 def _moved(head):
     return replace(head, links=tuple(replace(x, query=64 * x.query) for x in head.links))
+
+
+def test_the_page_knows_what_every_label_and_share_means():
+    script = (Path(ch.__file__).parent / "views" / "page" / "ladder.js").read_text()
+
+    def keys(name: str) -> set[str]:
+        body = re.search(rf"const {name} = {{(.*?)\n}};", script, re.DOTALL)[1]
+        return {quoted or bare for quoted, bare in re.findall(r'(?:"([^"]+)"|(\w+)): "', body)}
+
+    assert keys("MEANS") == {*LABELS.values(), *EVENNESS, *storyteller.reader.OF}
+    assert keys("SHARES") == set(LABELS)

@@ -15,7 +15,18 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from clearhead import BadType, BadValue, Causal, alibi, bias, causal, everything, prefix, window
+from clearhead import (
+    BadType,
+    BadValue,
+    Causal,
+    alibi,
+    bias,
+    causal,
+    everything,
+    look,
+    prefix,
+    window,
+)
 from clearhead.ask import ask
 from clearhead.engines.steps import steps
 from clearhead.stats import (
@@ -681,3 +692,12 @@ def test_a_mask_of_ones_own_batch_in_a_group():
     problem, inputs = question(make(Tq=17), torch.float64)
     wanted = [mass({"own": prefix([3, 8])})]
     assert_same(gather(problem, inputs, wanted).finish(), dense(problem, inputs, wanted))
+
+
+@pytest.mark.parametrize("statistic", [topk(2), "received", pooled(2, 2), rows([0])], ids=str)
+def test_what_vmap_does_not_follow_is_refused(statistic):
+    x = torch.randn(3, 2, 5, 4)
+    with pytest.raises(BadValue, match="inside of torch"):
+        torch.func.vmap(lambda x: look(x, x, x, stats=[statistic]).out)(x)
+    entropy = torch.func.vmap(lambda x: look(x, x, x).entropy)(x)
+    torch.testing.assert_close(entropy, look(x, x, x).entropy)

@@ -32,6 +32,20 @@ def readable(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not drawn() and all(map(_at_hand, tensors))
 
 
+def batched(*tensors: Tensor) -> bool:
+    """Does vmap hold many of these in the place of one?"""
+    return transformed() and any(map(_batched, tensors))
+
+
+def _batched(x: Tensor) -> bool:
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
 def drawn() -> bool:
     """Is a graph drawn of what is computed, by torch.jit.trace, make_fx or with fake tensors?"""
     return torch._C._get_tracing_state() is not None or any(
@@ -40,12 +54,7 @@ def drawn() -> bool:
 
 
 def _at_hand(x: Tensor) -> bool:
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return False
-        x = functorch.get_unwrapped(x)
-    return x.device.type != "meta"
+    return not _batched(x) and x.device.type != "meta"
 
 
 def forward_mode() -> bool:

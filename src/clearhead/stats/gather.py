@@ -24,7 +24,7 @@ from ..errors import BadValue
 from ..online import NOTHING
 from ..problem import Inputs, Problem, repeat_heads
 from ..products import as_asked, finite, weigh
-from ..traced import transformed
+from ..traced import batched, transformed
 from .needs import Needs
 from .parse import parse_stats
 from .partial import Partial
@@ -81,6 +81,13 @@ def gather(
             f"there is one for each of the queries: (B, H, q) = "
             f"{(problem.B, problem.H, len(rows_of))}.",
             "pass the `lse` of the merged first sweep for the same queries.",
+        )
+    added = [s.name for s in asked if s.name == "topk" or s.sweep == "second"]
+    if added and batched(inputs.q, inputs.k):
+        raise BadValue(
+            f"{', '.join(added)} was asked for inside of torch.func.vmap.",
+            "these are gathered in place, tile by tile, which vmap does not follow.",
+            "give the examples as the batch of q, k and v instead: (B, H, T, D).",
         )
     sweep = _Sweep(
         problem,
