@@ -35,9 +35,10 @@ def explain_text(
 ) -> Trace:
     """Explain self-attention over the words of a text, with random embeddings and projections.
 
-    Equal words have equal embeddings, (T, size); with `positions`, sinusoids are added to them. Q,
-    K and V are projected from the sum for `heads` heads of size / heads features each; up to size
-    64 the matrices that project are steps too (`W_query`, (H, size, size / H), and so on).
+    Equal words have equal embeddings, (T, size), drawn in the order in which words first appear: a
+    row belongs to a word of this text only. With `positions`, sinusoids are added to them. Q, K and
+    V are projected from the sum for `heads` heads of size / heads features each; up to size 64 the
+    matrices that project are steps too (`W_query`, (H, size, size / H), and so on).
     `mask=None` lets everyone look at everything, `scale=None` means 1/sqrt(size / heads). Dropout
     drops the cells that `seed` decides.
 
