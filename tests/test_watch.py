@@ -1,5 +1,6 @@
 """Looking at one call and at a whole model: same bits with and without, and exact numbers."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -240,3 +241,14 @@ def test_an_index_is_whole_where_the_disk_is_full(tmp_path):
     assert "What was seen could not be written" in done.stderr
     calls = json.loads((tmp_path / "index.json").read_text())["calls"]
     assert 0 < len(calls) < 100 and all((tmp_path / call["file"]).exists() for call in calls)
+
+
+def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
+    model, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
+    with ch.watch(model) as seen:
+        torch.save(model, tmp_path / "model.pt")
+        copied = copy.deepcopy(model)
+        model(x)
+        assert torch.equal(copied(x), model(x)) and len(seen) == 2
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(again(x), model(x))

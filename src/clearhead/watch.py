@@ -9,7 +9,7 @@ import json
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,8 @@ def watch(
 
     hooks = []
     for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(enter(name)))
-        hooks.append(module.register_forward_hook(leave, always_call=True))
+        hooks.append(module.register_forward_pre_hook(_Hook(enter(name))))
+        hooks.append(module.register_forward_hook(_Hook(leave), always_call=True))
     try:
         with listening(hear):
             yield seen
@@ -163,6 +163,23 @@ def watch(
             hook.remove()
         if place is not None and not kept:
             (place / "index.json").unlink(missing_ok=True)
+
+
+class _Hook:
+    """What listens at a module. A checkpoint that is saved meanwhile, or a copy, hears nothing."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+    def __call__(self, *given: object) -> None:
+        self.run(*given)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Hook, (_deaf,)
+
+
+def _deaf(*given: object) -> None:
+    pass
 
 
 def _checked_heads(heads: Sequence[int]) -> list[int]:
