@@ -47,13 +47,8 @@ def ask(
         sinks = _checked_sinks(sinks, H)
         _has_numbers_beside("sinks", sinks, q)
         sinks = sinks.to(q.device)
-    grad = torch.is_grad_enabled() and (
-        learns(q)
-        or learns(k)
-        or learns(v)
-        or (sinks is not None and learns(sinks))
-        or (bias is not None and bias.needs_grad)
-    )
+    learned = None if bias is None else bias.numbers
+    grad = torch.is_grad_enabled() and learns(q, k, v, sinks, learned)
     given = _checked_number("scale", scale, positive=False)
     problem = Problem(
         B,

@@ -122,7 +122,7 @@ class Trace:
 
         Raises `BadValue` for one that is not there.
         """
-        place, count = whole(which), self._sequences()
+        place, count = whole(which), self.size("b") or 1
         if place is None or not -count <= place < count:
             raise BadValue(
                 f"Sequence {which!r} of this trace was asked for.",
@@ -138,9 +138,12 @@ class Trace:
         )  # fmt: skip
         return replace(self, steps=tuple(steps), about=about)
 
-    def _sequences(self) -> int:
-        sizes = (s.shape[s.axes.split().index("b")] for s in self.steps if "b" in s.axes.split())
-        return next(sizes, 1)
+    def size(self, letter: str) -> int | None:
+        """How long the axis of that letter is, None where no step has it."""
+        for step in self.steps:
+            if letter in step.axes.split():
+                return step.shape[step.axes.split().index(letter)]
+        return None
 
     def labels(self, letter: str, size: int) -> list[str]:
         """What to write along an axis: tokens where there are any, else numbers."""

@@ -1,5 +1,7 @@
 """Who else follows a call: a compiler, a transform of torch.func, derivatives that ride along."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -15,15 +17,14 @@ def transformed() -> bool:
     )
 
 
-def learns(x: Tensor | None) -> bool:
-    """Is a gradient of this wanted, by whoever asks or by one of the transforms around?"""
-    while x is not None:
-        if x.requires_grad:
+def learns(*tensors: Tensor | None) -> bool:
+    """Is a gradient of one of these wanted, by whoever asks or by one of the transforms around?"""
+    for x in tensors:
+        if x is not None and x.requires_grad:
             return True
-        if not transformed() or not torch._C._functorch.is_functorch_wrapped_tensor(x):
-            return False
-        x = torch._C._functorch.get_unwrapped(x)
-    return False
+    return transformed() and any(
+        inner.requires_grad for x in tensors if x is not None for inner in _layers(x)
+    )
 
 
 def readable(*tensors: Tensor) -> bool:
@@ -38,12 +39,15 @@ def batched(*tensors: Tensor) -> bool:
 
 
 def _batched(x: Tensor) -> bool:
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return True
-        x = functorch.get_unwrapped(x)
-    return False
+    return any(map(torch._C._functorch.is_batchedtensor, _layers(x)))
+
+
+def _layers(x: Tensor) -> Iterator[Tensor]:
+    """The tensor, and what each transform around wraps."""
+    yield x
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+        yield x
 
 
 def drawn() -> bool:

@@ -111,16 +111,19 @@ def attention_mask(
         raise _answers_itself()
     function = causal_mask_function if mask_function is None else mask_function
     others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+
+    def cells(first: Any) -> Tensor:
+        found = sdpa_mask(
+            batch_size, q_length, kv_length, first, kv_offset, function, attention_mask,
+            local_size, device=device, **others,
+        )  # fmt: skip
+        assert isinstance(found, Tensor)
+        return found
+
     if torch.compiler.is_compiling():
         # A graph is made for tensors of any length: a rule would be a Python object that it has to
         # guard, and a position as a number would make it a graph for one place.
-        written = sdpa_mask(
-            batch_size, q_length, kv_length,
-            q_offset,  # type: ignore[arg-type]  # where a cache says it, a tensor will do
-            kv_offset, function, attention_mask, local_size, device=device, **others,
-        )  # fmt: skip
-        assert isinstance(written, Tensor)
-        return written
+        return cells(q_offset)
     start = int(q_offset)
     places = _Places(
         range(start, start + q_length), range(kv_offset, kv_offset + kv_length), device
@@ -133,12 +136,7 @@ def attention_mask(
         if not bool(real.all()):
             rule = meet(rule, _padding(real))
     if rule is None:
-        written = sdpa_mask(
-            batch_size, q_length, kv_length, start, kv_offset, function, attention_mask,
-            local_size, device=device, **others,
-        )  # fmt: skip
-        assert isinstance(written, Tensor)
-        return written.as_subclass(Booleans)
+        return cells(start).as_subclass(Booleans)
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
 
 

@@ -68,7 +68,7 @@ def sheets(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list
 
 def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
     """The query heads asked for, None meaning all. Raises `BadValue` for one that is not there."""
-    count = size_of(trace, "h") or 1
+    count = trace.size("h") or 1
     if heads is None:
         return list(range(count))
     if not isinstance(heads, Iterable):
@@ -92,14 +92,6 @@ def span(found: list[Sheet]) -> tuple[float, float]:
     numbers = [0.0, *(x for sheet in found for x in sheet.values.flatten().tolist())]
     finite = [x for x in numbers if math.isfinite(x)]
     return min(finite), max(finite)
-
-
-def size_of(trace: Trace, letter: str) -> int | None:
-    """How long the axis of that letter is, None where no step has it."""
-    for step in trace:
-        if letter in step.axes.split():
-            return step.shape[step.axes.split().index(letter)]
-    return None
 
 
 def counted(size: int, letter: str) -> str:
@@ -178,7 +170,7 @@ def _blocked(trace: Trace, step: Step) -> Tensor:
 
 
 def _group(trace: Trace) -> int:
-    return max(1, (size_of(trace, "h") or 1) // (size_of(trace, "g") or size_of(trace, "h") or 1))
+    return max(1, (trace.size("h") or 1) // (trace.size("g") or trace.size("h") or 1))
 
 
 def _title(trace: Trace, letter: str, i: int, group: int, size: int) -> str:

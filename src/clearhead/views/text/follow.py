@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import BadValue
 from ...trace import Trace
 from ..labels import visible
-from ..sheet import choose_heads, ends, number, sheets, size_of
+from ..sheet import choose_heads, ends, number, sheets
 from .paper import checked, first_of_many, indented, paper
 from .show import heading
 
@@ -83,7 +83,7 @@ def find(trace: Trace, query: int | str) -> list[int]:
 
     A string is a token if there is one like it, else a position written out.
     """
-    size = size_of(trace, "q") or 0
+    size = trace.size("q") or 0
     labels = trace.labels("q", size)
     if isinstance(query, str):
         found = [i for i, label in enumerate(labels) if label == query]
@@ -282,10 +282,10 @@ def _heaviest(weights: Tensor) -> list[int | None]:
 
 def _title(trace: Trace, places: list[int], head: int) -> str:
     at = places[0]
-    label = trace.labels("q", size_of(trace, "q") or 0)[at]
+    label = trace.labels("q", trace.size("q") or 0)[at]
     at = trace.number("q", at)
     name = f"The query “{visible(label)}” at {at}" if trace.queries else f"The query at {at}"
-    which = f", head {head}" if (size_of(trace, "h") or 1) > 1 else ""
+    which = f", head {head}" if (trace.size("h") or 1) > 1 else ""
     others = ", ".join(map(str, places[1:]))
     also = f" (it stands at {others} too; this is the first)" if others else ""
     return f"{name}{which}, in full{also}"

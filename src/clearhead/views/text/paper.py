@@ -12,7 +12,7 @@ from rich.text import Text
 from ...errors import BadType, BadValue, kind_of
 from ...trace import Trace
 from ...whole import whole
-from ..sheet import Sheet, ends, size_of
+from ..sheet import Sheet, ends
 
 ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut there
 INDENT = 3
@@ -59,7 +59,7 @@ def at_least_one(name: str, value: object) -> int:
 
 def first_of_many(out: Console, trace: Trace) -> None:
     """Which sequence of a batch is shown, where there are several."""
-    if (count := size_of(trace, "b") or 1) > 1:
+    if (count := trace.size("b") or 1) > 1:
         out.print(Text(f"A batch of {count}: the first is shown; trace.sequence(1) is the second."))
 
 
