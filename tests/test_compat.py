@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from clearhead import attend, compat
+from clearhead import compat, engines
 from clearhead.errors import AttentionError, BadType, BadValue
 
 TORCH = F.scaled_dot_product_attention
@@ -306,7 +306,7 @@ sizes = st.integers(1, 9)
 
 @settings(max_examples=300, deadline=None)
 @given(
-    engine=st.sampled_from(attend.ENGINES),
+    engine=st.sampled_from(engines.ENGINES),
     sizes=st.tuples(sizes, sizes, sizes, sizes, sizes, sizes),
     lead=st.integers(0, 2),
     group=st.booleans(),
@@ -326,7 +326,7 @@ def test_any_question(engine, sizes, lead, group, rule, kept, dtype, scale):
         scale = 1 - scale  # torch's own answer is NaN: the test above
     keywords = {"scale": scale, "enable_gqa": group, "is_causal": rule == "causal"}
     with pytest.MonkeyPatch.context() as patch:  # `auto` asks this engine first
-        patch.setattr(attend, "ENGINES", (engine, *attend.ENGINES))
+        patch.setattr(engines, "ENGINES", (engine, *engines.ENGINES))
         same(tensors, {"bool": mask > -0.5, "float": mask}.get(rule), **keywords)
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead import dropout
 from clearhead.ask import ask
-from clearhead.attend import ENGINES
-from clearhead.engines import tiled
+from clearhead.engines import ENGINES, tiled
 
 
 @pytest.fixture

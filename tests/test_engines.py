@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
 from clearhead.ask import ask
-from clearhead.attend import ENGINES
-from clearhead.engines import tiled
+from clearhead.engines import ENGINES, tiled
 from clearhead.testing import PROBLEMS, Case, make, plain, within_yardstick
 
 NAMES = [engine.name for engine in ENGINES]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.engines import ENGINES
 from clearhead.errors import AttentionError
 
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)
@@ -83,7 +84,7 @@ VALUES = {
     "unknown engine": (
         lambda: ask(engine="warp"),
         f"""engine='warp' is unknown.
-  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in ch.attend.ENGINES)}.
+  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in ENGINES)}.
   Way out: leave engine= out to let clearhead choose.""",
     ),
     "an engine that cannot": (
@@ -155,7 +156,7 @@ VALUES = {
     "explain by an unknown engine": (
         lambda: ch.explain(Q, K, V, engine="warp"),
         f"""engine='warp' is unknown.
-  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in ch.attend.ENGINES)}.
+  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in ENGINES)}.
   Way out: leave engine= out to let clearhead choose.""",
     ),
     "a step that did not happen": (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.ask import ask
-from clearhead.attend import ENGINES
+from clearhead.engines import ENGINES
 from clearhead.testing import PROBLEMS
 
 ALWAYS = ("query", "key", "value", "scores", "weights", "output")

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import clearhead as ch
+from clearhead.engines import ENGINES
 
 
 def test_rules_do_not_follow_the_tensors_they_were_made_from():
@@ -199,7 +200,7 @@ def spoiled(where, bad, dtype=torch.float32):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
-@pytest.mark.parametrize("engine", [e.name for e in ch.attend.ENGINES])
+@pytest.mark.parametrize("engine", [e.name for e in ENGINES])
 def test_nan_goes_back_to_those_alone_who_see_it(engine, where, bad):
     q, k, v = spoiled(where, bad)
     if ch.plan(q, k, v, mask=BEHIND, engine=engine).engine != engine:

@@ -1,7 +1,5 @@
 """The attention matrix, asked piece by piece, against the whole one that `explain` holds."""
 
-# ruff: noqa: E501  (error texts stand here as they are printed)
-
 import importlib
 import math
 import re
@@ -253,12 +251,15 @@ def test_errors(name):
         call(A)
 
 
-def test_only_the_reference_makes_it():
-    text = """matrix was asked of engine='sdpa'.
-  Rule: the attention matrix is computed block by block by the reference, whatever engine answers `attention`.
-  Way out: leave engine= out."""
-    with pytest.raises(ch.BadValue, match=f"^{re.escape(text)}$"):
-        ch.matrix(torch.randn(5, 4), torch.randn(7, 4), engine="sdpa")
+def test_a_product_is_attention_by_an_engine_that_can_be_named():
+    q, k, x = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 2)
+    assert torch.equal(ch.matrix(q, k) @ x, ch.attention(q, k, x))
+    for engine in ("cpu", "sdpa", "tiled", "steps"):
+        torch.testing.assert_close(ch.matrix(q, k, engine=engine) @ x, ch.attention(q, k, x))
+    with pytest.raises(ch.BadValue, match="torch has no soft cap"):
+        _ = ch.matrix(q, k, softcap=3.0, engine="sdpa") @ x
+    with pytest.raises(ch.BadValue, match="engine='fast' is unknown"):
+        ch.matrix(q, k, engine="fast")
 
 
 def test_what_the_matrix_says_of_itself():

@@ -16,8 +16,7 @@ import pytest
 import torch
 from onnx_door import INPUTS, OUTPUTS, ask
 
-from clearhead.attend import ENGINES
-from clearhead.engines import cpu
+from clearhead.engines import ENGINES, cpu
 from clearhead.errors import BadValue
 
 # Every case comes twice; the `_expanded` one is the same question in ONNX's primitive operators.

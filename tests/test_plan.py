@@ -1,12 +1,10 @@
 """`plan`: who answers and why the others do not, and what it costs, before anything is computed."""
 
-import importlib
-
 import pytest
 import torch
 
 import clearhead as ch
-from clearhead import attend
+from clearhead import engines as room
 from clearhead.engines.engine import Engine
 
 
@@ -33,14 +31,13 @@ class Zeros(Engine):
 
 
 def only(monkeypatch, *engines: Engine) -> None:
-    """These engines and no other, for those who ask and for those who plan."""
-    for room in (attend, importlib.import_module("clearhead.plan")):
-        monkeypatch.setattr(room, "ENGINES", engines)
+    """These engines and no other."""
+    monkeypatch.setattr(room, "ENGINES", engines)
 
 
 @pytest.fixture
 def two_engines(monkeypatch):
-    only(monkeypatch, Refuses(), Zeros(), attend.ENGINES[-1])
+    only(monkeypatch, Refuses(), Zeros(), room.ENGINES[-1])
 
 
 QKV = torch.randn(2, 6, 300, 8), torch.randn(2, 3, 700, 8), torch.randn(2, 3, 700, 4)

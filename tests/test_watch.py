@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import clearhead as ch
 from clearhead.ask import ask
-from clearhead.attend import ENGINES
+from clearhead.engines import ENGINES
 from clearhead.errors import BadType, BadValue
 from clearhead.testing import PROBLEMS
 

@@ -1,13 +1,9 @@
-"""The one door: a question is checked, an engine is chosen, it answers.
-
-`ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
-comes last. An engine asked for by name answers or says why it cannot; it never hands the question
-on.
-"""
+"""The one door: a question is checked, an engine is chosen (`engines`), it answers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -15,11 +11,8 @@ from torch import Tensor
 
 from .ask import ask
 from .biases import Bias
-from .engines.cpu import Cpu
+from .engines import choose, named
 from .engines.engine import Engine
-from .engines.sdpa import Sdpa
-from .engines.steps import Steps
-from .engines.tiled import Tiled
 from .errors import BadValue
 from .masks import Mask
 from .matrix import Matrix
@@ -28,8 +21,6 @@ from .products import as_asked
 from .stats import Look, Statistic, parse_stats
 
 Answered = TypeVar("Answered")
-
-ENGINES: tuple[Engine, ...] = (Cpu(), Sdpa(), Tiled(), Steps())
 
 Listener: TypeAlias = Callable[[Problem, Inputs], None]
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
@@ -204,15 +195,9 @@ def matrix(
 
     Nothing of the size Tq x Tk is formed unless `to_dense()` is asked for. Weights never carry
     dropout, so `dropout` and `seed` are checked and change nothing. The blocks are those of the
-    reference, so `engine` is "auto" or "steps". Other arguments and errors as in `attention`.
+    reference; `engine` says who answers `A @ x`, as in `attention`. Other arguments and errors as
+    in `attention`.
     """
-    if engine not in ("auto", "steps"):
-        raise BadValue(
-            f"matrix was asked of engine={engine!r}.",
-            "the attention matrix is computed block by block by the reference, whatever engine "
-            "answers `attention`.",
-            "leave engine= out.",
-        )
     problem, inputs = ask(
         q,
         k,
@@ -226,29 +211,9 @@ def matrix(
         seed=seed,
     )
     must_have_numbers(problem, "matrix")
-    return Matrix(problem, inputs)
-
-
-def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, list[str]]]:
-    """The engine that answers, and why those before it in the order declined.
-
-    Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
-    """
-    chosen, declined = first_able(problem, engine)
-    if chosen is not None:
-        return chosen, declined
-    said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
-    if engine == "auto":
-        raise BadValue(
-            f"No engine can answer this: {problem.describe()}.",
-            f"each engine says what it lacks: {said}.",
-            "ask a smaller or simpler question; plan(...) shows what each engine says.",
-        )
-    raise BadValue(
-        f"engine={engine!r} cannot answer this: {problem.describe()}.",
-        f"an engine asked for by name never falls back, and this one says: {said}.",
-        "leave engine= out, and the fastest engine that can answers; plan(...) shows which.",
-    )
+    if engine != "auto":
+        named(engine)
+    return Matrix(replace(problem, dropout=0.0, seed=None), inputs, engine)
 
 
 def must_have_numbers(problem: Problem, verb: str) -> None:
@@ -290,26 +255,3 @@ def _answered(
         for hear in _listeners.get():
             hear(problem, inputs)
     return answered
-
-
-def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
-    """The first engine that does not decline, or None, and what those before it said."""
-    declined: dict[str, list[str]] = {}
-    for candidate in ENGINES if engine == "auto" else (_named(engine),):
-        reasons = candidate.why_not(problem)
-        if not reasons:
-            return candidate, declined
-        declined[candidate.name] = reasons
-    return None, declined
-
-
-def _named(engine: object) -> Engine:
-    for candidate in ENGINES:
-        if candidate.name == engine:
-            return candidate
-    names = ", ".join(repr(e.name) for e in ENGINES)
-    raise BadValue(
-        f"engine={engine!r} is unknown.",
-        f"an engine is 'auto' or one of {names}.",
-        "leave engine= out to let clearhead choose.",
-    )

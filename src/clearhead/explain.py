@@ -6,9 +6,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from .ask import ask
-from .attend import choose, must_have_numbers
+from .attend import must_have_numbers
 from .biases import Bias
-from .engines import steps as reference
+from .engines import choose, steps as reference
 from .errors import BadType, BadValue
 from .masks import Mask
 from .problem import Inputs, Problem

@@ -1,26 +1,29 @@
 """The attention matrix as a thing to ask, not to hold: exact rows, columns, blocks and products.
 
 A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
-these two are kept, O(Tq); everything else is computed when asked for.
+these two are kept, O(Tq); everything else is computed when asked for. `A @ x` is attention with x
+for values, so an engine answers it.
 """
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import online
-from .engines import count_weights
+from .engines import choose, count_weights
 from .errors import BadType, BadValue
 from .problem import Inputs, Problem, repeat_heads
 from .products import as_asked, weigh
-from .stats import Statistic, Top, map, topk
+from .stats import Statistic, Top, gather, map, topk
+from .stats.state import Rows, finish_rows
 from .views.png import png
 from .whole import whole
 
-STRIP_CELLS = 2**23
+STRIP_CELLS = 2**21
 MOST_CELLS = 2**27
 SUMMARY_PAIRS = 2**24
 THUMBNAIL = 64
@@ -35,9 +38,9 @@ class Matrix:
     fp32 or wider, and carries gradients where the question does.
     """
 
-    def __init__(self, problem: Problem, inputs: Inputs):
-        self._problem, self._inputs = problem, inputs
-        self._kept: online.Rows | None = None
+    def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
+        self._problem, self._inputs, self._engine = problem, inputs, engine
+        self._kept: Rows | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,8 +51,8 @@ class Matrix:
     @property
     def lse(self) -> Tensor:
         """The natural log-sum-exp of each query's scores, (B, H, Tq); -inf if it sees nothing."""
-        _, lse = online.finish(self._sums(slice(0, self._problem.Tq)))
-        return lse.reshape(self.shape[:-1])
+        sums = self._sums(slice(0, self._problem.Tq))
+        return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
 
     def rows(self, queries: int | slice | Sequence[int]) -> Tensor:
         """The exact weights of some queries, (B, H, n, Tk)."""
@@ -95,12 +98,11 @@ class Matrix:
         """A @ x for x of shape (B, G or H, Tk, n): what the weights make of other values."""
         p = self._problem
         x = self._operand(x, p.Tk, "keys", "A @ x")
-        parts = []
-        for strip in self._strips(slice(0, p.Tq)):
-            weights, keep = self._block(strip, slice(0, p.Tk))
-            with as_asked(p.device):
-                parts.append(weigh(weights, x, keep))
-        return p.shape_back(torch.cat(parts, 2))
+        grad = p.grad or (x.requires_grad and torch.is_grad_enabled())
+        asked = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
+        engine, _ = choose(asked, self._engine)
+        with as_asked(p.device):
+            return p.shape_back(engine.run(asked, p.widen(self._inputs._replace(v=x))))
 
     @property
     def T(self) -> "Transposed":
@@ -169,19 +171,21 @@ class Matrix:
         return p.shape_back(torch.cat(rows, 2))
 
     def _block(
-        self, queries: slice, keys: slice, sums: online.Rows | None = None
+        self, queries: slice, keys: slice, sums: Rows | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """exp(score - max) / sum, 0 where a query sees nothing; and who may look. `sums` are those
         of the queries over all keys, if they are known."""
+        p = self._problem
         scores, keep = self._logits(queries, keys)
-        if sums is None:
-            whole = keys == slice(0, self._problem.Tk)
-            sums = self._sums_of(scores) if whole else self._sums(queries)
-        exps = torch.exp(scores - online.anchor(sums.max).unsqueeze(-1))
-        weights = exps / sums.sum.masked_fill(sums.sum == 0, 1.0).unsqueeze(-1)
+        if sums is None and keys == slice(0, p.Tk):
+            top = online.largest(scores)
+            sums = Rows(top, online.powers(scores, top).sum(-1))
+        elif sums is None:
+            sums = self._sums(queries)
+        weights = finish_rows(sums, p.sinks).weight(online.powers(scores, sums.max.detach()))
         return weights.masked_fill(scores == online.NOTHING, 0.0), keep
 
-    def _sums(self, queries: slice) -> online.Rows:
+    def _sums(self, queries: slice) -> Rows:
         """The maximum and the sum of some queries over all keys.
 
         Kept once all queries were asked for; but not where gradients flow, because a graph can be
@@ -189,22 +193,18 @@ class Matrix:
         """
         p = self._problem
         learns = p.grad and torch.is_grad_enabled()
-        if self._kept is None or learns:
-            keys = slice(0, p.Tk)
-            parts = [self._sums_of(self._logits(s, keys)[0]) for s in self._strips(queries)]
-            sums = online.Rows(*(torch.cat(x, 2) for x in zip(*parts, strict=True)))
-            if queries == slice(0, p.Tq) and not learns:
-                self._kept = sums
-            return sums
-        return online.Rows(*(x[:, :, queries] for x in self._kept))
-
-    def _sums_of(self, scores: Tensor) -> online.Rows:
-        """The same from the scores of whole rows; the weighted sum is left out (no values)."""
-        p = self._problem
-        rows = online.begin(scores, scores.new_zeros(p.B, p.H, scores.shape[-1], 0), keep=None)
-        if p.sinks is None:
-            return rows
-        return online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
+        if self._kept is not None and not learns:
+            return Rows(*(x[:, :, queries] for x in self._kept[:2]))
+        every = queries == slice(0, p.Tq)
+        counted = (
+            count_weights(p, self._inputs, ["lse"])
+            if every
+            else gather(p, self._inputs, ["lse"], queries)
+        )
+        assert counted.rows is not None
+        if every and not learns:
+            self._kept = counted.rows
+        return counted.rows
 
     def _strips(self, queries: slice) -> Iterator[slice]:
         """The queries in strips whose rows over all keys hold at most about `STRIP_CELLS` cells."""

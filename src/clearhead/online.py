@@ -39,10 +39,7 @@ def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = 
     `drop` multiplies the weights that reach the values (dropout), never the sum. The maximum is a
     constant for autograd: the result does not depend on it.
     """
-    if not scores.shape[-1]:
-        top = scores.new_full(scores.shape[:-1], NOTHING)
-    else:
-        top = scores.detach().amax(-1)
+    top = largest(scores)
     exps = powers(scores, top)
     return Rows(top, exps.sum(-1), weigh(exps if drop is None else exps * drop, v, keep))
 
@@ -78,6 +75,13 @@ def finish(rows: Rows) -> tuple[Tensor, Tensor]:
     total = rows.sum.masked_fill(blind | lost, 1.0)
     out = (rows.out / total.unsqueeze(-1)).masked_fill(lost.unsqueeze(-1), float("nan"))
     return out, (rows.max + total.log()).masked_fill(blind, NOTHING)
+
+
+def largest(scores: Tensor) -> Tensor:
+    """The maximum over the keys, a constant for autograd; -inf where there are none."""
+    if not scores.shape[-1]:
+        return scores.new_full(scores.shape[:-1], NOTHING)
+    return scores.detach().amax(-1)
 
 
 def powers(scores: Tensor, top: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from . import engines
 from .ask import ask
-from .attend import ENGINES, first_able
 from .biases import Bias
 from .masks import Mask
 from .problem import Problem
@@ -88,8 +88,9 @@ def plan(
         dropout=dropout,
         seed=seed,
     )
-    chosen, declined = first_able(problem, engine)
-    later = ENGINES[ENGINES.index(chosen) + 1 :] if chosen and engine == "auto" else ()
+    chosen, declined = engines.first_able(problem, engine)
+    order = engines.ENGINES
+    later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
     return Plan(
         question=problem.describe(),
         engine=chosen.name if chosen else None,

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from .. import __version__, attend, masks
+from .. import __version__, engines, masks
 from ..engines import cpu
 from ..errors import BadValue
 from ..folder import folder
@@ -127,7 +127,7 @@ def doctor() -> None:
         ("torch uses", torch.backends.cpu.get_cpu_capability()),
         ("gpu", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
-    rows += [(f"engine {e.name}", e.caption) for e in attend.ENGINES]
+    rows += [(f"engine {e.name}", e.caption) for e in engines.ENGINES]
     if tiles := cpu.left_to_torch():
         rows.append(("processor", tiles))
     for package, extra, purpose in (

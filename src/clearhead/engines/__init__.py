@@ -1,12 +1,68 @@
-"""Those who answer, and who counts the weights where nobody asks for an answer."""
+"""Who answers, and who counts the weights where nobody asks for an answer.
+
+`ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
+comes last. An engine asked for by name answers or says why it cannot; it never hands the question
+on.
+"""
 
 from collections.abc import Iterable
 
+from ..errors import BadValue
 from ..problem import Inputs, Problem
 from ..stats import Partial, Statistic, gather, parse_stats
 from .cpu import Cpu
+from .engine import Engine
+from .sdpa import Sdpa
+from .steps import Steps
+from .tiled import Tiled
 
 CORE = Cpu()
+ENGINES: tuple[Engine, ...] = (CORE, Sdpa(), Tiled(), Steps())
+
+
+def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, list[str]]]:
+    """The engine that answers, and why those before it in the order declined.
+
+    Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
+    """
+    chosen, declined = first_able(problem, engine)
+    if chosen is not None:
+        return chosen, declined
+    said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
+    if engine == "auto":
+        raise BadValue(
+            f"No engine can answer this: {problem.describe()}.",
+            f"each engine says what it lacks: {said}.",
+            "ask a smaller or simpler question; plan(...) shows what each engine says.",
+        )
+    raise BadValue(
+        f"engine={engine!r} cannot answer this: {problem.describe()}.",
+        f"an engine asked for by name never falls back, and this one says: {said}.",
+        "leave engine= out, and the fastest engine that can answers; plan(...) shows which.",
+    )
+
+
+def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
+    """The first engine that does not decline, or None, and what those before it said."""
+    declined: dict[str, list[str]] = {}
+    for candidate in ENGINES if engine == "auto" else (named(engine),):
+        reasons = candidate.why_not(problem)
+        if not reasons:
+            return candidate, declined
+        declined[candidate.name] = reasons
+    return None, declined
+
+
+def named(engine: object) -> Engine:
+    for candidate in ENGINES:
+        if candidate.name == engine:
+            return candidate
+    names = ", ".join(repr(e.name) for e in ENGINES)
+    raise BadValue(
+        f"engine={engine!r} is unknown.",
+        f"an engine is 'auto' or one of {names}.",
+        "leave engine= out to let clearhead choose.",
+    )
 
 
 def count_weights(problem: Problem, inputs: Inputs, wanted: Iterable[str | Statistic]) -> Partial:
