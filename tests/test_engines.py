@@ -173,6 +173,22 @@ def test_a_bad_query_spoils_its_own_row_only(name, masked, qkv):
     torch.testing.assert_close(got[:, :, rest], true[:, :, rest])
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bad_query_sends_nothing_back_to_keys_it_does_not_see(name, bad, qkv):
+    """Query 2 sees keys up to 6; the gradients of the others are those without it."""
+    q, k, v = qkv
+    mask = ch.Causal(align="end")
+    spoiled = q.detach().clone()
+    spoiled[:, :, 2, 1] = bad
+    spoiled.requires_grad_()
+    engine_or_skip(name, q, k, v, mask=mask)
+    true = gradients(ch.attention(q, k, v, mask=mask, engine=name), k, v)
+    got = gradients(ch.attention(spoiled, k, v, mask=mask, engine=name), k, v)
+    for a, b in zip(got, true, strict=True):
+        torch.testing.assert_close(a[:, :, 7:], b[:, :, 7:])
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_leaks_from_blind_queries(name, biased, qkv):

@@ -57,9 +57,9 @@ class Sdpa(Engine):
         if _plainly_causal(p) and p.bias is None and p.Tk > 0 and _tame(q, k, v):
             return _ask_torch(p, q, k, v, **rule)
         # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
-        # mask. They are cleaned away first; a query that may look at one gets NaN afterwards. What
-        # a blind query holds would pass on the way back, so it is taken away too; it looks at every
-        # key meanwhile, because torch's answer to a row without keys depends on the kernel.
+        # mask, there or on the way back. They are cleaned away first; a query that holds or may
+        # look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0, because
+        # torch's answer to a row without keys depends on the kernel.
         blind = (p.reach.pairs() == 0).unsqueeze(-1)
         if _needs_matrix(p):
             keep = p.reach.block()
@@ -67,9 +67,9 @@ class Sdpa(Engine):
             if p.bias is not None:
                 added = _bias(p).masked_fill(~keep, float("-inf"))
                 rule = {"attn_mask": added.masked_fill(blind, 0.0)}
-        out = _ask_torch(p, q.masked_fill(blind, 0.0), cleaned(k), cleaned(v), **rule)
-        out = out.masked_fill(_sees_bad(p, k, v).unsqueeze(-1), float("nan"))
-        return out.masked_fill(blind, 0.0)
+        lost = _sees_bad(p, k, v).unsqueeze(-1) | ~torch.isfinite(q).all(-1, keepdim=True)
+        out = _ask_torch(p, cleaned(q).masked_fill(blind, 0.0), cleaned(k), cleaned(v), **rule)
+        return out.masked_fill(lost, float("nan")).masked_fill(blind, 0.0)
 
 
 def _plainly_causal(p: Problem) -> bool:
