@@ -177,7 +177,8 @@ template <class E> class Backward : Bands<Singles<E>> {
       // float lacks multiplies the weight.
       double lse = *place<double>(p_.lse, task_.b, x.h, x.q);
       double above = lse == NOTHING ? 0 : lse / LN2;
-      F minus = all(-float(above)), rest = all(exp2_one(float(float(above) - above)));
+      float top = float(above);
+      F minus = all(-top), rest = all(exp2_one(float((top - above) / log_unit(top))));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
       if (drops_.any()) turn<true>(x, s, d, factor, minus, rest, delta);

@@ -39,7 +39,7 @@ class Ending {
 
   void write_lse(const Problem& p, int64_t b, int64_t h, int64_t q) const {
     if (!p.lse.data) return;
-    double lse = sum_ == 0 ? double(NOTHING) : max_ * LN2 + log(double(sum_));
+    double lse = sum_ == 0 ? double(NOTHING) : max_ * LN2 + log(double(sum_)) * log_unit(max_);
     *place<double>(p.lse, b, h, q) = lse;
   }
 

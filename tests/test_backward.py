@@ -421,3 +421,26 @@ def test_a_narrow_bias_for_all_heads_gets_a_gradient_that_is_rounded_once(dtype)
         [found[engine]] = torch.autograd.grad(out.square().sum(), bias)
     error = (found["cpu"].double() - found["steps"].double()).abs().max()
     assert error <= torch.finfo(dtype).eps * found["steps"].abs().max()
+
+
+@pytest.mark.parametrize("low", [-1e20, torch.finfo(torch.float32).min, 1e30])
+@pytest.mark.parametrize("sizes", [(64, 64), (2, 3000)])
+def test_rows_that_are_as_low_as_a_float_can_be(low, sizes):
+    """An additive mask of the lowest float leaves a padded query alike weights on all keys, and the
+    logarithm of their number must not be lost beside it."""
+    Tq, Tk = sizes
+    source = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 2, T, 16, generator=source) for T in (Tq, Tk, Tk)]
+    bias = torch.zeros(Tq, Tk)
+    bias[1], bias[0, :5] = low, low
+    taken = torch.randn(1, 2, Tq, 16, generator=source)
+
+    def gradients(engine, dtype):
+        asks = [x.to(dtype).requires_grad_() for x in (*tensors, bias)]
+        out = ch.attention(*asks[:3], bias=asks[3], engine=engine)
+        return torch.autograd.grad((out * taken.to(dtype)).sum(), asks)
+
+    for mine, true in zip(
+        gradients("cpu", torch.float32), gradients("steps", torch.float64), strict=True
+    ):
+        torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=3e-6)

@@ -226,7 +226,31 @@ TYPES = {
         lambda: ch.alibi(["steep"]),
         """alibi got slopes=['steep'].
   Rule: slopes are numbers, one per query head.
-  Way out: pass a floating tensor or a list of floats, or none for the paper's own.""",
+  Way out: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
+    ),
+    "a number of heads for slopes": (
+        lambda: ch.alibi(8),
+        """alibi got slopes=8.
+  Rule: slopes are numbers, one per query head.
+  Way out: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
+    ),
+    "nested queries": (
+        lambda: ask(*(torch.nested.nested_tensor([Q[0], Q[1]]) for _ in range(3))),
+        """q is nested.
+  Rule: queries, keys and values are dense tensors with strides.
+  Way out: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
+    ),
+    "booleans & a rule": (
+        lambda: torch.ones(5, 5, dtype=torch.bool) & ch.causal,
+        """A mask was composed by & with Tensor.
+  Rule: masks compose with masks.
+  Way out: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
+    ),
+    "a layer of another dtype": (
+        lambda: ch.nn.SelfAttention(4, 4)(torch.ones(5, 4).half()),
+        """SelfAttention got x of torch.float16, and its weights are torch.float32.
+  Rule: a layer and what it reads have one dtype, unless autocast is on.
+  Way out: pass x.to(torch.float32), or convert the layer with .to(torch.float16).""",
     ),
     "sinks in a list": (
         lambda: ask(sinks=[0.0] * 6),
@@ -263,6 +287,7 @@ def test_values_and_shapes_that_do_not_fit(name):
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, ch.AttentionError)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", TYPES)
 def test_kinds_that_do_not_fit(name):
     call, text = TYPES[name]

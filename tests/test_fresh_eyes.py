@@ -1,6 +1,7 @@
 """What users with fresh eyes ran into, each held by a test."""
 
 import contextlib
+import copy
 import math
 import sys
 
@@ -413,3 +414,62 @@ def test_one_graph_serves_every_size():
     for shape in ((2, 2, 8, 8), (2, 2, 9, 8), (3, 4, 9, 16)):
         x = torch.randn(shape)
         torch.testing.assert_close(graph(x), answer(x))
+
+
+def test_rules_are_printed_whatever_the_default_device():
+    shown = [ch.causal, ch.prefix(3) & ch.Causal(align=[1, 2]), ch.documents([0, 0, 1])]
+    plain = [(str(rule), rule.why(1, 0)) for rule in shown]
+    lesson = str(ch.explain_text("a b"))
+    q = torch.randn(1, 2, 5, 8)
+    with torch.device("meta"):
+        assert [(str(rule), rule.why(1, 0)) for rule in shown] == plain
+        assert str(ch.explain_text("a b")) == lesson
+        assert ch.why_scale(8, keys=4, queries=4, sizes=[4]).sizes == [4, 8]
+        pooled = ch.look(q, q, q, stats=[ch.map(2, 2)], engine="tiled").map
+    torch.testing.assert_close(pooled, ch.look(q, q, q, stats=[ch.map(2, 2)]).map)
+
+
+def test_torchs_signature_answers_with_shapes_alone():
+    x = torch.randn(2, 4, 5, 8, device="meta")
+    assert ch.compat.scaled_dot_product_attention(x, x, x).shape == (2, 4, 5, 8)
+
+
+@torch.no_grad()
+def test_a_cache_stays_with_its_layer():
+    """What two layers write into one cache would be looked at by both."""
+    blocks = [ch.nn.TransformerBlock(16, 4, causal=True) for _ in range(2)]
+    x, cache = torch.randn(1, 5, 16), ch.nn.KVCache()
+    blocks[0](x, cache=cache)
+    with pytest.raises(ch.BadValue, match="another layer has filled"):
+        blocks[1](x, cache=cache)
+    assert cache.length == 5
+    twin, copied = copy.deepcopy(blocks[0]), copy.deepcopy(cache)
+    torch.testing.assert_close(twin(x, cache=copied), blocks[0](x, cache=cache))
+    cache.reset()
+    blocks[1](x, cache=cache)
+
+
+def test_a_cache_begun_in_inference_mode_says_why_it_does_not_go_on():
+    layer, cache = ch.nn.MultiHeadAttention(16, 4, causal=True), ch.nn.KVCache(9)
+    with torch.inference_mode():
+        layer(torch.randn(1, 5, 16), cache=cache)
+    with torch.no_grad(), pytest.raises(ch.BadValue, match="begun under"):
+        layer(torch.randn(1, 1, 16), cache=cache)
+    with torch.inference_mode():
+        layer(torch.randn(1, 1, 16), cache=cache)
+    assert cache.length == 6
+
+
+def test_what_vmap_holds_is_not_watched():
+    layer = ch.nn.SelfAttention(4, 4)
+    with pytest.raises(ch.BadValue, match=r"watch heard a call inside of torch\.func\.vmap"):
+        with ch.watch(layer, stats=["entropy"]):
+            torch.func.vmap(layer)(torch.randn(3, 5, 4))
+
+
+def test_the_entropy_of_one_key_is_no_negative_zero():
+    q = torch.randn(1, 1, 64, 16)
+    for engine in ("tiled", "steps"):
+        mask = ch.window(before=0, after=0)
+        entropy = ch.look(q, q, q, mask=mask, engine=engine, stats=["entropy"]).entropy
+        assert (entropy == 0).all() and not torch.signbit(entropy).any()

@@ -170,3 +170,46 @@ def test_layers_with_a_cache_or_relative_positions_compile_for_any_length():
             torch.testing.assert_close(step(x, ours), layer(x, cache=theirs))
             x = torch.randn(2, n, 16)
             torch.testing.assert_close(whole(x), relative(x))
+        layer(x[:, :1], cache=ours)  # a cache knows its layer, compiled or not
+        with pytest.raises(ch.BadValue, match="another layer has filled"):
+            relative(x[:, :1], cache=ours)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: ch.lengths(keys=[2, 3]), lambda: ch.prefix([2, 3]), lambda: ch.Causal(align=[0, 1]),
+    lambda: ch.documents([[0, 0, 1, 1, 1]] * 2), lambda: ch.dense(keep=torch.ones(5, 5).bool()),
+])  # fmt: skip
+def test_a_rule_of_fixed_size_is_made_inside_of_a_graph_for_any(make):
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
+    torch.compiler.reset()
+    step = torch.compile(
+        lambda: ch.attention(q, k, v, mask=make()), dynamic=True, fullgraph=True, backend="eager"
+    )
+    given = torch.compile(
+        lambda q, k, v: ch.attention(q, k, v, mask=make()),
+        dynamic=True, fullgraph=True, backend="eager",
+    )  # fmt: skip
+    for answer in (step(), given(q, k, v)):
+        torch.testing.assert_close(answer, ch.attention(q, k, v, mask=make()))
+
+
+def test_a_mask_of_fixed_size_goes_to_torchs_signature_in_a_graph_for_any():
+    keep = torch.ones(5, 5).tril().bool()
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
+
+    def ask(q, k, v):
+        return ch.compat.scaled_dot_product_attention(q, k, v, keep, enable_gqa=True)
+
+    step = torch.compile(ask, dynamic=True, fullgraph=True, backend="eager")
+    torch.testing.assert_close(step(q, k, v), ask(q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("layer", [
+    ch.nn.SelfAttention(8, 8), ch.nn.CausalAttention(8, 8, 5), ch.nn.TransformerBlock(8, 2),
+])  # fmt: skip
+def test_a_layer_that_learns_is_traced_by_the_old_tracer(layer):
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(torch.jit.trace(layer, x)(x), layer(x))

@@ -80,7 +80,9 @@ def _usual(q: object, k: object, v: object) -> bool:
     """Is everything as most questions have it? One look, for small calls are mostly checks."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
-    if not (q.dim() == 4 == k.dim() == v.dim() and q.dtype is k.dtype is v.dtype in DTYPES):
+    if q.is_nested or not (
+        q.dim() == 4 == k.dim() == v.dim() and q.dtype is k.dtype is v.dtype in DTYPES
+    ):
         return False
     B, H, _, D = q.shape
     Bk, G, Tk, Dk = k.shape
@@ -109,6 +111,15 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
                 "queries, keys and values are torch tensors.",
                 f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor.",
             )
+        if x.is_nested or x.layout is not torch.strided:
+            raise BadType(
+                f"{name} is {'nested' if x.is_nested else f'of layout {x.layout}'}.",
+                "queries, keys and values are dense tensors with strides.",
+                f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one "
+                "after the other with mask=documents(...)."
+                if x.is_nested
+                else f"pass {name}.to_dense().",
+            )
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
         raise BadValue(
@@ -129,13 +140,6 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             "queries, keys and values live on one device.",
             "move them, for example with .to(q.device).",
         )
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.layout is not torch.strided:
-            raise BadType(
-                f"{name} has the layout {x.layout}.",
-                "queries, keys and values are dense tensors with strides.",
-                f"pass {name}.to_dense().",
-            )
     rank = q.dim()
     q, k, v = (x.reshape((1,) * (4 - rank) + tuple(x.shape)) if rank < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1]:

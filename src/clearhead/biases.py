@@ -146,6 +146,8 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
     """
     try:
         numbers = None
+        if isinstance(slopes, (int, float)) or (isinstance(slopes, Tensor) and not slopes.dim()):
+            raise TypeError("one number")
         if slopes is not None:
             given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
             numbers = given if given.dim() == 1 else given.reshape(-1)  # not a view, to be copied
@@ -153,7 +155,8 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
         raise BadType(
             f"alibi got slopes={slopes!r}.",
             "slopes are numbers, one per query head.",
-            "pass a floating tensor or a list of floats, or none for the paper's own.",
+            "pass a floating tensor or a list of floats; alibi() has the paper's own, for as many "
+            "heads as there are.",
         ) from error
     if numbers is not None and (numbers.is_complex() or numbers.dtype == torch.bool):
         raise BadType(

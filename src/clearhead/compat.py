@@ -38,9 +38,9 @@ def scaled_dot_product_attention(
     Raises `BadValue` and `BadType` where torch raises RuntimeError.
     """
     _check(query, key, value, attn_mask, is_causal)
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    kind = query.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         query, key, value = (_cast(x, dtype) for x in (query, key, value))
         attn_mask = None if attn_mask is None else _cast(attn_mask, dtype)
     if attn_mask is not None:
@@ -77,7 +77,7 @@ def _four_dimensions(attn_mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The mask for scores of `shape`, its leading dimensions made one, if it has any."""
     missing = len(shape) - attn_mask.dim()
     sizes = (1,) * missing + tuple(attn_mask.shape)
-    if missing < 0 or any(m not in (1, s) for m, s in zip(sizes, shape, strict=True)):
+    if missing < 0 or any(m != 1 and m != s for m, s in zip(sizes, shape, strict=True)):
         raise BadValue(
             f"attn_mask has shape {tuple(attn_mask.shape)}; the scores are {shape}.",
             "attn_mask broadcasts to the scores, (..., Hq, L, S).",
@@ -134,8 +134,8 @@ def _check(query: object, key: object, value: object, attn_mask: object, is_caus
         raise BadValue(
             "attn_mask was given together with is_causal=True.",
             "torch's function takes one or the other.",
-            "write the causal rule into attn_mask, or use clearhead.attention with "
-            "mask=Causal(align='start') & dense(keep=attn_mask).",
+            "write the causal rule into attn_mask, or call clearhead.attention with "
+            "mask=Causal(align='start') and bias=attn_mask (or & dense(keep=attn_mask)).",
         )
 
 

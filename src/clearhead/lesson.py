@@ -79,8 +79,8 @@ def explain_text(
             "pass a shorter text.",
         )
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    ids = torch.tensor([vocabulary[token] for token in tokens])
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
+        ids = torch.tensor([vocabulary[token] for token in tokens])
         torch.default_generator.manual_seed(seed)
         embed = TokenEmbedding(len(vocabulary), size)
         attend = MultiHeadAttention(size, heads, out_bias=False)

@@ -123,9 +123,12 @@ def why_scale(
         for kind in ("raw", "scaled")
     }
     shown: dict[str, Tensor] = {}
-    source = torch.Generator().manual_seed(seed)
+    source = torch.Generator("cpu").manual_seed(seed)
     for d in sizes:
-        q, k = (torch.randn(n, d, generator=source, dtype=torch.float64) for n in (queries, keys))
+        q, k = (
+            torch.randn(n, d, generator=source, dtype=torch.float64, device="cpu")
+            for n in (queries, keys)
+        )
         for kind, scale in (("raw", 1.0), ("scaled", None)):
             trace = explain(q, k, k, scale=scale)
             weights = trace["weights"]

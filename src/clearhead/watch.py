@@ -28,7 +28,7 @@ from .problem import Inputs, Problem
 from .seen import Call, Seen
 from .stats import Statistic, Top, parse_stats, rows as exact_rows
 from .stats.wanted import Result
-from .traced import transformed
+from .traced import batched, transformed
 from .whole import whole
 
 GAUGES = ("entropy", "max")
@@ -113,6 +113,12 @@ def watch(
         nonlocal kept
         if not inside or torch._C._current_graph_task_id() != -1:
             return  # a checkpoint computes again on the way back: the same call, heard before
+        if batched(inputs.q, inputs.k):
+            raise BadValue(
+                "watch heard a call inside of torch.func.vmap.",
+                "what is counted there belongs to vmap, and ends with it.",
+                "give the examples as the batch of the model instead, or watch outside of vmap.",
+            )
         name = inside[-1]
         layer = numbers.setdefault((name, turns[name]), len(numbers))
         turns[name] += 1

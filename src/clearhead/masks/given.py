@@ -106,7 +106,7 @@ class Dense(Mask):
 
     def check(self, grid: Grid) -> None:
         wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
-        if any(s not in (1, w) for s, w in zip(self._four().shape, wanted, strict=True)):
+        if any(s != 1 and s != w for s, w in zip(self._four().shape, wanted, strict=True)):
             raise BadValue(
                 f"dense has a mask of shape {tuple(self.bits.shape)}; "
                 f"the question has (B, H, Tq, Tk) = {wanted}.",
@@ -127,7 +127,7 @@ class Dense(Mask):
         return intervals.from_bits(self._four().to(device), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        may = bool(self.keep(grid, *(torch.tensor(i) for i in (b, h, q, k))))
+        may = bool(self.keep(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
         return f"dense: the cell holds {may}"
 
 

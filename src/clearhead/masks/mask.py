@@ -16,6 +16,8 @@ from ..intervals import Reach
 from ..traced import plain
 from ..whole import whole
 
+CPU = torch.device("cpu")  # where what is printed is found, whatever the default device
+
 
 class Grid(NamedTuple):
     """How many queries and keys a mask is asked about, in how many batches and heads."""
@@ -64,6 +66,12 @@ class Mask(ABC):
 
     def __or__(self, other: "Mask") -> "Mask":
         return self if self._is(_mask(other, "|")) else Or(self, other)
+
+    def __rand__(self, other: object) -> "Mask":
+        return _mask(other, "&") & self
+
+    def __ror__(self, other: object) -> "Mask":
+        return _mask(other, "|") | self
 
     def __invert__(self) -> "Mask":
         return self.mask if isinstance(self, Not) else Not(self)
@@ -137,7 +145,7 @@ class Mask(ABC):
                     "positions count from 0 and stay below the size.",
                     f"ask for a {name} from 0 to {size - 1}, or pass larger sizes Tq= and Tk=.",
                 )
-        may = bool(self.keep(grid, *(torch.tensor(i) for i in (b, h, q, k))))
+        may = bool(self.keep(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
         verb = "may look" if may else "may not look"
         return f"query {q} {verb} at key {k}: {self.reason(grid, b, h, q, k)}"
 
@@ -210,13 +218,13 @@ class Mask(ABC):
                     "pass for example range(0, 64).",
                 )
         grid = self._grid(Tq, Tk, B, H, default=max(q.stop, k.stop))
-        keep = self.reach(grid).block(slice(q.start, q.stop), slice(k.start, k.stop))
+        keep = self.reach(grid, CPU).block(slice(q.start, q.stop), slice(k.start, k.stop))
         return "full" if keep.all() else "partial" if keep.any() else "empty"
 
     def picture(self, Tq: int | None = None, Tk: int | None = None) -> str:
         """Rows are queries, columns keys: ■ may look, · may not, ▒ some may in that block."""
         grid = self._grid(Tq, Tk, None, None, default=8)
-        reach = self.reach(grid)
+        reach = self.reach(grid, CPU)
         step = max(1, -(-max(grid.Tq, grid.Tk) // 32))
         rows = []
         for start in range(0, grid.Tq, step):
@@ -318,7 +326,7 @@ class And(_Pair):
         return min(left[0], right[0]), min(left[1], right[1])
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        cell = [torch.tensor(i) for i in (b, h, q, k)]
+        cell = [torch.tensor(i, device="cpu") for i in (b, h, q, k)]
         both = (self.left, self.right)
         against = [m for m in both if not m.keep(grid, *cell)]
         return "; ".join(m.reason(grid, b, h, q, k) for m in against or both)
@@ -341,7 +349,7 @@ class Or(_Pair):
         return self.left.reach(grid, device) | self.right.reach(grid, device)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        cell = [torch.tensor(i) for i in (b, h, q, k)]
+        cell = [torch.tensor(i, device="cpu") for i in (b, h, q, k)]
         both = (self.left, self.right)
         allow = [m for m in both if m.keep(grid, *cell)]
         return "; ".join(m.reason(grid, b, h, q, k) for m in allow or both)

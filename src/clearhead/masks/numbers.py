@@ -190,7 +190,8 @@ def batch(value: object) -> dict[str, int]:
 
 
 def check_batch(rule: object, value: object, grid: "Grid") -> None:
-    if isinstance(value, Tensor) and value.shape[0] not in (1, grid.B):
+    # One by one: in a graph for any B, a size is no number that a tuple could hold.
+    if isinstance(value, Tensor) and value.shape[0] != 1 and value.shape[0] != grid.B:
         raise BadValue(
             f"{rule!r} speaks of {value.shape[0]} batches, and there are B={grid.B}.",
             "a number per batch comes once for each batch.",

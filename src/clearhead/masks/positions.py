@@ -103,7 +103,7 @@ class Causal(Mask):
         return None if first is None else (EVERY_KEY, first)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        place = q + int(offset(self.align, grid, torch.tensor(b)))
+        place = q + int(offset(self.align, grid, torch.tensor(b, device="cpu")))
         side = "after" if k > place else "at or before"
         return f"{self!r}: key position {k} stands {side} query position {place}"
 
@@ -183,7 +183,7 @@ class window(Mask):
         return before, EVERY_KEY if self.after is None else self.after + first
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        distance = k - q - int(offset(self.align, grid, torch.tensor(b)))
+        distance = k - q - int(offset(self.align, grid, torch.tensor(b, device="cpu")))
         where = "at the query itself"
         if distance:
             where = f"{abs(distance)} {'ahead of' if distance > 0 else 'behind'} the query"
@@ -223,7 +223,7 @@ class prefix(Mask):
         return intervals.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        n = int(pick(self.n, torch.tensor(b)))
+        n = int(pick(self.n, torch.tensor(b, device="cpu")))
         return f"{self!r}: key {k} is {'within' if k < n else 'beyond'} the first {n}"
 
 
@@ -293,7 +293,7 @@ class lengths(Mask):
         says = []
         for name, value, index in (("key", self.keys, k), ("query", self.queries, q)):
             if value is not None:
-                n = int(pick(value, torch.tensor(b)))
+                n = int(pick(value, torch.tensor(b, device="cpu")))
                 says.append(f"{name} {index} is {'one of' if index < n else 'beyond'} the {n} real")
         return f"{self!r}: {', '.join(says)}"
 

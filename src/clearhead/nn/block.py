@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) or (T, d) -> the same shape."""
-        x = sequence("FeedForward", "x", x, self.d)
+        x = sequence("FeedForward", "x", x, self.d, self.W_1)
         return self.W_2(self.dropout(_ACTIVATIONS[self.activation](self.W_1(x))))
 
     def extra_repr(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import BadValue
 from ..whole import whole
@@ -29,6 +29,7 @@ class KVCache:
         self.length = 0
         self._k: Tensor | None = None
         self._v: Tensor | None = None
+        self._owner: int | None = None
 
     @property
     def keys(self) -> Tensor | None:
@@ -39,6 +40,20 @@ class KVCache:
     def values(self) -> Tensor | None:
         """The values held, (B, G, length, Dv); None before the first `append`."""
         return None if self._v is None else self._v[..., : self.length, :]
+
+    def belongs_to(self, layer: nn.Module) -> None:
+        """Remember the layer whose keys these are. Raises `BadValue` for another one, as long as
+        there are tokens."""
+        if self.length and self._owner not in (None, id(layer)):
+            raise BadValue(
+                f"{type(layer).__name__} got a {self!r} that another layer has filled.",
+                "each layer has keys and values of its own, so it has a cache of its own.",
+                "make one per layer, for example caches = [KVCache() for _ in blocks].",
+            )
+        self._owner = id(layer)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_owner": None}  # a copy may go with a copy of its layer
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens; returns all keys and all values held."""
@@ -97,6 +112,13 @@ class KVCache:
                 )
         if self.max_length is None:
             return
+        if self._k is not None and _frozen(self._k):
+            raise BadValue(
+                f"KVCache(max_length={self.max_length}) was begun under torch.inference_mode.",
+                "new tokens are written into reserved room, and what was made in that mode is "
+                "written to in that mode only.",
+                "go on under torch.inference_mode(), or begin under torch.no_grad().",
+            )
         if self.length + k.shape[-2] > self.max_length:
             raise BadValue(
                 f"KVCache got {k.shape[-2]} more tokens and holds {self.length}.",
@@ -110,6 +132,15 @@ class KVCache:
                 "there before.",
                 "decode under torch.no_grad(), or use KVCache() without max_length.",
             )
+
+
+def _frozen(x: Tensor) -> bool:
+    """Was it made under torch.inference_mode, and is that over?"""
+    return (
+        not torch.compiler.is_compiling()
+        and x.is_inference()
+        and not torch.is_inference_mode_enabled()
+    )
 
 
 def _room(x: Tensor, length: int) -> Tensor:

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, kind_of
 from ..masks import Mask
@@ -45,8 +46,11 @@ def base(layer: str, value: object) -> float:
     )
 
 
-def sequence(layer: str, name: str, x: object, width: int | None = None) -> Tensor:
-    """`x`, if it is (B, T, width) or (T, width); None means any width."""
+def sequence(
+    layer: str, name: str, x: object, width: int | None = None, reader: nn.Module | None = None
+) -> Tensor:
+    """`x`, if it is (B, T, width) or (T, width), in the dtype of the weights of the projection that
+    reads it; None means any."""
     shown = "d" if width is None else width
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         kind = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else kind_of(x)
@@ -69,6 +73,16 @@ def sequence(layer: str, name: str, x: object, width: int | None = None) -> Tens
             f"the last dimension of {name} is {width}, as the layer was built.",
             f"pass vectors of {width} features, or build the layer for {x.shape[-1]}.",
         )
+    weight = getattr(reader, "weight", None)
+    if isinstance(weight, Tensor) and weight.dtype.is_floating_point:
+        kind = x.device.type
+        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if x.dtype != weight.dtype and not cast:
+            raise BadType(
+                f"{layer} got {name} of {x.dtype}, and its weights are {weight.dtype}.",
+                "a layer and what it reads have one dtype, unless autocast is on.",
+                f"pass {name}.to({weight.dtype}), or convert the layer with .to({x.dtype}).",
+            )
     return x
 
 

@@ -281,9 +281,9 @@ class MultiHeadAttention(nn.Module):
         name = "MultiHeadAttention"
         context = x if context is None else context
         values = context if values is None else values
-        x = sequence(name, "x", x, self.d)
-        context = sequence(name, "context", context, self.d_context)
-        values = sequence(name, "values", values, self.d_values)
+        x = sequence(name, "x", x, self.d, self.W_query)
+        context = sequence(name, "context", context, self.d_context, self.W_key)
+        values = sequence(name, "values", values, self.d_values, self.W_value)
         if self.causal and cache is None and x.shape[-2] != context.shape[-2]:
             raise BadValue(
                 f"MultiHeadAttention got {x.shape[-2]} tokens and a context of "
@@ -298,6 +298,7 @@ class MultiHeadAttention(nn.Module):
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
         if cache is not None:
+            cache.belongs_to(self)
             k, v = cache.append(k, v)
         rule = Causal(align=None if cache is None else "end") if self.causal else None
         distances = None

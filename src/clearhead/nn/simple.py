@@ -153,7 +153,7 @@ class SelfAttention(OneHead):
         return layer
 
     def question(self, x: Tensor, mask: Mask | None) -> Question:
-        x = sequence("SelfAttention", "x", x, self.d_in)
+        x = sequence("SelfAttention", "x", x, self.d_in, self.W_query)
         return Question(self.W_query(x), self.W_key(x), self.W_value(x), both(self.mask, mask))
 
     def extra_repr(self) -> str:
@@ -188,7 +188,7 @@ class CausalAttention(OneHead):
         self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
 
     def question(self, x: Tensor, mask: Mask | None) -> Question:
-        x = sequence("CausalAttention", "x", x, self.d_in)
+        x = sequence("CausalAttention", "x", x, self.d_in, self.W_query)
         if x.shape[-2] > self.context_length:
             raise BadValue(
                 f"CausalAttention got {x.shape[-2]} tokens, in x of shape {tuple(x.shape)}.",

@@ -64,7 +64,7 @@ class Needs:
         """The first bin that these queries fall into, and how many; one for all without a map."""
         if self.bins is None:
             return 0, 1
-        ends = torch.tensor([queries.start, queries.stop - 1])
+        ends = torch.tensor([queries.start, queries.stop - 1], device="cpu")
         first, last = bin_of(ends, self.problem.Tq, self.bins[0]).tolist()
         return first, last + 1 - first
 

@@ -95,8 +95,8 @@ class Entropy(RowStatistic):
         share = final.share
         assert final.rows.moment is not None
         gap = -share.masked_fill(share == 0, 1.0).log()
-        # Of rounding alone it may come out as -1e-8.
-        return (share * (gap * final.rows.sum - final.rows.moment)).clamp(min=0)
+        # Of rounding alone it may come out as -1e-8, and of one key as -0.
+        return (share * (gap * final.rows.sum - final.rows.moment)).clamp(min=0) + 0.0
 
 
 @dataclass(frozen=True)
