@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cpu.h"
@@ -19,9 +20,9 @@ namespace {
 // both, because only a stream shares one key head out over threads (bench/LOG.md).
 constexpr int64_t STREAM_ROWS = 8;
 
-// A long row of keys is cut into at most 32 stretches of at least 1024 keys, whatever the number
-// of threads, so that the bits do not depend on it.
-constexpr int64_t STRETCHES = 32, LEAST_STRETCH = 1024, STRETCH_STEP = 128;
+// A long row of keys is cut into at most 32 stretches of 1024 keys or more (the last has what is left),
+// whatever the number of threads, so that the bits do not depend on it.
+constexpr int64_t LEAST_STRETCH = 1024, STRETCH_STEP = 128;
 
 // A prefill task keeps its queries and their output sums in two thirds of a 1 MB L2; more rows use a
 // packed key more often: 384 left 4 % to packing at D = 64, 640 leave 3 %, and with 1032 the whole is
@@ -48,6 +49,8 @@ int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 // Memory that a thread keeps between calls; it grows to the largest task the thread has met.
 class Scratch {
  public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
   ~Scratch() { free(block_); }
   char* reach(size_t bytes) {
     if (bytes > size_) {
@@ -58,12 +61,27 @@ class Scratch {
     }
     return block_;
   }
+  void swap(Scratch& other) {
+    std::swap(block_, other.block_);
+    std::swap(size_, other.size_);
+  }
 
  private:
   char* block_ = nullptr;
   size_t size_ = 0;
 };
 thread_local Scratch task_scratch, state_scratch;
+
+// A thread's memory for as long as a call needs it. A signal handler may call again meanwhile, on the
+// same thread: it finds none, and what it leaves is let go.
+class Borrowed : public Scratch {
+ public:
+  explicit Borrowed(Scratch& from) : from_(from) { swap(from_); }
+  ~Borrowed() { swap(from_); }
+
+ private:
+  Scratch& from_;
+};
 
 // Numbered tasks that any number of threads take one by one.
 template <class Task> struct Job {
@@ -76,7 +94,8 @@ template <class Task> struct Job {
 
   static void work(void* context) {
     Job& job = *(Job*)context;
-    char* block = task_scratch.reach(job.scratch);
+    Borrowed scratch(task_scratch);
+    char* block = scratch.reach(job.scratch);
     if (!block) return job.end(NO_MEMORY);
     bool asks = interrupted && std::this_thread::get_id() == job.caller;
     for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;) {
@@ -98,15 +117,16 @@ template <class Task> Code share_out(int64_t threads, int64_t count, size_t scra
 
 Code decode(const Problem& p, const Level& level, int64_t threads) {
   int64_t rows = p.H / p.G * p.Tq, heads = p.B * p.G;
-  int64_t stretch = most(LEAST_STRETCH, round_up(ceil_div(p.Tk, STRETCHES), STRETCH_STEP));
+  int64_t stretch = most(LEAST_STRETCH, round_up(ceil_div(p.Tk, MOST_STRETCHES), STRETCH_STEP));
   int64_t stretches = most(1, ceil_div(p.Tk, stretch));
   size_t scratch = level.stream_scratch(p, rows);
   int64_t state = stretches > 1 ? rows * (p.Dv + 2) : 0;
   int64_t at_once = heads;
   float* states = nullptr;
+  Borrowed memory(state_scratch);
   if (state) {
     at_once = least(heads, most(1, STATE_BYTES / (state * stretches * int64_t(sizeof(float)))));
-    states = (float*)state_scratch.reach(size_t(at_once * stretches * state) * sizeof(float));
+    states = (float*)memory.reach(size_t(at_once * stretches * state) * sizeof(float));
     if (!states) return NO_MEMORY;
   }
   for (int64_t first = 0; first < heads; first += at_once) {

@@ -35,19 +35,19 @@ struct Mask {
 };
 
 // What the one sweep over the keys can tell about its rows besides their output: float32 over
-// (b, h, q); `max` and `sum` always, the rest null where it is not wanted. With y the logits in base 2
-// (log2 e times those that enter softmax) and m their maximum, a row leaves m, sum 2^(y - m), and
-// sum 2^(y - m) (y - m).
+// (b, h, q); `max` and `sum` always, the rest null where it is not wanted. With s the scores, of which
+// `unit` makes natural logits, m their maximum and y = (s - m) unit / ln 2, a row leaves m, sum 2^y,
+// and sum 2^y y.
 struct Survey {
   Place max, sum, moment;
-  int64_t best;             // how many of the largest y are wanted
-  Grid largest, where;      // (b, h, q, best): those y, and their keys as int64; -inf and -1 past the last
+  int64_t best;             // how many of the largest scores are wanted
+  Grid largest, where;      // (b, h, q, best): they, and their keys as int64; -inf and -1 past the last
   int64_t groups;
-  Grid masses;              // (b, h, q, groups): sum 2^(y - m) over the keys that a group holds
+  Grid masses;              // (b, h, q, groups): sum 2^y over the keys that a group holds
   const Mask* group;
 };
 
-// What a second sweep adds up once the rows are known: w = 2^(y - m) share. Null where not wanted.
+// What a second sweep adds up once the rows are known: w = 2^y share. Null where not wanted.
 struct Tally {
   Place max, share;         // float32 (b, h, q)
   Place received;           // float32 (b, h, k): sum of w over the queries
@@ -91,6 +91,7 @@ struct Problem {
 };
 
 constexpr int BAND = 24;      // queries that meet a block of keys together
+constexpr int64_t MOST_STRETCHES = 32;  // of the keys of a decode
 
 // Prefill: all keys against one block of queries of some heads that share a key head.
 struct TileTask { int64_t b, head, heads, query, queries; };
@@ -120,6 +121,7 @@ struct Level {
   size_t (*backward_scratch)(const Problem&);
   void (*deltas)(const Problem&, const Gradient&, int64_t b, int64_t h);
   void (*backward)(const Problem&, const Gradient&, const BackwardTask&, char* scratch);
+  double (*unit)(const Problem&);         // what takes a score to a natural logit
   // The ceilings a share is a share of: FLOP of `rounds` rounds in registers, and a sum over memory.
   double (*fma_rounds)(int64_t rounds);
   double (*dot_rounds)(int64_t rounds);   // null where there is no bf16 dot product

@@ -23,7 +23,8 @@
 // The order of every sum depends on the sizes alone, so threads do not change a bit.
 //
 // NaN and infinity. A cell that may not look is exactly 0 in w and dY, but 0 * NaN is NaN in the
-// products, so columns hold 0 in their place: a row that does see one has a NaN in dY already.
+// products, so the columns of q and k hold 0 in their place: a row that does see one has a NaN in dY
+// already. What comes back (dO) is taken as it is, as torch does.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {
@@ -168,21 +169,23 @@ template <class E> class Backward : Bands<Singles<E>> {
   // Pass 4: weights over the scores, and the gradient of every logit over dP.
   void logit_gradients(int64_t i) {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
-    F factor = all(this->settle(i));
+    const float factor = logits_.factor();
+    const double unit = logits_.unit();
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * BAND + r];
       // No weight is above 1, but few queries were answered from other sums (stream.h), and among large
       // scores their log-sum-exp can lie far below the scores as they are here: hence the bound in `turn`.
-      // At scores of 10^4 a float has half a digit of the weight left, so lse is a double, and what its
-      // float lacks multiplies the weight.
+      // At scores of 10^4 a float has half a digit of the weight left, so lse is a double. Differences are
+      // taken from the float nearest to it, and what that lacks multiplies the weight.
       double lse = *place<double>(p_.lse, task_.b, x.h, x.q);
-      double above = lse == NOTHING ? 0 : lse / LN2;
-      float top = float(above);
-      F minus = all(-top), rest = all(exp2_one(float((top - above) / log_unit(top))));
+      if (lse == NOTHING) lse = 0;
+      float from = float(lse / unit);
+      double lacks = (from * unit - lse) / log_unit(float(from * unit));
+      F rest = all(exp2_one(float(lacks * LOG2E)));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
-      if (drops_.any()) turn<true>(x, s, d, factor, minus, rest, delta);
-      else turn<false>(x, s, d, factor, minus, rest, delta);
+      if (drops_.any()) turn<true>(x, s, d, all(factor), all(from), rest, delta);
+      else turn<false>(x, s, d, all(factor), all(from), rest, delta);
       if (g_.dbias.data) leave_bias(x, d);
       if (bend_)
         for (int k = begin_; k < end_; k += W) {
@@ -192,11 +195,11 @@ template <class E> class Backward : Bands<Singles<E>> {
     }
   }
 
-  template <bool DROPS> void turn(const Row& x, float* s, float* d, F factor, F minus, F rest, F delta) const {
+  template <bool DROPS> void turn(const Row& x, float* s, float* d, F factor, F from, F rest, F delta) const {
     uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
     for (int k = begin_; k < end_; k += W) {
-      F y = load(s + k), above = fma(y, factor, minus), dp = load(d + k);
+      F y = load(s + k), above = mul(sub(y, from), factor), dp = load(d + k);
       above = pick(less(all(1), above), all(1), above);
       F w = mul(exp2<5>(above), rest), used = w;
       if constexpr (DROPS) {

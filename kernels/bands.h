@@ -1,4 +1,4 @@
-// Queries in bands against the keys in blocks, up to the logits: what the answer (tile.h), the second
+// Queries in bands against the keys in blocks, up to the scores: what the answer (tile.h), the second
 // sweep (tally.h) and the way back (backward.h) have in common.
 //
 // A task has some queries of one or several heads that share a key head; they are its rows, BAND of
@@ -137,8 +137,8 @@ template <class A> class Bands : protected Products<A> {
     }
   }
 
-  // Pass 2: the logits of a band and a block, in base 2 once they are multiplied by
-  // `logits_.factor()`; -infinity where a row may not look. Row maxima are left in `tops_`.
+  // Pass 2: the scores of a band and a block (logits.h); -infinity where a row may not look. The maxima
+  // of rows are left in the lanes of `tops_`.
   void scores(int64_t i) {
     const Band& band = band_[i];
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
@@ -180,28 +180,6 @@ template <class A> class Bands : protected Products<A> {
       }
     }
   }
-  // Leaves the largest logit of every row in `peak_`, in base 2, and gives the factor of its scores for
-  // an FMA with the maximum. In an FMA the product is exact and the maximum was rounded: a difference
-  // that a whole row shares, so it cancels, but among large logits it would overflow. Those scores are
-  // multiplied beforehand, and round as their maximum does.
-  float settle(int64_t i) {
-    int rows = int(least<int64_t>(BAND, n_ - i * BAND));
-    float factor = logits_.factor();
-    bool large = false;
-    for (int r = 0; r < rows; r += W) {
-      F here = mul(maxima(tops_ + r), all(factor));
-      store(peak_ + r, here);
-      large |= any_large(here);
-    }
-    if (!large || factor == 1) return factor;
-    for (int r = 0; r < rows; r++) {
-      float* s = s_ + r * S_STRIDE;
-      tops_[r] = mul(tops_[r], all(factor));
-      for (int k = begin_; k < end_; k += W) store(s + k, mul(load(s + k), all(factor)));
-    }
-    return 1;
-  }
-
   static Run seen_in(const uint64_t* word, int n, int width) {
     uint64_t any = 0;
     for (int i = 0; i < n; i++) any |= word[i];
@@ -261,7 +239,6 @@ template <class A> class Bands : protected Products<A> {
   int lo_, hi_;             // the band's keys of this block, counted from its start
   int begin_, end_;         // the same in whole vectors
   F tops_[BAND_PAD];
-  alignas(64) float peak_[BAND_PAD];
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

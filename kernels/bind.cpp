@@ -32,7 +32,8 @@ double seconds(clockid_t clock) {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-// Python sees signals only where it is asked: by a long call, ten times a second.
+// Python sees signals only where it is asked: by a long call, between two tasks, and not more often than
+// ten times a second.
 constexpr double BETWEEN_LOOKS = 0.1;
 thread_local double last_look;
 bool signalled() {
@@ -74,6 +75,12 @@ int survey_packed(nb::bytes packed, nb::bytes survey, nb::bytes groups) {
   s.group = group.data();
   p.survey = &s;
   return run([&] { return attend(p); });
+}
+
+// What takes the scores of a question, as a survey leaves them, to natural logits.
+double unit(nb::bytes packed) {
+  Problem p;
+  return level() && unpack(packed, &p) ? level()->unit(p) : 0;
 }
 
 int tally_packed(nb::bytes packed, nb::bytes wanted) {
@@ -162,6 +169,7 @@ NB_MODULE(_kernels, m) {
   interrupted = signalled;
   m.def("attend", &attend_packed);
   m.def("survey", &survey_packed);
+  m.def("unit", &unit);
   m.def("tally", &tally_packed);
   m.def("backward", &backward_packed);
   m.def("complaint", &complaint);

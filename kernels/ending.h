@@ -7,20 +7,21 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 class Ending {
  public:
-  // `max` in base 2 and scaled, `sum` relative to it.
-  Ending(const Problem& p, int64_t b, int64_t h, float max, float sum) {
+  // `max` is the largest score, in units of `unit` logits, and `sum` relative to it.
+  Ending(const Problem& p, int64_t b, int64_t h, float max, float sum, double unit) : top_(max * unit) {
+    const bool blind = sum == 0;
     float shrink = 1;
     if (p.sinks.data) {
-      float sink = LOG2E * Logits::bounded(Logits::at(p.sinks, b, h));
-      float above = most(max, sink), base = above == NOTHING ? 0 : above;
-      shrink = exp2_one(max - base);
-      sum = sum * shrink + exp2_one(sink - base);
-      max = above;
+      double sink = Logits::at(p.sinks, b, h);
+      double above = most(top_, sink), base = above == NOTHING ? 0 : above;
+      shrink = exp2_one(float((top_ - base) * LOG2E));
+      sum = sum * shrink + exp2_one(float((sink - base) * LOG2E));
+      top_ = above;
     }
-    // A query that saw nothing gives 0 and -infinity.
-    times_ = sum == 0 ? 0 : shrink / sum;
+    // A query that saw nothing gives 0, and -infinity if there is no sink.
+    times_ = blind || sum == 0 ? 0 : shrink / sum;
     if (p.dropout) times_ *= Drops::growth(p);  // here, so that a weight of 1 is 1 in bf16 too
-    max_ = max, sum_ = sum;
+    sum_ = sum;
   }
 
   // Numbers `from` to `from + size` of a row of the output, out of their sums.
@@ -39,12 +40,13 @@ class Ending {
 
   void write_lse(const Problem& p, int64_t b, int64_t h, int64_t q) const {
     if (!p.lse.data) return;
-    double lse = sum_ == 0 ? double(NOTHING) : max_ * LN2 + log(double(sum_)) * log_unit(max_);
-    *place<double>(p.lse, b, h, q) = lse;
+    double lse = top_ + log(double(sum_)) * log_unit(float(top_));
+    *place<double>(p.lse, b, h, q) = sum_ == 0 ? double(NOTHING) : lse;
   }
 
  private:
-  float times_, max_, sum_;
+  double top_;  // the largest logit
+  float times_, sum_;
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

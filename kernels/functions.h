@@ -3,20 +3,12 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-constexpr float LOG2E = 1.44269504088896341f;
-constexpr double LN2 = 0.693147180559945309;
+constexpr double LOG2E = 1.44269504088896341, LN2 = 0.693147180559945309;
 constexpr float NOTHING = -__builtin_inff();
 
 template <class T> inline T least(T a, T b) { return a < b ? a : b; }
 template <class T> inline T most(T a, T b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// A logit in base 2 that is finite and so large that rounding it moves its power by more than 2^(1/16).
-constexpr float LARGE = 1 << 20;
-inline bool any_large(F x) {
-  x = abs(x);
-  return word(less(all(LARGE), x)) & word(less(x, all(-NOTHING)));
-}
 
 // 2^x for x <= 0 (and a little above): 2^round(x) * 2^rest with |rest| <= 1/2. The polynomials are
 // 1 at 0 exactly, so a maximum that does not move rescales by exactly 1. Their relative errors,
@@ -57,7 +49,7 @@ inline double log_unit(float max) {
 // would lose the digits of a small x.
 inline F tanh(F x) {
   F y = abs(x), z = mul(x, x);
-  F e = exp2<5>(mul(y, all(-2 * LOG2E)));
+  F e = exp2<5>(mul(y, all(float(-2 * LOG2E))));
   F far = div(sub(all(1), e), add(all(1), e));
   F p = fma(all(0.016437576f), z, all(-0.0526718109f));
   p = fma(p, z, all(0.13320725f));

@@ -66,6 +66,8 @@ inline void merge(const Problem& p, int64_t b, int64_t group, int64_t stretches,
   });
 }
 
+inline double unit(const Problem& p) { return Logits(p).unit(); }
+
 inline size_t tally_scratch(const Problem& p) {
   return with_arithmetic(p, [&]<class A>(A) { return Tallying<A>::scratch(p); });
 }
@@ -112,6 +114,7 @@ constexpr double (*dot_rounds)(int64_t) = nullptr;
       .backward_scratch = CLEARHEAD_LEVEL::backward_scratch,             \
       .deltas = CLEARHEAD_LEVEL::deltas,                                 \
       .backward = CLEARHEAD_LEVEL::backward,                             \
+      .unit = CLEARHEAD_LEVEL::unit,                                     \
       .fma_rounds = CLEARHEAD_LEVEL::fma_rounds,                         \
       .dot_rounds = CLEARHEAD_LEVEL::dot_rounds,                         \
       .read = CLEARHEAD_LEVEL::read_sum,                                 \

@@ -1,15 +1,13 @@
-// From raw dot products to logits in base 2: scale, soft cap, bias, distance, mask.
+// From raw dot products to scores: scale, soft cap, bias, distance, mask.
 //
-// Only tiles that need it come here: with a plain scale and every key in sight, the scale is folded
-// into the exponential and a score is read once (tile.h, pass 3).
+// A weight is 2^((score - maximum) * factor). With a plain scale a score is the dot product as it is and
+// the scale stands in the factor, else it is the logit. The difference is taken first, so that no
+// rounding of large logits reaches the weights.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// Beyond this a finite bias or sink stays finite in base 2 too. The largest and lowest numbers of a float
-// are what some masks are made of, and a query all of whose keys were so low would be blind.
-constexpr float FARTHEST = 0x1p126f;
-// A cap this large bends nothing, and in base 2 it would be infinite.
+// A cap this large bends nothing, and what it divides would be lost.
 constexpr double NO_CAP = 0x1p100;
 
 class Logits {
@@ -19,13 +17,16 @@ class Logits {
         capped_(p.softcap > 0 && p.softcap < NO_CAP),
         // A scale that rounds to 0 would turn the -inf of an unseen row into NaN: not folded then.
         plain_(!capped_ && !p.bias.data && !p.slopes.data && p.scale > 1e-30),
-        first_(all(float(capped_ ? p.scale / p.softcap : p.scale * double(LOG2E)))),
-        cap_(all(float(p.softcap * double(LOG2E)))) {}
+        first_(all(finite(capped_ ? p.scale / p.softcap : p.scale))),
+        cap_(all(float(p.softcap))) {}
 
-  // True if raw scores, times `factor()`, are logits already.
+  // True if dot products are scores as they are.
   bool plain() const { return plain_; }
   bool capped() const { return capped_; }
-  float factor() const { return plain_ ? float(p_.scale * double(LOG2E)) : 1.0f; }
+  // What takes a difference of scores to one of logits in base 2.
+  float factor() const { return finite(unit() * LOG2E); }
+  // What takes a score to a natural logit.
+  double unit() const { return plain_ ? p_.scale : 1; }
 
   // n lanes of scores of query (b, h, q) with keys from `key` on, before the mask. Where `bend` is
   // given and scores are capped, it gets what the cap leaves of a small change, 1 - tanh^2.
@@ -37,10 +38,10 @@ class Logits {
       if (bend) store(bend, sub(all(1), mul(s, s)));
       s = mul(s, cap_);
     }
-    if (p_.bias.data) s = fma(bounded(bias(b, h, q, key, n)), all(LOG2E), s);
+    if (p_.bias.data) s = add(bias(b, h, q, key, n), s);
     if (p_.slopes.data) {
       F away = abs(add(count_up(), all(float(key - q - p_.slopes_shift))));
-      s = fma(away, all(-LOG2E * at(p_.slopes, b, h)), s);
+      s = fma(away, all(-at(p_.slopes, b, h)), s);
     }
     return s;
   }
@@ -49,16 +50,8 @@ class Logits {
     return ((const float*)g.data)[b * g.b + h * g.h];
   }
 
-  // x, not farther from 0 than FARTHEST if it is finite; infinities and NaN stay.
-  static F bounded(F x) {
-    F near = pick(less(all(FARTHEST), abs(x)), sign_of(all(FARTHEST), x), x);
-    return pick(less(abs(x), all(-NOTHING)), near, x);
-  }
-  static float bounded(float x) {
-    return __builtin_isfinite(x) ? most(-FARTHEST, least(FARTHEST, x)) : x;
-  }
-
  private:
+  static float finite(double x) { return float(most(-0x1.fffffep127, least(0x1.fffffep127, x))); }
   template <class E> static F row(const E* x, int64_t step, int n) {
     if (step == 1) return n >= W ? load(x) : load_part(x, n);
     E some[W] = {};

@@ -188,18 +188,12 @@ template <class A, int R> class Stream {
       for (int u = 1; u < U; u++) x = x > lane[r * U + u] ? x : lane[r * U + u];
       for (int u = 0; u < U; u++) lane[r * U + u] = x;
     }
-    F here = mul(load(lane), factor);
-    if (any_large(here)) {  // round as their maximum does (bands.h, `settle`)
-      for (int k = 0; k < count_; k += U) store(s_ + k * R, mul(load(s_ + k * R), factor));
-      factor = all(1);
-    }
-    F after = max(max_, here);
+    F after = max(max_, load(lane));
     F from = pick(same(after, all(NOTHING)), zero(), after);
-    F shrink = exp2<5>(sub(max_, from)), sum = zero();
+    F shrink = exp2<5>(mul(sub(max_, from), factor)), sum = zero();
     max_ = after;
-    from = sub(zero(), from);
     for (int k = 0; k < count_; k += U) {
-      F e = exp2<5>(fma(load(s_ + k * R), factor, from));
+      F e = exp2<5>(mul(sub(load(s_ + k * R), from), factor));
       store(s_ + k * R, e);
       sum = add(sum, e);
     }
@@ -295,7 +289,7 @@ template <class A, int R> class Stream {
       for (int u = 0; u < U; u++) sum += sum_of[r * U + u];
       const float* o = o_ + r * v_vectors_ * W;
       if (!task_.state) {
-        Ending end(p_, task_.b, head(r), top_of[r * U], sum);
+        Ending end(p_, task_.b, head(r), top_of[r * U], sum, logits_.unit());
         end.write<E>(p_, task_.b, head(r), query(r), 0, o, p_.Dv);
         end.write_lse(p_, task_.b, head(r), query(r));
         continue;
@@ -330,9 +324,10 @@ void merge_stretches(const Problem& p, int64_t b, int64_t group, int64_t stretch
                      const float* states) {
   int64_t heads = p.H / p.G, rows = heads * p.Tq, row_size = p.Dv + 2;
   constexpr int64_t SLICE = 512;
+  const Logits logits(p);
   for (int64_t r = 0; r < rows; r++) {
     int64_t h = group * heads + r / p.Tq, q = r % p.Tq;
-    float max = NOTHING, sum = 0;
+    float max = NOTHING, sum = 0, share[MOST_STRETCHES];
     for (int64_t s = 0; s < stretches; s++) {
       float m = states[(s * rows + r) * row_size];
       if (m > max || m != m) max = m;
@@ -340,16 +335,16 @@ void merge_stretches(const Problem& p, int64_t b, int64_t group, int64_t stretch
     float base = max == NOTHING ? 0 : max;
     for (int64_t s = 0; s < stretches; s++) {
       const float* x = states + (s * rows + r) * row_size;
-      sum += x[1] * exp2_one(x[0] - base);
+      share[s] = exp2_one((x[0] - base) * logits.factor());
+      sum += x[1] * share[s];
     }
-    Ending end(p, b, h, max, sum);
+    Ending end(p, b, h, max, sum, logits.unit());
     for (int64_t j = 0; j < p.Dv; j += SLICE) {
       alignas(64) float o[SLICE + W] = {};
       int64_t n = least(SLICE, p.Dv - j);
       for (int64_t s = 0; s < stretches; s++) {
         const float* x = states + (s * rows + r) * row_size;
-        float share = exp2_one(x[0] - base);
-        for (int64_t i = 0; i < n; i++) o[i] += share * x[2 + j + i];
+        for (int64_t i = 0; i < n; i++) o[i] += share[s] * x[2 + j + i];
       }
       end.write<E>(p, b, h, q, j, o, n);
     }

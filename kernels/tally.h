@@ -64,12 +64,12 @@ template <class A> class Tallying : Bands<A> {
   // Pass 3: weights, summed over the queries of a band that share a bin.
   void pool(const Tally& t, int64_t i) {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
-    F factor = all(this->settle(i));
-    float minus[BAND], share[BAND], *exact[BAND];
+    F factor = all(logits_.factor());
+    float from[BAND], share[BAND], *exact[BAND];
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * BAND + r];
       float m = *place(t.max, task_.b, x.h, x.q);
-      minus[r] = m == NOTHING ? 0 : -m;
+      from[r] = m == NOTHING ? 0 : m;
       share[r] = *place(t.share, task_.b, x.h, x.q);
       bool kept = t.exact.data && t.slot[x.q] >= 0;
       exact[r] = kept ? place<float>(t.exact, task_.b, x.h, t.slot[x.q]) + block_.lo : nullptr;
@@ -82,7 +82,7 @@ template <class A> class Tallying : Bands<A> {
         F sum = zero();
         for (int x = r; x < end; x++) {
           F y = load(s_ + x * S_STRIDE + k);
-          F w = mul(exp2<5>(fma(y, factor, all(minus[x]))), all(share[x]));
+          F w = mul(exp2<5>(mul(sub(y, all(from[x])), factor)), all(share[x]));
           w = pick(same(y, all(NOTHING)), zero(), w);  // in a row of NaN too
           sum = add(sum, w);
           if (exact[x]) store_part(exact[x] + k, w, int(least<int64_t>(W, block_.hi - block_.lo - k)));

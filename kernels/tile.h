@@ -31,7 +31,7 @@ template <class A> class Tile : Bands<A> {
   using Base::BAND, Base::BAND_PAD, Base::BLOCK, Base::PER, Base::S_STRIDE, Base::P_STRIDE, Base::STRIDE;
   using Base::p_, Base::task_, Base::sight_, Base::logits_, Base::n_, Base::bands_, Base::row_;
   using Base::band_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
-  using Base::begin_, Base::end_, Base::tops_, Base::peak_;
+  using Base::begin_, Base::end_, Base::tops_;
   using Base::key_row, Base::meets, Base::scores, Base::seen_by;
 
  public:
@@ -145,27 +145,24 @@ template <class A> class Tile : Bands<A> {
     return alarm[0];
   }
 
-  // Pass 3: softmax of a band's scores, against the running maximum. The state holds maxima in
-  // base 2, already scaled; exp2(s * factor - max) is then one FMA and one exponential, and the
-  // rounding of `max` is the same in numerator and denominator.
+  // Pass 3: softmax of a band's scores, against the running maximum.
   template <bool MOMENT, bool DROPS> void softmax(int64_t i) {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
     float* max_here = max_ + i * BAND_PAD;
     float* sum_here = sum_ + i * BAND_PAD;
-    const float one = this->settle(i);
-    F factor = all(one);
+    F factor = all(logits_.factor());
     const int begin = begin_, end = end_;
-    alignas(64) float minus[BAND_PAD];
+    alignas(64) float base[BAND_PAD];
     for (int r = 0; r < rows; r += W) {
-      F before = load(max_here + r), here = load(peak_ + r);
-      F after = max(before, here);
+      F before = load(max_here + r), after = max(before, maxima(tops_ + r));
       F from = pick(same(after, all(NOTHING)), zero(), after);
       store(max_here + r, after);
-      store(minus + r, sub(zero(), from));
-      store(shrink_ + r, exp2<5>(sub(before, from)));
+      store(base + r, from);
+      F shift = mul(sub(before, from), factor);
+      store(shrink_ + r, exp2<5>(shift));
       if constexpr (MOMENT) {  // the old moment, from the new maximum
         float* at = moment_ + i * BAND_PAD + r;
-        F shift = max(all(LEAST_POWER), sub(before, from));
+        shift = max(all(LEAST_POWER), shift);
         store(at, mul(load(shrink_ + r), fma(shift, load(sum_here + r), load(at))));
       }
     }
@@ -173,13 +170,13 @@ template <class A> class Tile : Bands<A> {
     for (int r = 0; r < rows; r++) {
       const float* s = s_ + r * S_STRIDE;
       auto* w = (typename A::Weight*)(weights_ + r * STRIDE);
-      F from = all(minus[r]), sum = zero(), moment = zero();
-      if (survey_.best) keep_largest(i * BAND + r, s, peak_[r], one);
+      F from = all(base[r]), sum = zero(), moment = zero();
+      if (survey_.best) keep_largest(i * BAND + r, s);
       const Row& x = row_[i * BAND + r];
       uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
       for (int k = begin; k < end; k += W) {
-        F y = fma(load(s + k), factor, from), e = exp2<A::EXP_DEGREE>(y);
+        F y = mul(sub(load(s + k), from), factor), e = exp2<A::EXP_DEGREE>(y);
         A::keep(w + k, DROPS ? mul(e, drops_.kept(cells, block_.lo + k)) : e);
         sum = add(sum, e);
         if constexpr (MOMENT) moment = fma(e, max(all(LEAST_POWER), y), moment);
@@ -197,25 +194,24 @@ template <class A> class Tile : Bands<A> {
     }
   }
 
-  // The n largest logits of a row so far: a heap, whose root leaves first. Keys rise, and of equal logits
+  // The n largest scores of a row so far: a heap, whose root leaves first. Keys rise, and of equal scores
   // the first stays.
-  void keep_largest(int64_t row, const float* s, float top, float factor) {
+  void keep_largest(int64_t row, const float* s) {
     const int64_t n_best = survey_.best;
     float *best = largest_ + row * n_best, edge = best[0];
     int64_t* keys = where_ + row * n_best;
-    if (!(top > edge)) return;
+    const F top = tops_[row % BAND];
+    if (!word(less(all(edge), top))) return;
     // Most of a first block would enter and leave again. The n-th largest of its lanes' maxima is no
-    // larger than its n-th largest logit, so what lies below never enters.
-    if (keys[0] < 0 && n_best <= W)
-      edge = nextafterf(largest_lane(mul(tops_[row % BAND], all(factor)), n_best - 1), NOTHING);
+    // larger than its n-th largest score, so what lies below never enters.
+    if (keys[0] < 0 && n_best <= W) edge = nextafterf(largest_lane(top, n_best - 1), NOTHING);
     for (int k = begin_; k < end_; k += 64) {
       uint64_t larger = 0;
       for (int n = 0; n < least(64, end_ - k); n += W)
-        larger |= word(less(all(most(edge, best[0])), mul(load(s + k + n), all(factor)))) << n;
+        larger |= word(less(all(most(edge, best[0])), load(s + k + n))) << n;
       for (; larger; larger &= larger - 1) {
         int key = k + __builtin_ctzll(larger);
-        float y = s[key] * factor;
-        if (y > best[0]) sink(best, keys, n_best, y, block_.lo + key);
+        if (s[key] > best[0]) sink(best, keys, n_best, s[key], block_.lo + key);
       }
     }
   }
@@ -260,17 +256,16 @@ template <class A> class Tile : Bands<A> {
     for (int64_t g = 0; g < survey_.groups; g++) {
       Sight group(survey_.group[g], p_.Tk);
       Run hull, core;
-      group.row(task_.b, x.h, x.q, {0, p_.Tk}, &hull, &core);
-      int64_t lo = most(hull.lo, block_.lo + begin_), hi = least(hull.hi, block_.lo + end_);
+      group.row(task_.b, x.h, x.q, {block_.lo + begin_, least(block_.lo + end_, p_.Tk)}, &hull, &core);
       F sum = zero();
-      for (int64_t k = (lo - block_.lo) / W * W; lo < hi && block_.lo + k < hi; k += W) {
+      for (int64_t k = (hull.lo - block_.lo) / W * W; block_.lo + k < hull.hi; k += W) {
         int64_t key = block_.lo + k;
         int in = int(least<int64_t>(W, p_.Tk - key));
         uint64_t held = group.simple() ? Sight::word(hull, key, in)
                                        : group.word(task_.b, x.h, x.q, key, in);
         F e;
         if constexpr (PER == 1) e = load(w + k);
-        else e = exp2<5>(fma(load(s + k), factor, from));
+        else e = exp2<5>(mul(sub(load(s + k), from), factor));
         sum = add(sum, pick(lanes(held, 0), e, zero()));
       }
       float& mass = masses_[row * survey_.groups + g];
@@ -282,14 +277,15 @@ template <class A> class Tile : Bands<A> {
   void weigh(int64_t i) {
     int rows = int(least<int64_t>(BAND, n_ - i * BAND));
     const Run& core = band_[i].core;
-    if (special_ && !(core.lo <= block_.lo && core.hi >= block_.hi)) return weigh_with_care(i);
-    for (int64_t j = 0; j < columns_.count; j++) {
-      int width = columns_.width(j);
-      for (int r = 0; r < rows; r += VALUE_ROWS) {
-        int here = least(VALUE_ROWS, rows - r);
-        Run run = seen_by(i * BAND + r, here);
-        if (run.empty()) continue;
-        int64_t from = run.lo / PER, to = (run.hi + PER - 1) / PER;
+    const bool full = core.lo <= block_.lo && core.hi >= block_.hi;
+    if (special_ && !full) return weigh_with_care(i);
+    for (int r = 0; r < rows; r += VALUE_ROWS) {
+      int here = least(VALUE_ROWS, rows - r);
+      Run run = full ? Run{0, block_.hi - block_.lo} : seen_by(i * BAND + r, here);
+      if (run.empty()) continue;
+      int64_t from = run.lo / PER, to = (run.hi + PER - 1) / PER;
+      for (int64_t j = 0; j < columns_.count; j++) {
+        int width = columns_.width(j);
         Base::value_tiles(here, width)(
             weights_ + r * STRIDE + from, column(v_, j) + from * width * W, to - from, shrink_ + r,
             o_ + (i * BAND + r) * o_stride_ + columns_.start(j) * W, o_stride_);
@@ -328,7 +324,7 @@ template <class A> class Tile : Bands<A> {
     for (int64_t i = 0; i < n_; i++) {
       const Row& r = row_[i];
       int64_t at = i / BAND * BAND_PAD + i % BAND;
-      Ending end(p_, task_.b, r.h, max_[at], sum_[at]);
+      Ending end(p_, task_.b, r.h, max_[at], sum_[at], logits_.unit());
       if (answers_) end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv);
       end.write_lse(p_, task_.b, r.h, r.q);
       if (p_.survey) leave(r, i, at);
@@ -356,7 +352,7 @@ template <class A> class Tile : Bands<A> {
   Drops drops_;
   Columns columns_;
   int64_t o_stride_;
-  float *max_, *sum_;       // per row, BAND_PAD apart per band; maxima in base 2
+  float *max_, *sum_;       // per row, BAND_PAD apart per band
   Unit *v_, *clean_;
   float* o_;
   Unit* weights_;           // in float32 they overwrite their scores

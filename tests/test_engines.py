@@ -620,3 +620,60 @@ def test_the_default_dtype_and_device_are_not_asked():
         torch.set_default_dtype(torch.float32)
     with torch.device("meta"):
         assert torch.equal(ch.attention(q, q, q, bias=ch.alibi()), before)
+
+
+@pytest.mark.parametrize("low, high", [(-3.4e38, -1e38), (1e38, 3e38), (-1e30, 1e30)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_may_be_as_large_as_a_float(name, low, high):
+    """The key with the higher bias has all the weight, and the log-sum-exp is that bias."""
+    q, k, v = (
+        torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)
+    )
+    bias = torch.full((4, 4), low)
+    bias[:, 1] = high
+    seen = ch.look(q, k, v, bias=bias, stats=["lse", "max", "entropy"], engine=name)
+    torch.testing.assert_close(seen.out, v[:, :, 1:2].expand(-1, -1, 4, -1))
+    for found, true in ((seen.lse, high), (seen.max, high), (seen.entropy, 0.0)):
+        torch.testing.assert_close(found, torch.full_like(found, true))
+
+
+@pytest.mark.parametrize("size", [100.0, 1e4, 1e5])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_that_cancels_the_score_cancels_it(name, size):
+    q = torch.full((1, 1, 30, 1), size)
+    k = v = torch.tensor([1.0, 0.0]).reshape(1, 1, 2, 1)
+    out = ch.attention(q, k, v, scale=1.0, bias=torch.tensor([-size, 0.0]), engine=name)
+    torch.testing.assert_close(out, torch.full_like(out, 0.5))
+
+
+@pytest.mark.parametrize("sink", [math.inf, math.nan, 1.0])
+@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
+def test_a_blind_query_gives_0_whatever_the_sink(name, sink):
+    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 1, 4)
+    out = ch.attention(
+        q, k, k, mask=ch.Causal(align="end"), sinks=torch.tensor([sink]), engine=name
+    )
+    assert (out[:, :, :2] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
+def test_a_cap_that_is_next_to_nothing(name):
+    q, k = torch.zeros(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
+    out = ch.attention(q, k, torch.ones(1, 1, 5, 4), softcap=1e-40, engine=name)
+    torch.testing.assert_close(out, torch.ones(1, 1, 3, 4))
+
+
+@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
+def test_a_bad_value_leaves_the_gradients_of_the_others(name):
+    """dV = W^T dO does not depend on V."""
+    q, k, v = (torch.randn(1, 1, T, 4) for T in (3, 5, 5))
+    spoiled = v.clone()
+    spoiled[0, 0, 3, 0] = math.nan
+    found = []
+    for values in (v, spoiled):
+        values.requires_grad_()
+        out = ch.attention(q, k, values, mask=ch.Causal(align="end"), engine=name)
+        found.append(torch.autograd.grad(out.sum(), values)[0])
+    true, got = found
+    true, got = (x.index_select(2, torch.tensor([0, 1, 2, 4])) for x in (true, got))
+    torch.testing.assert_close(got, true)

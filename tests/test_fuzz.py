@@ -156,3 +156,24 @@ def test_an_interrupt_during_a_call_of_the_core_ends_it():
             process.kill()
     assert answered == ""
     assert process.returncode == -signal.SIGINT and said.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_signal_handler_may_call_the_core_during_a_call():
+    """A thread's memory belongs to the call that runs; one that comes in between has its own."""
+    source = torch.Generator().manual_seed(0)
+    q = torch.randn(16, 8, 1, 64, generator=source)
+    k = torch.randn(1, 8, 150_000, 64, generator=source).expand(16, -1, -1, -1)
+    v = k.flip(2)
+    small = [torch.randn(2, 8, n, 64, generator=source) for n in (1, 5000, 5000)]
+    true, heard = ch.attention(q, k, v, engine="cpu"), []
+    before = signal.signal(
+        signal.SIGALRM, lambda *_: heard.append(ch.attention(*small, engine="cpu"))
+    )
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.15)
+        got = ch.attention(q, k, v, engine="cpu")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert torch.equal(got, true)
+    assert all(torch.equal(x, ch.attention(*small, engine="cpu")) for x in heard)

@@ -1,5 +1,7 @@
 """Statistics by the C++ core, on every instruction-set level, against dense float64 weights."""
 
+import math
+
 import pytest
 import torch
 from test_kernels import draw, level as level, question, threads as threads
@@ -137,3 +139,27 @@ def test_parts_of_the_core_and_of_torch_merge():
         gather(problem, inputs, asked, slice(40, 90))
     )
     assert_same(whole.finish(), halves.finish(), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("size", [278, 31_100, 700_001])
+def test_large_logits_give_every_statistic_the_same_weights(level, size):
+    """Whole numbers that float32 holds: the weights are as exact as those of small logits."""
+    source = torch.Generator().manual_seed(0)
+    q = torch.full((1, 1, 20, 1), 1.0)
+    k = torch.randint(-size, size, (1, 1, 300, 1), generator=source).float()
+    k[0, 0, :4, 0] = torch.tensor([size, size - 1, size - 2, size - 2])
+    stats = [ch.topk(4), ch.rows([0]), ch.mass({"first": ch.prefix(4)}), "entropy"]
+    seen = ch.look(q, k, k, scale=1.0, stats=stats, engine="cpu")
+    weights = torch.softmax(q.double() @ k.double().mT, -1)
+    torch.testing.assert_close(seen.rows, weights[:, :, :1].float(), rtol=1e-6, atol=1e-12)
+    best = weights.topk(4).values.float()
+    torch.testing.assert_close(seen.topk.weights, best, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(seen.mass["first"], weights[..., :4].sum(-1).float())
+    torch.testing.assert_close(seen.entropy, torch.special.entr(weights).sum(-1).float())
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled"])
+def test_the_largest_of_a_row_with_nan_beside_ties(engine):
+    q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 5, 4)
+    bias = torch.tensor([[math.nan, math.nan, 1.0, 1.0, 0.0]])
+    assert ch.look(q, k, k, bias=bias, stats=[ch.topk(3)], engine=engine).topk.weights.isnan().all()

@@ -552,3 +552,17 @@ def test_a_score_of_minus_infinity_stays_so_beside_a_bias(Tq, level):
     want = ch.attention(q, k, v, engine="steps", bias=torch.zeros(5))
     torch.testing.assert_close(answer(q, k, v, bias=torch.zeros(5)), want)
     torch.testing.assert_close(want, v[:, :, 2:3].expand_as(want))
+
+
+def test_a_row_of_large_scores_leaves_the_bits_of_its_neighbours(level, threads):
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 64, generator=source) for n in (130, 300, 300))
+    q[:, :, 50] *= 3e6
+    for D in (64, 16):
+        asked = [x[..., :D].contiguous() for x in (q, k, v)]
+        whole = ch.attention(*asked, scale=8.0, engine="cpu")
+        with_fewer = ch.attention(asked[0][:, :, 51:], *asked[1:], scale=8.0, engine="cpu")
+        assert torch.equal(whole[:, :, 51:], with_fewer)
+        threads(1)
+        assert torch.equal(ch.attention(*asked, scale=8.0, engine="cpu"), whole)
+        threads(2)

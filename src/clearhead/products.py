@@ -31,9 +31,10 @@ def weigh(weights: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
     looks = keep.to(v.dtype)
     kinds = (torch.isnan, torch.isposinf, torch.isneginf)
     nan, above, below = ((looks @ kind(v).to(v.dtype)) > 0 for kind in kinds)
-    out = weights @ cleaned(v)
-    out = out.masked_fill(above, float("inf")).masked_fill(below, float("-inf"))
-    return out.masked_fill(nan | (above & below), float("nan"))
+    spoiled = torch.zeros_like(above, dtype=v.dtype)
+    spoiled = spoiled.masked_fill(above, float("inf")).masked_fill(below, float("-inf"))
+    # Added and not put in place, so that the gradients of what is finite stay.
+    return weights @ cleaned(v) + spoiled.masked_fill(nan | (above & below), float("nan"))
 
 
 def cleaned(x: Tensor) -> Tensor:

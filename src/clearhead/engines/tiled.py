@@ -52,12 +52,14 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> Tensor:
         return online.begin(scores, v, keep, _drop(p, scores, queries, keys))
 
     rows = piece(slice(0, 0))  # no key seen yet; joins the output to its inputs, for autograd
-    if p.sinks is not None:
-        rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
     for tile, full in _tiles(p, queries):
         keys = slice(tile * TILE_KEYS, min((tile + 1) * TILE_KEYS, p.Tk))
         rows = online.merge(rows, piece(keys, full))
-    return online.finish(rows)[0].to(p.dtype)
+    if p.sinks is None:
+        return online.finish(rows)[0].to(p.dtype)
+    blind = (rows.max == online.NOTHING).unsqueeze(-1)  # whatever the sink is
+    rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
+    return online.finish(rows)[0].masked_fill(blind, 0.0).to(p.dtype)
 
 
 def _tiles(p: Problem, queries: slice) -> list[tuple[int, bool]]:

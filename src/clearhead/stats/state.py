@@ -144,7 +144,8 @@ def largest_of_tile(scores: Tensor, start: int, n: int) -> tuple[Tensor, Tensor]
             if bool(((edge == next_one) & (edge != NOTHING)).any()):
                 key = torch.arange(width, device=scores.device)
                 tied = -torch.where(scores == edge, -key, -width).topk(n, -1).values
-                slot = torch.arange(n, device=scores.device) - (values > edge).sum(-1, keepdim=True)
+                above = (values > edge) | values.isnan()  # torch.topk puts NaN before all numbers
+                slot = torch.arange(n, device=scores.device) - above.sum(-1, keepdim=True)
                 places = torch.where(slot < 0, places, tied.gather(-1, slot.clamp(min=0)))
     best = scores.gather(-1, places)
     where = (places + start).masked_fill(best == NOTHING, -1)

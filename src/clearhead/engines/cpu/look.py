@@ -1,7 +1,7 @@
 """Statistics by the C++ core: the rows' in the sweep that answers, sums of weights in a second.
 
-The core leaves what `stats/state.py` describes, in base 2 (kernels/attention.h, `Survey` and
-`Tally`); here it becomes a `Partial`, which finishes and merges like any other.
+The core leaves what `stats/state.py` describes, in units of its own (kernels/attention.h, `Survey`
+and `Tally`); here it becomes a `Partial`, which finishes and merges like any other.
 """
 
 import math
@@ -50,9 +50,10 @@ def survey(
 
     kept = needs.no_rows(p.Tq)
     groups = [(reach.lo, reach.hi, reach.bits) for reach in needs.groups]
+    packed = pack(q, k, v, out, None, asked)
     check(
         core.survey(
-            pack(q, k, v, out, None, asked),
+            packed,
             SURVEY.pack(
                 *place(kept.max), *place(kept.sum), *place(kept.moment),
                 needs.best, *grid(kept.best), *grid(kept.where),
@@ -64,12 +65,13 @@ def survey(
             ),
         )
     )  # fmt: skip
+    unit = core.unit(packed)
     rows = Rows(
-        kept.max * LN2,
+        kept.max * unit,
         kept.sum,
         None if kept.moment is None else kept.moment * LN2,
         kept.masses,
-        None if kept.best is None else kept.best * LN2,
+        None if kept.best is None else kept.best * unit,
         kept.where,
     )
 
