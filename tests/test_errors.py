@@ -228,6 +228,12 @@ TYPES = {
   Rule: slopes are numbers, one per query head.
   Way out: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
     ),
+    "a mask_mod of FlexAttention": (
+        lambda: ask(mask=lambda b, h, q, k: q >= k),
+        """mask is a function.
+  Rule: a mask is a rule made by clearhead; what FlexAttention is given is a function.
+  Way out: pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).""",
+    ),
     "a number of heads for slopes": (
         lambda: ch.alibi(8),
         """alibi got slopes=8.

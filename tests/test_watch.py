@@ -97,6 +97,33 @@ def test_gauges_in_training_and_a_regulariser_in_one_line():
     assert len(seen) == 0
 
 
+def test_a_folder_says_what_it_holds(tmp_path):
+    layers = model()
+    wanted = ["entropy", ch.topk(2), ch.mass({"before": ch.window(before=1)})]
+    with torch.no_grad(), ch.watch(layers, stats=wanted, heads=[2, 0], rows=[4, -1], to=tmp_path):
+        layers(torch.randn(2, 7, 12))
+    line = json.loads((tmp_path / "index.json").read_text())["calls"][1]
+    assert line["module"] == "1.attention" and line["heads"] == [2, 0]
+    assert line["stats"] == [
+        "entropy", "topk(n=2)", f"mass(groups={{'before': {ch.window(before=1)!r}}})",
+        "rows(queries=(4, -1))",
+    ]  # fmt: skip
+    held = load_file(tmp_path / line["file"])
+    assert held["entropy"].shape == (2, 2, 7) and held["rows"].shape == (2, 2, 2, 7)
+
+
+def test_what_was_seen_prints_and_slices():
+    layers = model()
+    with ch.watch(layers) as seen:
+        assert repr(seen) == "0 calls seen"
+        for _ in range(10):
+            layers(torch.randn(2, 7, 12))
+    lines = repr(seen).splitlines()
+    assert lines[0] == "20 calls seen" and len(lines) == 13 and lines[11] == "  ..."
+    assert lines[1].startswith("  layer 0  0.attention  B=2 H=3") and "layer 1" in lines[-1]
+    assert [call.layer for call in seen[-2:]] == [0, 1]
+
+
 def test_watching_ends_with_the_block_even_when_the_model_fails():
     layers, x = model(), torch.randn(2, 7, 12)
     with pytest.raises(BadValue), ch.watch(layers) as seen:

@@ -199,6 +199,13 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
             "pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 "
             "and -inf) goes to attention as bias=.",
         )
+    if callable(mask) or hasattr(mask, "mask_mod"):
+        raise BadType(
+            f"mask is {kind_of(mask)}.",
+            "a mask is a rule made by clearhead; what FlexAttention is given is a function.",
+            "pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, "
+            "dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).",
+        )
     raise BadType(
         f"mask is {mask!r}.",
         "a mask is a rule made by clearhead.",

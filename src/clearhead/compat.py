@@ -124,6 +124,13 @@ def _check(query: object, key: object, value: object, attn_mask: object, is_caus
                 "query, key and value are tensors, and attn_mask is a tensor or None.",
                 f"pass torch.as_tensor({name}).",
             )
+        if isinstance(x, Tensor) and x.is_nested:
+            raise BadType(
+                f"{name} is nested.",
+                "query, key, value and attn_mask are dense tensors here.",
+                f"pass {name}.to_padded_tensor(0.0) with an attn_mask, or call "
+                "clearhead.attention with mask=documents(...).",
+            )
         if isinstance(x, Tensor) and name != "attn_mask" and x.dim() < 2:
             raise BadValue(
                 f"{name} has shape {tuple(x.shape)}.",

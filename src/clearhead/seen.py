@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ class Call:
     `layer` numbers the places in the model that ask, from 0, in the order in which they first did;
     a module that asks several times in a run has several. `module` is the name of the module that
     asked, `question` says what was asked. Statistics are in `found`, under their names, each
-    (B, H, ...) with the heads that were watched; they are also attributes of the call. `blind` is
-    True for queries that may see nothing, and broadcasts to (B, H, Tq); None if there was no mask.
+    (B, H, ...) with the heads that were watched; they are also attributes of the call. `heads` are
+    the numbers of these, None if they are all there are. `blind` is True for queries that may see
+    nothing, and broadcasts to (B, H, Tq); None if there was no mask.
     """
 
     layer: int
@@ -32,6 +33,7 @@ class Call:
     question: str
     found: dict[str, Result] = field(repr=False)
     blind: Tensor | None = field(default=None, repr=False)
+    heads: tuple[int, ...] | None = None
 
     def gauged(self) -> Iterator[tuple[str, Tensor]]:
         """The name and the finite numbers of each part of each statistic, in one dimension, without
@@ -60,7 +62,7 @@ class Call:
         )
 
 
-@dataclass
+@dataclass(repr=False)
 class Seen:
     """What `watch` saw so far: a sequence of calls, in the order in which the model made them."""
 
@@ -72,8 +74,21 @@ class Seen:
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
 
-    def __getitem__(self, which: int | str) -> Call:
-        """A call by its place, or the latest call of a module by its name."""
+    def __repr__(self) -> str:
+        count = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)} seen"
+        lines = [f"  layer {c.layer}  {c.module or 'the model'}  {c.question}" for c in self.calls]
+        if len(lines) > 12:
+            lines[10:-1] = ["  ..."]
+        return "\n".join([count, *lines])
+
+    @overload
+    def __getitem__(self, which: int | str) -> Call: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Call]: ...
+    def __getitem__(self, which: int | str | slice) -> Call | list[Call]:
+        """A call by its place, calls by a slice, or the latest call of a module by its name."""
+        if isinstance(which, slice):
+            return self.calls[which]
         place = None if isinstance(which, str) else whole(which)
         if place is not None:
             if not -len(self.calls) <= place < len(self.calls):

@@ -62,8 +62,9 @@ def watch(
             as ``"*.5.*"``. None means all.
         heads: keep only these query heads. None means all.
         rows: also keep the exact rows of these queries. None means none.
-        to: a folder; each call is then written to a file there (safetensors, and `index.json`) and
-            not kept in memory. None keeps everything in `seen`.
+        to: a folder; each call is then written to a file there (safetensors, and a line of
+            `index.json` that says what it holds) and not kept in memory. None keeps everything in
+            `seen`.
 
     Raises:
         BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does
@@ -129,18 +130,19 @@ def watch(
         hidden = nullcontext() if transformed() else saved_tensors_hooks(_as_it_is, _as_it_is)
         with torch.set_grad_enabled(problem.grad), hidden:
             found = count_weights(problem, inputs, wanted).finish()
-        # Gauges ask who was blind, and only of calls that are kept here.
-        blind = problem.reach.pairs() == 0 if problem.masked and place is None else None
+        blind = problem.reach.pairs() == 0 if problem.masked else None
+        picked = None
         if heads is not None:
             picked = _checked_here(heads, problem.H)
             found = {n: _heads_of(result, picked) for n, result in found.items()}
             blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
         kept += 1
-        call = Call(layer, name, problem.describe(), found, blind)
+        here = None if picked is None else tuple(picked)
+        call = Call(layer, name, problem.describe(), found, blind, here)
         if place is None:
             seen.calls.append(call)
         else:
-            _write(call, place, kept - 1)
+            _write(call, wanted, place, kept - 1)
 
     hooks = []
     for name, module in model.named_modules():
@@ -267,13 +269,21 @@ def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
     return {name: x.detach().contiguous().clone() for name, x in tensors.items()}
 
 
-def _write(call: Call, place: Path, number: int) -> None:
+def _write(call: Call, wanted: Sequence[Statistic], place: Path, number: int) -> None:
     """The call's statistics to a file of their own, and a line to the index, which stays whole."""
     file = f"{number:05d}.safetensors"
-    line = {"file": file, "layer": call.layer, "module": call.module, "question": call.question}
+    line = {
+        "file": file,
+        "layer": call.layer,
+        "module": call.module,
+        "question": call.question,
+        "stats": [repr(s) if vars(s) else s.name for s in wanted],
+        "heads": call.heads,
+    }
     said = (",\n" if number else "\n").encode() + json.dumps(line).encode() + END
     try:
-        save_file(_flat(call.found), place / file)
+        blind = {} if call.blind is None else {"blind": call.blind.contiguous()}
+        save_file(_flat(call.found) | blind, place / file)
         with (place / "index.json").open("r+b", buffering=0) as index:
             end = index.seek(-len(END), 2)
             if index.write(said) < len(said):

@@ -63,13 +63,13 @@ def _typed(context: typer.Context, name: str) -> bool:
 
 
 def tile(asked: str) -> tuple[int, int, range, range]:
-    """ "3:5:1024-1087:0-63" as layer, head, and two runs of positions, their last included."""
+    """ "0:3:64-127:0-63" as layer, head, and two runs of positions, their last included."""
     match = re.fullmatch(r"(\d+):(\d+):(\d+)-(\d+):(\d+)-(\d+)", asked)
     if match is None:
         raise BadValue(
             f"--tile {asked!r} names no part of a head.",
             "a tile is LAYER:HEAD:QUERIES:KEYS, and queries and keys are FIRST-LAST.",
-            "pass for example --tile 3:5:1024-1087:0-63.",
+            "pass for example --tile 0:3:64-127:0-63.",
         )
     layer, head, first, last, left, right = map(int, match.groups())
     return layer, head, range(first, last + 1), range(left, right + 1)

@@ -23,7 +23,7 @@ from .listen import SIDE, Listener
 LONG = (
     "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
     "of keys. Exact weights of any part: clearhead look FILE --model DIR --tile "
-    "LAYER:HEAD:QUERIES:KEYS, for example --tile 3:5:1024-1087:0-63."
+    "LAYER:HEAD:QUERIES:KEYS, for example --tile 0:3:64-127:0-63."
 )
 
 

@@ -85,10 +85,10 @@ def _head(head: Head, layer: Layer) -> dict[str, object]:
         "layer": head.layer,
         "head": head.head,
         "label": head.label,
-        "number": round(head.number, 4),
-        "entropy": round(head.entropy, 4),
-        "effective": round(head.effective, 2),
-        "shares": {name: round(share, 4) for name, share in head.shares.items()},
+        "number": round(head.number, 7),
+        "entropy": round(head.entropy, 7),
+        "effective": round(head.effective, 7),
+        "shares": {name: round(share, 7) for name, share in head.shares.items()},
         "links": [[link.query, link.key, round(link.weight, 4)] for link in head.links],
         "received": [
             [key, round(weight, 3)]
@@ -101,7 +101,7 @@ def _layer(layer: Layer, side: int, fine: int, heads: int, whole: bool) -> dict[
     """One layer as the script reads a trace; where its steps are not kept, its largest weights."""
     H, Tq, Tk = len(layer.heads), layer.queries, layer.received.shape[-1]
     trace = layer.trace
-    said: dict[str, Any] = {"most": round(layer.most, 4)}
+    said: dict[str, Any] = {"most": round(layer.most, 7)}
     if trace is not None and len(layer.traced) == H and whole:
         return {**said, **data_of(trace)}
     said |= {"size": {"h": H, "q": Tq, "k": Tk}, "settings": {}, "block": None}

@@ -80,7 +80,7 @@ function buildTheme() {
   let isDark = dark.matches;
   const show = () => {
     document.documentElement.dataset.theme = isDark ? "dark" : "light";
-    button.setAttribute("aria-pressed", isDark);
+    button.textContent = isDark ? "Light" : "Dark";  // what it leads to
   };
   button.addEventListener("click", () => { isDark = !isDark; show(); });
   dark.addEventListener("change", () => { isDark = dark.matches; show(); });

@@ -109,7 +109,8 @@ function rowsOf(step) {
   });
   const names = features.map((j) => (j === null ? "…" : across ? `${across} ${j}` : step.name));
   const each = "qk".includes(down) ? "token" : step.called[down];
-  return [table(`${step.name}, a row for each ${each}`, [step.called[down] ?? "", ...names], rows)];
+  const how = shown.includes(null) ? `some of its ${positions.length} rows, one for each ${each}` : `a row for each ${each}`;
+  return [table(`${step.name}, ${how}`, [step.called[down] ?? "", ...names], rows)];
 }
 
 // The row of the chosen query in the step before, and in this one.

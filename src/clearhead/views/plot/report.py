@@ -23,7 +23,7 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     """
     require_matplotlib()
     if ax is None:
-        ax = new_figure(max(4.0, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4).add_subplot()
+        ax = new_figure(max(4.8, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4).add_subplot()
     numbers = range(len(report.layers))
     means = []
     for i, layer in enumerate(report.layers):
@@ -34,11 +34,12 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     ax.plot(numbers, means, "-s", color=INK, markersize=5, label="mean of the layer")
     ax.plot(numbers, [layer.most for layer in report.layers], "--", color="0.45",
             label="even weights")  # fmt: skip
-    ax.set(xlabel="layer", ylabel="entropy of the weights (nats)", ylim=(0, None))
+    ax.set(xlabel="layer", ylabel="entropy of the weights (nats)")
+    ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
     ax.set_xticks(list(numbers)[:: max(1, len(means) // 24)])
     ax.set_title(drawable(visible(report.name, 40)), parse_math=False)
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(loc="best", framealpha=0.9)
+    ax.legend(loc="upper center", ncols=3, frameon=False, fontsize="small", handlelength=1.5)
     return ax
 
 
