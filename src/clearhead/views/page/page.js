@@ -107,7 +107,7 @@ function tellWhatIsLeftOut() {
   if (trace.links) {
     const queries = trace.kept.length === trace.queries.length ? "each query"
       : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-    told.push(`This text is long, so this page keeps what a screen can show: a map of ` +
+    told.push(`Of a text of this length the page keeps what a screen can show: a map of ` +
       `${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
   }
   if (trace.size.b > 1) told.push(`Of ${trace.size.b} sequences, the first is shown.`);
