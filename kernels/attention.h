@@ -75,7 +75,7 @@ struct Problem {
   int64_t B, H, G, Tq, Tk, D, Dv;
   int64_t dtype;            // of q, k, v and out
   Place q, k, v, out;       // without `out` there is no answer, and v is not read
-  Place lse;                // float64 (b, h, q), natural logarithm; null if not wanted
+  Place lse;                // float64 (b, h, q), see `log_unit`; null if not wanted
   Place rounding;           // like out: what rounding took from it; null if not wanted
   double scale;             // of Q K^T
   double softcap;           // cap * tanh(s / cap); 0 means none

@@ -176,16 +176,15 @@ template <class E> class Backward : Bands<Singles<E>> {
       // No weight is above 1, but few queries were answered from other sums (stream.h), and among large
       // scores their log-sum-exp can lie far below the scores as they are here: hence the bound in `turn`.
       // At scores of 10^4 a float has half a digit of the weight left, so lse is a double. Differences are
-      // taken from the float nearest to it, and what that lacks multiplies the weight.
+      // taken from the float nearest to it, and what that lacks is added.
       double lse = *place<double>(p_.lse, task_.b, x.h, x.q);
       if (lse == NOTHING) lse = 0;
-      float from = float(lse / unit);
-      double lacks = (from * unit - lse) / log_unit(float(from * unit));
-      F rest = all(exp2_one(float(lacks * LOG2E)));
+      float from = Logits::finite(lse / unit);
+      F lacks = all(float((from * unit - lse) / log_unit(float(from * unit)) * LOG2E));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
-      if (drops_.any()) turn<true>(x, s, d, all(factor), all(from), rest, delta);
-      else turn<false>(x, s, d, all(factor), all(from), rest, delta);
+      if (drops_.any()) turn<true>(x, s, d, all(factor), all(from), lacks, delta);
+      else turn<false>(x, s, d, all(factor), all(from), lacks, delta);
       if (g_.dbias.data) leave_bias(x, d);
       if (bend_)
         for (int k = begin_; k < end_; k += W) {
@@ -195,13 +194,13 @@ template <class E> class Backward : Bands<Singles<E>> {
     }
   }
 
-  template <bool DROPS> void turn(const Row& x, float* s, float* d, F factor, F from, F rest, F delta) const {
+  template <bool DROPS> void turn(const Row& x, float* s, float* d, F factor, F from, F lacks, F delta) const {
     uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
     for (int k = begin_; k < end_; k += W) {
-      F y = load(s + k), above = mul(sub(y, from), factor), dp = load(d + k);
+      F y = load(s + k), above = fma(sub(y, from), factor, lacks), dp = load(d + k);
       above = pick(less(all(1), above), all(1), above);
-      F w = mul(exp2<5>(above), rest), used = w;
+      F w = exp2<5>(above), used = w;
       if constexpr (DROPS) {
         F kept = mul(drops_.kept(cells, block_.lo + k), all(Drops::growth(p_)));
         dp = mul(dp, kept), used = mul(w, kept);

@@ -46,12 +46,16 @@ class Logits {
     return s;
   }
 
+  // The nearest number of a float; NaN stays.
+  static float finite(double x) {
+    return x != x ? float(x) : float(most(-0x1.fffffep127, least(0x1.fffffep127, x)));
+  }
+
   static float at(const Grid& g, int64_t b, int64_t h) {
     return ((const float*)g.data)[b * g.b + h * g.h];
   }
 
  private:
-  static float finite(double x) { return float(most(-0x1.fffffep127, least(0x1.fffffep127, x))); }
   template <class E> static F row(const E* x, int64_t step, int n) {
     if (step == 1) return n >= W ? load(x) : load_part(x, n);
     E some[W] = {};

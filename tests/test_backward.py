@@ -444,3 +444,33 @@ def test_rows_that_are_as_low_as_a_float_can_be(low, sizes):
         gradients("cpu", torch.float32), gradients("steps", torch.float64), strict=True
     ):
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=3e-6)
+
+
+@pytest.mark.parametrize("D", [64, 80, 96])
+@pytest.mark.parametrize("sink", [1e9, 1e10, 3e38])
+def test_a_sink_that_takes_everything_leaves_no_gradient(D, sink):
+    asks = [*question(1, 2, 2, 4, 4, D), torch.full((2,), sink)]
+    for x in asks:
+        x.requires_grad_()
+    out = ch.attention(*asks[:3], sinks=asks[3], engine="cpu")
+    for gradient in torch.autograd.grad(out.sum(), asks):
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**31, 2.0**33, 2.0**40, 1e30])
+def test_a_sink_that_ties_with_large_scores(size):
+    q, k, v = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 100, 16), draw(1, 1, 100, 16)
+
+    def gradients(engine, dtype):
+        asks = [torch.full((1,), size, dtype=dtype), v.to(dtype)]
+        for x in asks:
+            x.requires_grad_()
+        bias = torch.full((100,), size, dtype=dtype)
+        out = ch.attention(
+            q.to(dtype), k.to(dtype), asks[1], bias=bias, sinks=asks[0], engine=engine
+        )
+        return torch.autograd.grad(out.sum(), asks)
+
+    ours, theirs = gradients("cpu", torch.float32), gradients("steps", torch.float64)
+    for mine, true in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=1e-6)

@@ -163,3 +163,16 @@ def test_the_largest_of_a_row_with_nan_beside_ties(engine):
     q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 5, 4)
     bias = torch.tensor([[math.nan, math.nan, 1.0, 1.0, 0.0]])
     assert ch.look(q, k, k, bias=bias, stats=[ch.topk(3)], engine=engine).topk.weights.isnan().all()
+
+
+@pytest.mark.parametrize("base", [1e6, 1e7])
+def test_the_largest_weights_are_those_of_the_rows(level, base):
+    """A scale that no float holds: the differences are taken before it."""
+    k = torch.zeros(1, 1, 8, 80)
+    k[..., 0] = base + torch.arange(8.0)
+    q = torch.zeros(1, 1, 20, 80)
+    q[..., 0] = 1.0
+    seen = ch.look(q, k, k, stats=[ch.topk(8), ch.rows([0])], engine="cpu")
+    true = torch.softmax(torch.arange(7.0, -1, -1) / 80**0.5, 0)
+    torch.testing.assert_close(seen.topk.weights[0, 0, 0], true)
+    torch.testing.assert_close(seen.rows[0, 0, 0].flip(0), true)

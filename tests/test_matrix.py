@@ -296,3 +296,16 @@ def test_a_notebook_draws_what_is_no_number(narrow_strips):
     q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 7, 4)
     k[..., 3, 0] = math.nan
     assert "<img" in ch.matrix(q, k)._repr_html_()
+
+
+def test_products_have_second_derivatives():
+    q, k, x = (torch.randn(5, 4) for _ in range(3))
+
+    def squared(q):
+        return (ch.matrix(q, k) @ x).square().sum()
+
+    def plain(q):
+        return (torch.softmax(q @ k.T / 2, -1) @ x).square().sum()
+
+    ours, true = (torch.autograd.functional.hessian(f, q) for f in (squared, plain))
+    torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)

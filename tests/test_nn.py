@@ -922,3 +922,22 @@ def test_a_projection_may_be_wrapped():
 def test_what_a_layer_cannot_be_built_of(make, said):
     with pytest.raises(ch.AttentionError, match=said):
         make()
+
+
+def test_a_projection_that_converts_what_it_reads_is_left_to_itself():
+    """Hooks may cast, and a weight that is computed is computed once for a call."""
+    layer = ch.nn.MultiHeadAttention(16, heads=2).bfloat16()
+    for name in ("W_query", "W_key", "W_value"):
+        getattr(layer, name).register_forward_pre_hook(lambda _, given: given[0].bfloat16())
+    assert layer(torch.randn(2, 5, 16)).dtype == torch.bfloat16
+    layer, calls = ch.nn.MultiHeadAttention(16, heads=2), []
+
+    class Counted(torch.nn.Module):
+        def forward(self, weight):
+            calls.append(1)
+            return weight
+
+    torch.nn.utils.parametrize.register_parametrization(layer.W_query, "weight", Counted())
+    calls.clear()
+    layer(torch.randn(2, 5, 16))
+    assert len(calls) == 1

@@ -146,10 +146,10 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
     """
     try:
         numbers = None
-        if isinstance(slopes, (int, float)) or (isinstance(slopes, Tensor) and not slopes.dim()):
-            raise TypeError("one number")
         if slopes is not None:
             given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
+            if not given.dim():
+                raise TypeError("one number")
             numbers = given if given.dim() == 1 else given.reshape(-1)  # not a view, to be copied
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(

@@ -100,7 +100,8 @@ class Matrix:
         x = self._operand(x, p.Tk, "keys", "A @ x")
         grad = p.grad or (x.requires_grad and torch.is_grad_enabled())
         asked = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
-        engine, _ = choose(asked, self._engine)
+        # Gradients have gradients here, which the core has not.
+        engine, _ = choose(asked, "tiled" if grad and self._engine == "auto" else self._engine)
         with as_asked(p.device):
             return p.shape_back(engine.run(asked, p.widen(self._inputs._replace(v=x))))
 

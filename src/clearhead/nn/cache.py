@@ -44,11 +44,14 @@ class KVCache:
     def belongs_to(self, layer: nn.Module) -> None:
         """Remember the layer whose keys these are. Raises `BadValue` for another one, as long as
         there are tokens."""
+        if torch.compiler.is_compiling():  # a graph would be for this very layer
+            return
         if self.length and self._owner not in (None, id(layer)):
             raise BadValue(
                 f"{type(layer).__name__} got a {self!r} that another layer has filled.",
                 "each layer has keys and values of its own, so it has a cache of its own.",
-                "make one per layer, for example caches = [KVCache() for _ in blocks].",
+                "make one per layer, for example caches = [KVCache() for _ in blocks]; for a copy "
+                "of the layer, copy.deepcopy the cache, too.",
             )
         self._owner = id(layer)
 

@@ -73,15 +73,15 @@ def sequence(
             f"the last dimension of {name} is {width}, as the layer was built.",
             f"pass vectors of {width} features, or build the layer for {x.shape[-1]}.",
         )
-    weight = getattr(reader, "weight", None)
-    if isinstance(weight, Tensor) and weight.dtype.is_floating_point:
-        kind = x.device.type
+    # What is no plain Linear, or has hooks, may convert what it is given.
+    if type(reader) is nn.Linear and not reader._forward_pre_hooks:
+        kind, dtype = x.device.type, reader.weight.dtype
         cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if x.dtype != weight.dtype and not cast:
+        if x.dtype != dtype and not cast:
             raise BadType(
-                f"{layer} got {name} of {x.dtype}, and its weights are {weight.dtype}.",
+                f"{layer} got {name} of {x.dtype}, and its weights are {dtype}.",
                 "a layer and what it reads have one dtype, unless autocast is on.",
-                f"pass {name}.to({weight.dtype}), or convert the layer with .to({x.dtype}).",
+                f"pass {name}.to({dtype}), or convert the layer with .to({x.dtype}).",
             )
     return x
 

@@ -125,10 +125,10 @@ class topk(RowStatistic):
         object.__setattr__(self, "n", _count(self.n, "topk", "n"))
 
     def finish(self, final: Final) -> Top:
-        best, where, most = final.rows.best, final.rows.where, final.rows.max
+        best, where = final.rows.best, final.rows.where
         assert best is not None and where is not None
-        below = (best - most.detach().unsqueeze(-1)).masked_fill(where < 0, float("-inf"))
-        return Top(final.weight(below.exp()), where)
+        below = (best - best[..., :1].detach()).masked_fill(where < 0, float("-inf"))
+        return Top(final.weight(below.exp().to(final.share.dtype)), where)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def survey(
         kept.sum,
         None if kept.moment is None else kept.moment * LN2,
         kept.masses,
-        None if kept.best is None else kept.best * unit,
+        None if kept.best is None else kept.best.double() * unit,  # their differences are exact
         kept.where,
     )
 

@@ -117,7 +117,7 @@ def _attend_backward(
         dbias = dbias.to(bias.dtype)
     dsinks = zeros(0)
     if sinks is not None:
-        taken = torch.exp(sinks.view(-1, 1) - lse).float() * delta
+        taken = torch.exp((sinks.view(-1, 1) - lse) / _log_unit(lse)).float() * delta
         dsinks = -_over_queries(_sum(taken.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
     return (
         _sum(dq, 0, 1).squeeze(0).to(q.dtype),
@@ -137,6 +137,12 @@ def _sum(x: Tensor, dim: int, size: int) -> Tensor:
     for i in range(x.shape[dim]):
         total += x.narrow(dim, i, 1)
     return total
+
+
+def _log_unit(lse: Tensor) -> Tensor:
+    """What the logarithm of the sum is counted in (kernels/functions.h, `log_unit`)."""
+    power = torch.frexp(lse.nan_to_num(0.0, 0.0, 0.0)).exponent - 33
+    return torch.ldexp(torch.ones_like(lse), power.clamp(min=0))
 
 
 def _over_queries(x: Tensor) -> Tensor:
