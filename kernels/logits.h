@@ -1,8 +1,8 @@
 // From raw dot products to scores: scale, soft cap, bias, distance, mask.
 //
 // A weight is 2^((score - maximum) * factor). With a plain scale a score is the dot product as it is and
-// the scale stands in the factor, else it is the logit. The difference is taken first, so that no
-// rounding of large logits reaches the weights.
+// the scale stands in the factor, else it is the logit. The difference is taken first, so a maximum is
+// never rounded, however large it is.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {
