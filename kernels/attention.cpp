@@ -83,34 +83,42 @@ class Borrowed : public Scratch {
   Scratch& from_;
 };
 
-// Numbered tasks that any number of threads take one by one.
-template <class Task> struct Job {
-  const Task& task;
+// Numbers that any number of threads take one by one.
+struct Queue {
   int64_t count;
-  size_t scratch;
   std::thread::id caller = std::this_thread::get_id();
   std::atomic<int64_t> next{0};
   std::atomic<Code> code{DONE};
 
-  static void work(void* context) {
-    Job& job = *(Job*)context;
-    Borrowed scratch(task_scratch);
-    char* block = scratch.reach(job.scratch);
-    if (!block) return job.end(NO_MEMORY);
-    bool asks = interrupted && std::this_thread::get_id() == job.caller;
-    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;) {
-      job.task(i, block);
-      if (asks && interrupted()) return job.end(INTERRUPTED);
-    }
-  }
   void end(Code with) {
     code = with;
     next = count;
   }
+  // Is it to end early? The thread that called asks whether somebody interrupts; long tasks ask too.
+  bool ended() {
+    if (interrupted && code == DONE && std::this_thread::get_id() == caller && interrupted())
+      end(INTERRUPTED);
+    return code != DONE;
+  }
+};
+
+template <class Task> struct Job : Queue {
+  const Task& task;
+  size_t scratch;
+  Job(const Task& task, int64_t count, size_t scratch) : Queue{count}, task(task), scratch(scratch) {}
+
+  static void work(void* context) {
+    Job& job = *(Job*)context;
+    Borrowed memory(task_scratch);
+    char* block = memory.reach(job.scratch);
+    if (!block) return job.end(NO_MEMORY);
+    for (int64_t i; !job.ended() && (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;)
+      job.task(i, block, job);
+  }
 };
 
 template <class Task> Code share_out(int64_t threads, int64_t count, size_t scratch, const Task& task) {
-  Job<Task> job{task, count, scratch};
+  Job<Task> job(task, count, scratch);
   on_threads(least(threads, count), Job<Task>::work, &job);
   return job.code;
 }
@@ -131,12 +139,12 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
   }
   for (int64_t first = 0; first < heads; first += at_once) {
     int64_t count = least(at_once, heads - first);
-    auto stream = [&](int64_t i, char* block) {
+    auto stream = [&](int64_t i, char* block, Queue&) {
       int64_t head = first + i / stretches, key = i % stretches * stretch;
       float* to = state ? states + i * state : nullptr;
       level.stream(p, {head / p.G, head % p.G, key, least(key + stretch, p.Tk), to}, block);
     };
-    auto merge = [&](int64_t i, char*) {
+    auto merge = [&](int64_t i, char*, Queue&) {
       level.merge(p, (first + i) / p.G, (first + i) % p.G, stretches, states + i * stretches * state);
     };
     if (Code code = share_out(threads, count * stretches, scratch, stream)) return code;
@@ -169,7 +177,7 @@ Code prefill(const Problem& p, const Level& level, int64_t threads) {
         left -= heads * queries;
       }
     }
-  auto tile = [&](int64_t i, char* block) { level.tile(p, tasks[size_t(i)], block); };
+  auto tile = [&](int64_t i, char* block, Queue&) { level.tile(p, tasks[size_t(i)], block); };
   return share_out(threads, int64_t(tasks.size()), level.tile_scratch(p, largest), tile);
 }
 
@@ -221,7 +229,7 @@ Code tally(const Problem& p, const Tally& t) {
     if (!t.map.data || key == p.Tk) return key;
     return ((key + 1) * t.cols - 1) / p.Tk * p.Tk / t.cols;
   };
-  auto add_up = [&](int64_t i, char* block) {
+  auto add_up = [&](int64_t i, char* block, Queue&) {
     int64_t stretch = i % stretches, h = i / stretches % p.H, b = i / stretches / p.H;
     with->tally(p, t, {b, h, start(stretch), start(stretch + 1)}, block);
   };
@@ -237,16 +245,19 @@ Code backward(const Problem& p, const Gradient& g) {
   if (!with) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
   int64_t threads = threads_for(p);
-  auto delta = [&](int64_t i, char*) { with->deltas(p, g, i / p.H, i % p.H); };
+  auto delta = [&](int64_t i, char*, Queue&) { with->deltas(p, g, i / p.H, i % p.H); };
   if (Code code = share_out(threads, p.B * p.H, 64, delta)) return code;
 
   int64_t batches = g.dbias.data && !g.dbias.b ? 1 : p.B, heads = g.dbias.data && !g.dbias.h ? 1 : p.H;
   int64_t stretch = round_up(ceil_div(p.Tk, g.parts), STRETCH_STEP);
-  auto back = [&](int64_t i, char* block) {
+  int64_t chunk = with->backward_rows(p);
+  auto back = [&](int64_t i, char* block, Queue& queue) {
     int64_t part = i % g.parts, head = i / g.parts % heads, batch = i / g.parts / heads;
     int64_t key = least(part * stretch, p.Tk), key_end = least(key + stretch, p.Tk);
     for (int64_t b = batch; b < p.B; b += batches)
-      for (int64_t h = head; h < p.H; h += heads) with->backward(p, g, {b, h, key, key_end, part}, block);
+      for (int64_t h = head; h < p.H; h += heads)
+        for (int64_t q = 0; q < p.Tq && !queue.ended(); q += chunk)
+          with->backward(p, g, {b, h, key, key_end, part, q, least(chunk, p.Tq - q)}, block);
   };
   size_t scratch = with->backward_scratch(p);
   return share_out(threads, batches * heads * g.parts, scratch, back);

@@ -103,8 +103,8 @@ struct StreamTask { int64_t b, group, key, key_end; float* state; };
 // The second sweep: all queries of one head against one stretch of keys, which no other task has.
 struct TallyTask { int64_t b, head, key, key_end; };
 
-// The way back: all queries of one head against one stretch of keys.
-struct BackwardTask { int64_t b, head, key, key_end, part; };
+// The way back: some queries of one head against one stretch of keys, whose turn it is.
+struct BackwardTask { int64_t b, head, key, key_end, part, query, queries; };
 
 // What a level can do. Nothing here prints, throws, aborts or allocates; scratch is handed in.
 struct Level {
@@ -119,6 +119,7 @@ struct Level {
   size_t (*tally_scratch)(const Problem&);
   void (*tally)(const Problem&, const Tally&, const TallyTask&, char* scratch);
   size_t (*backward_scratch)(const Problem&);
+  int64_t (*backward_rows)(const Problem&);  // how many queries one call may have
   void (*deltas)(const Problem&, const Gradient&, int64_t b, int64_t h);
   void (*backward)(const Problem&, const Gradient&, const BackwardTask&, char* scratch);
   double (*unit)(const Problem&);         // what takes a score to a natural logit
@@ -135,7 +136,7 @@ extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
 
 enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL, INTERRUPTED };
 
-// Asked between tasks by the thread that called: true ends the call early, with what it has. Null: never.
+// Asked now and then by the thread that called: true ends the call early, with what it has. Null: never.
 extern bool (*interrupted)();
 
 // Answer the problem.

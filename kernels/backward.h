@@ -40,18 +40,21 @@ template <class E> class Backward : Bands<Singles<E>> {
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
 
  public:
+  static int64_t rows(const Problem& p) {
+    int64_t fit = CHUNK_BYTES / int64_t(sizeof(float)) / (3 * p.D + 2 * p.Dv + 1);
+    fit = most<int64_t>(2 * BAND, least<int64_t>(fit, 16 * BAND) / BAND * BAND);
+    return least(fit, round_up(p.Tq, BAND));
+  }
+
   static size_t scratch(const Problem& p) {
     Cutter c(nullptr);
-    Backward(p, {}, {}, c, chunk(p));
+    Backward(p, {}, {}, c, rows(p));
     return c.used();
   }
 
   static void run(const Problem& p, const Gradient& g, const BackwardTask& task, char* scratch) {
-    for (int64_t query = 0; query < p.Tq; query += chunk(p)) {
-      int64_t queries = least<int64_t>(p.Tq - query, chunk(p));
-      Cutter c(scratch);
-      Backward(p, g, {task.b, task.head, 1, query, queries}, c, queries).walk(task);
-    }
+    Cutter c(scratch);
+    Backward(p, g, {task.b, task.head, 1, task.query, task.queries}, c, task.queries).walk(task);
   }
 
   // What softmax takes away from the logits of a head's queries.
@@ -86,12 +89,6 @@ template <class E> class Backward : Bands<Singles<E>> {
     d_ = c.cut<float>(BAND * S_STRIDE);
     bend_ = logits_.capped() ? c.cut<float>(BAND * S_STRIDE) : nullptr;
     for (float& x : ones_) x = 1;
-  }
-
-  static int64_t chunk(const Problem& p) {
-    int64_t rows = CHUNK_BYTES / int64_t(sizeof(float)) / (3 * p.D + 2 * p.Dv + 1);
-    rows = most<int64_t>(2 * BAND, least<int64_t>(rows, 16 * BAND) / BAND * BAND);
-    return least(rows, round_up(p.Tq, BAND));
   }
 
   void walk(const BackwardTask& task) {

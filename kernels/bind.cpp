@@ -32,8 +32,8 @@ double seconds(clockid_t clock) {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-// Python sees signals only where it is asked: by a long call, between two tasks, and not more often than
-// ten times a second.
+// Python sees signals only where it is asked: by a long call, now and then, but not more often than ten
+// times a second.
 constexpr double BETWEEN_LOOKS = 0.1;
 thread_local double last_look;
 bool signalled() {

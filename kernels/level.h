@@ -84,6 +84,9 @@ template <class Then> auto with_element(const Problem& p, Then then) {
 inline size_t backward_scratch(const Problem& p) {
   return with_element(p, [&]<class E>(E) { return Backward<E>::scratch(p); });
 }
+inline int64_t backward_rows(const Problem& p) {
+  return with_element(p, [&]<class E>(E) { return Backward<E>::rows(p); });
+}
 inline void deltas(const Problem& p, const Gradient& g, int64_t b, int64_t h) {
   with_element(p, [&]<class E>(E) { Backward<E>::deltas(p, g, b, h); });
 }
@@ -112,6 +115,7 @@ constexpr double (*dot_rounds)(int64_t) = nullptr;
       .tally_scratch = CLEARHEAD_LEVEL::tally_scratch,                   \
       .tally = CLEARHEAD_LEVEL::tally,                                   \
       .backward_scratch = CLEARHEAD_LEVEL::backward_scratch,             \
+      .backward_rows = CLEARHEAD_LEVEL::backward_rows,                   \
       .deltas = CLEARHEAD_LEVEL::deltas,                                 \
       .backward = CLEARHEAD_LEVEL::backward,                             \
       .unit = CLEARHEAD_LEVEL::unit,                                     \
