@@ -255,8 +255,7 @@ template <class A> class Tile : Bands<A> {
     const Row& x = row_[row];
     for (int64_t g = 0; g < survey_.groups; g++) {
       Sight group(survey_.group[g], p_.Tk);
-      Run hull, core;
-      group.row(task_.b, x.h, x.q, {block_.lo + begin_, least(block_.lo + end_, p_.Tk)}, &hull, &core);
+      Run hull = group.within(task_.b, x.h, x.q, {block_.lo + begin_, least(block_.lo + end_, p_.Tk)});
       F sum = zero();
       for (int64_t k = (hull.lo - block_.lo) / W * W; block_.lo + k < hull.hi; k += W) {
         int64_t key = block_.lo + k;

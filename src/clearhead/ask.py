@@ -9,7 +9,7 @@ from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue, kind_of
 from .masks import Dense, Grid, Mask, everything, meet
 from .problem import Inputs, Problem
-from .traced import learns, readable
+from .traced import autocasts, learns, readable
 from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -95,12 +95,10 @@ def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast some layers narrow what they give and some do not; torch then narrows all."""
     if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
         return tensors
-    kind = tensors[0].device.type
-    if len({x.dtype for x in tensors}) == 1 or not torch.amp.is_autocast_available(kind):
+    device = tensors[0].device
+    if len({x.dtype for x in tensors}) == 1 or not autocasts(device):
         return tensors
-    if not torch.is_autocast_enabled(kind):
-        return tensors
-    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
+    return tuple(x.to(torch.get_autocast_dtype(device.type)) for x in tensors)
 
 
 def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -264,7 +262,7 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
     try:
         if isinstance(value, (str, bytes, bool)):
             raise TypeError("float() would read a number into it")
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]  # float says what is none
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"{name} is {value!r}.", f"{name} is a number, or None.", f"pass a float as {name}=."
@@ -282,7 +280,7 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
 def _checked_dropout(p: object) -> float:
     # Of a number that is open in its graph torch.compile can tell the kind, and no attribute.
     plain = isinstance(p, (int, float)) or hasattr(p, "__float__")
-    number = float(p) if plain and not isinstance(p, (bool, Tensor)) else None  # type: ignore[arg-type]
+    number = float(p) if plain and not isinstance(p, (bool, Tensor)) else None  # type: ignore[arg-type]  # it has __float__
     if number is None or not 0.0 <= number <= 1.0:
         raise (BadType if number is None else BadValue)(
             f"dropout={p!r}.",

@@ -9,6 +9,7 @@ from .attend import attention
 from .biases import TensorBias, bias
 from .errors import BadType, BadValue, kind_of
 from .masks import Causal, Mask, dense, everything
+from .traced import autocasts
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -38,9 +39,8 @@ def scaled_dot_product_attention(
     Raises `BadValue` and `BadType` where torch raises RuntimeError.
     """
     _check(query, key, value, attn_mask, is_causal)
-    kind = query.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    if autocasts(query.device):
+        dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (_cast(x, dtype) for x in (query, key, value))
         attn_mask = None if attn_mask is None else _cast(attn_mask, dtype)
     if attn_mask is not None:

@@ -150,7 +150,7 @@ class Matrix:
     def _counted(self, statistic: str | Statistic) -> Any:
         (result,) = count_weights(self._problem, self._inputs, [statistic]).finish().values()
         back = self._problem.shape_back
-        return Top(*(back(x) for x in result)) if isinstance(result, Top) else back(result)  # type: ignore[arg-type]
+        return Top(*(back(x) for x in result)) if isinstance(result, Top) else back(result)  # type: ignore[arg-type]  # a matrix asks for no groups
 
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from .traced import readable
+from .traced import autocasts, readable
 
 
 def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
@@ -44,7 +44,7 @@ def cleaned(x: Tensor) -> Tensor:
 
 def as_asked(device: torch.device) -> AbstractContextManager[object]:
     """Products inside keep the dtype of their arguments: autocast would narrow them."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+    if not autocasts(device):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 

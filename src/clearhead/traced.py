@@ -61,6 +61,12 @@ def _at_hand(x: Tensor) -> bool:
     return not _batched(x) and x.device.type != "meta"
 
 
+def autocasts(device: torch.device) -> bool:
+    """Does autocast convert what is computed on this device? Where there is none (meta), no."""
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def forward_mode() -> bool:
     """Are derivatives carried along with the numbers (jvp, jacfwd)? Only torch's own operations do,
     and a kernel that does not would lose them without a word."""

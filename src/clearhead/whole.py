@@ -18,6 +18,6 @@ def whole(value: object) -> int | None:
     if isinstance(value, (bool, str)) or getattr(value, "dtype", None) == torch.bool:
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)  # type: ignore[arg-type]  # it says what is none
     except TypeError:
         return None

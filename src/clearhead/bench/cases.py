@@ -39,7 +39,7 @@ class Case:
             .normal_(generator=source)
             for heads, length in shapes
         )  # fmt: skip
-        return tuple(x.requires_grad_(self.training) for x in (q, k, v))  # type: ignore[return-value]
+        return tuple(x.requires_grad_(self.training) for x in (q, k, v))  # type: ignore[return-value]  # three of them
 
     def pairs(self) -> int:
         if isinstance(self.mask, Everything):

@@ -102,7 +102,7 @@ class Mask(ABC):
         return all(same(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
-        held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]  # as above
         return hash((type(self), *(x.shape if isinstance(x, Tensor) else x for x in held)))
 
     def __str__(self) -> str:

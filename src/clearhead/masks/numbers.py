@@ -146,7 +146,7 @@ def start(align: object, grid: "Grid") -> int | None:
         return None
     if align is None or align == "start":
         return 0
-    return grid.Tk - grid.Tq if align == "end" else int(align)  # type: ignore[call-overload]
+    return grid.Tk - grid.Tq if align == "end" else int(align)  # type: ignore[call-overload]  # checked to be whole when it was made
 
 
 def offset(align: object, grid: "Grid", b: Tensor) -> "int | Tensor":
@@ -174,7 +174,7 @@ def positions(align: object, grid: "Grid", device: torch.device | None) -> Tenso
 def pick(value: object, b: Tensor) -> "int | Tensor":
     """The number that holds for batch `b`."""
     if not isinstance(value, Tensor):
-        return int(value)  # type: ignore[call-overload]
+        return int(value)  # type: ignore[call-overload]  # checked to be whole when the rule was made
     return value.to(b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
 
 
@@ -185,8 +185,9 @@ def column(value: object, device: torch.device | None) -> Tensor:
 
 
 def batch(value: object) -> dict[str, int]:
-    many = isinstance(value, Tensor) and value.shape[0] > 1
-    return {"B": value.shape[0]} if many else {}  # type: ignore[attr-defined]
+    if isinstance(value, Tensor) and value.shape[0] > 1:
+        return {"B": value.shape[0]}
+    return {}
 
 
 def check_batch(rule: object, value: object, grid: "Grid") -> None:

@@ -50,5 +50,5 @@ def _mask(node: ast.expr) -> Mask:
             k.arg for k in keywords
         ):
             given = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
-            return CALLS[name](*(ast.literal_eval(a) for a in args), **given)  # type: ignore[operator]
+            return CALLS[name](*(ast.literal_eval(a) for a in args), **given)  # type: ignore[operator]  # a class or a function
     raise ValueError(ast.dump(node))

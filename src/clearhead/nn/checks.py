@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, kind_of
 from ..masks import Mask
+from ..traced import autocasts
 from ..whole import whole
 
 
@@ -75,9 +75,8 @@ def sequence(
         )
     # What is no plain Linear, or has hooks, may convert what it is given.
     if type(reader) is nn.Linear and not reader._forward_pre_hooks:
-        kind, dtype = x.device.type, reader.weight.dtype
-        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if x.dtype != dtype and not cast:
+        dtype = reader.weight.dtype
+        if x.dtype != dtype and not autocasts(x.device):
             raise BadType(
                 f"{layer} got {name} of {x.dtype}, and its weights are {dtype}.",
                 "a layer and what it reads have one dtype, unless autocast is on.",

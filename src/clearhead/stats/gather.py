@@ -145,7 +145,7 @@ class _Sweep:
             return None, sums
         columns = zip(*parts, strict=True)
         joined = [None if column[0] is None else torch.cat(column, 2) for column in columns]
-        return Rows(*joined), sums  # type: ignore[arg-type]
+        return Rows(*joined), sums  # type: ignore[arg-type]  # None is what nobody asked for
 
     def strip(self, queries: slice) -> tuple[Rows | None, Sums | None]:
         """A tile of queries beside all the keys, in one sweep or two."""

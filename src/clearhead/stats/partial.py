@@ -109,7 +109,7 @@ class Partial:
         rows = sums = None
         if self.rows is not None and other.rows is not None:
             pairs = zip(self.rows, other.rows, strict=True)
-            rows = Rows(*(_joined(pair, 2, order) for pair in pairs))  # type: ignore[arg-type]
+            rows = Rows(*(_joined(pair, 2, order) for pair in pairs))  # type: ignore[arg-type]  # None where both have none
         if self.sums is not None and other.sums is not None:
             sums = Sums(*(added(a, b) for a, b in zip(self.sums, other.sums, strict=True)))
         return Partial(self.problem, self.wanted, queries, self.keys, rows, sums)

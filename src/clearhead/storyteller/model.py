@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         if not config.scaled:
             for block in blocks:
                 undo = Times((config.d // config.heads) ** 0.5)
-                block.attention.W_query = nn.Sequential(block.attention.W_query, undo)  # type: ignore[assignment]
+                block.attention.W_query = nn.Sequential(block.attention.W_query, undo)  # type: ignore[assignment]  # a module in the place of another
 
     def forward(self, ids: Tensor) -> Tensor:
         if ids.shape[-1] > self.config.context:

@@ -39,7 +39,7 @@ class Cpu(Engine):
     skips_tiles = True
 
     @property
-    def caption(self) -> str:  # type: ignore[override]
+    def caption(self) -> str:  # type: ignore[override]  # asked anew: the level can change
         return f"the C++ core, {status()}" if core is not None else status()
 
     def why_not(self, problem: Problem) -> list[str]:

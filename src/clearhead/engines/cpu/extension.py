@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError as error:  # a broken core is an error; a missing one is a fact
     if error.name != "clearhead._kernels":
         raise
-    core = None  # type: ignore[assignment]
+    core = None  # type: ignore[assignment]  # a module or nothing; `why_not` tells
 
 # Known to Python as well, so that a tracer need not look into the core.
 _level: str = core.level() if core else ""

@@ -44,7 +44,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
     # Matrices keep square cells, and this layout packs what keeps its own shape.
     figure = Figure(figsize=(width, height), layout="compressed")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr, call-arg]
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr, call-arg]  # the layout named above, which has pads
     return figure
 
 
