@@ -6,8 +6,8 @@ namespace clearhead::CLEARHEAD_LEVEL {
 constexpr double LOG2E = 1.44269504088896341, LN2 = 0.693147180559945309;
 constexpr float NOTHING = -__builtin_inff();
 
-template <class T> inline T least(T a, T b) { return a < b ? a : b; }
-template <class T> inline T most(T a, T b) { return a > b ? a : b; }
+template <class T> constexpr T least(T a, T b) { return a < b ? a : b; }
+template <class T> constexpr T most(T a, T b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // 2^x for x <= 0 (and a little above): 2^round(x) * 2^rest with |rest| <= 1/2. The polynomials are

@@ -15,16 +15,21 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A, int R> class Stream {
   using Unit = typename A::Unit;
   using E = typename A::Element;
-  static_assert(R <= W && W % R == 0);
-  static constexpr int PER = A::PER_UNIT;
+  // The arithmetic of the weighted sum. One row is bound by memory, and reads one value after another.
+  using V = std::conditional_t<R == 1, Singles<E>, A>;
+  using Weights = typename V::Unit;
+  static constexpr int PER = A::PER_UNIT, KEYS = V::PER_UNIT;
   static constexpr int U = W / R;                       // keys per vector of scores
+  static_assert(R <= W && W % R == 0 && U % KEYS == 0);
   static constexpr int SIDE = R == 1 ? 1 : U;           // keys whose products run side by side
   static constexpr int BLOCK = 64;                      // keys between two looks at the maximum
-  static constexpr int PIECE = 16;                      // keys whose values stay in L1 over columns
+  static constexpr int PIECE = 64 / sizeof(E);          // keys whose values stay in L1 over columns
   static constexpr int64_t LINE = 64 / sizeof(E);
-  // Vectors of values whose sums run side by side. Four rows of eight are 32 sums, more than registers
-  // hold; fewer read the weights twice, and were no faster (bench/LOG.md, "side by side").
-  static constexpr int COLUMNS = R == 1 ? 8 : R == 2 ? 6 : R == 4 ? 8 : 2;
+  static constexpr int64_t PAGE = 4096, OPENING = 256;  // bytes
+  // Vectors of values whose sums run side by side: as many as registers hold with a value each and a
+  // weight. Few rows of float32 are bound by memory, which one pass over wide columns reads best
+  // (bench/LOG.md, "columns that fit").
+  static constexpr int COLUMNS = sizeof(E) == 4 && R <= 4 ? 8 : least(8, (REGISTERS - 1) / (R + 1));
 
  public:
   static size_t scratch(const Problem& p) { return Stream(p, {}, nullptr).size_; }
@@ -44,6 +49,7 @@ template <class A, int R> class Stream {
     o_ = c.cut<float>(R * v_vectors_ * W);
     here_ = c.cut<float>(R * v_vectors_ * W);
     s_ = c.cut<float>(BLOCK / U * W);
+    weights_ = KEYS == 1 ? (Weights*)s_ : c.cut<Weights>(BLOCK / U * W / KEYS);
     size_ = c.used();
   }
 
@@ -128,7 +134,8 @@ template <class A, int R> class Stream {
     F part[R * SIDE];
 #pragma GCC unroll 16
     for (int i = 0; i < SIDE; i++) {
-      fetch_ahead(p_.v, block_.lo + k + i, p_.Dv);
+      if (block_.lo + k + i < p_.Tk)
+        fetch(key_row(p_.v, block_.lo + k + i), 0, p_.Dv, streams(p_.v, p_.Dv));
       key[i] = keys + least(k + i, count_ - 1) * p_.k.t;  // past the end: masked below
     }
 #pragma GCC unroll 16
@@ -154,12 +161,20 @@ template <class A, int R> class Stream {
   }
 
   // The block's values come into L2 while its keys are computed with, and the next block's keys
-  // while its values are: the memory never waits for arithmetic (bench/LOG.md, "half a block ahead").
-  void fetch_ahead(const Place& x, int64_t key, int64_t size) const {
-    if (key >= p_.Tk) return;
-    const E* row = key_row(x, key);
-    for (int64_t at = 0; at < size; at += LINE) soon(row + at);
+  // while its values are, each in the columns that are being summed: the memory never waits for
+  // arithmetic (bench/LOG.md, "half a block ahead", "columns that fit").
+  static void fetch(const E* row, int64_t from, int64_t to, bool streams) {
+    if (streams) {
+      const int64_t past = uintptr_t(row) % PAGE, page = past < OPENING ? -past : PAGE - past;
+      from = most(from, page / int64_t(sizeof(E)));
+      to = least(to, (page + OPENING) / int64_t(sizeof(E)));
+    }
+    for (int64_t at = from; at < to; at += LINE) soon(row + at);
   }
+  // One key wholly after another, without a gap: the processor's own prefetchers follow that by
+  // themselves, but not into the next page. Asking for the first lines of each page is enough, and asking
+  // for more is in their way (bench/LOG.md, "the first lines of a page").
+  static bool streams(const Place& x, int64_t size) { return SIDE == 1 && x.t == size; }
 
   // What masks and biases do to one vector of scores, lane by lane where lanes are many rows.
   F amend(F s, int64_t key) const {
@@ -195,6 +210,7 @@ template <class A, int R> class Stream {
     for (int k = 0; k < count_; k += U) {
       F e = exp2<5>(mul(sub(load(s_ + k * R), from), factor));
       store(s_ + k * R, e);
+      if (KEYS > 1) V::keep((typename V::Weight*)weights_ + k * R, e);
       sum = add(sum, e);
     }
     sum_ = fma(sum_, shrink, sum);
@@ -238,20 +254,30 @@ template <class A, int R> class Stream {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++) sum[r][c] = load(here_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, block_.lo + k) + j * W;
-    for (int i = k; i < k + n; i++, x += p_.v.t) {
-      const float* w = s_ + i / U * W + i % U;
-      if (j == 0) fetch_ahead(p_.k, block_.lo + BLOCK + i, p_.D);
-      F y[N];
+    const E* next = key_row(p_.k, block_.lo + BLOCK + k);
+    const int64_t from = j * W, to = j + N < v_vectors_ ? from + N * W : p_.D;
+    const int64_t ahead = p_.Tk - block_.lo - BLOCK;
+    const bool streamed = streams(p_.k, p_.D);
+    for (int i = k; i < k + n; i += KEYS, x += KEYS * p_.v.t) {
+      const Weights* w = weights_ + (i / U * W + i % U) / KEYS;
+      const E* odd = KEYS > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
+      for (int u = i; u < i + KEYS && u < ahead; u++, next += p_.k.t)
+        fetch(next, from, to, streamed);
+      typename V::Vector y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)
-        y[c] = c + 1 < N || tail >= W ? load(x + c * W) : load_part(x + c * W, tail);
-      if (j == 0)  // the other columns of this row: now, while the stream is here
-        for (int64_t at = N * W; at < p_.Dv; at += LINE) touch(x + at);
+        y[c] = V::as_vector(V::values(x + c * W, odd ? odd + c * W : odd,
+                                      c + 1 < N || tail >= W ? W : tail));
+      if (j == 0)  // the other columns of these rows: now, while the stream is here
+        for (int64_t at = N * W; at < p_.Dv; at += LINE) {
+          touch(x + at);
+          if (odd) touch(odd + at);
+        }
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
-        F a = all(w[r * U]);
+        auto a = V::broadcast(w[r * U / KEYS]);
 #pragma GCC unroll 8
-        for (int c = 0; c < N; c++) sum[r][c] = fma(a, y[c], sum[r][c]);
+        for (int c = 0; c < N; c++) sum[r][c] = V::mac(sum[r][c], a, y[c]);
       }
     }
 #pragma GCC unroll 16
@@ -311,6 +337,7 @@ template <class A, int R> class Stream {
   size_t size_;
   Unit* q_;
   float *o_, *here_, *s_;   // here_: the weighted sum of this block alone
+  Weights* weights_;        // but for pairs, they overwrite their scores
   Run hull_, core_, block_;
   int count_;
   bool full_;

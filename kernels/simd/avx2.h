@@ -11,7 +11,9 @@ using F = __m256;
 using Lanes = __m256;  // all ones or all zeros in a lane
 constexpr int W = 8;
 
-// Register tiles, out of 16 registers: 4 x 3 = 12 sums, 3 keys (or values), 1 query (or weight).
+constexpr int REGISTERS = 16;
+
+// Register tiles: 4 x 3 = 12 sums, 3 keys (or values), 1 query (or weight).
 constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 3;
 constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 3;
 

@@ -11,7 +11,9 @@ using F = __m512;
 using Lanes = __mmask16;
 constexpr int W = 16;
 
-// Register tiles, out of 32 registers. Scores: 8 queries x 3 vectors of keys = 24 sums, 3 keys,
+constexpr int REGISTERS = 32;
+
+// Register tiles. Scores: 8 queries x 3 vectors of keys = 24 sums, 3 keys,
 // 1 query. Weighted sum: 6 queries x 4 vectors of values = 24 sums, 4 values, 1 weight.
 constexpr int SCORE_ROWS = 8, SCORE_VECTORS = 3;
 constexpr int VALUE_ROWS = 6, VALUE_VECTORS = 4;

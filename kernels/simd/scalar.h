@@ -13,7 +13,9 @@ typedef int32_t Lanes __attribute__((vector_size(16)));  // -1 or 0 in a lane
 typedef uint32_t Words __attribute__((vector_size(16)));
 constexpr int W = 4;
 
-// Register tiles, out of the 16 registers of SSE2: 4 x 2 sums leave room for the products.
+constexpr int REGISTERS = 16;  // of SSE2
+
+// Register tiles: 4 x 2 sums leave room for the products.
 constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 2;
 constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 2;
 
