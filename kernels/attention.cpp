@@ -15,9 +15,9 @@ namespace clearhead {
 namespace {
 
 // Up to this many rows per key head (its query heads times their queries) keys are streamed as
-// they lie; from there on packing pays. Time of streaming over time of tiles, one core, D = 128:
-// float32 0.42 at 1 row, 0.71 at 4, 0.80 at 8, 1.43 at 12; bf16 0.43, 0.82, 1.14, 2.5. Eight for
-// both, because only a stream shares one key head out over threads (bench/LOG.md).
+// they lie; from there on packing pays. Time of streaming over time of tiles, one core, D = 128, at 1, 4
+// and 8 rows: float32 0.48, 0.65, 0.82, bf16 0.56, 0.64, 0.84, float16 0.49, 0.61, 0.81 (2026-11-22);
+// 12 rows took 1.4 and more (bench/LOG.md, "where prefill begins").
 constexpr int64_t STREAM_ROWS = 8;
 
 // A long row of keys is cut into at most 32 stretches of 1024 keys or more (the last has what is left),
@@ -128,7 +128,7 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
   int64_t stretch = most(LEAST_STRETCH, round_up(ceil_div(p.Tk, MOST_STRETCHES), STRETCH_STEP));
   int64_t stretches = most(1, ceil_div(p.Tk, stretch));
   size_t scratch = level.stream_scratch(p, rows);
-  int64_t state = stretches > 1 ? rows * (p.Dv + 2) : 0;
+  int64_t state = stretches > 1 ? rows * (p.Dv + STATE_HEAD) : 0;
   int64_t at_once = heads;
   float* states = nullptr;
   Borrowed memory(state_scratch);

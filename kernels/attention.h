@@ -74,7 +74,7 @@ struct Gradient {
 struct Problem {
   int64_t B, H, G, Tq, Tk, D, Dv;
   int64_t dtype;            // of q, k, v and out
-  Place q, k, v, out;       // without `out` there is no answer, and v is not read
+  Place q, k, v, out;       // without `out` there is no answer, and v is not read (Dv is 0 for an lse alone)
   Place lse;                // float64 (b, h, q), see `log_unit`; null if not wanted
   Place rounding;           // like out: what rounding took from it; null if not wanted
   double scale;             // of Q K^T
@@ -96,8 +96,9 @@ constexpr int64_t MOST_STRETCHES = 32;  // of the keys of a decode
 // Prefill: all keys against one block of queries of some heads that share a key head.
 struct TileTask { int64_t b, head, heads, query, queries; };
 
-// Decode: one stretch of keys against all the queries of one key head. `state` is where the
-// stretch leaves (max, sum, out) of every row, or null when the stretch is the only one.
+// Decode: one stretch of keys against all the queries of one key head (split keys, as in Flash-Decoding).
+// `state` is where the stretch leaves (max, sum, out) of every row, or null when the stretch is the only one.
+constexpr int64_t STATE_HEAD = 2;  // numbers of a row before its out
 struct StreamTask { int64_t b, group, key, key_end; float* state; };
 
 // The second sweep: all queries of one head against one stretch of keys, which no other task has.

@@ -15,7 +15,7 @@
 // dK and dV have one writer. Its queries come in chunks that stay in L2 in four shapes (q and dO,
 // each as groups and as columns) beside their dQ; a block of keys lies there as panels of K and V,
 // columns of K, and its dK and dV, 240 KB at D = 64. A band and a block leave two squares in L1, w and
-// dY, which feed three products: two turned, over the queries of the band, one over the keys.
+// dY, which feed three products: two transposed, over the queries of the band, one over the keys.
 //
 // Everything is float32, for bf16 too: dY spans more powers of two than eight bits of digits hold. So
 // does dP - delta where values lie far from 0 and both are large; delta is therefore taken from the
@@ -180,8 +180,8 @@ template <class E> class Backward : Bands<Singles<E>> {
       F lacks = all(float((from * unit - lse) / log_unit(float(from * unit)) * LOG2E));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
-      if (drops_.any()) turn<true>(x, s, d, all(factor), all(from), lacks, delta);
-      else turn<false>(x, s, d, all(factor), all(from), lacks, delta);
+      if (drops_.any()) weights_and_gradients<true>(x, s, d, all(factor), all(from), lacks, delta);
+      else weights_and_gradients<false>(x, s, d, all(factor), all(from), lacks, delta);
       if (g_.dbias.data) leave_bias(x, d);
       if (bend_)
         for (int k = begin_; k < end_; k += W) {
@@ -191,7 +191,9 @@ template <class E> class Backward : Bands<Singles<E>> {
     }
   }
 
-  template <bool DROPS> void turn(const Row& x, float* s, float* d, F factor, F from, F lacks, F delta) const {
+  // Of a row: its scores become the weights that were used, what comes back to them becomes dY.
+  template <bool DROPS>
+  void weights_and_gradients(const Row& x, float* s, float* d, F factor, F from, F lacks, F delta) const {
     uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
     for (int k = begin_; k < end_; k += W) {

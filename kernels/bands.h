@@ -72,7 +72,7 @@ template <class A> class Bands : protected Products<A> {
       r.h = task_.head + i / task_.queries;
       r.q = task_.query + i % task_.queries;
       sight_.row(task_.b, r.h, r.q, keys, &r.hull, &r.core);
-      for (int64_t d = 0; d < p_.D; d += 64 / int64_t(sizeof(E))) soon(at(p_.q, r) + d);
+      prefetch_row(at(p_.q, r), p_.D);
       band.core = {most(band.core.lo, r.core.lo), least(band.core.hi, r.core.hi)};
       if (r.hull.empty()) continue;
       band.hull = {least(band.hull.lo, r.hull.lo), most(band.hull.hi, r.hull.hi)};
@@ -106,7 +106,7 @@ template <class A> class Bands : protected Products<A> {
     }
   }
 
-  // Pass 1b: the keys of a block (or their values), turned: panels. Keys past the end are zeros.
+  // Pass 1b: the keys of a block (or their values), transposed: panels. Keys past the end are zeros.
   void pack_panels(const Place& x, int64_t size, Unit* to_all) const {
     int from = int(most<int64_t>(hull_.lo - block_.lo, 0)) / W * W;
     int count = int(block_.hi - block_.lo);
@@ -203,7 +203,7 @@ template <class A> class Bands : protected Products<A> {
     for (int n = 0; n < width; n += W) {
       int in = int(least<int64_t>(W, p_.Tk - key - n));
       float* bend = bend_ ? bend_ + (s - s_) + n : nullptr;
-      F y = logits_.turn(load(s + n), task_.b, x.h, x.q, key + n, in, bend);
+      F y = logits_.apply(load(s + n), task_.b, x.h, x.q, key + n, in, bend);
       y = pick(lanes(word, n), y, all(NOTHING));
       store(s + n, y);
       t = max(t, y);

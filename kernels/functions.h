@@ -1,11 +1,12 @@
-// The two functions attention needs, in base 2, out of a level's vocabulary.
+// The functions attention needs, out of a level's vocabulary: powers of 2, tanh, sums and maxima of rows.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-constexpr double LOG2E = 1.44269504088896341, LN2 = 0.693147180559945309;
+constexpr double LOG2E = 1.44269504088896341;
 constexpr float NOTHING = -__builtin_inff();
 
+// Every level has its own (so has attention.cpp), or the linker might keep the widest for all.
 template <class T> constexpr T least(T a, T b) { return a < b ? a : b; }
 template <class T> constexpr T most(T a, T b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }

@@ -30,7 +30,7 @@ class Logits {
 
   // n lanes of scores of query (b, h, q) with keys from `key` on, before the mask. Where `bend` is
   // given and scores are capped, it gets what the cap leaves of a small change, 1 - tanh^2.
-  F turn(F s, int64_t b, int64_t h, int64_t q, int64_t key, int n, float* bend = nullptr) const {
+  F apply(F s, int64_t b, int64_t h, int64_t q, int64_t key, int n, float* bend = nullptr) const {
     if (plain_) return s;
     s = mul(s, first_);
     if (capped_) {

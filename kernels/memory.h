@@ -5,9 +5,13 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 // Asks for a line, into L2. GCC drops a const function that only prefetches, calls and all; an empty
 // `asm volatile` is an effect that it has to keep (bench/LOG.md, "the prefetch that was not there").
-inline void soon(const void* p) {
+inline void prefetch(const void* p) {
   __builtin_prefetch(p, 0, 2);
   asm volatile("");
+}
+
+template <class E> inline void prefetch_row(const E* row, int64_t size) {
+  for (int64_t at = 0; at < size; at += 64 / int64_t(sizeof(E))) prefetch(row + at);
 }
 
 // Reads a byte for the sake of its line.

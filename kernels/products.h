@@ -3,7 +3,7 @@
 // Queries against keys (`score_tile`): queries as groups [D][SCORE_ROWS], so that one step of a tile
 // reads one line, keys as panels [D][PANEL], so that a vector holds one coordinate of W keys.
 // Weights against values (`value_tile`): values as columns [key][up to VALUE_VECTORS vectors], weights
-// as they fall out of the softmax, a row for each query, or turned: a row for each key.
+// as they fall out of the softmax, a row for each query, or transposed: a row for each key.
 #pragma once
 
 #include <utility>
@@ -98,11 +98,11 @@ template <class A> struct Products {
   }
 
   // R queries x N vectors of values stay in registers over the keys of the block; the old sums are
-  // rescaled and added at the end, by one FMA each. TURNED, it is R keys over the queries of a band.
-  template <bool TURNED, int R, int N>
+  // rescaled and added at the end, by one FMA each. TRANSPOSED, it is R keys over the queries of a band.
+  template <bool TRANSPOSED, int R, int N>
   static void value_tile(const Unit* w, const Unit* v, int64_t steps, const float* shrink, float* o,
                          int64_t o_stride) {
-    constexpr int ROW = TURNED ? 1 : STRIDE, STEP = TURNED ? STRIDE : 1;
+    constexpr int ROW = TRANSPOSED ? 1 : STRIDE, STEP = TRANSPOSED ? STRIDE : 1;
     F sum[R][N];
     multiply<R, N, ROW, STEP, N * W>(w, v, steps, sum);
 #pragma GCC unroll 8
@@ -116,10 +116,10 @@ template <class A> struct Products {
     }
   }
   using ValueTile = void (*)(const Unit*, const Unit*, int64_t, const float*, float*, int64_t);
-  template <bool TURNED = false> static ValueTile value_tiles(int rows, int vectors) {
+  template <bool TRANSPOSED = false> static ValueTile value_tiles(int rows, int vectors) {
     static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
       return Table<ValueTile, sizeof...(i)>{
-          {value_tile<TURNED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
+          {value_tile<TRANSPOSED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
     }(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>());
     return table.entry[(rows - 1) * VALUE_VECTORS + vectors - 1];
   }

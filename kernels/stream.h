@@ -15,17 +15,18 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A, int R> class Stream {
   using Unit = typename A::Unit;
   using E = typename A::Element;
-  // The arithmetic of the weighted sum. One row is bound by memory, and reads one value after another.
-  using V = std::conditional_t<R == 1, Singles<E>, A>;
-  using Weights = typename V::Unit;
-  static constexpr int PER = A::PER_UNIT, KEYS = V::PER_UNIT;
+  // The arithmetic of the weighted sum. One row stays with single values: the values of two keys read
+  // side by side were 10 % slower from memory (bench/LOG.md, "two values at a time").
+  using Mix = std::conditional_t<R == 1, Singles<E>, A>;
+  using WeightUnit = typename Mix::Unit;
+  static constexpr int PER = A::PER_UNIT, PER_WEIGHT = Mix::PER_UNIT;
   static constexpr int U = W / R;                       // keys per vector of scores
-  static_assert(R <= W && W % R == 0 && U % KEYS == 0);
+  static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
   static constexpr int SIDE = R == 1 ? 1 : U;           // keys whose products run side by side
   static constexpr int BLOCK = 64;                      // keys between two looks at the maximum
   static constexpr int PIECE = 64 / sizeof(E);          // keys whose values stay in L1 over columns
   static constexpr int64_t LINE = 64 / sizeof(E);
-  static constexpr int64_t PAGE = 4096, OPENING = 256;  // bytes
+  static constexpr int64_t PAGE = 4096, OPENING = 256;  // bytes, of which the first are asked for
   // Vectors of values whose sums run side by side: as many as registers hold with a value each and a
   // weight. Few rows of float32 are bound by memory, which one pass over wide columns reads best
   // (bench/LOG.md, "columns that fit").
@@ -49,7 +50,7 @@ template <class A, int R> class Stream {
     o_ = c.cut<float>(R * v_vectors_ * W);
     here_ = c.cut<float>(R * v_vectors_ * W);
     s_ = c.cut<float>(BLOCK / U * W);
-    weights_ = KEYS == 1 ? (Weights*)s_ : c.cut<Weights>(BLOCK / U * W / KEYS);
+    weights_ = PER_WEIGHT == 1 ? (WeightUnit*)s_ : c.cut<WeightUnit>(BLOCK / U * W / PER_WEIGHT);
     size_ = c.used();
   }
 
@@ -59,6 +60,8 @@ template <class A, int R> class Stream {
     return place<E>(x, task_.b, task_.group, key);
   }
 
+  // The block's values come into L2 while its keys are computed with, and the next block's keys while
+  // its values are: the memory never waits for arithmetic (bench/LOG.md, "half a block ahead").
   void walk() {
     look();
     pack_queries();
@@ -134,8 +137,8 @@ template <class A, int R> class Stream {
     F part[R * SIDE];
 #pragma GCC unroll 16
     for (int i = 0; i < SIDE; i++) {
-      if (block_.lo + k + i < p_.Tk)
-        fetch(key_row(p_.v, block_.lo + k + i), 0, p_.Dv, streams(p_.v, p_.Dv));
+      if (k + i < count_)
+        fetch(key_row(p_.v, block_.lo + k + i), 0, p_.Dv, gapless(p_.v, p_.Dv));
       key[i] = keys + least(k + i, count_ - 1) * p_.k.t;  // past the end: masked below
     }
 #pragma GCC unroll 16
@@ -160,21 +163,20 @@ template <class A, int R> class Stream {
     }
   }
 
-  // The block's values come into L2 while its keys are computed with, and the next block's keys
-  // while its values are, each in the columns that are being summed: the memory never waits for
-  // arithmetic (bench/LOG.md, "half a block ahead", "columns that fit").
-  static void fetch(const E* row, int64_t from, int64_t to, bool streams) {
-    if (streams) {
+  // One key wholly after another, without a gap: the processor's own prefetchers follow that by
+  // themselves, but not into the next page. Asking for the first lines of each page is enough, and asking
+  // for more is in their way (bench/LOG.md, "the first lines of a page").
+  static bool gapless(const Place& x, int64_t size) { return SIDE == 1 && x.t == size; }
+
+  // Asks for some columns of a row, or only for those in the first lines of a page.
+  static void fetch(const E* row, int64_t from, int64_t to, bool gapless) {
+    if (gapless) {
       const int64_t past = uintptr_t(row) % PAGE, page = past < OPENING ? -past : PAGE - past;
       from = most(from, page / int64_t(sizeof(E)));
       to = least(to, (page + OPENING) / int64_t(sizeof(E)));
     }
-    for (int64_t at = from; at < to; at += LINE) soon(row + at);
+    if (from < to) prefetch_row(row + from, to - from);
   }
-  // One key wholly after another, without a gap: the processor's own prefetchers follow that by
-  // themselves, but not into the next page. Asking for the first lines of each page is enough, and asking
-  // for more is in their way (bench/LOG.md, "the first lines of a page").
-  static bool streams(const Place& x, int64_t size) { return SIDE == 1 && x.t == size; }
 
   // What masks and biases do to one vector of scores, lane by lane where lanes are many rows.
   F amend(F s, int64_t key) const {
@@ -185,7 +187,7 @@ template <class A, int R> class Stream {
       uint64_t word = sight_.word(task_.b, head(r), query(r), key, in);
       float some[W] = {};
       for (int u = 0; u < in; u++) some[u] = lane[r * U + u];
-      store(some, logits_.turn(load(some), task_.b, head(r), query(r), key, in));
+      store(some, logits_.apply(load(some), task_.b, head(r), query(r), key, in));
       for (int u = 0; u < U; u++) lane[r * U + u] = word >> u & 1 ? some[u] : NOTHING;
     }
     for (int i = n_ * U; i < W; i++) lane[i] = NOTHING;
@@ -210,7 +212,7 @@ template <class A, int R> class Stream {
     for (int k = 0; k < count_; k += U) {
       F e = exp2<5>(mul(sub(load(s_ + k * R), from), factor));
       store(s_ + k * R, e);
-      if (KEYS > 1) V::keep((typename V::Weight*)weights_ + k * R, e);
+      if constexpr (PER_WEIGHT > 1) Mix::keep((typename Mix::Weight*)weights_ + k * R, e);
       sum = add(sum, e);
     }
     sum_ = fma(sum_, shrink, sum);
@@ -220,11 +222,10 @@ template <class A, int R> class Stream {
   // Pass 4: weighted sum, piece by piece so that a value is read from memory once, then joined to
   // what came before. A block starts from 0: a long row adds up in three short chains.
   void weigh() {
-    bool careful = !full_;
     for (int64_t i = 0; i < R * v_vectors_; i++) store(here_ + i * W, zero());
     for (int k = 0; k < count_; k += PIECE) {
       int n = least(PIECE, count_ - k);
-      if (careful)
+      if (!full_)
         weigh_with_care(k, n);
       else
         for (int64_t j = 0; j < v_vectors_; j += COLUMNS)
@@ -254,19 +255,19 @@ template <class A, int R> class Stream {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++) sum[r][c] = load(here_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, block_.lo + k) + j * W;
-    const E* next = key_row(p_.k, block_.lo + BLOCK + k);
-    const int64_t from = j * W, to = j + N < v_vectors_ ? from + N * W : p_.D;
-    const int64_t ahead = p_.Tk - block_.lo - BLOCK;
-    const bool streamed = streams(p_.k, p_.D);
-    for (int i = k; i < k + n; i += KEYS, x += KEYS * p_.v.t) {
-      const Weights* w = weights_ + (i / U * W + i % U) / KEYS;
-      const E* odd = KEYS > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
-      for (int u = i; u < i + KEYS && u < ahead; u++, next += p_.k.t)
-        fetch(next, from, to, streamed);
-      typename V::Vector y[N];
+    // Of the next block's keys, the columns that are summed here of the values.
+    const int64_t ahead = block_.lo / BLOCK * BLOCK + BLOCK, left = hull_.hi - ahead;
+    const int64_t from = j * W, to = j + N < v_vectors_ ? least<int64_t>(from + N * W, p_.D) : p_.D;
+    const bool close = gapless(p_.k, p_.D);
+    const E* next = key_row(p_.k, ahead + k);
+    for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
+      const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
+      const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
+      for (int u = i; u < i + PER_WEIGHT && u < left; u++, next += p_.k.t) fetch(next, from, to, close);
+      typename Mix::Vector y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)
-        y[c] = V::as_vector(V::values(x + c * W, odd ? odd + c * W : odd,
+        y[c] = Mix::as_vector(Mix::values(x + c * W, odd ? odd + c * W : odd,
                                       c + 1 < N || tail >= W ? W : tail));
       if (j == 0)  // the other columns of these rows: now, while the stream is here
         for (int64_t at = N * W; at < p_.Dv; at += LINE) {
@@ -275,9 +276,9 @@ template <class A, int R> class Stream {
         }
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
-        auto a = V::broadcast(w[r * U / KEYS]);
+        auto a = Mix::broadcast(w[r * U / PER_WEIGHT]);
 #pragma GCC unroll 8
-        for (int c = 0; c < N; c++) sum[r][c] = V::mac(sum[r][c], a, y[c]);
+        for (int c = 0; c < N; c++) sum[r][c] = Mix::mac(sum[r][c], a, y[c]);
       }
     }
 #pragma GCC unroll 16
@@ -320,7 +321,7 @@ template <class A, int R> class Stream {
         end.write_lse(p_, task_.b, head(r), query(r));
         continue;
       }
-      float* state = task_.state + r * (p_.Dv + 2);
+      float* state = task_.state + r * (p_.Dv + STATE_HEAD);
       state[0] = top_of[r * U];
       state[1] = sum;
       for (int64_t j = 0; j < p_.Dv; j++) state[2 + j] = o[j];
@@ -337,7 +338,7 @@ template <class A, int R> class Stream {
   size_t size_;
   Unit* q_;
   float *o_, *here_, *s_;   // here_: the weighted sum of this block alone
-  Weights* weights_;        // but for pairs, they overwrite their scores
+  WeightUnit* weights_;     // but for pairs, they overwrite their scores
   Run hull_, core_, block_;
   int count_;
   bool full_;
@@ -349,7 +350,7 @@ template <class A, int R> class Stream {
 template <class E>
 void merge_stretches(const Problem& p, int64_t b, int64_t group, int64_t stretches,
                      const float* states) {
-  int64_t heads = p.H / p.G, rows = heads * p.Tq, row_size = p.Dv + 2;
+  int64_t heads = p.H / p.G, rows = heads * p.Tq, row_size = p.Dv + STATE_HEAD;
   constexpr int64_t SLICE = 512;
   const Logits logits(p);
   for (int64_t r = 0; r < rows; r++) {

@@ -101,11 +101,9 @@ template <class A> class Tile : Bands<A> {
     int64_t next = block_.lo / BLOCK * BLOCK + BLOCK;
     int64_t each = (BLOCK + bands_ - 1) / bands_;
     int64_t from = next + band * each, to = least(least(from + each, next + BLOCK), hull_.hi);
-    constexpr int64_t LINE = 64 / sizeof(E);
     for (int64_t key = from; key < to; key++) {
-      const E *k = key_row(p_.k, key), *v = key_row(p_.v, key);
-      for (int64_t d = 0; d < p_.D; d += LINE) soon(k + d);
-      for (int64_t d = 0; d < p_.Dv; d += LINE) soon(v + d);
+      prefetch_row(key_row(p_.k, key), p_.D);
+      prefetch_row(key_row(p_.v, key), p_.Dv);
     }
   }
 

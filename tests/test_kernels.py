@@ -249,6 +249,47 @@ def test_log_sum_exp(Tq, level):
     assert (got.lse[1] == -math.inf).all() and (got.out[1] == 0).all()
 
 
+EXTREME = {
+    "a cap beyond float32 in base 2": {"softcap": 3e38},
+    "the largest bias": {"bias": torch.tensor([3.4e38] + [0.0] * 63)},
+    "the lowest bias everywhere": {"bias": torch.full((64,), -3.4e38)},
+    "the largest sink": {"sinks": torch.tensor([3e38, -3e38])},
+}
+
+
+@pytest.mark.parametrize("Tq", [1, 64])
+@pytest.mark.parametrize("rule", EXTREME.values(), ids=EXTREME)
+def test_numbers_at_the_end_of_float32(rule, Tq, level):
+    q, k, v = question(2, 2, 2, Tq, 64, 4)
+    torch.testing.assert_close(
+        answer(q, k, v, **rule), ch.attention(q, k, v, engine="steps", **rule)
+    )
+
+
+@pytest.mark.parametrize("Tq", [1, 64])
+def test_a_score_of_minus_infinity_stays_so_beside_a_bias(Tq, level):
+    q, k, v = question(1, 1, 1, Tq, 5, 4)
+    q[..., 0], k[..., 0] = -1e38, 1e30  # all scores are -infinity
+    k[..., 2, 0] = -1e-30  # but that of key 2
+    want = ch.attention(q, k, v, engine="steps", bias=torch.zeros(5))
+    torch.testing.assert_close(answer(q, k, v, bias=torch.zeros(5)), want)
+    torch.testing.assert_close(want, v[:, :, 2:3].expand_as(want))
+
+
+def test_a_row_of_large_scores_leaves_the_bits_of_its_neighbours(level, threads):
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 64, generator=source) for n in (130, 300, 300))
+    q[:, :, 50] *= 3e6
+    for D in (64, 16):
+        asked = [x[..., :D].contiguous() for x in (q, k, v)]
+        whole = ch.attention(*asked, scale=8.0, engine="cpu")
+        with_fewer = ch.attention(asked[0][:, :, 51:], *asked[1:], scale=8.0, engine="cpu")
+        assert torch.equal(whole[:, :, 51:], with_fewer)
+        threads(1)
+        assert torch.equal(ch.attention(*asked, scale=8.0, engine="cpu"), whole)
+        threads(2)
+
+
 # ----------------------------------------------------------------------------- the same bits always
 
 
@@ -339,10 +380,12 @@ def guarded(x: Tensor, keep: list) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
-@pytest.mark.parametrize("Tq, Tk", [(1, 33), (2, 1000), (29, 193)])
+@pytest.mark.parametrize(
+    "H, Tq, Tk", [(1, 1, 65), (2, 1, 33), (2, 2, 1001), (2, 4, 65), (2, 29, 193)]
+)
 @pytest.mark.parametrize("D, Dv", [(1, 1), (7, 5), (59, 64), (64, 59), (33, 130)])
-def test_no_read_past_a_buffer(Tq, Tk, D, Dv, dtype, level):
-    qkv = question(1, 2, 1, Tq, Tk, D, Dv, dtype=dtype)
+def test_no_read_past_a_buffer(H, Tq, Tk, D, Dv, dtype, level):
+    qkv = question(1, H, 1, Tq, Tk, D, Dv, dtype=dtype)
     bits = torch.rand(1, 1, Tq, Tk, generator=torch.Generator().manual_seed(1)) < 0.7
     bias = draw(Tq, Tk, dtype=dtype)
     blocks: list = []
@@ -529,44 +572,3 @@ def test_under_sanitizers(tmp_path):
         ["sh", str(script), sys.executable, str(tmp_path)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-
-
-EXTREME = {
-    "a cap beyond float32 in base 2": {"softcap": 3e38},
-    "the largest bias": {"bias": torch.tensor([3.4e38] + [0.0] * 63)},
-    "the lowest bias everywhere": {"bias": torch.full((64,), -3.4e38)},
-    "the largest sink": {"sinks": torch.tensor([3e38, -3e38])},
-}
-
-
-@pytest.mark.parametrize("Tq", [1, 64])
-@pytest.mark.parametrize("rule", EXTREME.values(), ids=EXTREME)
-def test_numbers_at_the_end_of_float32(rule, Tq, level):
-    q, k, v = question(2, 2, 2, Tq, 64, 4)
-    torch.testing.assert_close(
-        answer(q, k, v, **rule), ch.attention(q, k, v, engine="steps", **rule)
-    )
-
-
-@pytest.mark.parametrize("Tq", [1, 64])
-def test_a_score_of_minus_infinity_stays_so_beside_a_bias(Tq, level):
-    q, k, v = question(1, 1, 1, Tq, 5, 4)
-    q[..., 0], k[..., 0] = -1e38, 1e30  # all scores are -infinity
-    k[..., 2, 0] = -1e-30  # but that of key 2
-    want = ch.attention(q, k, v, engine="steps", bias=torch.zeros(5))
-    torch.testing.assert_close(answer(q, k, v, bias=torch.zeros(5)), want)
-    torch.testing.assert_close(want, v[:, :, 2:3].expand_as(want))
-
-
-def test_a_row_of_large_scores_leaves_the_bits_of_its_neighbours(level, threads):
-    source = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 1, n, 64, generator=source) for n in (130, 300, 300))
-    q[:, :, 50] *= 3e6
-    for D in (64, 16):
-        asked = [x[..., :D].contiguous() for x in (q, k, v)]
-        whole = ch.attention(*asked, scale=8.0, engine="cpu")
-        with_fewer = ch.attention(asked[0][:, :, 51:], *asked[1:], scale=8.0, engine="cpu")
-        assert torch.equal(whole[:, :, 51:], with_fewer)
-        threads(1)
-        assert torch.equal(ch.attention(*asked, scale=8.0, engine="cpu"), whole)
-        threads(2)
