@@ -1,5 +1,6 @@
 """Gradients by the C++ core, on every instruction-set level, against float64 `steps`."""
 
+import contextlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from test_kernels import (
     question,
     threads as threads,
 )
+from torch.autograd.graph import saved_tensors_hooks
 
 import clearhead as ch
 from clearhead.ask import ask
@@ -474,3 +476,19 @@ def test_a_sink_that_ties_with_large_scores(size):
     ours, theirs = gradients("cpu", torch.float32), gradients("steps", torch.float64)
     for mine, true in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=1e-6)
+
+
+def test_what_rounding_took_may_come_back_in_any_layout():
+    """Hooks that keep tensors elsewhere may give them back with other strides."""
+
+    def turned(x):
+        return x.mT.contiguous().mT if x.dim() == 4 else x
+
+    q, k, v = (torch.randn(2, 4, 333, 64).bfloat16() for _ in range(3))
+    grads = []
+    for hooks in (contextlib.nullcontext(), saved_tensors_hooks(lambda x: x, turned)):
+        xs = [x.clone().requires_grad_() for x in (q, k, v + 10)]
+        with hooks:
+            out = ch.attention(*xs, engine="cpu")
+        grads.append(torch.autograd.grad(out.sum(), xs))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.testing import assert_close
 
+import clearhead as ch
 from clearhead import compat, engines
 from clearhead.errors import AttentionError, BadType, BadValue
 
@@ -405,6 +406,11 @@ def test_nothing_leaks_from_behind_the_mask(rule, hostile):
         assert_close(out, want)
         out.sum().backward()
         assert all(leaf.grad.isfinite().all() for leaf in leaves)
+
+
+def test_torchs_signature_answers_with_shapes_alone():
+    x = torch.randn(2, 4, 5, 8, device="meta")
+    assert ch.compat.scaled_dot_product_attention(x, x, x).shape == (2, 4, 5, 8)
 
 
 # ------------------------------------------------------------------------------------- errors

@@ -347,6 +347,47 @@ def test_the_inputs_are_left_as_they_were(name, qkv):
     assert all(torch.equal(a, b) for a, b in zip(before, qkv, strict=True))
 
 
+@pytest.mark.parametrize("low, high", [(-3.4e38, -1e38), (1e38, 3e38), (-1e30, 1e30)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_may_be_as_large_as_a_float(name, low, high):
+    """The key with the higher bias has all the weight, and the log-sum-exp is that bias."""
+    q, k, v = (
+        torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)
+    )
+    bias = torch.full((4, 4), low)
+    bias[:, 1] = high
+    seen = ch.look(q, k, v, bias=bias, stats=["lse", "max", "entropy"], engine=name)
+    torch.testing.assert_close(seen.out, v[:, :, 1:2].expand(-1, -1, 4, -1))
+    for found, true in ((seen.lse, high), (seen.max, high), (seen.entropy, 0.0)):
+        torch.testing.assert_close(found, torch.full_like(found, true))
+
+
+@pytest.mark.parametrize("size", [100.0, 1e4, 1e5])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_that_cancels_the_score_cancels_it(name, size):
+    q = torch.full((1, 1, 30, 1), size)
+    k = v = torch.tensor([1.0, 0.0]).reshape(1, 1, 2, 1)
+    out = ch.attention(q, k, v, scale=1.0, bias=torch.tensor([-size, 0.0]), engine=name)
+    torch.testing.assert_close(out, torch.full_like(out, 0.5))
+
+
+@pytest.mark.parametrize("sink", [math.inf, math.nan, 1.0])
+@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
+def test_a_blind_query_gives_0_whatever_the_sink(name, sink):
+    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 1, 4)
+    out = ch.attention(
+        q, k, k, mask=ch.Causal(align="end"), sinks=torch.tensor([sink]), engine=name
+    )
+    assert (out[:, :, :2] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
+def test_a_cap_that_is_next_to_nothing(name):
+    q, k = torch.zeros(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
+    out = ch.attention(q, k, torch.ones(1, 1, 5, 4), softcap=1e-40, engine=name)
+    torch.testing.assert_close(out, torch.ones(1, 1, 3, 4))
+
+
 # ------------------------------------------------------------------------------ tiles, derivatives
 
 
@@ -622,58 +663,75 @@ def test_the_default_dtype_and_device_are_not_asked():
         assert torch.equal(ch.attention(q, q, q, bias=ch.alibi()), before)
 
 
-@pytest.mark.parametrize("low, high", [(-3.4e38, -1e38), (1e38, 3e38), (-1e30, 1e30)])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_bias_may_be_as_large_as_a_float(name, low, high):
-    """The key with the higher bias has all the weight, and the log-sum-exp is that bias."""
-    q, k, v = (
-        torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)
-    )
-    bias = torch.full((4, 4), low)
-    bias[:, 1] = high
-    seen = ch.look(q, k, v, bias=bias, stats=["lse", "max", "entropy"], engine=name)
-    torch.testing.assert_close(seen.out, v[:, :, 1:2].expand(-1, -1, 4, -1))
-    for found, true in ((seen.lse, high), (seen.max, high), (seen.entropy, 0.0)):
-        torch.testing.assert_close(found, torch.full_like(found, true))
+def test_what_was_made_for_inference_is_not_kept_for_training():
+    q, rule = torch.randn(1, 1, 3, 4), ch.documents([0, 0, 1])
+    with torch.inference_mode():
+        true = ch.attention(q, q, q, mask=rule)
+    got = ch.attention(q.requires_grad_(), q, q, mask=rule)
+    got.sum().backward()
+    torch.testing.assert_close(got.detach(), true.clone())
 
 
-@pytest.mark.parametrize("size", [100.0, 1e4, 1e5])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_bias_that_cancels_the_score_cancels_it(name, size):
-    q = torch.full((1, 1, 30, 1), size)
-    k = v = torch.tensor([1.0, 0.0]).reshape(1, 1, 2, 1)
-    out = ch.attention(q, k, v, scale=1.0, bias=torch.tensor([-size, 0.0]), engine=name)
-    torch.testing.assert_close(out, torch.full_like(out, 0.5))
+@pytest.mark.parametrize("name", ["bias", "slopes", "sinks"])
+def test_negated_views_are_read_as_they_stand(name):
+    numbers = torch.randn(2, dtype=torch.complex64).conj().imag
+    assert numbers.is_neg()
+    q = torch.randn(1, 2, 5, 4)
+    asked = {
+        "bias": {"bias": numbers.reshape(2, 1, 1)},
+        "slopes": {"bias": ch.alibi(numbers)},
+        "sinks": {"sinks": numbers},
+    }[name]
+    true = ch.attention(q, q, q, engine="steps", **asked)
+    torch.testing.assert_close(ch.attention(q, q, q, **asked), true)
 
 
-@pytest.mark.parametrize("sink", [math.inf, math.nan, 1.0])
-@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
-def test_a_blind_query_gives_0_whatever_the_sink(name, sink):
-    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 1, 4)
-    out = ch.attention(
-        q, k, k, mask=ch.Causal(align="end"), sinks=torch.tensor([sink]), engine=name
-    )
-    assert (out[:, :, :2] == 0).all()
+@pytest.mark.parametrize("name", ["bias", "sinks"])
+def test_numbers_that_are_not_there_are_named(name):
+    q, hollow = torch.randn(1, 2, 5, 4), torch.randn(2, 1, 1, device="meta")
+    with pytest.raises(ch.BadValue, match=f"{name} is a meta tensor"):
+        ch.attention(q, q, q, **{name: hollow if name == "bias" else hollow.flatten()})
 
 
-@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
-def test_a_cap_that_is_next_to_nothing(name):
-    q, k = torch.zeros(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
-    out = ch.attention(q, k, torch.ones(1, 1, 5, 4), softcap=1e-40, engine=name)
-    torch.testing.assert_close(out, torch.ones(1, 1, 3, 4))
+def test_keys_without_memory_are_refused():
+    q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    k.untyped_storage().resize_(0)
+    with pytest.raises((ch.BadValue, RuntimeError)):
+        ch.attention(q, k, q)
 
 
-@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
-def test_a_bad_value_leaves_the_gradients_of_the_others(name):
-    """dV = W^T dO does not depend on V."""
-    q, k, v = (torch.randn(1, 1, T, 4) for T in (3, 5, 5))
-    spoiled = v.clone()
-    spoiled[0, 0, 3, 0] = math.nan
-    found = []
-    for values in (v, spoiled):
-        values.requires_grad_()
-        out = ch.attention(q, k, values, mask=ch.Causal(align="end"), engine=name)
-        found.append(torch.autograd.grad(out.sum(), values)[0])
-    true, got = found
-    true, got = (x.index_select(2, torch.tensor([0, 1, 2, 4])) for x in (true, got))
-    torch.testing.assert_close(got, true)
+def test_sparse_tensors_are_named():
+    q = torch.randn(1, 2, 5, 4)
+    with pytest.raises(ch.BadType, match="sparse"):
+        ch.attention(q, q.to_sparse(), q)
+
+
+def test_mixed_dtypes_are_named_on_any_device():
+    x = torch.randn(1, 2, 4, 8, device="meta")
+    with pytest.raises(ch.BadType, match="dtypes"):
+        ch.attention(x, x, x.bfloat16())
+
+
+def test_autocast_narrows_what_is_mixed():
+    q = torch.randn(1, 2, 4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ch.attention(q, q, q.bfloat16()).dtype == torch.bfloat16
+        assert ch.attention(q, q, q).dtype == torch.float32
+    with pytest.raises(ch.BadType, match="dtypes"):
+        ch.attention(q, q, q.bfloat16())
+
+
+def test_autocast_changes_nothing_that_is_shown():
+    q = torch.randn(2, 3, 7, 5)
+    stats = ["lse", "entropy", ch.topk(2), ch.map(3, 3)]
+
+    def everything():
+        A = ch.matrix(q, q, mask=ch.causal)
+        seen = ch.look(q, q, q, mask=ch.causal, stats=stats)
+        trace = ch.explain(q, q, q, mask=ch.causal)
+        return [A.rows([0, 6]), A @ q, A.T @ q, seen.out, seen.lse, seen.map, trace["output"]]
+
+    plain = everything()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = everything()
+    assert all(a.dtype == torch.float32 and a.equal(b) for a, b in zip(plain, narrow, strict=True))

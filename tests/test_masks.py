@@ -4,6 +4,7 @@
 
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -170,6 +171,56 @@ def test_a_mask_prints_what_makes_it(asked):
     names |= {n: getattr(ch, n) for n in ("lengths", "documents", "dense")}
     again = eval(repr(mask), names)
     assert again == mask and hash(again) == hash(mask) and repr(again) == repr(mask)
+
+
+def test_rules_do_not_follow_the_tensors_they_were_made_from():
+    n, keep = torch.tensor([3, 5]), torch.ones(2, 3, dtype=torch.bool)
+    lengths, dense = ch.lengths(keys=n), ch.dense(keep=keep)
+    n[0], keep[0] = 1, False
+    assert repr(lengths) == "lengths(keys=[3, 5])" and dense.to_bool().all()
+
+
+def test_the_same_rule_twice_is_the_rule():
+    assert ch.causal & ch.Causal() is ch.causal and ch.causal | ch.causal is ch.causal
+    assert len({ch.window(before=i) for i in range(100)} | {ch.window(before=3)}) == 100
+
+
+def test_rules_made_under_another_device_hold_on_the_cpu():
+    with torch.device("meta"):
+        rules = [
+            ch.lengths(keys=[2, 3]),
+            ch.documents([0, 0, 1, 1]),
+            ch.dense(keep=[[True] * 4] * 4),
+            ch.window(before=1) | ch.prefix(1),
+        ]
+        slopes = ch.alibi([0.5, 0.25])
+    q = torch.randn(2, 2, 4, 8)
+    for rule in rules:
+        true = ch.attention(q, q, q, mask=rule, engine="steps")
+        torch.testing.assert_close(ch.attention(q, q, q, mask=rule), true)
+    assert ch.attention(q, q, q, bias=slopes).isfinite().all()
+
+
+def test_a_mask_of_keys_alone_is_runs_and_stays_so():
+    """So are its opposite and its union with a rule: no Tq x Tk cells come of padding."""
+    keys = torch.zeros(2, 1, 1, 90, dtype=torch.bool)
+    keys[0, ..., :7], keys[0, ..., 40:52], keys[1, ..., 89:] = True, True, True
+    padding, grid = ch.dense(keep=keys), Grid(50, 90, 2)
+    for mask in (padding, ~padding, ch.window(before=3, align=0) | padding, padding & ~padding):
+        assert mask.reach(grid).bits is None
+        cells = mask.keep(grid, *torch.meshgrid(*map(torch.arange, (2, 1, 50, 90)), indexing="ij"))
+        assert torch.equal(mask.to_bool(50, 90, B=2).expand(2, 1, 50, 90), cells)
+    scattered = ch.dense(keep=torch.arange(90) % 3 == 0)
+    assert scattered.reach(grid).bits is not None
+
+
+def test_a_composed_rule_keeps_its_runs_for_one_size_and_not_for_ever():
+    mask, grid = ch.window(before=3, align=0) | ch.prefix(2), Grid(7, 9)
+    first = mask.reach(grid)
+    assert mask.reach(grid) is first
+    longer = mask.reach(Grid(8, 9))
+    assert longer is not first and torch.equal(mask.to_bool(7, 9), longer.block()[0, 0, :7])
+    assert len(pickle.dumps(mask)) == len(pickle.dumps(ch.window(before=3, align=0) | ch.prefix(2)))
 
 
 # ---------------------------------------------------------------------------------- by pencil
@@ -573,23 +624,16 @@ def test_errors_say_what_was_given_the_rule_and_the_way_out(name):
         call()
 
 
-def test_a_mask_of_keys_alone_is_runs_and_stays_so():
-    """So are its opposite and its union with a rule: no Tq x Tk cells come of padding."""
-    keys = torch.zeros(2, 1, 1, 90, dtype=torch.bool)
-    keys[0, ..., :7], keys[0, ..., 40:52], keys[1, ..., 89:] = True, True, True
-    padding, grid = ch.dense(keep=keys), Grid(50, 90, 2)
-    for mask in (padding, ~padding, ch.window(before=3, align=0) | padding, padding & ~padding):
-        assert mask.reach(grid).bits is None
-        cells = mask.keep(grid, *torch.meshgrid(*map(torch.arange, (2, 1, 50, 90)), indexing="ij"))
-        assert torch.equal(mask.to_bool(50, 90, B=2).expand(2, 1, 50, 90), cells)
-    scattered = ch.dense(keep=torch.arange(90) % 3 == 0)
-    assert scattered.reach(grid).bits is not None
+@pytest.mark.parametrize("make", [
+    lambda: ch.window(after=sys.maxsize), lambda: ch.Causal(align=2**63 - 1),
+    lambda: ch.lengths(keys=2**70), lambda: ch.prefix([2**62]),
+])  # fmt: skip
+def test_distances_that_would_overflow_are_refused(make):
+    with pytest.raises(ch.BadValue, match="positions and counts stay within"):
+        make()
 
 
-def test_a_composed_rule_keeps_its_runs_for_one_size_and_not_for_ever():
-    mask, grid = ch.window(before=3, align=0) | ch.prefix(2), Grid(7, 9)
-    first = mask.reach(grid)
-    assert mask.reach(grid) is first
-    longer = mask.reach(Grid(8, 9))
-    assert longer is not first and torch.equal(mask.to_bool(7, 9), longer.block()[0, 0, :7])
-    assert len(pickle.dumps(mask)) == len(pickle.dumps(ch.window(before=3, align=0) | ch.prefix(2)))
+def test_causal_is_no_function():
+    with pytest.raises(ch.BadType, match="a rule already"):
+        ch.causal()
+    assert ch.window(before=np.int64(3)).before == 3 and ch.Causal(align=np.int64(2)).align == 2

@@ -309,3 +309,23 @@ def test_products_have_second_derivatives():
 
     ours, true = (torch.autograd.functional.hessian(f, q) for f in (squared, plain))
     torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
+
+
+def test_a_few_scattered_columns_cost_a_few_columns(monkeypatch):
+    cells = []
+    logits = ch.Matrix._logits
+    monkeypatch.setattr(
+        ch.Matrix, "_logits",
+        lambda self, q, k: cells.append((q.stop - q.start) * (k.stop - k.start))
+        or logits(self, q, k),
+    )  # fmt: skip
+    q = torch.randn(1, 1, 256, 4)
+    A = ch.matrix(q, q)
+    dense = A.to_dense()
+    A.cols(0)  # from now on all sums are kept
+    cells.clear()
+    torch.testing.assert_close(A.cols([255, 0]), dense[..., [255, 0]])
+    assert sum(cells) == 2 * 256
+    cells.clear()
+    torch.testing.assert_close(A.block([3, 9], range(0, 256, 2)), dense[:, :, [3, 9]][..., ::2])
+    assert sum(cells) == 2 * 256

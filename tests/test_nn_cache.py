@@ -1,5 +1,7 @@
 """Caches: what is computed in chunks is the whole."""
 
+import copy
+
 import pytest
 import torch
 from layers import draw, drawn
@@ -120,3 +122,40 @@ def test_what_fails_after_attention_leaves_the_cache_as_it_was():
             block(torch.randn(1, 2, 8), cache=cache)
         assert cache.length == 3
         broken.weight = weight
+
+
+def test_a_trace_with_a_cache_stays_as_it_was():
+    layer, x, cache = ch.nn.MultiHeadAttention(8, 2, causal=True), torch.randn(1, 5, 8), None
+    cache = ch.nn.KVCache(10)
+    with torch.no_grad():
+        layer(x[:, :3], cache=cache)
+        trace = layer.explain(x[:, 3:4], cache=cache)
+        before = trace["key"].clone()
+        layer(x[:, 4:5], cache=cache)
+    assert trace["key"].equal(before)
+
+
+@torch.no_grad()
+def test_a_cache_stays_with_its_layer():
+    """What two layers write into one cache would be looked at by both."""
+    blocks = [ch.nn.TransformerBlock(16, 4, causal=True) for _ in range(2)]
+    x, cache = torch.randn(1, 5, 16), ch.nn.KVCache()
+    blocks[0](x, cache=cache)
+    with pytest.raises(ch.BadValue, match="another layer has filled"):
+        blocks[1](x, cache=cache)
+    assert cache.length == 5
+    twin, copied = copy.deepcopy(blocks[0]), copy.deepcopy(cache)
+    torch.testing.assert_close(twin(x, cache=copied), blocks[0](x, cache=cache))
+    cache.reset()
+    blocks[1](x, cache=cache)
+
+
+def test_a_cache_begun_in_inference_mode_says_why_it_does_not_go_on():
+    layer, cache = ch.nn.MultiHeadAttention(16, 4, causal=True), ch.nn.KVCache(9)
+    with torch.inference_mode():
+        layer(torch.randn(1, 5, 16), cache=cache)
+    with torch.no_grad(), pytest.raises(ch.BadValue, match="begun under"):
+        layer(torch.randn(1, 1, 16), cache=cache)
+    with torch.inference_mode():
+        layer(torch.randn(1, 1, 16), cache=cache)
+    assert cache.length == 6

@@ -1,5 +1,6 @@
 """Wrong input to a layer, and what is said."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -187,3 +188,10 @@ def test_wrong_input(name):
 def test_what_a_layer_cannot_be_built_of(make, said):
     with pytest.raises(ch.AttentionError, match=said):
         make()
+
+
+def test_layers_are_built_of_the_sizes_that_were_checked():
+    layer = ch.nn.MultiHeadAttention(np.int64(8), torch.tensor(2))
+    sizes = layer.d, layer.heads, layer.head_size, layer.W_query.in_features
+    assert all(type(size) is int for size in sizes)
+    assert type(ch.nn.TokenEmbedding(torch.tensor(3), 4).table.num_embeddings) is int

@@ -146,3 +146,18 @@ def test_the_reference_declines_what_it_cannot_hold():
     q = torch.empty(1, 8, 20000, 64, device="meta")
     reasons = ch.plan(q, q, q, engine="steps").declined["steps"]
     assert reasons == ["would hold about 6 matrices of 1x8x20000x20000 (76.8 GB, more than 4.3 GB)"]
+
+
+def test_a_plan_of_a_million_tokens_comes_at_once():
+    q = torch.zeros(()).expand(1, 1, 2**20, 8)
+    plan = ch.plan(q, q, q, mask=ch.causal)
+    assert plan.tiles == {"full": 4096 * 4095 // 2, "partial": 4096, "empty": 4096 * 4095 // 2}
+    assert repr(plan) == str(plan)
+
+
+def test_a_plan_says_whether_empty_tiles_are_skipped():
+    q = torch.randn(1, 1, 600, 8)
+    skipped, computed = (
+        str(ch.plan(q, q, q, mask=ch.window(before=9), engine=e)) for e in ("tiled", "sdpa")
+    )
+    assert "empty ones are skipped" in skipped and "computes them all" in computed

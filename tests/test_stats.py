@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import clearhead as ch
 from clearhead import (
     BadType,
     BadValue,
@@ -310,6 +311,12 @@ def test_nan_stays_where_it_may_look(small_tiles):
     assert torch.equal(got["rows"], want["rows"])
     again = gather(*dirty, wanted, lse=first.lse).finish()["map"]
     torch.testing.assert_close(again[:, :, :10], want["map"][:, :, :10])
+
+
+def test_a_mask_of_ones_own_batch_in_a_group():
+    problem, inputs = question(make(Tq=17), torch.float64)
+    wanted = [mass({"own": prefix([3, 8])})]
+    assert_same(gather(problem, inputs, wanted).finish(), dense(problem, inputs, wanted))
 
 
 # ----------------------------------------------------------------------------------------- merging
@@ -688,12 +695,6 @@ def test_numbers_of_another_engine_finish_the_same():
     assert_same(got, dense(problem, inputs, asked))
 
 
-def test_a_mask_of_ones_own_batch_in_a_group():
-    problem, inputs = question(make(Tq=17), torch.float64)
-    wanted = [mass({"own": prefix([3, 8])})]
-    assert_same(gather(problem, inputs, wanted).finish(), dense(problem, inputs, wanted))
-
-
 @pytest.mark.parametrize("statistic", [topk(2), "received", pooled(2, 2), rows([0])], ids=str)
 def test_what_vmap_does_not_follow_is_refused(statistic):
     x = torch.randn(3, 2, 5, 4)
@@ -701,3 +702,42 @@ def test_what_vmap_does_not_follow_is_refused(statistic):
         torch.func.vmap(lambda x: look(x, x, x, stats=[statistic]).out)(x)
     entropy = torch.func.vmap(lambda x: look(x, x, x).entropy)(x)
     torch.testing.assert_close(entropy, look(x, x, x).entropy)
+
+
+def test_unknown_statistics_are_refused_before_the_model_runs():
+    with (
+        pytest.raises(ch.BadValue, match="entropi"),
+        ch.watch(torch.nn.Linear(2, 2), stats=["entropi"]),
+    ):
+        raise AssertionError("the block was entered")
+
+
+@pytest.mark.parametrize("verb", [ch.look, ch.explain, lambda q, k, v: ch.matrix(q, k)])
+def test_meta_tensors_have_nothing_to_look_at(verb):
+    q = torch.empty(1, 2, 3, 5, device="meta")
+    with pytest.raises(ch.BadValue, match="meta tensors"):
+        verb(q, q, q)
+
+
+def test_statistics_follow_torch_func():
+    x = torch.randn(1, 2, 6, 4)
+    for stats in ("entropy", "received"):
+
+        def total(x, stats=stats):
+            return getattr(ch.look(x, x, x, mask=ch.causal, stats=[stats]), stats).square().sum()
+
+        by_func = torch.func.grad(total)(x)
+        y = x.clone().requires_grad_()
+        torch.testing.assert_close(by_func, torch.autograd.grad(total(y), y)[0])
+    biases = torch.randn(3, 6, 6)
+    got = torch.func.vmap(lambda b: ch.attention(x, x, x, bias=b))(biases)
+    for a, b in zip(got, biases, strict=True):
+        torch.testing.assert_close(a, ch.attention(x, x, x, bias=b))
+
+
+def test_the_entropy_of_one_key_is_no_negative_zero():
+    q = torch.randn(1, 1, 64, 16)
+    for engine in ("tiled", "steps"):
+        mask = ch.window(before=0, after=0)
+        entropy = ch.look(q, q, q, mask=mask, engine=engine, stats=["entropy"]).entropy
+        assert (entropy == 0).all() and not torch.signbit(entropy).any()

@@ -275,6 +275,41 @@ def test_a_page_for_a_pipe_leaves_the_console_as_it_was():
     assert console.width == 60
 
 
+def test_heads_are_a_list_of_heads_that_are_there():
+    for view in (text.show, text.heat):
+        with pytest.raises(ch.BadType, match=r"heads=\[1\]"):
+            view(small(), heads=1)
+        with pytest.raises(ch.BadValue, match="Head 'a'"):
+            view(small(), heads=["a"])
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, "x"])
+def test_how_much_is_written_out_is_checked_before_anything_is_printed(most):
+    with pytest.raises(ch.BadValue, match="1 or more"):
+        text.show(small(), most=most, console=None)
+
+
+def test_short_representations():
+    trace = ch.explain_text("The cat sat on the mat " * 9)
+    assert len(repr(trace.steps)) < 2000
+    assert "mask" not in repr(ch.why_scale(4, sizes=(2,))) and "raw" in repr(
+        ch.why_scale(4, sizes=(2,))
+    )
+
+
+def test_rules_are_printed_whatever_the_default_device():
+    shown = [ch.causal, ch.prefix(3) & ch.Causal(align=[1, 2]), ch.documents([0, 0, 1])]
+    plain = [(str(rule), rule.why(1, 0)) for rule in shown]
+    lesson = str(ch.explain_text("a b"))
+    q = torch.randn(1, 2, 5, 8)
+    with torch.device("meta"):
+        assert [(str(rule), rule.why(1, 0)) for rule in shown] == plain
+        assert str(ch.explain_text("a b")) == lesson
+        assert ch.why_scale(8, keys=4, queries=4, sizes=[4]).sizes == [4, 8]
+        pooled = ch.look(q, q, q, stats=[ch.map(2, 2)], engine="tiled").map
+    torch.testing.assert_close(pooled, ch.look(q, q, q, stats=[ch.map(2, 2)]).map)
+
+
 # ---- tokens of strangers -------------------------------------------------------------
 
 
@@ -471,6 +506,20 @@ def test_follow_asks_for_the_settings_it_needs():
         printed(text.follow, Trace(trace.steps, trace.queries, trace.keys), 0)
 
 
+def test_a_lesson_is_followed_from_the_token_on():
+    trace = ch.explain_text("to be or not", size=6, heads=3)
+    lines = printed(text.follow, trace, 2, head=1).splitlines()
+    x, matrix, q = trace["inputs"][2], trace["W_query"][1], trace["query"][1, 2]
+    assert any(line.endswith("query = X · W_query") for line in lines)
+    sums = [line for line in lines if line.count("·") == 6 and "feature" in line]
+    for i, line in enumerate(sums):
+        assert f"{x[0]:.4f}" in line and f"{matrix[5, i]:.4f}" in line
+        assert float(line.split("=")[1]) == pytest.approx(float(q[i]), abs=1e-4)
+    assert len(sums) == 2
+    joined = sum(trace["output"][h, 2] @ trace["W_out"][h] for h in range(3))
+    torch.testing.assert_close(joined, trace["projected"][2])
+
+
 # ---- heat ----------------------------------------------------------------------------
 
 
@@ -549,6 +598,13 @@ def test_a_head_that_is_not_there_is_refused(view):
         printed(view, many(), heads=[4])
 
 
+def test_weights_that_are_nearly_equal_are_told_apart():
+    """0.2 to 0.3 would all be one shade of a range that begins at 0."""
+    weights = torch.tensor([[0.2, 0.25, 0.3, 0.25]])
+    page = printed(text.heat, Trace((Step("weights", "", "", "q k", weights),)))
+    assert "from 0.2000" in page and "██" in page and page.count("██") == 1
+
+
 # ---- to_json -------------------------------------------------------------------------
 
 
@@ -574,38 +630,3 @@ def test_json_is_strict_and_says_everything():
 def _flat(values):
     for value in values:
         yield from _flat(value) if isinstance(value, list) else [value]
-
-
-def test_a_lesson_is_followed_from_the_token_on():
-    trace = ch.explain_text("to be or not", size=6, heads=3)
-    lines = printed(text.follow, trace, 2, head=1).splitlines()
-    x, matrix, q = trace["inputs"][2], trace["W_query"][1], trace["query"][1, 2]
-    assert any(line.endswith("query = X · W_query") for line in lines)
-    sums = [line for line in lines if line.count("·") == 6 and "feature" in line]
-    for i, line in enumerate(sums):
-        assert f"{x[0]:.4f}" in line and f"{matrix[5, i]:.4f}" in line
-        assert float(line.split("=")[1]) == pytest.approx(float(q[i]), abs=1e-4)
-    assert len(sums) == 2
-    joined = sum(trace["output"][h, 2] @ trace["W_out"][h] for h in range(3))
-    torch.testing.assert_close(joined, trace["projected"][2])
-
-
-@pytest.mark.parametrize("most", [0, -1, 2.5, "x"])
-def test_how_much_is_written_out_is_checked_before_anything_is_printed(most):
-    with pytest.raises(ch.BadValue, match="1 or more"):
-        text.show(small(), most=most, console=None)
-
-
-def test_heads_are_a_list_of_heads_that_are_there():
-    for view in (text.show, text.heat):
-        with pytest.raises(ch.BadType, match=r"heads=\[1\]"):
-            view(small(), heads=1)
-        with pytest.raises(ch.BadValue, match="Head 'a'"):
-            view(small(), heads=["a"])
-
-
-def test_weights_that_are_nearly_equal_are_told_apart():
-    """0.2 to 0.3 would all be one shade of a range that begins at 0."""
-    weights = torch.tensor([[0.2, 0.25, 0.3, 0.25]])
-    page = printed(text.heat, Trace((Step("weights", "", "", "q k", weights),)))
-    assert "from 0.2000" in page and "██" in page and page.count("██") == 1

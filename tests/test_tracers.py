@@ -213,3 +213,49 @@ def test_a_mask_of_fixed_size_goes_to_torchs_signature_in_a_graph_for_any():
 def test_a_layer_that_learns_is_traced_by_the_old_tracer(layer):
     x = torch.randn(2, 5, 8)
     torch.testing.assert_close(torch.jit.trace(layer, x)(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("engine", ["auto", "tiled", "steps"])
+def test_torch_func_and_graphs_follow_every_engine(engine):
+    """A soft cap in float64 leaves `auto` to the tiles in torch."""
+
+    rule = ch.documents([0, 0, 0, 0, 1, 1])
+
+    def answer(x):
+        return ch.attention(x, x, x, mask=rule, softcap=2.0, engine=engine)
+
+    x = torch.randn(3, 1, 6, 4, dtype=torch.float64)
+    true = torch.stack([answer(one[None])[0] for one in x])
+    torch.testing.assert_close(torch.func.vmap(lambda one: answer(one[None])[0])(x), true)
+    by_func = torch.func.grad(lambda x: answer(x).square().sum())(x)
+    x.requires_grad_()
+    (by_graph,) = torch.autograd.grad(answer(x).square().sum(), x)
+    torch.testing.assert_close(by_func, by_graph)
+    one = x[:1].detach()
+    assert torch.func.hessian(lambda x: answer(x).sum())(one).isfinite().all()
+    compiled = torch.compile(answer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(one), true[:1])
+
+
+def test_one_graph_serves_every_size():
+    def answer(x):
+        return ch.attention(x, x, x, mask=ch.causal, softcap=3.0)
+
+    graph = torch.compile(answer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in ((2, 2, 8, 8), (2, 2, 9, 8), (3, 4, 9, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(graph(x), answer(x))
+
+
+def test_layers_of_words_go_into_a_graph():
+    embed, ids = ch.nn.TokenEmbedding(9, 4), torch.tensor([[1, 2], [3, 4]])
+    compiled = torch.compile(embed, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids), embed(ids))
+    assert torch.equal(torch.func.vmap(embed)(ids), embed(ids))
+    block = ch.nn.TransformerBlock(8, 2, causal=True, relative=ch.nn.RelativePositions(2)).eval()
+    graph = torch.compile(block, fullgraph=True, backend="aot_eager")
+    for shape in ((2, 7, 8), (2, 9, 8), (3, 11, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(graph(x), block(x))
+    assert block(torch.randn(2, 0, 8)).shape == (2, 0, 8)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -279,3 +280,77 @@ def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
         assert torch.equal(copied(x), model(x)) and len(seen) == 2
     again = torch.load(tmp_path / "model.pt", weights_only=False)
     assert torch.equal(again(x), model(x))
+
+
+def test_recomputation_on_the_way_back_is_not_a_new_call():
+    from torch.utils.checkpoint import checkpoint
+
+    layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8, requires_grad=True)
+    with ch.watch(layer) as seen:
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_one_layer_of_a_model_that_recomputes_can_be_watched(which):
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(ch.nn.TransformerBlock(8, 2) for _ in range(3))
+
+        def forward(self, x, again):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            return x
+
+    model, x = Model(), torch.randn(1, 5, 8)
+    grads = []
+    for again in (False, True):
+        model.zero_grad()
+        with ch.watch(model, layers=[which]) as seen:
+            (model(x, again).sum() + seen[0].entropy.sum()).backward()
+        assert len(seen) == 1 and seen[0].layer == which
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gauges_tell_groups_and_largest_weights():
+    layer = ch.nn.MultiHeadAttention(8, 2)
+    with ch.watch(layer, stats=[ch.mass({"sink": ch.prefix(1)}), ch.topk(2)]) as seen:
+        layer(torch.randn(1, 4, 8))
+    gauges, found = seen.gauges(), seen[0]
+    assert gauges["0.mass.sink"] == pytest.approx(found.mass["sink"].mean().item())
+    assert gauges["0.topk"] == pytest.approx(found.topk.weights[..., 0].mean().item())
+
+
+def test_watching_what_never_asks_is_said():
+    layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 4, 8)
+    for model in (torch.nn.Linear(8, 8), torch.compile(layer, backend="aot_eager")):
+        with pytest.raises(ch.BadValue, match="never asked"), ch.watch(model), torch.no_grad():
+            model(x)
+    with pytest.warns(UserWarning, match="made 1 call in a run"), ch.watch(layer, layers=[7]):
+        layer(x)
+    whole = torch.nn.Sequential(torch.nn.Linear(8, 8), layer)
+    with ch.watch(whole) as seen:
+        whole[0](x)  # the model itself did not run, so nothing was missed
+    assert len(seen) == 0
+    with ch.watch(whole, layers=(i for i in [np.int64(0)])) as seen:
+        whole(x)
+    assert len(seen) == 1
+    for wrong, kind in ((1, ch.BadType), ([-1], ch.BadValue), ([True], ch.BadValue)):
+        with pytest.raises(kind, match="layers"), ch.watch(layer, layers=wrong):
+            raise AssertionError("the block was entered")
+    with pytest.raises(ch.BadValue, match="and 1 came by"):
+        seen[1]
+    with pytest.raises(AttributeError, match="ask a call"):
+        _ = seen.entropy
+
+
+def test_what_vmap_holds_is_not_watched():
+    layer = ch.nn.SelfAttention(4, 4)
+    with pytest.raises(ch.BadValue, match=r"watch heard a call inside of torch\.func\.vmap"):
+        with ch.watch(layer, stats=["entropy"]):
+            torch.func.vmap(layer)(torch.randn(3, 5, 4))
