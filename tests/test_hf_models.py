@@ -253,7 +253,7 @@ def test_weights_on_request(kind):
 )
 def test_usual_masks_stay_rules(kind, rule):
     """No Tq x Tk tensor is written for a mask that a rule can say, padding included."""
-    from clearhead.attend import listening
+    from clearhead.listening import listening
 
     model = build(kind, "AutoModel")
     model.set_attn_implementation("clearhead")

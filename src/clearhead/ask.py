@@ -8,6 +8,7 @@ from torch import Tensor
 from .biases import Bias, TensorBias, bias as as_bias
 from .errors import BadType, BadValue, kind_of
 from .masks import Dense, Grid, Mask, everything, meet
+from .masks.numbers import four
 from .problem import Inputs, Problem
 from .traced import autocasts, learns, readable
 from .whole import whole
@@ -139,7 +140,7 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             "move them, for example with .to(q.device).",
         )
     rank = q.dim()
-    q, k, v = (x.reshape((1,) * (4 - rank) + tuple(x.shape)) if rank < 4 else x for x in (q, k, v))
+    q, k, v = (four(x) if rank < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1]:
         raise BadValue(
             f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",

@@ -1,10 +1,8 @@
 """The one door: a question is checked, an engine is chosen (`engines`), it answers."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,47 +12,14 @@ from .biases import Bias
 from .engines import choose, named
 from .engines.engine import Engine
 from .errors import BadValue
+from .listening import tell
 from .masks import Mask
 from .matrix import Matrix
 from .problem import Inputs, Problem
-from .products import as_asked
 from .stats import Look, Statistic, parse_stats
+from .traced import as_asked
 
-Answered = TypeVar("Answered")
-
-Listener: TypeAlias = Callable[[Problem, Inputs], None]
-_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
-
-
-@contextmanager
-def listening(hear: Listener) -> Iterator[None]:
-    """Call `hear` with every question that is answered inside the `with` block, after its answer.
-
-    The window that `watch` and checkpoints look through: it sees what was asked and cannot change
-    what is answered.
-    """
-    token = _listeners.set((*_listeners.get(), hear))
-    try:
-        yield
-    finally:
-        _listeners.reset(token)
-
-
-def heard(run: Callable[[], object], number: int) -> tuple[tuple[Problem, Inputs] | None, int]:
-    """Of the questions that are asked while `run` runs, the one of this number, from 0 (None if
-    there is none), and how many there were. The others are let go."""
-    kept: list[tuple[Problem, Inputs]] = []
-    count = 0
-
-    def hear(problem: Problem, inputs: Inputs) -> None:
-        nonlocal count
-        if count == number:
-            kept.append((problem, inputs))
-        count += 1
-
-    with listening(hear):
-        run()
-    return (kept[0] if kept else None), count
+Done = TypeVar("Done")
 
 
 def attention(
@@ -115,7 +80,7 @@ def attention(
         dropout=dropout,
         seed=seed,
     )
-    return problem.shape_back(_answer(problem, inputs, engine))
+    return problem.shape_back(_output(problem, inputs, engine))
 
 
 def look(
@@ -225,33 +190,30 @@ def must_have_numbers(problem: Problem, verb: str) -> None:
         )
 
 
-def _answer(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
     """The output, (B, H, Tq, Dv), by the engine that can."""
     if problem.device.type == "meta":  # shapes without numbers: nothing to compute
         choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         return out + sum(x.sum() for x in inputs) if problem.grad else out  # joined, for autograd
-    return _answered(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs))
+    return _by_engine(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs))
 
 
 def _looked(problem: Problem, inputs: Inputs, engine: str, wanted: tuple[Statistic, ...]) -> Look:
-    out, counted = _answered(
+    out, counted = _by_engine(
         problem, inputs, engine, lambda chosen: chosen.look(problem, inputs, wanted)
     )
     return Look(problem, out, counted.finish())
 
 
-def _answered(
-    problem: Problem, inputs: Inputs, engine: str, ask_of: Callable[[Engine], Answered]
-) -> Answered:
-    """What the engine that can is asked for; whoever listens hears the question."""
+def _by_engine(problem: Problem, inputs: Inputs, engine: str, do: Callable[[Engine], Done]) -> Done:
+    """Choose an engine, let it `do` the work, and tell whoever listens."""
     chosen, _ = choose(problem, engine)
     if torch._C._is_any_autocast_enabled():  # a context costs as much as a tiny question
         with as_asked(problem.device):
-            answered = ask_of(chosen)
+            done = do(chosen)
     else:
-        answered = ask_of(chosen)
+        done = do(chosen)
     if not torch.compiler.is_compiling():  # a compiled graph has no one to tell
-        for hear in _listeners.get():
-            hear(problem, inputs)
-    return answered
+        tell(problem, inputs)
+    return done

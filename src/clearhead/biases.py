@@ -11,7 +11,16 @@ from torch import Tensor
 
 from .errors import BadType, BadValue
 from .masks import Grid
-from .masks.numbers import Align, align as corner, check_batch, check_corner, positions, text
+from .masks.numbers import (
+    Align,
+    align as corner,
+    check_batch,
+    check_broadcasts,
+    check_corner,
+    four,
+    positions,
+    text,
+)
 from .traced import learns
 
 
@@ -50,18 +59,13 @@ class TensorBias(Bias):
         return self.tensor
 
     def four(self) -> Tensor:
-        return self.tensor.reshape((1,) * (4 - self.tensor.dim()) + tuple(self.tensor.shape))
+        return four(self.tensor)
 
     def check(self, grid: Grid) -> None:
-        wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
-        if any(s != 1 and s != w for s, w in zip(self.four().shape, wanted, strict=True)):
-            raise BadValue(
-                f"bias has shape {tuple(self.tensor.shape)}; "
-                f"the question has (B, H, Tq, Tk) = {wanted}.",
-                "a bias broadcasts to (B, H, Tq, Tk).",
-                "give each dimension its size or 1; a bias per head is (H, Tq, Tk), "
-                "one per batch (B, 1, Tq, Tk).",
-            )
+        check_broadcasts(
+            self.tensor, grid, "bias has", "a bias",
+            "a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk)",
+        )  # fmt: skip
 
     def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
         part = self.four()

@@ -12,8 +12,8 @@ from .engines import choose, steps as reference
 from .errors import BadType, BadValue
 from .masks import Mask
 from .problem import Inputs, Problem
-from .products import as_asked
 from .trace import Step, Trace
+from .traced import as_asked
 
 
 def explain(

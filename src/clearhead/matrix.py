@@ -16,10 +16,13 @@ from torch import Tensor
 from . import online
 from .engines import choose, count_weights
 from .errors import BadType, BadValue
+from .masks.numbers import four
 from .problem import Inputs, Problem, repeat_heads
-from .products import as_asked, weigh
+from .products import weigh
 from .stats import Statistic, Top, gather, map, topk
 from .stats.state import Rows, finish_rows
+from .stats.wanted import each
+from .traced import as_asked
 from .views.png import png
 from .whole import whole
 
@@ -137,7 +140,7 @@ class Matrix:
         if 0 in self.shape:
             return f"<pre>{html.escape(repr(self))}</pre>"
         with torch.no_grad():
-            maps = _four(self.pool(THUMBNAIL, THUMBNAIL))[0]
+            maps = four(self.pool(THUMBNAIL, THUMBNAIL))[0]
         pictures = "".join(
             f'<img alt="head {h}" title="head {h}" style="image-rendering:pixelated;width:8em;'
             f'height:8em;margin:2px" src="data:image/png;base64,{png(m)}">'
@@ -149,8 +152,7 @@ class Matrix:
 
     def _counted(self, statistic: str | Statistic) -> Any:
         (result,) = count_weights(self._problem, self._inputs, [statistic]).finish().values()
-        back = self._problem.shape_back
-        return Top(*(back(x) for x in result)) if isinstance(result, Top) else back(result)  # type: ignore[arg-type]  # a matrix asks for no groups
+        return each(result, self._problem.shape_back)
 
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
@@ -231,20 +233,18 @@ class Matrix:
                 "the attention matrix is multiplied with a tensor.",
                 "pass torch.as_tensor(x).",
             )
-        four = (1,) * (4 - x.dim()) + tuple(x.shape)
-        fits = x.dim() == p.rank and four[0] in (1, p.B) and four[1] in (1, p.G, p.H)
-        if not fits or four[2] != length:
+        fits = x.dim() == p.rank and x.shape[-2] == length
+        if fits:
+            B, heads = four(x).shape[:2]
+            fits = B in (1, p.B) and heads in (1, p.G, p.H)
+        if not fits:
             raise BadValue(
                 f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
                 f"x has as many dimensions as the question and one row for each of the {length} "
                 f"{what}.",
                 f"pass x with second-to-last size {length}.",
             )
-        return repeat_heads(x.reshape(four).to(p.wide), p.H).expand(p.B, -1, -1, -1)
-
-
-def _four(x: Tensor) -> Tensor:
-    return x.reshape((1,) * (4 - x.dim()) + tuple(x.shape))
+        return repeat_heads(four(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)
 
 
 class Transposed:

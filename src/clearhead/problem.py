@@ -55,7 +55,7 @@ class remembered(Generic[Made]):
         return made
 
 
-# Not frozen, which would make a tenth of a tiny question's cost; none is changed.
+# Not frozen, which costs a tenth of a tiny question; to be read as if it were.
 @dataclass(eq=False)
 class Problem:
     """One attention question without its tensors (but for what belongs to the rule: mask, bias,

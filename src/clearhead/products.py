@@ -6,12 +6,10 @@ infinity, the product runs over a cleaned copy, and the cells that the row reall
 what plain arithmetic gives them. Finite inputs, the usual case, take one look and the plain path.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
-from .traced import autocasts, readable
+from .traced import readable
 
 
 def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
@@ -40,13 +38,6 @@ def weigh(weights: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
 def cleaned(x: Tensor) -> Tensor:
     """The same with 0 in place of NaN and infinity; no gradient goes there."""
     return torch.where(torch.isfinite(x), x, 0.0)
-
-
-def as_asked(device: torch.device) -> AbstractContextManager[object]:
-    """Products inside keep the dtype of their arguments: autocast would narrow them."""
-    if not autocasts(device):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def finite(x: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Who else follows a call: a compiler, a transform of torch.func, derivatives that ride along."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -65,6 +66,13 @@ def autocasts(device: torch.device) -> bool:
     """Does autocast convert what is computed on this device? Where there is none (meta), no."""
     kind = device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def as_asked(device: torch.device) -> AbstractContextManager[object]:
+    """Products inside keep the dtype of their arguments: autocast would narrow them."""
+    if not autocasts(device):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def forward_mode() -> bool:

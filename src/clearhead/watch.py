@@ -5,7 +5,6 @@ beside the answer, so nothing changes but time.
 """
 
 import fnmatch
-import json
 import threading
 import warnings
 from collections import Counter
@@ -15,24 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from .attend import listening
 from .engines import count_weights
 from .errors import BadType, BadValue, kind_of
-from .folder import folder
+from .listening import listening
 from .problem import Inputs, Problem
 from .seen import Call, Seen
-from .stats import Statistic, Top, parse_stats, rows as exact_rows
-from .stats.wanted import Result
+from .seen_files import unused, write
+from .stats import Statistic, parse_stats, rows as exact_rows
+from .stats.wanted import each
 from .traced import batched, transformed
 from .whole import whole
 
 GAUGES = ("entropy", "max")
-END = b"\n]}\n"  # of the index, which is whole after every call
 
 
 @contextmanager
@@ -83,7 +79,7 @@ def watch(
     if rows is not None:
         wanted = parse_stats([*wanted, exact_rows(rows)])
     heads = None if heads is None else _checked_heads(heads)
-    place = None if to is None else _unused(to)
+    place = None if to is None else unused(to)
     seen, thread = Seen(), threading.get_ident()
     inside: list[str] = []  # the modules that are running, outermost first
     turns: Counter[str] = Counter()  # how often each module asked in this run
@@ -134,7 +130,7 @@ def watch(
         picked = None
         if heads is not None:
             picked = _checked_here(heads, problem.H)
-            found = {n: _heads_of(result, picked) for n, result in found.items()}
+            found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
             blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
         kept += 1
         here = None if picked is None else tuple(picked)
@@ -142,7 +138,11 @@ def watch(
         if place is None:
             seen.calls.append(call)
         else:
-            _write(call, wanted, place, kept - 1)
+            about = {
+                "layer": call.layer, "module": call.module, "question": call.question,
+                "stats": [repr(s) if vars(s) else s.name for s in wanted], "heads": call.heads,
+            }  # fmt: skip
+            write(place, kept - 1, about, call.found, call.blind)
 
     hooks = []
     for name, module in model.named_modules():
@@ -246,68 +246,3 @@ def _checked_here(heads: list[int], H: int) -> list[int]:
                 f"pass heads from 0 to {H - 1}.",
             )
     return [h % H for h in heads]
-
-
-def _heads_of(result: Result, picked: list[int]) -> Result:
-    if isinstance(result, Top):
-        return Top(*(x[:, picked] for x in result))
-    if isinstance(result, dict):
-        return {name: x[:, picked] for name, x in result.items()}
-    return result[:, picked]
-
-
-def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
-    """Statistics as named tensors for a file."""
-    tensors: dict[str, Tensor] = {}
-    for name, result in found.items():
-        if isinstance(result, Top):
-            tensors[f"{name}.weights"], tensors[f"{name}.keys"] = result.weights, result.keys
-        elif isinstance(result, dict):
-            tensors |= {f"{name}.{group}": x for group, x in result.items()}
-        else:
-            tensors[name] = result
-    return {name: x.detach().contiguous().clone() for name, x in tensors.items()}
-
-
-def _write(call: Call, wanted: Sequence[Statistic], place: Path, number: int) -> None:
-    """The call's statistics to a file of their own, and a line to the index, which stays whole."""
-    file = f"{number:05d}.safetensors"
-    line = {
-        "file": file,
-        "layer": call.layer,
-        "module": call.module,
-        "question": call.question,
-        "stats": [repr(s) if vars(s) else s.name for s in wanted],
-        "heads": call.heads,
-    }
-    said = (",\n" if number else "\n").encode() + json.dumps(line).encode() + END
-    try:
-        blind = {} if call.blind is None else {"blind": call.blind.contiguous()}
-        save_file(_flat(call.found) | blind, place / file)
-        with (place / "index.json").open("r+b", buffering=0) as index:
-            end = index.seek(-len(END), 2)
-            if index.write(said) < len(said):
-                index.seek(end)
-                index.write(END)
-                index.truncate()
-                raise OSError("no room for a line of the index")
-    except (OSError, SafetensorError) as error:
-        raise BadValue(
-            f"What was seen could not be written to {str(place)!r}: {error}.",
-            "each call is written to a file of its own, and needs room.",
-            "make room, or watch fewer statistics; the calls before this one are there.",
-        ) from error
-
-
-def _unused(to: str | Path) -> Path:
-    made = folder(to, "statistics are", "pass another folder as to=.")
-    try:
-        with (made / "index.json").open("xb") as index:  # so that no other watch takes the folder
-            index.write(b'{"calls": [' + END)
-    except FileExistsError:
-        raise BadValue(
-            f"The folder {str(to)!r} holds what was seen before.",
-            "what was seen is never written over.",
-            "pass another folder as to=, or delete this one.",
-        ) from None
-    return made

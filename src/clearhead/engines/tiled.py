@@ -32,7 +32,7 @@ class Tiled(Engine):
         rows: list[Tensor] = []
         for start in range(0, problem.Tq, TILE_QUERIES):
             queries = slice(start, min(start + TILE_QUERIES, problem.Tq))
-            if problem.grad and not transformed():  # torch.func knows no computing again
+            if problem.grad and not transformed():  # checkpoint does not work under torch.func
                 rows.append(checkpoint(_answer_rows, problem, inputs, queries, use_reentrant=False))
             else:
                 rows.append(_answer_rows(problem, inputs, queries))

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..attend import heard
 from ..errors import BadValue
 from ..explain import explain_problem
+from ..listening import heard
 from ..trace import Trace
 from ..views.labels import visible
 from .register import NAME, register, transformers

@@ -11,7 +11,7 @@ from ..errors import BadType, BadValue
 from ..intervals import Reach
 from ..traced import readable
 from .mask import Grid, Kept, Mask
-from .numbers import check_batch, ids, tensor, text
+from .numbers import check_batch, check_broadcasts, four, ids, tensor, text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,23 +99,16 @@ class Dense(Mask):
 
     def sizes(self) -> dict[str, int]:
         names = ("B", "H", "Tq", "Tk")
-        return {n: s for n, s in zip(names, self._four().shape, strict=True) if s != 1}
-
-    def _four(self) -> Tensor:
-        return self.bits.reshape((1,) * (4 - self.bits.dim()) + tuple(self.bits.shape))
+        return {n: s for n, s in zip(names, four(self.bits).shape, strict=True) if s != 1}
 
     def check(self, grid: Grid) -> None:
-        wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
-        if any(s != 1 and s != w for s, w in zip(self._four().shape, wanted, strict=True)):
-            raise BadValue(
-                f"dense has a mask of shape {tuple(self.bits.shape)}; "
-                f"the question has (B, H, Tq, Tk) = {wanted}.",
-                "a dense mask broadcasts to (B, H, Tq, Tk).",
-                "give each dimension its size or 1; a mask per batch is (B, 1, Tq, Tk).",
-            )
+        check_broadcasts(
+            self.bits, grid, "dense has a mask of", "a dense mask",
+            "a mask per batch is (B, 1, Tq, Tk)",
+        )  # fmt: skip
 
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        bits = self._four().to(k.device)
+        bits = four(self.bits).to(k.device)
         places = (b, h, q, k)
         return bits[
             tuple(
@@ -124,11 +117,10 @@ class Dense(Mask):
         ]
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        return intervals.from_bits(self._four().to(device), grid.Tq, grid.Tk)
+        return intervals.from_bits(four(self.bits).to(device), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        may = bool(self.keep(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
-        return f"dense: the cell holds {may}"
+        return f"dense: the cell holds {self.allows(grid, b, h, q, k)}"
 
 
 def dense(*, keep: object = None, drop: object = None) -> Dense:

@@ -83,9 +83,6 @@ class Mask(ABC):
             "write `a & b`, `a | b` or `~a`.",
         )
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: x for name, x in self.__dict__.items() if name != "_kept"}
-
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
@@ -145,9 +142,12 @@ class Mask(ABC):
                     "positions count from 0 and stay below the size.",
                     f"ask for a {name} from 0 to {size - 1}, or pass larger sizes Tq= and Tk=.",
                 )
-        may = bool(self.keep(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
-        verb = "may look" if may else "may not look"
+        verb = "may look" if self.allows(grid, b, h, q, k) else "may not look"
         return f"query {q} {verb} at key {k}: {self.reason(grid, b, h, q, k)}"
+
+    def allows(self, grid: Grid, b: int, h: int, q: int, k: int) -> bool:
+        """One cell."""
+        return bool(self.keep(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
 
     def to_bool(
         self,
@@ -275,6 +275,9 @@ class Kept(Mask):
     def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         """What `reach` keeps."""
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: x for name, x in self.__dict__.items() if name != "_kept"}
+
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
         if not plain():
             return self.find_reach(grid, device)
@@ -326,9 +329,8 @@ class And(_Pair):
         return min(left[0], right[0]), min(left[1], right[1])
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        cell = [torch.tensor(i, device="cpu") for i in (b, h, q, k)]
         both = (self.left, self.right)
-        against = [m for m in both if not m.keep(grid, *cell)]
+        against = [m for m in both if not m.allows(grid, b, h, q, k)]
         return "; ".join(m.reason(grid, b, h, q, k) for m in against or both)
 
 
@@ -349,9 +351,8 @@ class Or(_Pair):
         return self.left.reach(grid, device) | self.right.reach(grid, device)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        cell = [torch.tensor(i, device="cpu") for i in (b, h, q, k)]
         both = (self.left, self.right)
-        allow = [m for m in both if m.keep(grid, *cell)]
+        allow = [m for m in both if m.allows(grid, b, h, q, k)]
         return "; ".join(m.reason(grid, b, h, q, k) for m in allow or both)
 
 

@@ -190,6 +190,21 @@ def batch(value: object) -> dict[str, int]:
     return {}
 
 
+def four(x: Tensor) -> Tensor:
+    """The same with leading dimensions of size 1, (B, H, Tq, Tk)."""
+    return x.reshape((1,) * (4 - x.dim()) + tuple(x.shape))
+
+
+def check_broadcasts(x: Tensor, grid: "Grid", gave: str, what: str, example: str) -> None:
+    wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
+    if any(s != 1 and s != w for s, w in zip(four(x).shape, wanted, strict=True)):
+        raise BadValue(
+            f"{gave} shape {tuple(x.shape)}; the question has (B, H, Tq, Tk) = {wanted}.",
+            f"{what} broadcasts to (B, H, Tq, Tk).",
+            f"give each dimension its size or 1; {example}.",
+        )
+
+
 def check_batch(rule: object, value: object, grid: "Grid") -> None:
     # One by one: in a graph for any B, a size is no number that a tuple could hold.
     if isinstance(value, Tensor) and value.shape[0] != 1 and value.shape[0] != grid.B:

@@ -17,7 +17,7 @@ from .cache import KVCache, unspoiled
 from .checks import probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .multihead import MultiHeadAttention
-from .simple import projected
+from .question import projected
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

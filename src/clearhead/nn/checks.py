@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, kind_of
-from ..masks import Mask
 from ..traced import autocasts
 from ..whole import whole
 
@@ -95,11 +94,3 @@ def instance(layer: str, name: str, value: Any, *kinds: type) -> Any:
         f"{name} is {wanted}.",
         f"pass {name} as such, or leave it out.",
     )
-
-
-def both(ours: Mask | None, given: Mask | None) -> Mask | None:
-    """The layer's own rule and the one of this call, both of which hold; None means no rule. What
-    is no rule is handed on, for attention to refuse."""
-    if ours is None or (given is not None and not isinstance(given, Mask)):
-        return given
-    return ours if given is None else ours & given

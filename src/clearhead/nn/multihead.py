@@ -17,9 +17,9 @@ from ..explain import explain
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
 from .cache import KVCache, length_of, unspoiled
-from .checks import both, instance, probability, sequence, size
+from .checks import instance, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
-from .simple import Question, inputs, projected
+from .question import Question, both, inputs, projected
 
 
 class MultiHeadAttention(nn.Module):

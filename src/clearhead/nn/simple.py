@@ -6,30 +6,17 @@ layer asks `clearhead.attention`, and `explain` asks `clearhead.explain` the sam
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..attend import attention
-from ..biases import Bias
 from ..errors import BadType, BadValue, kind_of
 from ..explain import explain
 from ..masks import Mask, causal
-from ..trace import Step, Trace
-from .checks import both, instance, probability, sequence, size
-
-
-class Question(NamedTuple):
-    """What a layer asks of attention about its input."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask | None
-    scale: float | None = None
-    dropout: float = 0.0
-    bias: Bias | None = None
+from ..trace import Trace
+from .checks import instance, probability, sequence, size
+from .question import Question, both, inputs, projected
 
 
 class OneHead(nn.Module, ABC):
@@ -216,19 +203,3 @@ def _numbers(W: object) -> Tensor:
             "a matrix is a tensor, or nested lists of numbers, (d_in, d_out).",
             "pass three tensors.",
         ) from error
-
-
-def projected(x: str, name: str, layer: nn.Linear) -> str:
-    """The formula of a projection, for example ``X · W_query + b``."""
-    biased = getattr(layer, "bias", None) is not None  # what wraps a projection may have none
-    return f"{x} · {name}" + (" + b" if biased else "")
-
-
-def inputs(x: Tensor, name: str = "inputs", letter: str = "q") -> Step:
-    """The step that stands in front of a layer's trace: what it was given."""
-    formula, why = {
-        "inputs": ("X", "What the layer is given: one vector per token."),
-        "context": ("C", "What the queries look at: keys come from it."),
-        "values": ("U", "What the values come from, one vector per key."),
-    }[name]
-    return Step(name, formula, why, f"b {letter} e" if x.dim() == 3 else f"{letter} e", x)

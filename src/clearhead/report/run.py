@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attend import listening
 from ..errors import BadType, BadValue, kind_of
 from ..explain import wrong_count
 from ..folder import folder
 from ..hf import Checkpoint
+from ..listening import listening
 from ..problem import Inputs, Problem
 from ..views import html, plot
 from .found import Report

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..attend import heard
 from ..errors import BadType, BadValue
 from ..explain import wrong_count
 from ..hf import Checkpoint
+from ..listening import heard
 from ..matrix import Matrix
 from ..problem import Inputs, Problem
 from ..trace import Step, Trace

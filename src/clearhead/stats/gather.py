@@ -23,8 +23,8 @@ from .. import online
 from ..errors import BadValue
 from ..online import NOTHING
 from ..problem import Inputs, Problem, repeat_heads
-from ..products import as_asked, finite, weigh
-from ..traced import batched, transformed
+from ..products import finite, weigh
+from ..traced import as_asked, batched, transformed
 from .needs import Needs
 from .parse import parse_stats
 from .partial import Partial
@@ -131,7 +131,7 @@ class _Sweep:
         learns = self.problem.grad and torch.is_grad_enabled()
         for start in range(self.queries.start, self.queries.stop, self.height):
             tile = slice(start, min(start + self.height, self.queries.stop))
-            if learns and not transformed():  # torch.func knows no computing again
+            if learns and not transformed():  # checkpoint does not work under torch.func
                 rows_of, sums_of = checkpoint(
                     self.strip, tile, use_reentrant=False, preserve_rng_state=False
                 )

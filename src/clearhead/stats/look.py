@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import BadValue
 from ..problem import Problem
 from .parse import ALL_NAMES
-from .wanted import Result, Top
+from .wanted import Result, Top, each
 
 
 class NotAsked(BadValue, AttributeError):
@@ -30,7 +30,7 @@ class Look:
         self.out = problem.shape_back(out)
         self.names = tuple(found)
         self._about = problem.describe()
-        self._found = {name: _shaped(problem, result) for name, result in found.items()}
+        self._found = {name: each(x, problem.shape_back) for name, x in found.items()}
 
     def __getattr__(self, name: str) -> "Tensor | Top | dict[str, Tensor]":
         found = self.__dict__.get("_found", {})
@@ -58,14 +58,6 @@ class Look:
         widths = [max(len(row[i]) for row in table) for i in range(2)]
         body = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table)
         return "\n".join([f"look at {self._about}", *body])
-
-
-def _shaped(problem: Problem, result: Result) -> Result:
-    if isinstance(result, Top):
-        return Top(*(problem.shape_back(x) for x in result))
-    if isinstance(result, dict):
-        return {name: problem.shape_back(x) for name, x in result.items()}
-    return problem.shape_back(result)
 
 
 def _summary(x: Tensor) -> str:

@@ -7,7 +7,7 @@ w are the weights, without dropout, and x the logits as they enter softmax.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -28,6 +28,15 @@ class Top(NamedTuple):
 
 
 Result: TypeAlias = Tensor | Top | dict[str, Tensor]
+
+
+def each(result: Result, change: Callable[[Tensor], Tensor]) -> Result:
+    """The result with every tensor in it changed."""
+    if isinstance(result, Top):
+        return Top(*(change(x) for x in result))
+    if isinstance(result, dict):
+        return {name: change(x) for name, x in result.items()}
+    return change(result)
 
 
 class Statistic(ABC):

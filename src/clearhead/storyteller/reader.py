@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..attend import heard
 from ..errors import BadValue
 from ..explain import explain_problem
+from ..listening import heard
 from ..trace import Trace
 from ..views.labels import visible
 from ..whole import whole

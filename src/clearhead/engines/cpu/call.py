@@ -43,18 +43,18 @@ class Asked(NamedTuple):
     softcap: float  # 0 means none
     before: int
     after: int
-    lo: Tensor | None
-    hi: Tensor | None
-    bits: Tensor | None
-    bias: Tensor | None
-    slopes: Tensor | None
-    shift: int
-    sinks: Tensor | None
-    dropout: float
-    seed: int | Tensor | None
+    lo: Tensor | None = None
+    hi: Tensor | None = None
+    bits: Tensor | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+    shift: int = 0
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+    seed: int | Tensor | None = None
 
 
-NO_MORE = (None, None, None, None, None, 0, None, 0.0, None)  # of a rule that is a few numbers
+NO_MORE = Asked(1.0, 0.0, EVERY_KEY, EVERY_KEY)[4:]  # of a rule that is a few numbers
 
 
 def question(p: Problem) -> Asked:
@@ -134,7 +134,7 @@ def _rule(asked: Asked) -> bytes:
 @lru_cache(maxsize=64)
 def _numbers(scale: float, softcap: float, before: int, after: int) -> bytes:
     """A rule of numbers alone, which most questions have, and many the same."""
-    return _rule(Asked(scale, softcap, before, after, *NO_MORE))
+    return _rule(Asked(scale, softcap, before, after))
 
 
 def check(code: int) -> None:
