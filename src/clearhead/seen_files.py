@@ -44,7 +44,11 @@ def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
 
 
 def write(
-    place: Path, number: int, about: dict[str, object], found: dict[str, Result], blind: Tensor | None
+    place: Path,
+    number: int,
+    about: dict[str, object],
+    found: dict[str, Result],
+    blind: Tensor | None,
 ) -> None:
     """A call's statistics to a file of their own, and a line to the index, which stays whole."""
     file = f"{number:05d}.safetensors"
