@@ -443,6 +443,9 @@ WRONG = {
     "query is a list": (BadType, ([[1.0]], k, v), {}),
     "dropout above 1": (BadValue, (q, k, v, None, 1.5), {}),
     "dropout below 0": (BadValue, (q, k, v, None, -0.5), {}),
+    "dropout is None": (BadType, (q, k, v, None, None), {}),
+    "dropout is a word": (BadType, (q, k, v, None, "0.1"), {}),
+    "query is sparse": (BadType, (q.to_sparse(), k, v), {}),
 }
 
 

@@ -75,6 +75,18 @@ VALUES = {
   Rule: when the numbers differ, the corner must be named: where do the queries stand?
   Way out: alibi(align='end') if the last query sees the last key (a cache), alibi(align='start') if the first query stands at the first key (torch's is_causal).""",
     ),
+    "alibi in two dimensions": (
+        lambda: ch.alibi(torch.ones(1, 6)),
+        """alibi got slopes of shape (1, 6).
+  Rule: slopes are one per query head, (H,).
+  Way out: flatten them to one dimension.""",
+    ),
+    "a mask without numbers": (
+        lambda: ask(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
+        """dense holds a meta tensor of shape (5, 7).
+  Rule: meta tensors have shapes and no numbers to compute with.
+  Way out: make the mask of booleans that are there, or put everything on meta.""",
+    ),
     "alibi with other heads": (
         lambda: ask(bias=ch.alibi([0.5, 0.25], align=0)),
         """alibi got 2 slopes for H=6 heads.

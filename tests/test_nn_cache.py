@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from layers import draw, drawn
+from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
 from clearhead.nn import (
@@ -159,3 +160,15 @@ def test_a_cache_begun_in_inference_mode_says_why_it_does_not_go_on():
     with torch.inference_mode():
         layer(torch.randn(1, 1, 16), cache=cache)
     assert cache.length == 6
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_cache_is_not_filled_again_on_the_way_back(use_reentrant):
+    block, cache = TransformerBlock(8, 2, causal=True), KVCache()
+    x = torch.randn(1, 5, 8, requires_grad=True)
+    with torch.no_grad():
+        block(torch.randn(1, 3, 8), cache=cache)
+    out = checkpoint(lambda x: block(x, cache=cache), x, use_reentrant=use_reentrant)
+    with pytest.raises(ch.BadValue, match="a cache takes every token once"):
+        out.sum().backward()
+    assert cache.length == 8

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 from layers import draw
+from torch.nn.utils import prune
 
 import clearhead as ch
 from clearhead.nn import CausalAttention, MultiHeadAttention, RotaryPositions, SimpleAttention
@@ -206,3 +207,26 @@ def test_a_trace_says_where_queries_keys_and_values_came_from():
     assert [SimpleAttention().explain(x).step(n).formula for n in ("query", "key")] == ["X", "X"]
     turned = MultiHeadAttention(8, 2, rotary=RotaryPositions(4)).explain(x)
     assert turned.step("key").formula == "rotated(X · W_key)"
+
+
+def test_weights_that_pruning_computes_are_refused():
+    """They are those of the last forward, older than what was learned since."""
+    theirs = torch.nn.MultiheadAttention(8, 2)
+    prune.l1_unstructured(theirs, "in_proj_weight", 0.5)
+    with pytest.raises(ch.BadValue, match="computes its weights from in_proj_weight_orig"):
+        MultiHeadAttention.from_torch(theirs)
+    prune.remove(theirs, "in_proj_weight")
+    weights = MultiHeadAttention.from_torch(theirs).W_query.weight
+    assert torch.equal(weights, theirs.in_proj_weight[:8])
+
+
+@pytest.mark.parametrize("which", [3, -1])
+def test_the_trace_of_one_head_holds_the_key_head_it_reads(which):
+    trace = MultiHeadAttention(8, 4, kv_heads=2).explain(draw(5, 8))
+    one = trace.head(which)
+    assert one.first == {"h": 3, "g": 1} and one.labels("h", 1) == ["3"]
+    for name, place in (("weights", 3), ("query", 3), ("key", 1), ("value", 1)):
+        assert torch.equal(one[name], trace[name][place : place + 1])
+    assert torch.equal(one["joined"], trace["joined"])
+    with pytest.raises(ch.BadValue, match="it has 4, counted from 0"):
+        trace.head(4)

@@ -259,3 +259,19 @@ def test_layers_of_words_go_into_a_graph():
         x = torch.randn(shape)
         torch.testing.assert_close(graph(x), block(x))
     assert block(torch.randn(2, 0, 8)).shape == (2, 0, 8)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("transform", [
+    torch.func.grad, lambda f: torch.func.vmap(torch.func.grad(f)), torch.func.jacrev,
+    lambda f: lambda x: torch.func.grad(f)(x) * 2,
+], ids=["grad", "vmap of grad", "jacrev", "inside"])  # fmt: skip
+def test_a_gradient_of_torch_func_goes_into_a_graph(transform):
+    """The core says that it does not follow there, and torch answers."""
+
+    def total(x):
+        return ch.attention(x, x, x, mask=ch.causal).sin().sum()
+
+    asked, x = transform(total), torch.randn(3, 2, 6, 8)
+    graph = torch.compile(asked, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(graph(x), asked(x), rtol=1e-4, atol=1e-5)

@@ -354,3 +354,25 @@ def test_what_vmap_holds_is_not_watched():
     with pytest.raises(ch.BadValue, match=r"watch heard a call inside of torch\.func\.vmap"):
         with ch.watch(layer, stats=["entropy"]):
             torch.func.vmap(layer)(torch.randn(3, 5, 4))
+
+
+def test_gauges_of_heads_find_the_one_that_is_dead():
+    """Head 1 looks at the first token whatever it is asked."""
+    q, k = torch.zeros(1, 2, 4, 3), torch.zeros(1, 2, 4, 3)
+    q[:, 1], k[:, 1, 0] = 10.0, 10.0
+
+    class Two(torch.nn.Module):
+        def forward(self, q, k):
+            return ch.attention(q, k, k)
+
+    model = Two()
+    with ch.watch(model, stats=["entropy", ch.mass({"sink": ch.prefix(1)})]) as seen:
+        model(q, k)
+    gauges = seen.gauges(heads=True)
+    assert gauges["0.head0.mass.sink"] == pytest.approx(0.25)
+    assert gauges["0.head1.mass.sink"] == pytest.approx(1.0)
+    assert gauges["0.head1.entropy"] == pytest.approx(0.0, abs=1e-6)
+    assert seen.gauges()["0.mass.sink"] == pytest.approx(0.625)
+    with ch.watch(model, stats=["entropy"], heads=[1]) as seen:
+        model(q, k)
+    assert set(seen.gauges(heads=True)) == {"0.entropy", "0.head1.entropy"}

@@ -154,7 +154,7 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
             given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
             if not given.dim():
                 raise TypeError("one number")
-            numbers = given if given.dim() == 1 else given.reshape(-1)  # not a view, to be copied
+            numbers = given
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"alibi got slopes={slopes!r}.",
@@ -167,5 +167,11 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
             f"alibi got slopes of {numbers.dtype}.",
             "slopes are real numbers, one per query head.",
             "pass a floating tensor or a list of floats, or none for the paper's own.",
+        )
+    if numbers is not None and numbers.dim() > 1:
+        raise BadValue(
+            f"alibi got slopes of shape {tuple(numbers.shape)}.",
+            "slopes are one per query head, (H,).",
+            "flatten them to one dimension.",
         )
     return Alibi(numbers, align)

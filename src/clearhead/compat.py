@@ -63,7 +63,7 @@ def scaled_dot_product_attention(
     added = None
     if attn_mask is not None:
         mask, added = _rules(attn_mask, (*lead, heads[0], q.shape[2], k.shape[2])[-rank:])
-    out = attention(q, k, v, mask=mask, bias=added, scale=scale, dropout=float(dropout_p))
+    out = attention(q, k, v, mask=mask, bias=added, scale=scale, dropout=dropout_p)
     return out.reshape(*(*lead, *out.shape[1:])[-rank:])
 
 
@@ -130,6 +130,12 @@ def _check(query: object, key: object, value: object, attn_mask: object, is_caus
                 "query, key, value and attn_mask are dense tensors here.",
                 f"pass {name}.to_padded_tensor(0.0) with an attn_mask, or call "
                 "clearhead.attention with mask=documents(...).",
+            )
+        if isinstance(x, Tensor) and x.layout is not torch.strided:
+            raise BadType(
+                f"{name} is of layout {x.layout}.",
+                "query, key, value and attn_mask are dense tensors with strides.",
+                f"pass {name}.to_dense().",
             )
         if isinstance(x, Tensor) and name != "attn_mask" and x.dim() < 2:
             raise BadValue(

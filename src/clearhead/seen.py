@@ -35,9 +35,9 @@ class Call:
     blind: Tensor | None = field(default=None, repr=False)
     heads: tuple[int, ...] | None = None
 
-    def gauged(self) -> Iterator[tuple[str, Tensor]]:
-        """The name and the finite numbers of each part of each statistic, in one dimension, without
-        those of blind queries."""
+    def gauged(self, each_head: bool) -> Iterator[tuple[str, str, Tensor]]:
+        """The finite numbers of each part of each statistic, in one dimension, without those of
+        blind queries; before them "" or the head, and the name of the part."""
         for name, result in self.found.items():
             parts: dict[str, Tensor] = {}
             if isinstance(result, dict):
@@ -48,8 +48,11 @@ class Call:
                 counts = torch.isfinite(x)
                 if self.blind is not None and name not in OF_KEYS:
                     counts &= ~self.blind
-                if counts.any():
-                    yield part, x.detach()[counts].double()
+                numbers = x.detach()
+                for h in range(x.shape[1]) if each_head else [slice(None)]:
+                    if counts[:, h].any():
+                        head = f"head{self.heads[h] if self.heads else h}" if each_head else ""
+                        yield head, part, numbers[:, h][counts[:, h]].double()
 
     def __getattr__(self, name: str) -> Result:
         found = self.__dict__.get("found", {})
@@ -118,21 +121,28 @@ class Seen:
             f"ask a call: seen[0].{name}, or seen['layers.0.attention'].{name}.",
         )
 
-    def gauges(self) -> dict[str, float]:
+    def gauges(self, *, heads: bool = False) -> dict[str, float]:
         """One number per layer and statistic, for a training log: the mean over batch, heads,
         queries and calls, or the maximum for `max`. `mass` gives one for each group
         (``module.mass.group``), `topk` the mean of the largest weight. Queries that may see nothing
         do not count. A module that is several layers is told apart by their numbers (``module:2``).
+
+        With `heads`, one number for each head as well (``module.head3.entropy``): a mean hides a
+        dead head, whose entropy stays near 0, or whose share of the first token
+        (``mass({"sink": prefix(1)})``) near 1, in every batch.
         """
         layers: dict[str, set[int]] = {}
         for call in self.calls:
             layers.setdefault(call.module, set()).add(call.layer)
         found: dict[tuple[str, str], list[Tensor]] = {}
+        scopes = (False, True) if heads else (False,)
         for call in self.calls:
             place = call.module or str(call.layer)
             place += f":{call.layer}" if len(layers[call.module]) > 1 else ""
-            for name, numbers in call.gauged():
-                found.setdefault((place, name), []).append(numbers)
+            for each_head in scopes:
+                for head, name, numbers in call.gauged(each_head):
+                    where = f"{place}.{head}" if head else place
+                    found.setdefault((where, name), []).append(numbers)
         return {
             f"{place}.{name}": float(
                 (torch.max if name == "max" else torch.mean)(torch.cat(numbers))

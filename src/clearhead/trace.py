@@ -138,6 +138,31 @@ class Trace:
         )  # fmt: skip
         return replace(self, steps=tuple(steps), about=about)
 
+    def head(self, which: int) -> "Trace":
+        """The same trace of one query head, counted from 0, and of the key head that it reads.
+
+        Raises `BadValue` for one that is not there.
+        """
+        H, G = self.size("h") or 1, self.size("g") or 1
+        place = whole(which)
+        if place is None or not -H <= place < H:
+            raise BadValue(
+                f"Head {which!r} of this trace was asked for.",
+                f"it has {H}, counted from 0.",
+                "ask for one of these.",
+            )
+        place %= H
+        places = {"h": place, "g": place // (H // G)}
+        steps = []
+        for step in self.steps:
+            tensor = step.tensor
+            for axis, letter in enumerate(step.axes.split()):
+                if letter in places:
+                    tensor = tensor.narrow(axis, places[letter], 1)
+            steps.append(replace(step, tensor=tensor))
+        first = {letter: self.number(letter, at) for letter, at in places.items()}
+        return replace(self, steps=tuple(steps), first={**(self.first or {}), **first})
+
     def size(self, letter: str) -> int | None:
         """How long the axis of that letter is, None where no step has it."""
         for step in self.steps:

@@ -18,6 +18,11 @@ def transformed() -> bool:
     )
 
 
+def compiles_a_transform() -> bool:
+    """Does a transform stand inside of what torch.compile makes a graph of?"""
+    return torch.compiler.is_compiling() and torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+
+
 def learns(*tensors: Tensor | None) -> bool:
     """Is a gradient of one of these wanted, by whoever asks or by one of the transforms around?"""
     for x in tensors:
@@ -73,6 +78,11 @@ def as_asked(device: torch.device) -> AbstractContextManager[object]:
     if not autocasts(device):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def on_the_way_back() -> bool:
+    """Is this computed in a backward pass, as a checkpoint computes its layers again?"""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def forward_mode() -> bool:

@@ -25,7 +25,7 @@ from .seen import Call, Seen
 from .seen_files import unused, write
 from .stats import Statistic, parse_stats, rows as exact_rows
 from .stats.wanted import each
-from .traced import batched, transformed
+from .traced import batched, on_the_way_back, transformed
 from .whole import whole
 
 GAUGES = ("entropy", "max")
@@ -108,8 +108,8 @@ def watch(
 
     def hear(problem: Problem, inputs: Inputs) -> None:
         nonlocal kept
-        if not inside or torch._C._current_graph_task_id() != -1:
-            return  # a checkpoint computes again on the way back: the same call, heard before
+        if not inside or on_the_way_back():
+            return  # the same call, heard before
         if batched(inputs.q, inputs.k):
             raise BadValue(
                 "watch heard a call inside of torch.func.vmap.",

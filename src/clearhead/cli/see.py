@@ -55,16 +55,15 @@ def explain(
         positions=positions, model=model, layer=layer,
     )  # fmt: skip
     shown = 0 if head is None else checks.within("head", head, trace["weights"].shape[-3])
+    told = trace if head is None else trace.head(shown)
     written = []  # before anything is printed: a pipe may close, as that of `head` does
     if png is not None:
         written.append(f"picture: {plot.save(plot.steps(trace, head=shown), png)}")
     if page is not None:
         title = visible(" ".join(trace.queries or ()), 60) or "clearhead"
-        written.append(
-            f"page: {html.write_page(trace, page, title=title, note=_note(model, seed))}"
-        )
+        written.append(f"page: {html.write_page(told, page, title=title, note=_note(model, seed))}")
     if as_json:
-        typer.echo(json.dumps(terminal.to_json(trace), ensure_ascii=True, allow_nan=False))
+        typer.echo(json.dumps(terminal.to_json(told), ensure_ascii=True, allow_nan=False))
     elif query is not None:
         terminal.follow(trace, query, head=shown, decimals=decimals)
     else:
@@ -135,15 +134,18 @@ def look(
     if model is not None and not storyteller.is_storyteller(model):
         if tile is not None:
             trace = report.tile(model, words, *checks.tile(tile))
+            picture = plot.save(plot.heads(trace), out / "tile.png")
             typer.echo(f"{visible(model.name, 200)}, {trace.about}")
             terminal.heat(trace)
-            say(f"picture  {plot.save(plot.heads(trace), out / 'tile.png')}")
+            say(f"picture  {picture}")
             return
         found = report.report(model, words)
+        written = report.write(found, out)
         typer.echo(str(found))
     else:
         teller = storyteller.load(model)
         found = report.report_teller(teller, words)
+        written = report.write(found, out)  # before anything is printed: a pipe may close
         typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
         typer.echo(f"{found}\n")
         for head in teller.heads:
@@ -153,18 +155,20 @@ def look(
             )
             terminal.heat(teller.explain(words, head.layer), heads=[head.head])
             typer.echo()
-    for kind, path in report.write(found, out).items():
+    for kind, path in written.items():
         say(f"{kind:<8} {path}")
     if not plot.can_draw():
         say("pictures none, without matplotlib: pip install 'clearhead[plot]'")
 
 
 def _look_random(trace: Trace, out: Path, seed: int) -> None:
-    terminal.heat(trace)
     note = _note(None, seed)
+    picture = plot.save(plot.heads(trace), out / "heads.png")
+    page = html.write_page(trace, out / "look.html", title="clearhead", note=note)
+    terminal.heat(trace)
     say(f"\n{note}")
-    say(f"picture  {plot.save(plot.heads(trace), out / 'heads.png')}")
-    say(f"page     {html.write_page(trace, out / 'look.html', title='clearhead', note=note)}")
+    say(f"picture  {picture}")
+    say(f"page     {page}")
 
 
 def _note(model: Path | None, seed: int) -> str:

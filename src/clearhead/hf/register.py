@@ -10,7 +10,9 @@ NAME = "clearhead"
 
 
 def register() -> None:
-    """Make ``attn_implementation="clearhead"`` available to every transformers model.
+    """Make ``attn_implementation="clearhead"`` available to every transformers model that hands its
+    attention to that interface. Of others, transformers raises for some (GPT-J), and some take the
+    name and go on as before (DeBERTa): `watch` raises where a model never asks.
 
     Raises `BadType` if transformers is not installed.
     """

@@ -117,6 +117,12 @@ class Dense(Mask):
         ]
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+        if self.bits.device.type == "meta" and (device is None or device.type != "meta"):
+            raise BadValue(
+                f"dense holds a meta tensor of shape {tuple(self.bits.shape)}.",
+                "meta tensors have shapes and no numbers to compute with.",
+                "make the mask of booleans that are there, or put everything on meta.",
+            )
         return intervals.from_bits(four(self.bits).to(device), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:

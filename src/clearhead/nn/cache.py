@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
+from ..traced import on_the_way_back
 from ..whole import whole
 from .checks import instance, size
 
@@ -96,6 +97,12 @@ class KVCache:
         return f"KVCache({self.length}{limit} tokens{shapes})"
 
     def _check(self, k: Tensor, v: Tensor) -> None:
+        if on_the_way_back():
+            raise BadValue(
+                "KVCache got tokens in a backward pass, where a checkpoint computes again.",
+                "a cache takes every token once, and computing again would add it twice.",
+                "checkpoint layers that have no cache, or keep what this one computes.",
+            )
         instance("KVCache", "k", k, Tensor)
         instance("KVCache", "v", v, Tensor)
         if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:

@@ -117,7 +117,7 @@ class MultiHeadAttention(nn.Module):
         ``mask=dense(drop=attn_mask)``.
 
         Raises `BadType` for another module, `BadValue` for one with `add_bias_kv` or
-        `add_zero_attn`, which add keys that no token has.
+        `add_zero_attn`, which add keys that no token has, and for one that is being pruned.
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise BadType(
@@ -130,6 +130,13 @@ class MultiHeadAttention(nn.Module):
                 f"from_torch got a {type(module).__module__}.{type(module).__name__}.",
                 "it computes in a way of its own, with weights of its own.",
                 "pass a plain torch.nn.MultiheadAttention.",
+            )
+        computed = [n for n, _ in module.named_parameters() if n.endswith("_orig")]
+        if computed:
+            raise BadValue(
+                f"from_torch got a module that computes its weights from {', '.join(computed)}.",
+                "torch.nn.utils.prune does so before each forward; until then they are old.",
+                "call torch.nn.utils.prune.remove(module, name) first.",
             )
         extra = {
             "add_bias_kv": module.bias_k is not None,

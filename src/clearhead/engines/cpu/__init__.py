@@ -11,7 +11,7 @@ from ...biases import Alibi, TensorBias
 from ...masks.numbers import start
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
-from ...traced import forward_mode
+from ...traced import compiles_a_transform, forward_mode
 from ..engine import Engine
 from .call import DTYPES, RULE, TENSORS, direct
 from .extension import (
@@ -55,6 +55,8 @@ class Cpu(Engine):
             reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
         if forward_mode():
             reasons.append("the C++ core carries no forward-mode derivatives")
+        if compiles_a_transform():
+            reasons.append("the C++ core follows no torch.func inside of torch.compile")
         if p.dropout and p.seed is None:
             reasons.append("the C++ core drops by a seed; without one torch draws")
         if isinstance(p.bias, Alibi) and start(p.bias.align, p.grid) is None:
