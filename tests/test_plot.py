@@ -294,3 +294,20 @@ def test_figures_of_a_report_are_vectors(tmp_path, suffix):
         data = path.read_bytes()
         assert b"<image" not in data and b"/Subtype /Image" not in data and len(data) < 100_000
         assert plot.save(ax.figure, tmp_path / f"again.{suffix}").read_bytes() == data
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["in a grid", "anywhere"])
+@pytest.mark.parametrize("draw", [
+    lambda ax: plot.heads(trace(), ax=ax), lambda ax: plot.steps(trace(), ax=ax),
+    lambda ax: plot.scaling(REPORT, ax=ax), lambda ax: plot.model(told(), ax=ax),
+], ids=["heads", "steps", "scaling", "model"])  # fmt: skip
+def test_grids_take_the_place_of_an_ax_and_give_it_back(draw, free, tmp_path):
+    figure = Figure(figsize=(12, 6))
+    ax = figure.add_axes((0.5, 0.1, 0.4, 0.8)) if free else figure.add_subplot(1, 2, 2)
+    beside = figure.add_axes((0.1, 0.1, 0.3, 0.8)) if free else figure.add_subplot(1, 2, 1)
+    assert draw(ax) is ax and not ax.axison and beside.axison
+    [inside] = figure.subfigs
+    assert len(inside.axes) >= 4
+    plot.save(ax, tmp_path / "whole.png")
+    for drawn in inside.axes:
+        assert drawn.get_window_extent().x0 >= 0.45 * figure.bbox.width

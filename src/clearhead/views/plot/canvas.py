@@ -11,7 +11,7 @@ from ..sheet import Sheet, number, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
     from matplotlib.image import AxesImage
     from matplotlib.patches import PathPatch
 
@@ -45,6 +45,16 @@ def new_figure(width: float, height: float) -> "Figure":
     # Matrices keep square cells, and this layout packs what keeps its own shape.
     figure = Figure(figsize=(width, height), layout="compressed")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr, call-arg]  # the layout named above, which has pads
+    return figure
+
+
+def instead_of(ax: "Axes") -> "SubFigure":
+    """A figure of its own in the place of `ax`, which stays, empty."""
+    ax.set_axis_off()
+    spec, box = ax.get_subplotspec(), ax.get_position()
+    figure = ax.figure.add_subfigure(spec or ax.figure.add_gridspec(1, 1)[0])
+    if spec is None:  # it stands where it was put, in no grid
+        figure.bbox_relative.p0, figure.bbox_relative.p1 = box.p0, box.p1
     return figure
 
 

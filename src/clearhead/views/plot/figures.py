@@ -4,16 +4,16 @@ They are made with matplotlib's objects and no global state; none is shown or ke
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ...errors import BadType, BadValue, kind_of
 from ...trace import Trace
 from ..sheet import Sheet, number, sheets, span
-from .canvas import draw, drawable, new_figure, require_matplotlib, size
+from .canvas import draw, drawable, instead_of, new_figure, require_matplotlib, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 SMALL = 20  # positions up to which each has its label, where several matrices share a figure
 
@@ -37,9 +37,23 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
     return ax
 
 
-def heads(trace: Trace, step: str = "weights", figure: "Figure | None" = None) -> "Figure":
-    """Every head of a step in one figure, all in one range of colour, with one scale."""
+@overload
+def heads(trace: Trace, step: str = ..., figure: "Figure | None" = ...) -> "Figure": ...
+@overload
+def heads(trace: Trace, step: str = ..., *, ax: "Axes") -> "Axes": ...
+def heads(
+    trace: Trace,
+    step: str = "weights",
+    figure: "Figure | SubFigure | None" = None,
+    *,
+    ax: "Axes | None" = None,
+) -> "Figure | SubFigure | Axes":
+    """Every head of a step in one figure, all in one range of colour, with one scale.
+
+    Returns the figure; with `ax`, whose place it takes, that.
+    """
     require_matplotlib()
+    figure = figure if ax is None else instead_of(ax)
     _sheet(trace, step, 0)
     found = sheets(trace, trace.step(step))
     across = min(len(found), 4)
@@ -49,20 +63,34 @@ def heads(trace: Trace, step: str = "weights", figure: "Figure | None" = None) -
     figure = figure or new_figure(beside + width * (across - 1) + 0.8, height * down + 0.4)
     axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
     low, high = span(found)
-    for i, (ax, sheet) in enumerate(zip(axes, found, strict=False)):
-        image = draw(ax, sheet, low, high, rows=i % across == 0, labelled=SMALL)
-        ax.set_title(sheet.title or step)
-    for ax in axes[len(found) :]:
-        ax.remove()
+    for i, (place, sheet) in enumerate(zip(axes, found, strict=False)):
+        image = draw(place, sheet, low, high, rows=i % across == 0, labelled=SMALL)
+        place.set_title(sheet.title or step)
+    for place in axes[len(found) :]:
+        place.remove()
     figure.colorbar(image, ax=axes[: len(found)], shrink=0.8)
     about = f"{trace.about}\n" if trace.first else ""  # of a part: which
     figure.suptitle(drawable(about) + _title(trace, step), parse_math=False)
-    return figure
+    return ax or figure
 
 
-def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figure":
-    """The chain of one head, from the scores to the output, side by side."""
+@overload
+def steps(trace: Trace, head: int = ..., figure: "Figure | None" = ...) -> "Figure": ...
+@overload
+def steps(trace: Trace, head: int = ..., *, ax: "Axes") -> "Axes": ...
+def steps(
+    trace: Trace,
+    head: int = 0,
+    figure: "Figure | SubFigure | None" = None,
+    *,
+    ax: "Axes | None" = None,
+) -> "Figure | SubFigure | Axes":
+    """The chain of one head, from the scores to the output, side by side.
+
+    Returns the figure; with `ax`, whose place it takes, that.
+    """
     require_matplotlib()
+    figure = figure if ax is None else instead_of(ax)
     names = trace.names
     first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
     chain = names[first : last + 1]
@@ -81,21 +109,21 @@ def steps(trace: Trace, head: int = 0, figure: "Figure | None" = None) -> "Figur
     )
     grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios)
     axes = grid.ravel().tolist()
-    for i, (ax, name, sheet) in enumerate(zip(axes, chain, found, strict=False)):
+    for i, (place, name, sheet) in enumerate(zip(axes, chain, found, strict=False)):
         # Below one another, a matrix of another shape has rows of another height.
         alike = down == 1 or sheet.values.shape == found[0].values.shape
-        draw(ax, sheet, rows=i % across == 0 or not alike, labelled=SMALL)
+        draw(place, sheet, rows=i % across == 0 or not alike, labelled=SMALL)
         arrow = "→ " if i else ""
         low, high = span([sheet])
         # Each matrix has colours of its own; its title says what they span.
         spread = f"colours {number(low, 2)} to {number(high, 2)}"
         title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip() + f"\n{spread}")
-        ax.set_title(title, fontsize=9, parse_math=False)
-    for ax in axes[len(chain) :]:
-        ax.remove()
+        place.set_title(title, fontsize=9, parse_math=False)
+    for place in axes[len(chain) :]:
+        place.remove()
     if found[0].title:
         figure.suptitle(found[0].title)
-    return figure
+    return ax or figure
 
 
 def suffix_of(path: Path) -> str:

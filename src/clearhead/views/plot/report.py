@@ -1,17 +1,17 @@
 """Figures of a report on a model: entropy by layer, received weight by token, every head's map."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from ...errors import BadValue
 from ..brought import Report
 from ..labels import visible
-from .canvas import LABELLED, drawable, new_figure, require_matplotlib
+from .canvas import LABELLED, drawable, instead_of, new_figure, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 INK, POINT = "#14637f", "#14637f40"
 
@@ -77,12 +77,20 @@ def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) ->
     return ax
 
 
-def model(report: Report, figure: "Figure | None" = None) -> "Figure":
+@overload
+def model(report: Report, figure: "Figure | None" = ...) -> "Figure": ...
+@overload
+def model(report: Report, *, ax: "Axes") -> "Axes": ...
+def model(
+    report: Report, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
+) -> "Figure | SubFigure | Axes":
     """Every head's map in one figure: a row a layer, a column a head, one range of colour a layer.
 
-    The square root of the weight is drawn, so that faint weights are seen.
+    The square root of the weight is drawn, so that faint weights are seen. Returns the figure; with
+    `ax`, whose place it takes, that.
     """
     require_matplotlib()
+    figure = figure if ax is None else instead_of(ax)
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
     figure = figure or new_figure(0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
@@ -90,17 +98,19 @@ def model(report: Report, figure: "Figure | None" = None) -> "Figure":
         maps = layer.map.clamp(min=0).sqrt().double().cpu().numpy()
         seen = layer.seen.cpu().numpy()
         hidden = np.ma.array(np.ones(seen.shape), mask=seen)
-        for h, ax in enumerate(grid[i]):
-            ax.set(xticks=[], yticks=[])
-            ax.spines[:].set_visible(False)
+        for h, place in enumerate(grid[i]):
+            place.set(xticks=[], yticks=[])
+            place.spines[:].set_visible(False)
             if h >= len(layer.heads):
                 continue
-            ax.imshow(maps[h], vmin=0, vmax=maps.max(), cmap="viridis", 
-                      interpolation="antialiased")  # fmt: skip
-            ax.set_title(f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2)
+            place.imshow(maps[h], vmin=0, vmax=maps.max(), cmap="viridis",
+                         interpolation="antialiased")  # fmt: skip
+            place.set_title(
+                f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2
+            )
             if hidden.any():
-                ax.imshow(hidden, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                place.imshow(hidden, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
     figure.suptitle("queries down, keys across; bright where a query looks, white where none may",
                     fontsize=7)  # fmt: skip
-    return figure
+    return ax or figure

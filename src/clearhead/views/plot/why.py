@@ -1,13 +1,13 @@
 """Why divide by √d: the picture."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 from torch import Tensor
 
 from ...errors import BadValue
-from .canvas import new_figure, require_matplotlib
+from .canvas import instead_of, new_figure, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,15 +41,23 @@ class Scaling(Protocol):
     def weights_scaled(self) -> Tensor: ...
 
 
-def scaling(report: Scaling, axes: "Sequence[Axes] | None" = None) -> "Figure":
+@overload
+def scaling(report: Scaling, axes: "Sequence[Axes] | None" = ...) -> "Figure": ...
+@overload
+def scaling(report: Scaling, *, ax: "Axes") -> "Axes": ...
+def scaling(
+    report: Scaling, axes: "Sequence[Axes] | None" = None, *, ax: "Axes | None" = None
+) -> "Figure | Axes":
     """Why divide by √d: four pictures, each with and without it.
 
     The variance of the scores, what it does to one query's softmax at `report.size`, the entropy
-    of the softmax, and the size of its gradient.
+    of the softmax, and the size of its gradient. Returns the figure; with `ax`, whose place the
+    four take, that.
     """
     require_matplotlib()
     if axes is None:
-        axes = list(new_figure(10, 7).subplots(2, 2).ravel())
+        whole = new_figure(10, 7) if ax is None else instead_of(ax)
+        axes = list(whole.subplots(2, 2).ravel())
     if len(axes) != 4:
         raise BadValue(
             f"scaling was given {len(axes)} axes.",
@@ -69,6 +77,8 @@ def scaling(report: Scaling, axes: "Sequence[Axes] | None" = None) -> "Figure":
     assert figure is not None
     if len(figure.axes) == 4:
         figure.suptitle("Why divide by √d")
+    if ax is not None:
+        return ax
     return figure  # type: ignore[return-value]  # axes that stand in a subfigure give that back
 
 
