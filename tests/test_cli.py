@@ -316,3 +316,24 @@ def test_words_without_quotes_are_a_text_and_files_come_alone(run, words):
     assert run("explain", "The", "cat", "sat")[1] == run("explain", "The cat sat")[1]
     code, _, err = run("explain", *words)
     assert code == 2 and "alone" in err
+
+
+@pytest.mark.parametrize("options", [[], ["--random"]])
+def test_files_are_there_though_the_pipe_closes(options, tmp_path):
+    command = [str(Path(sys.executable).parent / "clearhead"), "look", "The cat sat.", "--out"]
+    shell = subprocess.Popen(
+        [*command, tmp_path, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    shell.stdout.close()
+    shell.communicate()
+    assert {path.suffix for path in tmp_path.iterdir()} >= {".png", ".html"}
+
+
+def test_one_head_alone_is_written(run, tmp_path):
+    page = tmp_path / "a.html"
+    code, out, _ = run("explain", SENTENCE, "--head", 1, "--json", "--html", page)
+    told, whole = json.loads(out.splitlines()[0]), explain_text(SENTENCE)
+    assert code == 0 and told["first"] == {"h": 1, "g": 1}
+    [weights] = [step for step in told["steps"] if step["name"] == "weights"]
+    assert torch.tensor(weights["values"]).allclose(whole["weights"][1:2])
+    assert '"first":{"h":1,"g":1}' in page.read_text()

@@ -147,6 +147,8 @@ def bias(tensor: Tensor) -> TensorBias:
 def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
     """ALiBi: -slope[h] * |q - k|. `slopes` holds one per query head, (H,); None means the paper's
     2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
+
+    Raises `BadType` for slopes that are no real numbers, `BadValue` for more than one dimension.
     """
     try:
         numbers = None

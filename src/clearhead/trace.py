@@ -48,6 +48,7 @@ class Step:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The sizes of its axes."""
         return tuple(self.tensor.shape)
 
     def called(self, letter: str) -> str:
@@ -81,6 +82,7 @@ class Trace:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the steps, in order."""
         return tuple(step.name for step in self.steps)
 
     def step(self, name: str) -> Step:

@@ -36,7 +36,7 @@ def learns(*tensors: Tensor | None) -> bool:
 def readable(*tensors: Tensor) -> bool:
     """Can these numbers be looked at? Not on meta, not while a graph is made of the call, and not
     where vmap holds many in the place of one."""
-    return not torch.compiler.is_compiling() and not drawn() and all(map(_at_hand, tensors))
+    return not torch.compiler.is_compiling() and not recorded() and all(map(_at_hand, tensors))
 
 
 def batched(*tensors: Tensor) -> bool:
@@ -56,8 +56,8 @@ def _layers(x: Tensor) -> Iterator[Tensor]:
         yield x
 
 
-def drawn() -> bool:
-    """Is a graph drawn of what is computed, by torch.jit.trace, make_fx or with fake tensors?"""
+def recorded() -> bool:
+    """Is a graph made of what is computed, by torch.jit.trace, make_fx or with fake tensors?"""
     return torch._C._get_tracing_state() is not None or any(
         torch._C._get_dispatch_mode(mode) is not None for mode in GRAPHS
     )

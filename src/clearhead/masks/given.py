@@ -86,7 +86,10 @@ class documents(Kept):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(Mask):
-    """A mask given cell by cell; made by `dense(keep=...)` or `dense(drop=...)`."""
+    """A mask given cell by cell; made by `dense(keep=...)` or `dense(drop=...)`.
+
+    Up to 4096 cells its `repr` evaluates back; of a larger one it tells the shape.
+    """
 
     bits: Tensor
 

@@ -21,8 +21,12 @@ class KVCache:
     Each layer has a cache of its own. `max_length` reserves room for so many tokens at the first
     `append`, and later tokens are written into it; None means no limit, and each `append` copies.
 
+    A beam search goes on with some of its sequences, in another order: ``kept = KVCache()``, then
+    ``kept.append(cache.keys[order], cache.values[order])``.
+
     Raises `BadValue` for keys and values that do not fit together or what is held, for more than
-    `max_length` tokens, and for keys that need a gradient where room is reserved.
+    `max_length` tokens, for keys that need a gradient where room is reserved, and in a backward
+    pass, where a checkpoint computes again.
     """
 
     def __init__(self, max_length: int | None = None) -> None:

@@ -172,6 +172,7 @@ class RelativePositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Begin again: all distances count alike."""
         nn.init.zeros_(self.table)
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:

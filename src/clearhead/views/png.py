@@ -7,10 +7,9 @@ import zlib
 import torch
 from torch import Tensor
 
-# Viridis at five points (Smith & van der Walt 2015); between them colours are mixed.
-COLOURS = torch.tensor(
-    [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], dtype=torch.float32
-)
+from .sheet import VIRIDIS
+
+COLOURS = torch.tensor(VIRIDIS, dtype=torch.float32)
 GREY = 158
 
 

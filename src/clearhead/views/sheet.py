@@ -11,6 +11,9 @@ from ..trace import AXES, Step, Trace
 from ..whole import whole
 from .labels import visible
 
+# Viridis at five points (Smith & van der Walt 2015); between them colours are mixed.
+VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+
 PLURAL = {"query": "queries"}
 
 

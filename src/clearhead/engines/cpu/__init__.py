@@ -75,18 +75,18 @@ class Cpu(Engine):
     ) -> tuple[Tensor, Partial]:
         if problem.sinks is None and [s.name for s in asked] == ["lse"]:
             return answer_and_lse(problem, inputs, asked)
-        if not counts(problem, inputs):
+        if not can_count(problem, inputs):
             return super().look(problem, inputs, asked)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
         return out, survey(problem, inputs, asked, out)
 
     def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
-        if not counts(problem, inputs):
+        if not can_count(problem, inputs):
             return super().count(problem, inputs, asked)
         return survey(problem, inputs, asked, None)
 
 
-def counts(problem: Problem, inputs: Inputs) -> bool:
+def can_count(problem: Problem, inputs: Inputs) -> bool:
     """Can the core count this itself? It keeps no graph of what it counted, and no tracer's, and
     its sweep leaves either dropped weights or statistics."""
     return (

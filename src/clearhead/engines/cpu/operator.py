@@ -54,7 +54,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
         asked = asked._replace(seed=torch.tensor([asked.seed], device="cpu"))
     # A trace is run again without gradients, and compared.
     keep = lse or p.grad or torch._C._get_tracing_state() is not None
-    out, sums, _ = _ask(*inputs, *asked, keep)
+    out, sums, _ = _dispatch(*inputs, *asked, keep)
     return out, sums if lse else None
 
 
@@ -212,7 +212,7 @@ def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[
         next(given) if is_tensor else x for is_tensor, x in zip(ctx.tensors, ctx.plain, strict=True)
     ]
     learn_bias = ctx.needs_input_grad[BIAS]
-    dq, dk, dv, dbias, dsinks = _ask_back(
+    dq, dk, dv, dbias, dsinks = _dispatch_back(
         torch.zeros_like(out) if dout is None else dout, dlse, out, lse, rounding, *asks, learn_bias
     )
     grads = [None] * (len(asks) + 1)
@@ -238,11 +238,11 @@ torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_l
 # ------------------------------------------------------------------ torch.func: vmap, grad, vjp
 
 
-def _ask(*arguments: Any) -> Any:
+def _dispatch(*arguments: Any) -> Any:
     return (Attend.apply if transformed() else torch.ops.clearhead.attend)(*arguments)
 
 
-def _ask_back(*arguments: Any) -> Any:
+def _dispatch_back(*arguments: Any) -> Any:
     ask = AttendBackward.apply if transformed() else torch.ops.clearhead.attend_backward
     return ask(*arguments)
 
@@ -282,7 +282,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return _one_by_one(_ask, info, in_dims, arguments)
+        return _one_by_one(_dispatch, info, in_dims, arguments)
 
 
 class AttendBackward(torch.autograd.Function):
@@ -302,16 +302,16 @@ class AttendBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return _one_by_one(_ask_back, info, in_dims, arguments)
+        return _one_by_one(_dispatch_back, info, in_dims, arguments)
 
 
 torch.library.register_vmap(
     "clearhead::attend",
-    lambda info, in_dims, *arguments: _one_by_one(_ask, info, in_dims, arguments),
+    lambda info, in_dims, *arguments: _one_by_one(_dispatch, info, in_dims, arguments),
     lib=_library,
 )
 torch.library.register_vmap(
     "clearhead::attend_backward",
-    lambda info, in_dims, *arguments: _one_by_one(_ask_back, info, in_dims, arguments),
+    lambda info, in_dims, *arguments: _one_by_one(_dispatch_back, info, in_dims, arguments),
     lib=_library,
 )

@@ -5,7 +5,6 @@ largest weights of some of its queries; the steps themselves are there for short
 head a layer of longer ones. The same script draws each layer as it draws a trace.
 """
 
-import base64
 import html
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from ...trace import AXES, Step, Trace
 from ..brought import Head, Layer, Report
 from ..labels import in_browser
 from ..sheet import evenly
-from .document import document, table, write
+from .document import document, stored, table, write
 from .steps import data_of, settings_of, sizes, told
 
 # Bytes before base64, which makes 4 of 3: all of a page stays below 3 MB.
@@ -189,8 +188,8 @@ def _links(layer: Layer, heads: int, Tk: int) -> dict[str, object]:
         "kept": [layer.kept[slot] for slot in slots],
         "links": {
             "n": n,
-            "weights": _bytes(fixed, "u2"),
-            "keys": _bytes(keys, f"u{wide}"),
+            "weights": stored(fixed, "u2"),
+            "keys": stored(keys, f"u{wide}"),
         },
     }
 
@@ -230,12 +229,7 @@ def _shades(maps: Tensor, seen: Tensor) -> dict[str, object]:
     The darkest is 1; 0 is where the mask lets nobody look."""
     top = max(float(maps.max()), 1e-30)
     shades = (maps.clamp(min=0) / top).sqrt().mul(254).round() + 1
-    return {"top": top, **_bytes(shades.where(seen, 0), "u1")}
-
-
-def _bytes(values: Tensor, kind: str) -> dict[str, object]:
-    data = values.cpu().numpy().astype(f"<{kind}").tobytes()
-    return {"kind": kind, "stored": list(values.shape), "data": base64.b64encode(data).decode()}
+    return {"top": top, **stored(shades.where(seen, 0), "u1")}
 
 
 # ---- without a script ------------------------------------------------------------------

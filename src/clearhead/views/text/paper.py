@@ -12,11 +12,10 @@ from rich.text import Text
 from ...errors import BadType, BadValue, kind_of
 from ...trace import Trace
 from ...whole import whole
-from ..sheet import Sheet, ends
+from ..sheet import VIRIDIS, Sheet, ends
 
 ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut there
 INDENT = 3
-VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
 GAP = "…"
 
