@@ -171,7 +171,7 @@ template <class E> class Backward : Bands<Singles<E>> {
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * BAND + r];
       // No weight is above 1, but few queries were answered from other sums (stream.h), and among large
-      // scores their log-sum-exp can lie far below the scores as they are here: hence the bound in `turn`.
+      // scores their log-sum-exp can lie far below the scores as they are here: hence the bound below.
       // At scores of 10^4 a float has half a digit of the weight left, so lse is a double. Differences are
       // taken from the float nearest to it, and what that lacks is added.
       double lse = *place<double>(p_.lse, task_.b, x.h, x.q);

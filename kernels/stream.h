@@ -169,8 +169,8 @@ template <class A, int R> class Stream {
   static bool gapless(const Place& x, int64_t size) { return SIDE == 1 && x.t == size; }
 
   // Asks for some columns of a row, or only for those in the first lines of a page.
-  static void fetch(const E* row, int64_t from, int64_t to, bool gapless) {
-    if (gapless) {
+  static void fetch(const E* row, int64_t from, int64_t to, bool openings) {
+    if (openings) {
       const int64_t past = uintptr_t(row) % PAGE, page = past < OPENING ? -past : PAGE - past;
       from = most(from, page / int64_t(sizeof(E)));
       to = least(to, (page + OPENING) / int64_t(sizeof(E)));
@@ -258,12 +258,12 @@ template <class A, int R> class Stream {
     // Of the next block's keys, the columns that are summed here of the values.
     const int64_t ahead = block_.lo / BLOCK * BLOCK + BLOCK, left = hull_.hi - ahead;
     const int64_t from = j * W, to = j + N < v_vectors_ ? least<int64_t>(from + N * W, p_.D) : p_.D;
-    const bool close = gapless(p_.k, p_.D);
+    const bool openings = gapless(p_.k, p_.D);
     const E* next = key_row(p_.k, ahead + k);
     for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
       const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
       const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
-      for (int u = i; u < i + PER_WEIGHT && u < left; u++, next += p_.k.t) fetch(next, from, to, close);
+      for (int u = i; u < i + PER_WEIGHT && u < left; u++, next += p_.k.t) fetch(next, from, to, openings);
       typename Mix::Vector y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)

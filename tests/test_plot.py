@@ -311,3 +311,11 @@ def test_grids_take_the_place_of_an_ax_and_give_it_back(draw, free, tmp_path):
     plot.save(ax, tmp_path / "whole.png")
     for drawn in inside.axes:
         assert drawn.get_window_extent().x0 >= 0.45 * figure.bbox.width
+
+
+def test_an_ax_stays_as_it_was_where_nothing_can_be_drawn():
+    ax = Figure().add_subplot()
+    for draw in (plot.heads, plot.steps):
+        with pytest.raises(ch.BadValue):
+            draw(Trace((Step("other", "", "", "q k", torch.ones(2, 2)),)), ax=ax)
+    assert ax.axison and not ax.figure.subfigs

@@ -124,37 +124,33 @@ class Trace:
 
         Raises `BadValue` for one that is not there.
         """
-        place, count = whole(which), self.size("b") or 1
-        if place is None or not -count <= place < count:
-            raise BadValue(
-                f"Sequence {which!r} of this trace was asked for.",
-                f"it holds {count}, counted from 0.",
-                "ask for one of these.",
-            )
-        place %= count
+        place, count = self._place(which, "b", "Sequence", "holds")
         about = self.about if count == 1 else f"{self.about}, sequence {place}"
-        steps = (
-            replace(s, tensor=s.tensor.narrow(s.axes.split().index("b"), place, 1))
-            if "b" in s.axes.split() else s
-            for s in self.steps
-        )  # fmt: skip
-        return replace(self, steps=tuple(steps), about=about)
+        return replace(self._only({"b": place}), about=about)
 
     def head(self, which: int) -> "Trace":
         """The same trace of one query head, counted from 0, and of the key head that it reads.
 
         Raises `BadValue` for one that is not there.
         """
-        H, G = self.size("h") or 1, self.size("g") or 1
-        place = whole(which)
-        if place is None or not -H <= place < H:
+        place, H = self._place(which, "h", "Head", "has")
+        places = {"h": place, "g": place // (H // (self.size("g") or 1))}
+        first = {letter: self.number(letter, at) for letter, at in places.items()}
+        return replace(self._only(places), first={**(self.first or {}), **first})
+
+    def _place(self, which: int, letter: str, asked: str, holds: str) -> tuple[int, int]:
+        """A place of an axis, counted from 0, and the axis's size: 1 where no step has it."""
+        place, count = whole(which), self.size(letter) or 1
+        if place is None or not -count <= place < count:
             raise BadValue(
-                f"Head {which!r} of this trace was asked for.",
-                f"it has {H}, counted from 0.",
+                f"{asked} {which!r} of this trace was asked for.",
+                f"it {holds} {count}, counted from 0.",
                 "ask for one of these.",
             )
-        place %= H
-        places = {"h": place, "g": place // (H // G)}
+        return place % count, count
+
+    def _only(self, places: dict[str, int]) -> "Trace":
+        """One place of some axes, which stay, of size 1."""
         steps = []
         for step in self.steps:
             tensor = step.tensor
@@ -162,8 +158,7 @@ class Trace:
                 if letter in places:
                     tensor = tensor.narrow(axis, places[letter], 1)
             steps.append(replace(step, tensor=tensor))
-        first = {letter: self.number(letter, at) for letter, at in places.items()}
-        return replace(self, steps=tuple(steps), first={**(self.first or {}), **first})
+        return replace(self, steps=tuple(steps))
 
     def size(self, letter: str) -> int | None:
         """How long the axis of that letter is, None where no step has it."""

@@ -48,14 +48,18 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def instead_of(ax: "Axes") -> "SubFigure":
-    """A figure of its own in the place of `ax`, which stays, empty."""
+def room_for(
+    figure: "Figure | SubFigure | None", ax: "Axes | None", width: float, height: float
+) -> "Figure | SubFigure":
+    """The figure that was given; or one in the place of `ax`, which stays, empty; or a new one."""
+    if ax is None:
+        return figure or new_figure(width, height)
     ax.set_axis_off()
     spec, box = ax.get_subplotspec(), ax.get_position()
-    figure = ax.figure.add_subfigure(spec or ax.figure.add_gridspec(1, 1)[0])
+    inside = ax.figure.add_subfigure(spec or ax.figure.add_gridspec(1, 1)[0])
     if spec is None:  # it stands where it was put, in no grid
-        figure.bbox_relative.p0, figure.bbox_relative.p1 = box.p0, box.p1
-    return figure
+        inside.bbox_relative.p0, inside.bbox_relative.p1 = box.p0, box.p1
+    return inside
 
 
 def size(sheet: Sheet, most: float = 7.0, rows: bool = True) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ...errors import BadType, BadValue, kind_of
 from ...trace import Trace
 from ..sheet import Sheet, number, sheets, span
-from .canvas import draw, drawable, instead_of, new_figure, require_matplotlib, size
+from .canvas import draw, drawable, new_figure, require_matplotlib, room_for, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,14 +53,13 @@ def heads(
     Returns the figure; with `ax`, whose place it takes, that.
     """
     require_matplotlib()
-    figure = figure if ax is None else instead_of(ax)
     _sheet(trace, step, 0)
     found = sheets(trace, trace.step(step))
     across = min(len(found), 4)
     down = -(-len(found) // across)
     beside, height = size(found[0], most=4.0)
     width, _ = size(found[0], most=4.0, rows=False)
-    figure = figure or new_figure(beside + width * (across - 1) + 0.8, height * down + 0.4)
+    figure = room_for(figure, ax, beside + width * (across - 1) + 0.8, height * down + 0.4)
     axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
     low, high = span(found)
     for i, (place, sheet) in enumerate(zip(axes, found, strict=False)):
@@ -90,7 +89,6 @@ def steps(
     Returns the figure; with `ax`, whose place it takes, that.
     """
     require_matplotlib()
-    figure = figure if ax is None else instead_of(ax)
     names = trace.names
     first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
     chain = names[first : last + 1]
@@ -99,7 +97,7 @@ def steps(
     down = -(-len(chain) // across)
     beside, height = size(found[0], most=4.0)
     width = sum(size(sheet, most=4.0, rows=False)[0] for sheet in found[1:]) / down
-    figure = figure or new_figure(beside + width, height * down + 0.7)
+    figure = room_for(figure, ax, beside + width, height * down + 0.7)
     widest = found[0].values.shape[1]
     # In a lone row each matrix is as wide as its columns ask, so that all rows are level.
     ratios = (

@@ -7,7 +7,7 @@ import numpy as np
 from ...errors import BadValue
 from ..brought import Report
 from ..labels import visible
-from .canvas import LABELLED, drawable, instead_of, new_figure, require_matplotlib
+from .canvas import LABELLED, drawable, new_figure, require_matplotlib, room_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,9 +90,8 @@ def model(
     `ax`, whose place it takes, that.
     """
     require_matplotlib()
-    figure = figure if ax is None else instead_of(ax)
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
-    figure = figure or new_figure(0.72 * across + 0.5, 0.88 * down + 0.4)
+    figure = room_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
     for i, layer in enumerate(report.layers):
         maps = layer.map.clamp(min=0).sqrt().double().cpu().numpy()

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from ...errors import BadValue
-from .canvas import instead_of, new_figure, require_matplotlib
+from .canvas import require_matplotlib, room_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,8 +56,7 @@ def scaling(
     """
     require_matplotlib()
     if axes is None:
-        whole = new_figure(10, 7) if ax is None else instead_of(ax)
-        axes = list(whole.subplots(2, 2).ravel())
+        axes = list(room_for(None, ax, 10, 7).subplots(2, 2).ravel())
     if len(axes) != 4:
         raise BadValue(
             f"scaling was given {len(axes)} axes.",
