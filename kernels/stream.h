@@ -23,9 +23,11 @@ template <class A, int R> class Stream {
   static constexpr int U = W / R;                       // keys per vector of scores
   static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
   static constexpr int SIDE = R == 1 ? 1 : U;           // keys whose products run side by side
-  static constexpr int BLOCK = 64;                      // keys between two looks at the maximum
+  static constexpr int BLOCK = 1024;                    // keys between two looks at the maximum
+  static constexpr int EDGE = 64;                       // the same where not every row sees every key
   static constexpr int PIECE = 64 / sizeof(E);          // keys whose values stay in L1 over columns
   static constexpr int64_t LINE = 64 / sizeof(E);
+  static constexpr int64_t AHEAD = 16384;               // bytes between asking for a row and its use
   static constexpr int64_t PAGE = 4096, OPENING = 256;  // bytes, of which the first are asked for
   // Vectors of values whose sums run side by side: as many as registers hold with a value each and a
   // weight. Few rows of float32 are bound by memory, which one pass over wide columns reads best
@@ -49,8 +51,8 @@ template <class A, int R> class Stream {
     q_ = c.cut<Unit>(R * d_vectors_ * W);
     o_ = c.cut<float>(R * v_vectors_ * W);
     here_ = c.cut<float>(R * v_vectors_ * W);
-    s_ = c.cut<float>(BLOCK / U * W);
-    weights_ = PER_WEIGHT == 1 ? (WeightUnit*)s_ : c.cut<WeightUnit>(BLOCK / U * W / PER_WEIGHT);
+    s_ = c.cut<float>(BLOCK * R);
+    weights_ = PER_WEIGHT == 1 ? (WeightUnit*)s_ : c.cut<WeightUnit>(BLOCK * R / PER_WEIGHT);
     size_ = c.used();
   }
 
@@ -60,16 +62,19 @@ template <class A, int R> class Stream {
     return place<E>(x, task_.b, task_.group, key);
   }
 
-  // The block's values come into L2 while its keys are computed with, and the next block's keys while
-  // its values are: the memory never waits for arithmetic (bench/LOG.md, "half a block ahead").
+  // Memory is read as one sequence: the keys of a block, its values, the keys of the next block. Long
+  // blocks let the processor's prefetchers keep to one stream, and rows are asked for 16 KB before their
+  // use, so that memory and arithmetic run side by side (bench/LOG.md, "long blocks").
   void walk() {
     look();
     pack_queries();
-    const int64_t lo = hull_.lo, hi = hull_.hi;
-    for (int64_t key = lo / BLOCK * BLOCK; key < hi; key += BLOCK) {
-      block_ = {most(key, lo), least(key + BLOCK, hi)};
+    const int64_t rows_ahead = AHEAD / (most(p_.D, p_.Dv) * int64_t(sizeof(E)));
+    for (int64_t key = hull_.lo; key < hull_.hi; key = block_.hi) {
+      full_ = core_.lo <= key && key < core_.hi;
+      const int64_t end = full_ ? core_.hi : key < core_.lo ? core_.lo : hull_.hi;
+      block_ = {key, least(key + (full_ ? BLOCK : EDGE), end)};
       count_ = int(block_.hi - block_.lo);
-      full_ = core_.lo <= block_.lo && core_.hi >= block_.hi;
+      same_ = int(most<int64_t>(0, count_ - rows_ahead) / PIECE * PIECE);
       if (!full_ && !any_row_sees()) continue;
       scores();
       softmax();
@@ -88,6 +93,8 @@ template <class A, int R> class Stream {
       core_ = {most(core_.lo, core.lo), least(core_.hi, core.hi)};
       if (!hull.empty()) hull_ = {least(hull_.lo, hull.lo), most(hull_.hi, hull.hi)};
     }
+    core_ = {most(core_.lo, hull_.lo), least(core_.hi, hull_.hi)};
+    if (core_.empty()) core_ = {hull_.hi, hull_.hi};
   }
 
   // Rows of several runs may see nothing of a block between two of them.
@@ -114,31 +121,64 @@ template <class A, int R> class Stream {
     sum_ = zero();
   }
 
+  // Rows that will be read, asked for one by one.
+  struct Ahead {
+    const E* first;
+    int64_t step, size, count;
+    // One key wholly after another, without a gap: the processor's own prefetchers follow that by
+    // themselves, but not into the next page. Asking for the first lines of each page is enough, and
+    // asking for more is in their way (bench/LOG.md, "the first lines of a page").
+    bool openings;
+
+    void fetch(int64_t i, int64_t from, int64_t to) const {
+      if (i >= count) return;
+      const E* row = first + i * step;
+      if (openings) {
+        const int64_t past = uintptr_t(row) % PAGE, page = past < OPENING ? -past : PAGE - past;
+        from = most(from, page / int64_t(sizeof(E)));
+        to = least(to, (page + OPENING) / int64_t(sizeof(E)));
+      }
+      if (from < to) prefetch_row(row + from, to - from);
+    }
+  };
+
+  // The rows to ask for while PIECE rows of the block, from its row k on, are computed with: of the same
+  // matrix, or near the block's end of the next that is read, from its key `start` on.
+  Ahead ahead(int k, const Place& same, int64_t same_size, const Place& next, int64_t next_size,
+              int64_t start) const {
+    const bool stay = k < same_;
+    const Place& x = stay ? same : next;
+    const int64_t size = stay ? same_size : next_size;
+    const int64_t key = stay ? block_.hi + k - same_ : start + k - same_;
+    return {key_row(x, key), x.t, size, hull_.hi - key, SIDE == 1 && x.t == size};
+  }
+
   // Pass 2: scores of the block, SIDE keys by side. One row is bound by memory, and a key wholly after
   // another is one ascending stream, which the processor's prefetchers follow best. More rows are
   // bound by loads: side by side, a vector of queries in registers serves U keys (bench/LOG.md, "one
   // row after another" and "side by side").
   void scores() {
     const E* keys = key_row(p_.k, block_.lo);
+    Ahead next{};
     for (int k = 0; k < count_; k += U) {
+      if (k % PIECE == 0) next = ahead(k, p_.k, p_.D, p_.v, p_.Dv, block_.lo);
       F sum[W];
 #pragma GCC unroll 1
-      for (int u = 0; u < U; u += SIDE) some_keys(keys, k + u, sum + u);
+      for (int u = 0; u < U; u += SIDE) some_keys(keys, k + u, sum + u, next);
       F s = totals(sum);
       if (!full_ || !logits_.plain() || k + U > count_) s = amend(s, block_.lo + k);
       store(s_ + k * R, s);
     }
   }
 
-  void some_keys(const E* keys, int k, F* sum) const {
+  void some_keys(const E* keys, int k, F* sum, const Ahead& next) const {
     const int64_t whole = p_.D / (W * PER);
     const int rest = int(p_.D - whole * W * PER);
     const E* key[SIDE];
     F part[R * SIDE];
 #pragma GCC unroll 16
     for (int i = 0; i < SIDE; i++) {
-      if (k + i < count_)
-        fetch(key_row(p_.v, block_.lo + k + i), 0, p_.Dv, gapless(p_.v, p_.Dv));
+      next.fetch(k % PIECE + i, 0, next.size);
       key[i] = keys + least(k + i, count_ - 1) * p_.k.t;  // past the end: masked below
     }
 #pragma GCC unroll 16
@@ -161,21 +201,6 @@ template <class A, int R> class Stream {
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) part[r * SIDE + i] = A::mac(part[r * SIDE + i], y[r], x);
     }
-  }
-
-  // One key wholly after another, without a gap: the processor's own prefetchers follow that by
-  // themselves, but not into the next page. Asking for the first lines of each page is enough, and asking
-  // for more is in their way (bench/LOG.md, "the first lines of a page").
-  static bool gapless(const Place& x, int64_t size) { return SIDE == 1 && x.t == size; }
-
-  // Asks for some columns of a row, or only for those in the first lines of a page.
-  static void fetch(const E* row, int64_t from, int64_t to, bool openings) {
-    if (openings) {
-      const int64_t past = uintptr_t(row) % PAGE, page = past < OPENING ? -past : PAGE - past;
-      from = most(from, page / int64_t(sizeof(E)));
-      to = least(to, (page + OPENING) / int64_t(sizeof(E)));
-    }
-    if (from < to) prefetch_row(row + from, to - from);
   }
 
   // What masks and biases do to one vector of scores, lane by lane where lanes are many rows.
@@ -255,15 +280,13 @@ template <class A, int R> class Stream {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++) sum[r][c] = load(here_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, block_.lo + k) + j * W;
-    // Of the next block's keys, the columns that are summed here of the values.
-    const int64_t ahead = block_.lo / BLOCK * BLOCK + BLOCK, left = hull_.hi - ahead;
-    const int64_t from = j * W, to = j + N < v_vectors_ ? least<int64_t>(from + N * W, p_.D) : p_.D;
-    const bool openings = gapless(p_.k, p_.D);
-    const E* next = key_row(p_.k, ahead + k);
+    // Of the rows ahead, the columns that are summed here.
+    const Ahead next = ahead(k, p_.v, p_.Dv, p_.k, p_.D, block_.hi);
+    const int64_t from = j * W, to = j + N < v_vectors_ ? least(from + N * W, next.size) : next.size;
     for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
       const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
       const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
-      for (int u = i; u < i + PER_WEIGHT && u < left; u++, next += p_.k.t) fetch(next, from, to, openings);
+      for (int u = i; u < i + PER_WEIGHT; u++) next.fetch(u - k, from, to);
       typename Mix::Vector y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)
@@ -340,7 +363,7 @@ template <class A, int R> class Stream {
   float *o_, *here_, *s_;   // here_: the weighted sum of this block alone
   WeightUnit* weights_;     // but for pairs, they overwrite their scores
   Run hull_, core_, block_;
-  int count_;
+  int count_, same_;        // keys of the block; while reading these, rows ahead are of the same matrix
   bool full_;
   F max_, sum_;
   alignas(64) float shrink_[W];

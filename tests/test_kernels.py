@@ -237,6 +237,20 @@ def test_a_million_keys(Tq):
     check((q, k, v + 1))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("Tq, H", [(1, 1), (1, 4), (3, 1), (4, 2)])
+def test_a_few_rows_over_long_blocks(Tq, H, dtype, level):
+    """Rows that share keys see blocks whole but for the edges, in many stretches or in one."""
+    for Tk in (1400, 70_001):
+        q, k, v = question(1, H, 1, Tq, Tk, 12, dtype=dtype)
+        check((q, k, v + 1), mask=ch.Causal(align="end"))
+        check(
+            (q, k, v),
+            mask=ch.window(before=Tk - 40, align="end"),
+            bias=ch.bias(draw(1, Tk, dtype=dtype)),
+        )
+
+
 @pytest.mark.parametrize("Tq", [2, 40])
 def test_log_sum_exp(Tq, level):
     q, k, v = question(2, 4, 2, Tq, 57, 16)
