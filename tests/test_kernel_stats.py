@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from test_kernels import draw, level as level, question, threads as threads
-from test_stats import assert_same, dense, everything_for, flat
+from test_stats import LEARNED, assert_same, dense, everything_for, flat, score, tiles
 
 import clearhead as ch
 from clearhead import stats
@@ -176,3 +176,94 @@ def test_the_largest_weights_are_those_of_the_rows(level, base):
     true = torch.softmax(torch.arange(7.0, -1, -1) / 80**0.5, 0)
     torch.testing.assert_close(seen.topk.weights[0, 0, 0], true)
     torch.testing.assert_close(seen.rows[0, 0, 0].flip(0), true)
+
+
+# --------------------------------------------------------------------------------------- gradients
+
+
+def learning(case, dtype):
+    """The question of a case in another dtype, and its leaves, which learn."""
+    keywords = {name: x for name, x in case.keywords.items() if name != "dropout"}
+    q, k, v = (x.detach().to(dtype) for x in case.tensors)
+    leaves = [q, k]
+    if isinstance(keywords.get("sinks"), torch.Tensor):
+        keywords["sinks"] = keywords["sinks"].detach().to(dtype)
+        leaves.append(keywords["sinks"])
+    if getattr(keywords.get("bias"), "tensor", None) is not None:
+        leaves.append(keywords["bias"].tensor.detach().to(dtype))
+        keywords["bias"] = ch.bias(leaves[-1])
+    for x in leaves:
+        x.requires_grad_()
+    return ask(q, k, v, **keywords), leaves
+
+
+@pytest.mark.parametrize("only", LEARNED)
+@pytest.mark.parametrize(
+    "name", ["full", "sinks and blind queries", "everything at once", "lengths"]
+)
+def test_gradients_equal_autograd_through_dense_weights(name, only):
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        (problem, inputs), leaves = learning(PROBLEMS[name](torch.float32, 0), dtype)
+        wanted = [s for s in parse_stats(everything_for(problem)) if s.name == only]
+        if dtype == torch.float64:
+            found = dense(problem, inputs, wanted)
+        else:
+            found = Cpu().look(problem, inputs, tuple(wanted))[1].finish()
+        total = score(found, only)
+        learned = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        results.append([x.double().nan_to_num() for x in learned])
+    for got, want in zip(*results, strict=True):
+        near = 2e-5 * float(want.abs().max())
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=near)
+    assert any(bool(g.any()) for g in results[0])
+
+
+def test_watching_what_learns_changes_no_bit_and_keeps_nothing(monkeypatch):
+    q, k, v = (x.requires_grad_() for x in question(H=4, G=2, Tq=300, Tk=300, D=16))
+    wanted = ["lse", "entropy", "max", "received", stats.map(7, 9), stats.rows([5])]
+    with torch.no_grad():
+        plain = ch.look(q, k, v, stats=wanted, mask=ch.causal, engine="cpu")
+    monkeypatch.setattr(tiles._Sweep, "strip", None)  # torch is not asked to count
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        seen = ch.look(q, k, v, stats=wanted, mask=ch.causal, engine="cpu")
+    assert max(x.numel() for x in kept) <= q.numel() + v.numel()
+    for name in ("out", "lse", "entropy", "max", "received", "map", "rows"):
+        assert torch.equal(getattr(seen, name), getattr(plain, name)), name
+        assert getattr(seen, name).requires_grad, name
+    seen.out.sum().backward()  # gradients of the answer alone need no statistics
+    assert bool(torch.isfinite(q.grad).all())
+
+
+def test_gradients_of_statistics_twice_and_after_a_change():
+    q, k, v = (x.requires_grad_() for x in question(H=1, G=1, Tq=5, Tk=9, D=4))
+
+    def entropy(engine):
+        return ch.look(q, k, v, stats=["entropy"], engine=engine).entropy.square().sum()
+
+    second = []
+    for engine in ("cpu", "tiled"):
+        (first,) = torch.autograd.grad(entropy(engine), q, create_graph=True)
+        second.append(torch.autograd.grad(first.square().sum(), (q, k)))
+    for got, want in zip(*second, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    total = entropy("cpu")
+    with torch.no_grad():
+        k.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_gradients_of_statistics_where_one_tensor_comes_from_another():
+    x = draw(1, 2, 6, 4).requires_grad_()
+    learned = []
+    for engine in ("cpu", "tiled"):
+        q = x * 1.5
+        k = q + 1
+        bias, sinks = k.sum(-1, keepdim=True), q[0, :, 0, 0]
+        keywords = {"bias": bias, "sinks": sinks, "engine": engine}
+        seen = ch.look(q, k, q, stats=["entropy", "received"], **keywords)
+        total = seen.out.sum() + seen.entropy.square().sum() + seen.received.square().sum()
+        learned += torch.autograd.grad(total, x)
+    torch.testing.assert_close(*learned)

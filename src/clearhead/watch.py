@@ -49,8 +49,9 @@ def watch(
 
     Sees layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"``, and
     whatever else calls `attention` inside a module of the model, in this thread. The outputs of the
-    model do not change. Statistics of calls that ask for gradients carry gradients; torch counts
-    them then, several times as slow as the core: only to look, run the model under `torch.no_grad`.
+    model do not change. Statistics of calls that ask for gradients carry gradients. If those are
+    asked for, torch counts again on the way back, several times as slow as the core; `topk` it
+    counts on the way there already.
 
     Args:
         stats: what to gather, as in `look`.

@@ -28,7 +28,7 @@ from ..traced import as_asked, batched, transformed
 from .needs import Needs
 from .parse import parse_stats
 from .partial import Partial
-from .state import Rows, Sums, exps, finish_rows, largest_of_tile, merge_rows
+from .state import Rows, Sums, exps, finish_rows, largest_of_tile, merge_rows, moved
 from .wanted import Statistic, bin_of
 
 # Cells of a tile over all batches and heads, and the bounds within which its sides are chosen.
@@ -104,6 +104,50 @@ def gather(
     return Partial(problem, asked, at, on, first, second)
 
 
+def gather_gradients(
+    problem: Problem,
+    inputs: Inputs,
+    wanted: tuple[Statistic, ...],
+    *,
+    top: Tensor,
+    rows: Rows,
+    sums: Sums,
+    learning: list[Tensor],
+) -> list[Tensor | None]:
+    """The gradients of `learning`, given those of the `rows` and `sums` of a partial of everything,
+    which somebody else counted; None is what has no gradient.
+
+    Each strip of queries is counted, differentiated and let go. `top` (B, H, Tq), a constant, is
+    the maximum that the given rows are relative to: another in its last bits than torch finds.
+    """
+    every = range(problem.Tq), range(problem.Tk)
+    sweep = _Sweep(problem, inputs.q, inputs.k, *every, Needs(problem, wanted), None)
+    again = torch.is_grad_enabled()
+    learned: list[Tensor | None] = [None] * len(learning)
+    for tile in sweep.strips():
+        with as_asked(problem.device), torch.enable_grad():
+            counted, summed = sweep.strip(tile)
+            assert counted is not None
+            results = *moved(counted, online.anchor(top[:, :, tile])), *(summed or Sums())
+        given = *(None if g is None else g[:, :, tile] for g in rows), *sweep.part(sums, tile)
+        pairs = [
+            (x, g)
+            for x, g in zip(results, given, strict=True)
+            if x is not None and g is not None and x.requires_grad
+        ]
+        if not pairs:
+            continue
+        outputs, towards = zip(*pairs, strict=True)
+        found = torch.autograd.grad(
+            outputs, learning, towards, allow_unused=True, create_graph=again
+        )
+        learned = [
+            a if b is None else b if a is None else a + b
+            for a, b in zip(learned, found, strict=True)
+        ]
+    return learned
+
+
 @dataclass(frozen=True, eq=False)
 class _Sweep:
     """One call of `gather`: q is (B, H, q, D) and k (B, G, k, D), of `queries` and `keys` only."""
@@ -129,8 +173,7 @@ class _Sweep:
         parts = [self.needs.no_rows(0)]
         sums = self.needs.no_sums(len(self.keys)) if self.second else None
         learns = self.problem.grad and torch.is_grad_enabled()
-        for start in range(self.queries.start, self.queries.stop, self.height):
-            tile = slice(start, min(start + self.height, self.queries.stop))
+        for tile in self.strips():
             if learns and not transformed():  # checkpoint does not work under torch.func
                 rows_of, sums_of = checkpoint(
                     self.strip, tile, use_reentrant=False, preserve_rng_state=False
@@ -146,6 +189,10 @@ class _Sweep:
         columns = zip(*parts, strict=True)
         joined = [None if column[0] is None else torch.cat(column, 2) for column in columns]
         return Rows(*joined), sums  # type: ignore[arg-type]  # None is what nobody asked for
+
+    def strips(self) -> Iterator[slice]:
+        for start in range(self.queries.start, self.queries.stop, self.height):
+            yield slice(start, min(start + self.height, self.queries.stop))
 
     def strip(self, queries: slice) -> tuple[Rows | None, Sums | None]:
         """A tile of queries beside all the keys, in one sweep or two."""
@@ -252,6 +299,15 @@ class _Sweep:
             here = self.needs.exact_in(queries)
             if here:
                 total.rows[:, :, here] = part.rows
+
+    def part(self, total: Sums, queries: slice) -> Sums:
+        """What `add` put there of a tile of queries."""
+        first, r = self.needs.bins_of(queries)
+        return Sums(
+            total.received,
+            None if total.map is None else total.map[:, :, first : first + r],
+            None if total.rows is None else total.rows[:, :, self.needs.exact_in(queries)],
+        )
 
     # ---------------------------------------------------------------------------------- the tiles
 

@@ -83,7 +83,7 @@ def merge_rows(a: Rows, b: Rows) -> Rows:
     """The same queries after the keys of both. Associative, commutative, neutral to no keys."""
     top = torch.maximum(a.max, b.max)
     base = online.anchor(top.detach())
-    a, b = _moved(a, base), _moved(b, base)
+    a, b = moved(a, base), moved(b, base)
     best, where = a.best, a.where
     if best is not None and where is not None and b.best is not None and b.where is not None:
         both = torch.cat([best, b.best], -1), torch.cat([where, b.where], -1)
@@ -92,7 +92,7 @@ def merge_rows(a: Rows, b: Rows) -> Rows:
     return Rows(top, a.sum + b.sum, moment, masses, best, where)
 
 
-def _moved(rows: Rows, base: Tensor) -> Rows:
+def moved(rows: Rows, base: Tensor) -> Rows:
     """The sums relative to another maximum, which is a constant for autograd (it cancels)."""
     shift = (rows.max.detach() - base).clamp(min=LOWEST)
     factor = shift.exp()

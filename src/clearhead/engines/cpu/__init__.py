@@ -22,7 +22,7 @@ from .extension import (
     status as status,
     use_level as use_level,
 )
-from .look import MASK, SURVEY, TALLY, answer_and_lse, survey
+from .look import MASK, SURVEY, TALLY, answer_and_lse, survey, survey_with_gradient
 from .operator import GRADIENT, answer
 
 SIZES = TENSORS.size + RULE.size, *(x.size for x in (SURVEY, TALLY, MASK, GRADIENT))
@@ -75,22 +75,31 @@ class Cpu(Engine):
     ) -> tuple[Tensor, Partial]:
         if problem.sinks is None and [s.name for s in asked] == ["lse"]:
             return answer_and_lse(problem, inputs, asked)
-        if not can_count(problem, inputs):
+        if not can_count(problem, inputs, asked):
             return super().look(problem, inputs, asked)
+        if learns(problem):
+            return self.run(problem, inputs), survey_with_gradient(problem, inputs, asked)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
         return out, survey(problem, inputs, asked, out)
 
     def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
-        if not can_count(problem, inputs):
+        if not can_count(problem, inputs, asked):
             return super().count(problem, inputs, asked)
+        if learns(problem):
+            return survey_with_gradient(problem, inputs, asked)
         return survey(problem, inputs, asked, None)
 
 
-def can_count(problem: Problem, inputs: Inputs) -> bool:
-    """Can the core count this itself? It keeps no graph of what it counted, and no tracer's, and
-    its sweep leaves either dropped weights or statistics."""
+def learns(problem: Problem) -> bool:
+    return problem.grad and torch.is_grad_enabled()
+
+
+def can_count(problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> bool:
+    """Can the core count this itself? It keeps no tracer's graph, and its sweep leaves either
+    dropped weights or statistics. Gradients come from torch, which may call another of two nearly
+    equal weights the largest: so the largest are not counted here if they are to learn."""
     return (
         direct(problem, inputs)
-        and not (problem.grad and torch.is_grad_enabled())
         and not problem.dropout
+        and not (learns(problem) and any(s.name == "topk" for s in asked))
     )

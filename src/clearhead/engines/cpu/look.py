@@ -1,21 +1,26 @@
 """Statistics by the C++ core: the rows' in the sweep that answers, sums of weights in a second.
 
 The core leaves what `stats/state.py` describes, in units of its own (kernels/attention.h, `Survey`
-and `Tally`); here it becomes a `Partial`, which finishes and merges like any other.
+and `Tally`); here it becomes a `Partial`, which finishes and merges like any other. It has a
+gradient, too: on the way back, and only there, torch counts again what the core counted.
 """
 
 import math
 import struct
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...biases import TensorBias
 from ...online import anchor
 from ...problem import Inputs, Problem
 from ...stats import Statistic
+from ...stats.gather import gather_gradients
 from ...stats.needs import Needs
 from ...stats.partial import Partial
-from ...stats.state import Rows, finish_rows
+from ...stats.state import Rows, Sums, finish_rows
 from .call import NO_PLACE, check, grid, pack, place, question, rows_of
 from .extension import core
 from .operator import answer
@@ -95,6 +100,61 @@ def survey(
         if sums.rows is not None:  # a query asked for twice was kept once
             sums = sums._replace(rows=sums.rows[:, :, slot[needs.exact]])
     return Partial(p, wanted, *_all(p), rows, sums)
+
+
+def survey_with_gradient(p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:
+    """`survey` of a question whose tensors learn. Watching a model in training keeps no graph."""
+    bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
+    counted = _Counted.apply(p, inputs, wanted, inputs.q, inputs.k, bias, p.sinks)
+    rows, sums = _rows_and_sums(counted)
+    return Partial(p, wanted, *_all(p), rows, None if sums == Sums() else sums)
+
+
+class _Counted(torch.autograd.Function):
+    """The rows and sums of a survey, as one tuple."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        p: Problem,
+        inputs: Inputs,
+        wanted: tuple[Statistic, ...],
+        *tensors: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        part = survey(p, inputs, wanted, None)
+        assert part.rows is not None
+        ctx.set_materialize_grads(False)
+        ctx.asked = p, inputs, wanted
+        ctx.save_for_backward(part.rows.max, *tensors)
+        return *part.rows, *(part.sums or Sums())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        p, inputs, wanted = ctx.asked
+        top, *tensors = ctx.saved_tensors
+        with torch.enable_grad():  # views, because the keys may be the queries, or come from them
+            tensors = [None if x is None else x.view_as(x) for x in tensors]
+        q, k, bias, sinks = tensors
+        again = replace(p, bias=p.bias if bias is None else TensorBias(bias), sinks=sinks)
+        rows, sums = _rows_and_sums(grads)
+        learned = gather_gradients(
+            again,
+            inputs._replace(q=q, k=k),
+            wanted,
+            top=top.detach(),
+            rows=rows,
+            sums=sums,
+            learning=[
+                x for x, needed in zip(tensors, ctx.needs_input_grad[3:], strict=True) if needed
+            ],
+        )
+        found = iter(learned)
+        return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+
+
+def _rows_and_sums(parts: tuple[Any, ...]) -> tuple[Rows, Sums]:
+    n = len(Rows._fields)
+    return Rows(*parts[:n]), Sums(*parts[n:])
 
 
 def _all(p: Problem) -> tuple[Tensor, Tensor]:
