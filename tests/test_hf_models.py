@@ -279,6 +279,28 @@ def test_a_rule_is_written_out_when_a_model_looks_inside():
     assert (~mask).equal(~written.expand(3, 1, 5, 7)) and torch.where(mask, 1, 0).sum() == 3 * 25
 
 
+def test_a_rule_that_a_model_writes_into_keeps_what_was_written():
+    from clearhead.masks import causal
+
+    def rule():
+        return RuleTensor.of(causal, 2, 4, 4, torch.device("cpu"))
+
+    plain, hidden = causal.to_bool(4, 4), torch.arange(4) == 1
+    for write in (
+        lambda mask: mask.__setitem__((..., 1), False),
+        lambda mask: mask.logical_and_(~hidden),
+        lambda mask: mask.masked_fill_(hidden, False),
+        lambda mask: mask.__iand__(~hidden),
+    ):
+        mask = rule()
+        write(mask)
+        assert mask.any(0).squeeze(0).equal(plain & ~hidden)
+        assert mask.rule.to_bool(4, 4, B=2).any(0).squeeze(0).equal(plain & ~hidden)
+    both = torch.cat([rule(), rule()], -1), torch.stack([rule(), rule()])
+    assert both[0][0, 0].equal(plain.repeat(1, 2)) and both[1][1, 1, 0].equal(plain)
+    assert rule().as_subclass(torch.Tensor)[0, 0].equal(plain)
+
+
 def mask_functions():
     """Those of transformers: of positions alone, and of packed documents of 9 words."""
     from transformers import masking_utils as of
@@ -411,7 +433,9 @@ def test_a_compiled_model_reads_padded_text():
     torch.testing.assert_close(got[real.bool()], want[real.bool()])
 
 
-@pytest.mark.parametrize("kind", ["Bloom", "CodeGen", "MegatronBert", "XGLM", "Canine", "NllbMoe"])
+@pytest.mark.parametrize(
+    "kind", ["Bloom", "CodeGen", "MegatronBert", "XGLM", "Canine", "NllbMoe", "DeepseekV4"]
+)
 def test_a_model_that_reads_its_mask_as_numbers_gets_none(kind):
     """Booleans would count as 1, or say the opposite."""
     import transformers
@@ -420,6 +444,37 @@ def test_a_model_that_reads_its_mask_as_numbers_gets_none(kind):
     with pytest.raises(BadValue, match="a mask of numbers"):
         attention_mask(2, 5, 5, config=settings)
     assert isinstance(attention_mask(2, 5, 5, config=config("llama")), RuleTensor)
+
+
+def test_what_a_trainer_adds_to_a_call_is_not_about_attention():
+    model, words = build("llama", "AutoModelForCausalLM"), torch.arange(10)[None]
+    model.set_attn_implementation("clearhead")
+    plain = model(words, labels=words)
+    counted = model(words, labels=words, num_items_in_batch=torch.tensor(9))
+    torch.testing.assert_close(counted.loss, plain.loss)
+    assert torch.equal(counted.logits, plain.logits)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_groups_that_leave_the_corner_open_follow_a_cache(kind):
+    import transformers
+
+    import clearhead as ch
+
+    model, words = build("llama", "AutoModelForCausalLM"), torch.arange(12)[None]
+    model.set_attn_implementation("clearhead")
+    before = ch.mass({"before": ch.window(before=1) & ~ch.window(before=0)})
+    with torch.no_grad(), ch.watch(model, stats=[before], layers=[1]) as whole:
+        model(words)
+    cache = transformers.DynamicCache(config=model.config)
+    if kind == "static":
+        cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+    with torch.no_grad(), ch.watch(model, stats=[before], layers=[1]) as parts:
+        for part in words.split([7, 4, 1], -1):
+            model(part, past_key_values=cache)
+    together = torch.cat([call.mass["before"] for call in parts], -1)
+    torch.testing.assert_close(together, whole[0].mass["before"])
+    assert bool((together[..., 1:] > 0).all())
 
 
 @pytest.mark.parametrize("how", ["dynamic", "as it comes"])

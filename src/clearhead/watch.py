@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from .engines import count_weights
 from .errors import BadType, BadValue, kind_of
 from .listening import listening
+from .masks import Mask
 from .problem import Inputs, Problem
 from .seen import Call, Seen
 from .seen_files import unused, write
@@ -51,7 +52,8 @@ def watch(
     whatever else calls `attention` inside a module of the model, in this thread. The outputs of the
     model do not change. Statistics of calls that ask for gradients carry gradients. If those are
     asked for, torch counts again on the way back, several times as slow as the core; `topk` it
-    counts on the way there already.
+    counts on the way there already. Groups of `mass` that leave `align` open stand where the call's
+    own mask lets the queries stand, so they follow a cache.
 
     Args:
         stats: what to gather, as in `look`.
@@ -107,6 +109,14 @@ def watch(
         if inside and not elsewhere():
             inside.pop()
 
+    def standing(rule: Mask) -> tuple[Statistic, ...]:
+        """What is wanted, where the queries of a call with this rule stand: after a cache, say."""
+        corners = {id(x) if isinstance(x, Tensor) else x: x for x in rule.corners()}
+        if len(corners) != 1:
+            return wanted
+        (corner,) = corners.values()
+        return tuple(s.aligned(corner) for s in wanted)
+
     def hear(problem: Problem, inputs: Inputs) -> None:
         nonlocal kept
         if not inside or on_the_way_back():
@@ -126,7 +136,7 @@ def watch(
         # again. What the statistics keep is hidden from it, so that they are counted once.
         hidden = nullcontext() if transformed() else saved_tensors_hooks(_as_it_is, _as_it_is)
         with torch.set_grad_enabled(problem.grad), hidden:
-            found = count_weights(problem, inputs, wanted).finish()
+            found = count_weights(problem, inputs, standing(problem.mask)).finish()
         blind = problem.reach.pairs() == 0 if problem.masked else None
         picked = None
         if heads is not None:
@@ -158,8 +168,8 @@ def watch(
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
                 'load it with attn_implementation="clearhead", build it from clearhead.nn, or '
-                "watch it before torch.compile; some transformers models compute attention "
-                "themselves, whatever they are loaded with.",
+                "watch the model that is not compiled; some transformers models compute "
+                "attention themselves, whatever they are loaded with.",
             )
         if ran and not kept:
             calls = f"{len(numbers)} call{'s' * (len(numbers) != 1)}"

@@ -12,7 +12,10 @@ from .masks import Booleans, RuleTensor
 
 # What is passed along although it has been applied before (positions are in the queries and keys,
 # sliding windows are in the mask) or speaks of the model, as plain yes-or-no switches do.
-_NOT_ABOUT_ATTENTION = {"position_ids", "cache_position", "sliding_window", "output_hidden_states"}
+_NOT_ABOUT_ATTENTION = {
+    "position_ids", "cache_position", "sliding_window", "output_hidden_states",
+    "num_items_in_batch",
+}  # fmt: skip
 
 
 def attention_forward(

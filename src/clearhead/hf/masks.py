@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, lengths, meet, prefix, window
@@ -84,8 +85,16 @@ class RuleTensor(Tensor):
                 return func(*args, **(kwargs or {}))
         if func is Tensor.contiguous:  # asked of the masks of a static cache; a rule has no layout
             return args[0]
-        plain = [_written_out(x) for x in args]
-        return func(*plain, **{n: _written_out(x) for n, x in (kwargs or {}).items()})
+        plain, named = tree_map_only(RuleTensor, _written_out, (args, kwargs or {}))
+        if not (isinstance(args[0], RuleTensor) and _writes(func)):
+            return func(*plain, **named)
+        written = plain[0].clone()
+        func(written, *plain[1:], **named)
+        args[0].rule = dense(keep=written.as_subclass(Tensor))
+        return args[0]
+
+    def as_subclass(self, cls: Any) -> Any:
+        return _written_out(self).as_subclass(cls)
 
 
 def attention_mask(
@@ -140,8 +149,8 @@ def attention_mask(
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
 
 
-# They hand over their attention, and read the mask as 0 and -inf in other places, too.
-_READ_MASKS = {"transformers.models.nllb_moe"}
+# They hand over their attention, and read the mask as 0 and -inf in other places, or add to it.
+_READ_MASKS = {"transformers.models.nllb_moe", "transformers.models.deepseek_v4"}
 
 
 @torch.compiler.assume_constant_result
@@ -257,9 +266,15 @@ def _padding(real: Tensor) -> Mask:
     return rule & ~prefix(first) if bool(first.any()) else rule
 
 
-def _written_out(x: Any) -> Any:
-    if not isinstance(x, RuleTensor):
-        return x
+def _writes(func: Callable[..., Any]) -> bool:
+    """Does this function of torch change its first argument?"""
+    name = func.__name__
+    return name in ("__setitem__", "__iand__", "__ior__", "__ixor__") or (
+        name.endswith("_") and not name.endswith("__")
+    )
+
+
+def _written_out(x: RuleTensor) -> Tensor:
     B, _, Tq, Tk = x.shape
     keep = x.rule.to_bool(Tq, Tk, B=B, device=x.device)
     return keep.expand(B, 1, Tq, Tk).as_subclass(Booleans)

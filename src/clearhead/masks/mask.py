@@ -5,8 +5,8 @@ Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from ..errors import BadType, BadValue
 from ..intervals import Reach
 from ..traced import plain
 from ..whole import whole
+
+if TYPE_CHECKING:
+    from .numbers import Align
 
 CPU = torch.device("cpu")  # where what is printed is found, whatever the default device
 
@@ -60,6 +63,14 @@ class Mask(ABC):
     def sizes(self) -> dict[str, int]:
         """The sizes that the rule itself fixes, of "B", "H", "Tq", "Tk"."""
         return {}
+
+    def corners(self) -> "list[Align]":
+        """Where its parts say that query 0 stands among the keys (`align=`)."""
+        return []
+
+    def aligned(self, align: "Align") -> "Mask":
+        """The same rule; parts that leave open where query 0 stands (`align=None`) take this."""
+        return self
 
     def __and__(self, other: "Mask") -> "Mask":
         return self if self._is(_mask(other, "&")) else And(self, other)
@@ -301,6 +312,12 @@ class _Pair(Kept):
     def sizes(self) -> dict[str, int]:
         return {**self.left.sizes(), **self.right.sizes()}
 
+    def corners(self) -> "list[Align]":
+        return self.left.corners() + self.right.corners()
+
+    def aligned(self, align: "Align") -> Mask:
+        return replace(self, left=self.left.aligned(align), right=self.right.aligned(align))
+
     def check(self, grid: Grid) -> None:
         self.left.check(grid)
         self.right.check(grid)
@@ -371,6 +388,12 @@ class Not(Kept):
 
     def sizes(self) -> dict[str, int]:
         return self.mask.sizes()
+
+    def corners(self) -> "list[Align]":
+        return self.mask.corners()
+
+    def aligned(self, align: "Align") -> Mask:
+        return replace(self, mask=self.mask.aligned(align))
 
     def check(self, grid: Grid) -> None:
         self.mask.check(grid)

@@ -1,6 +1,6 @@
 """Rules over positions: causal, window, prefix, lengths. Each query reaches one run of keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,6 +87,12 @@ class Causal(Mask):
     def sizes(self) -> dict[str, int]:
         return batch(self.align)
 
+    def corners(self) -> list[Align]:
+        return [] if self.align is None else [self.align]
+
+    def aligned(self, align: Align) -> Mask:
+        return replace(self, align=align) if self.align is None else self
+
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
         check_corner(self, self.align, grid, "Causal")
@@ -154,6 +160,12 @@ class window(Mask):
 
     def sizes(self) -> dict[str, int]:
         return batch(self.align)
+
+    def corners(self) -> list[Align]:
+        return [] if self.align is None else [self.align]
+
+    def aligned(self, align: Align) -> Mask:
+        return replace(self, align=align) if self.align is None else self
 
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)

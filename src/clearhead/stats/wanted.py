@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue
 from ..masks import Grid, Mask, prefix
+from ..masks.numbers import Align
 from ..whole import whole
 from .state import Final, Sums
 
@@ -49,6 +50,10 @@ class Statistic(ABC):
 
     def check(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
         """Raise `BadValue` if it has no meaning for these sizes."""
+
+    def aligned(self, align: Align) -> "Statistic":
+        """The same; masks in it that leave open where query 0 stands take this corner."""
+        return self
 
 
 class RowStatistic(Statistic):
@@ -144,8 +149,11 @@ class topk(RowStatistic):
 class mass(RowStatistic):
     """The weight each query puts on groups of keys: name -> mask, or a span (lo, hi) of keys.
 
-    ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``. A group may depend
-    on the query, and groups may overlap; keys the question masks have no weight in any group.
+    ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``; a span goes up to
+    but not including hi. A group may depend on the query, and groups may overlap; keys the question
+    masks have no weight in any group. Positions are those of the call's own keys: key 0 is padding
+    if the text is padded on the left, and the oldest key kept if a cache drops what a window has
+    passed.
     """
 
     groups: Mapping[str, "Mask | tuple[int, int]"]
@@ -169,6 +177,9 @@ class mass(RowStatistic):
     def check(self, grid: Grid) -> None:
         for mask in self.masks:
             mask.check(grid)
+
+    def aligned(self, align: Align) -> "mass":
+        return mass({name: _group(name, x).aligned(align) for name, x in self.groups.items()})
 
     def finish(self, final: Final) -> dict[str, Tensor]:
         assert final.rows.masses is not None
