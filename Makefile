@@ -5,6 +5,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
+# The manual is of what a user calls; a module that has the name of its one function says nothing more.
+PAGES := clearhead clearhead.masks clearhead.seen clearhead.report \
+	'!clearhead.(explain|matrix|watch|plan|hf.register|masks.parse|report.tile)' \
+	'!clearhead.views.text.(follow|heat|show)'
 
 .PHONY: look test slow setup check bench docs clean help
 
@@ -29,7 +33,7 @@ bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in 
 	$(BIN)/clearhead bench --out out/bench.json
 
 docs: .venv/docs  ## Write the manual's pages to out/docs.
-	$(BIN)/pdoc --output-directory out/docs clearhead clearhead.report
+	$(BIN)/pdoc --docformat google --output-directory out/docs $(PAGES)
 	@echo "pages    out/docs/index.html"
 
 clean:  ## Remove what the commands above made.

@@ -274,6 +274,8 @@ def test_a_file_that_is_not_text(run, tmp_path):
 @pytest.mark.parametrize("text, tokens", [
     ("\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902",
      ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902"]),
+    ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645.",
+     ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "."]),
     ("cafe\u0301 au lait", ["caf\u00e9", "au", "lait"]),
     ("\U0001f469\u200d\U0001f469\u200d\U0001f467 hi!",
      ["\U0001f469\u200d\U0001f469\u200d\U0001f467", "hi", "!"]),

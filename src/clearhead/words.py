@@ -7,12 +7,13 @@ import unicodedata
 def tokenize(text: str) -> list[str]:
     """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, .
 
-    Accents and vowel signs stay with their letter (composed where Unicode can, NFC), and what is
-    joined to an emoji with it. Chinese and Japanese, which have no spaces, become characters.
+    Accents and vowel signs stay with their letter (composed where Unicode can, NFC), parts of a
+    word between joiners (Persian) with their word, and what is joined to an emoji with it. Chinese
+    and Japanese, which have no spaces, become characters.
     """
     text = unicodedata.normalize("NFC", text)
     marks = "".join({c for c in text if unicodedata.category(c)[0] == "M"})
-    glue = f"[{re.escape(marks)}\\u200d\\ufe0f\\U0001f3fb-\\U0001f3ff]"
+    glue = f"[{re.escape(marks)}\\u200c\\u200d\\ufe0f\\U0001f3fb-\\U0001f3ff]"
     flag = "[\U0001f1e6-\U0001f1ff]{2}"
     character = f"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{glue}*"
     word = rf"(?:(?!{character})\w{glue}*)+"

@@ -113,7 +113,8 @@ class MultiHeadAttention(nn.Module):
         """The same layer with a copy of the weights of torch's, in its mode, dtype and device.
 
         Inputs are always (B, T, d) or (T, d) here; what a module with `batch_first=False` is given
-        as (T, B, d) has to be transposed. Torch's masks mark who may *not* look: pass
+        as (T, B, d) has to be transposed. The output comes alone, not as torch's pair of output and
+        weights (`watch` and `explain` show those). Torch's masks mark who may *not* look: pass
         ``mask=dense(drop=attn_mask)``.
 
         Raises `BadType` for another module, `BadValue` for one with `add_bias_kv` or

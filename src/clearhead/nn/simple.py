@@ -154,7 +154,8 @@ class CausalAttention(OneHead):
     most `context_length` tokens. Dropout acts on the weights, in training mode only.
 
     Raises `BadValue` for a longer or a wider input, and for a dropout outside [0, 1].
-    Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.2.3 and 5.4.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3; the dropout of
+    weights is that of its authors' own code, tensor2tensor.
     """
 
     def __init__(

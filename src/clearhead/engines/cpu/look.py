@@ -35,13 +35,13 @@ def answer_and_lse(
     p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
 ) -> tuple[Tensor, Partial]:
     """The output and the log-sum-exp alone, which comes with the answer and has a gradient. The
-    logits of a query then count as one, the log-sum-exp itself."""
+    logits of a query, and its sink, then count as one logit, the log-sum-exp itself."""
     out, lse = answer(p, inputs, True)
     assert lse is not None
     lse = lse.to(p.wide)
     top = lse.detach()
     rows = Rows(top, torch.exp(lse - anchor(top)))
-    return out, Partial(p, wanted, *_all(p), rows, None)
+    return out, Partial(replace(p, sinks=None), wanted, *_all(p), rows, None)
 
 
 def survey(

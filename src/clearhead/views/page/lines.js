@@ -31,7 +31,10 @@ function drawLines() {
   const queries = elideAround(trace.kept.length, slot).map((i) => i === null ? null : trace.kept[i]);
   const keys = largest(row, MOST, state.key);
 
-  fill(byId("queries"), queries, state.query, (position) => [query(position)]);
+  // Of a long text not every query is kept: then each says where it stands.
+  const skips = trace.kept.some((position, i) => position !== i);
+  fill(byId("queries"), queries, state.query, (position) =>
+    skips ? [query(position), make("small", {}, ` ${numbered("q", position)}`)] : [query(position)]);
   fill(byId("keys"), keys, state.key, (position) => [
     key(position),
     bar(row[position]),
