@@ -234,6 +234,18 @@ TYPES = {
   Rule: a bias is a floating-point tensor that is added to the scores.
   Way out: pass tensor.float(); booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
+    "a mask as bias": (
+        lambda: ask(bias=ch.causal),
+        """bias got the mask causal.
+  Rule: a bias is a floating-point tensor that is added to the scores.
+  Way out: pass a mask as mask=.""",
+    ),
+    "a bias as mask": (
+        lambda: ask(mask=ch.alibi()),
+        """mask is alibi().
+  Rule: a mask says who may look; what is added to the scores is a bias.
+  Way out: pass it as bias=.""",
+    ),
     "slopes of letters": (
         lambda: ch.alibi(["steep"]),
         """alibi got slopes=['steep'].

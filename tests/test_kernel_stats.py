@@ -10,6 +10,7 @@ from test_stats import LEARNED, assert_same, dense, everything_for, flat, score,
 import clearhead as ch
 from clearhead import stats
 from clearhead.ask import ask
+from clearhead.engines import count_weights
 from clearhead.engines.cpu import Cpu
 from clearhead.stats import gather, parse_stats
 from clearhead.testing import PROBLEMS
@@ -234,6 +235,21 @@ def test_watching_what_learns_changes_no_bit_and_keeps_nothing(monkeypatch):
         assert getattr(seen, name).requires_grad, name
     seen.out.sum().backward()  # gradients of the answer alone need no statistics
     assert bool(torch.isfinite(q.grad).all())
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_what_is_dropped_is_counted_whole_and_by_the_core(seed, monkeypatch):
+    q, k, v = (x.requires_grad_() for x in question(H=2, G=2, Tq=50, Tk=50, D=16))
+    plain = ch.look(q, k, v, stats=["entropy", "received"], engine="cpu")
+    monkeypatch.setattr(tiles._Sweep, "strip", None)
+    problem, inputs = ask(q, k, v, dropout=0.5, seed=seed)
+    found = count_weights(problem, inputs, ["entropy", "received"]).finish()
+    if seed is not None:
+        seen = ch.look(q, k, v, dropout=0.5, seed=seed, stats=["entropy"], engine="cpu")
+        assert torch.equal(seen.entropy, plain.entropy)
+        assert torch.equal(seen.out, ch.attention(q, k, v, dropout=0.5, seed=seed, engine="cpu"))
+    assert torch.equal(found["entropy"], plain.entropy)
+    assert torch.equal(found["received"], plain.received)
 
 
 def test_gradients_of_statistics_twice_and_after_a_change():

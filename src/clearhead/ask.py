@@ -205,6 +205,12 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
             "pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, "
             "dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).",
         )
+    if isinstance(mask, Bias):
+        raise BadType(
+            f"mask is {mask!r}.",
+            "a mask says who may look; what is added to the scores is a bias.",
+            "pass it as bias=.",
+        )
     raise BadType(
         f"mask is {mask!r}.",
         "a mask is a rule made by clearhead.",

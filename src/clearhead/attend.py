@@ -1,7 +1,6 @@
 """The one door: a question is checked, an engine is chosen (`engines`), it answers."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -46,7 +45,8 @@ def attention(
     tensor([[0.2689, 0.7311]])
 
     Args:
-        q: queries, (B, H, Tq, D). Leading dimensions may be missing from q, k and v alike.
+        q: queries, (B, H, Tq, D). Leading dimensions may be missing from q, k and v alike. Under
+            autocast, three of one dtype keep it, and mixed ones are narrowed.
         k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads key head i // (H // G).
         v: values, (B, G, Tk, Dv).
         mask: who may look at whom, for example `causal`; None means everyone at everything.
@@ -57,7 +57,8 @@ def attention(
         sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
             means no such logit.
         dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
-        seed: makes dropout a function of (seed, b, h, q, k); None means torch's generator decides.
+        seed: makes dropout a function of (seed, b, h, q, k); None means torch's generator decides
+            and torch drops, slower than the core does by a seed.
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
 
     Returns:
@@ -66,7 +67,9 @@ def attention(
     Raises:
         BadValue, BadType: shapes, dtypes or values that do not fit, an engine that cannot answer.
 
-    Source: Vaswani et al. 2017, "Attention Is All You Need".
+    Source: Vaswani et al. 2017, "Attention Is All You Need"; heads that share keys Ainslie et al.
+    2023, "GQA"; the soft cap Gemma Team 2024, "Gemma 2"; sinks Xiao et al. 2023, "Efficient
+    Streaming Language Models with Attention Sinks", as a learned logit OpenAI 2025, "gpt-oss".
     """
     problem, inputs = ask(
         q,
@@ -178,7 +181,7 @@ def matrix(
     must_have_numbers(problem, "matrix")
     if engine != "auto":
         named(engine)
-    return Matrix(replace(problem, dropout=0.0, seed=None), inputs, engine)
+    return Matrix(problem.undropped, inputs, engine)
 
 
 def must_have_numbers(problem: Problem, verb: str) -> None:

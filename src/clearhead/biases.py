@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import BadType, BadValue
-from .masks import Grid
+from .masks import Grid, Mask
 from .masks.numbers import (
     Align,
     align as corner,
@@ -128,6 +128,12 @@ def bias(tensor: Tensor) -> TensorBias:
     It is added after scale and soft cap and before the mask; -inf blocks a pair. Raises `BadType`
     for booleans (which do not say what their True means) and other dtypes.
     """
+    if isinstance(tensor, Mask):
+        raise BadType(
+            f"bias got the mask {tensor!r}.",
+            "a bias is a floating-point tensor that is added to the scores.",
+            "pass a mask as mask=.",
+        )
     if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise BadType(
@@ -149,6 +155,8 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
     2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
 
     Raises `BadType` for slopes that are no real numbers, `BadValue` for more than one dimension.
+    Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
+    Enables Input Length Extrapolation".
     """
     try:
         numbers = None

@@ -100,6 +100,11 @@ class Problem:
         """The same question where everyone may look: for tiles that the mask leaves full."""
         return replace(self, mask=everything)
 
+    @remembered
+    def undropped(self) -> "Problem":
+        """The same question with every weight kept: what statistics are about."""
+        return replace(self, dropout=0.0, seed=None) if self.dropout else self
+
     @property
     def wide(self) -> torch.dtype:
         """What softmax is computed in: fp32, or fp64 for fp64 inputs."""

@@ -75,14 +75,13 @@ class Cpu(Engine):
     ) -> tuple[Tensor, Partial]:
         if [s.name for s in asked] == ["lse"]:
             return answer_and_lse(problem, inputs, asked)
-        if not can_count(problem, inputs, asked):
+        if problem.dropout or learns(problem) or not can_count(problem, inputs, asked):
             return super().look(problem, inputs, asked)
-        if learns(problem):
-            return self.run(problem, inputs), survey_with_gradient(problem, inputs, asked)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
         return out, survey(problem, inputs, asked, out)
 
     def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
+        problem = problem.undropped
         if not can_count(problem, inputs, asked):
             return super().count(problem, inputs, asked)
         if learns(problem):
@@ -95,11 +94,8 @@ def learns(problem: Problem) -> bool:
 
 
 def can_count(problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> bool:
-    """Can the core count this itself? It keeps no tracer's graph, and its sweep leaves either
-    dropped weights or statistics. Gradients come from torch, which may call another of two nearly
-    equal weights the largest: so the largest are not counted here if they are to learn."""
-    return (
-        direct(problem, inputs)
-        and not problem.dropout
-        and not (learns(problem) and any(s.name == "topk" for s in asked))
-    )
+    """Can the core count this itself? It keeps no tracer's graph. Gradients come from torch, which
+    may call another of two nearly equal weights the largest: so the largest are not counted here if
+    they are to learn."""
+    learned = learns(problem) and any(s.name == "topk" for s in asked)
+    return direct(problem, inputs) and not learned
