@@ -214,9 +214,9 @@ def test_dropout_and_seed_are_reproducible(run):
      "--random for weights that have learned nothing."),
     (["look", "the " * 129], "The text has 129 tokens.\n  Rule: this model reads at most 128 "
      "tokens at a time.\n  Way out: pass a shorter text, for example its last sentences."),
-    (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: [Errno "
-     "2] No such file or directory: '/nowhere.txt'.\n  Rule: a model is trained on a file of UTF-8 "
-     "text.\n  Way out: check the path, or convert the file to UTF-8."),
+    (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: No such "
+     "file or directory.\n  Rule: a model is trained on a file of UTF-8 text."
+     "\n  Way out: check the path, or convert the file to UTF-8."),
     (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
      "directory.\n  Rule: checkpoints, weights and pictures are written to a folder.\n  "
      "Way out: pass another folder."),

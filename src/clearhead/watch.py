@@ -53,7 +53,8 @@ def watch(
     model do not change. Statistics of calls that ask for gradients carry gradients. If those are
     asked for, torch counts again on the way back, several times as slow as the core; `topk` it
     counts on the way there already. Groups of `mass` that leave `align` open stand where the call's
-    own mask lets the queries stand, so they follow a cache.
+    own mask lets the queries stand, so they follow a cache. Queries on padding are queries like
+    others: where they see keys (padding on the right), they count.
 
     Args:
         stats: what to gather, as in `look`.

@@ -60,8 +60,7 @@ def explain(
     if png is not None:
         written.append(f"picture: {plot.save(plot.steps(trace, head=shown), png)}")
     if page is not None:
-        title = visible(" ".join(trace.queries or ()), 60) or "clearhead"
-        written.append(f"page: {html.write_page(told, page, title=title, note=_note(model, seed))}")
+        written.append(f"page: {_page(told, page, _note(model, seed))}")
     if as_json:
         typer.echo(json.dumps(terminal.to_json(told), ensure_ascii=True, allow_nan=False))
     elif query is not None:
@@ -161,10 +160,16 @@ def look(
         say("pictures none, without matplotlib: pip install 'clearhead[plot]'")
 
 
+def _page(trace: Trace, path: Path, note: str) -> Path:
+    """A page that has its text for a title."""
+    title = visible(" ".join(trace.queries or ()), 60) or "clearhead"
+    return html.write_page(trace, path, title=title, note=note)
+
+
 def _look_random(trace: Trace, out: Path, seed: int) -> None:
     note = _note(None, seed)
     picture = plot.save(plot.heads(trace), out / "heads.png")
-    page = html.write_page(trace, out / "look.html", title="clearhead", note=note)
+    page = _page(trace, out / "look.html", note)
     terminal.heat(trace)
     say(f"\n{note}")
     say(f"picture  {picture}")

@@ -72,7 +72,8 @@ class TextFile(Source):
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise BadValue(
-                f"The file {str(path)!r} cannot be read: {error}.",
+                f"The file {str(path)!r} cannot be read: "
+                f"{getattr(error, 'strerror', None) or error}.",
                 "a model is trained on a file of UTF-8 text.",
                 "check the path, or convert the file to UTF-8.",
             ) from error
