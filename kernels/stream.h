@@ -245,7 +245,7 @@ template <class A, int R> class Stream {
   }
 
   // Pass 4: weighted sum, piece by piece so that a value is read from memory once, then joined to
-  // what came before. A block starts from 0: a long row adds up in three short chains.
+  // what came before. A block starts from 0, so a long row adds up in three chains, none of them long.
   void weigh() {
     for (int64_t i = 0; i < R * v_vectors_; i++) store(here_ + i * W, zero());
     for (int k = 0; k < count_; k += PIECE) {
