@@ -299,6 +299,11 @@ def test_a_rule_that_a_model_writes_into_keeps_what_was_written():
     both = torch.cat([rule(), rule()], -1), torch.stack([rule(), rule()])
     assert both[0][0, 0].equal(plain.repeat(1, 2)) and both[1][1, 1, 0].equal(plain)
     assert rule().as_subclass(torch.Tensor)[0, 0].equal(plain)
+    assert torch.logical_not(input=rule())[0, 0].equal(~plain)
+    mask = rule()
+    assert mask.requires_grad_(False).sum() == 20 and mask.rule is causal
+    with pytest.raises(BadValue, match="clone the mask"):
+        torch.logical_not(mask.clone(), out=mask)
 
 
 def mask_functions():

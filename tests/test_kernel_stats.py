@@ -271,6 +271,36 @@ def test_gradients_of_statistics_twice_and_after_a_change():
         total.backward()
 
 
+def test_the_way_back_lets_go_of_what_learned():
+    import gc
+    import weakref
+
+    q, k, v = question(H=2, G=2, Tq=50, Tk=50, D=16)
+    learning = [x.requires_grad_() * 1 for x in (q, k, v)]
+    bias, sinks = torch.zeros(50, requires_grad=True) * 1, torch.zeros(2, requires_grad=True) * 1
+    keywords = {"bias": bias, "sinks": sinks, "engine": "cpu"}
+    entropy = ch.look(*learning, stats=["entropy"], **keywords).entropy
+    held = [weakref.ref(x) for x in (*learning, bias, sinks)]
+    entropy.sum().backward()
+    del learning, bias, sinks, keywords
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 5
+
+
+def test_batched_gradients_of_statistics():
+    q, k, v = question(H=1, G=1, Tq=5, Tk=6, D=4)
+
+    def found(q):
+        seen = ch.look(q, k, v, stats=["entropy", stats.map(2, 3)], engine="cpu")
+        return seen.entropy.sum(-1), seen.map
+
+    one, many = (
+        torch.autograd.functional.jacobian(found, q, vectorize=batched) for batched in (False, True)
+    )
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_gradients_of_statistics_where_one_tensor_comes_from_another():
     x = draw(1, 2, 6, 4).requires_grad_()
     learned = []

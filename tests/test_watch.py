@@ -317,6 +317,28 @@ def test_one_layer_of_a_model_that_recomputes_can_be_watched(which):
         torch.testing.assert_close(a, b)
 
 
+def test_open_groups_stand_where_the_parts_of_a_mask_agree():
+    class Asks(torch.nn.Module):
+        def forward(self, q, mask):
+            return ch.attention(q, q, q, mask=mask)
+
+    q, starts = torch.randn(2, 1, 6, 4), torch.tensor([1, 0])
+    group = ch.mass({"near": ch.window(before=1, after=0)})
+    for align in (starts, "start", 0):
+        masses = []
+        for mask in (
+            ch.Causal(align=align),
+            ch.Causal(align=align) & ch.window(before=9, align=align),
+        ):
+            with ch.watch(model := Asks(), stats=[group]) as seen:
+                model(q, mask)
+            masses.append(seen[0].mass["near"])
+        torch.testing.assert_close(*masses)
+        fixed = ch.mass({"near": ch.window(before=1, after=0, align=align)})
+        want = ch.look(q, q, q, mask=ch.Causal(align=align), stats=[fixed]).mass["near"]
+        torch.testing.assert_close(masses[0], want)
+
+
 def test_gauges_tell_groups_and_largest_weights():
     layer = ch.nn.MultiHeadAttention(8, 2)
     with ch.watch(layer, stats=[ch.mass({"sink": ch.prefix(1)}), ch.topk(2)]) as seen:

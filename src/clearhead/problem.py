@@ -100,7 +100,7 @@ class Problem:
         """The same question where everyone may look: for tiles that the mask leaves full."""
         return replace(self, mask=everything)
 
-    @remembered
+    @property
     def undropped(self) -> "Problem":
         """The same question with every weight kept: what statistics are about."""
         return replace(self, dropout=0.0, seed=None) if self.dropout else self

@@ -20,7 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from .engines import count_weights
 from .errors import BadType, BadValue, kind_of
 from .listening import listening
-from .masks import Mask
+from .masks import Grid, Mask
+from .masks.numbers import start
 from .problem import Inputs, Problem
 from .seen import Call, Seen
 from .seen_files import unused, write
@@ -52,8 +53,10 @@ def watch(
     whatever else calls `attention` inside a module of the model, in this thread. The outputs of the
     model do not change. Statistics of calls that ask for gradients carry gradients. If those are
     asked for, torch counts again on the way back, several times as slow as the core; `topk` it
-    counts on the way there already. Groups of `mass` that leave `align` open stand where the call's
-    own mask lets the queries stand, so they follow a cache. Queries on padding are queries like
+    counts on the way there already.
+
+    Groups of `mass` that leave `align` open stand where the call's own mask lets the queries stand,
+    if its parts agree on one place; so they follow a cache. Queries on padding are queries like
     others: where they see keys (padding on the right), they count.
 
     Args:
@@ -110,12 +113,15 @@ def watch(
         if inside and not elsewhere():
             inside.pop()
 
-    def standing(rule: Mask) -> tuple[Statistic, ...]:
+    def standing(rule: Mask, grid: Grid) -> tuple[Statistic, ...]:
         """What is wanted, where the queries of a call with this rule stand: after a cache, say."""
-        corners = {id(x) if isinstance(x, Tensor) else x: x for x in rule.corners()}
-        if len(corners) != 1:
+        places = {
+            tuple(x.tolist()) if isinstance(x, Tensor) else start(x, grid): x
+            for x in rule.corners()
+        }
+        if len(places) != 1:
             return wanted
-        (corner,) = corners.values()
+        (corner,) = places.values()
         return tuple(s.aligned(corner) for s in wanted)
 
     def hear(problem: Problem, inputs: Inputs) -> None:
@@ -137,7 +143,7 @@ def watch(
         # again. What the statistics keep is hidden from it, so that they are counted once.
         hidden = nullcontext() if transformed() else saved_tensors_hooks(_as_it_is, _as_it_is)
         with torch.set_grad_enabled(problem.grad), hidden:
-            found = count_weights(problem, inputs, standing(problem.mask)).finish()
+            found = count_weights(problem, inputs, standing(problem.mask, problem.grid)).finish()
         blind = problem.reach.pairs() == 0 if problem.masked else None
         picked = None
         if heads is not None:

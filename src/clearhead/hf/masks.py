@@ -65,7 +65,8 @@ class Booleans(Tensor):
 
 
 class RuleTensor(Tensor):
-    """Booleans (B, 1, Tq, Tk), True = may look, that stay a rule until somebody reads a cell."""
+    """Booleans (B, 1, Tq, Tk), True = may look, that stay a rule until somebody reads a cell. What
+    is written into them is kept; what is cut out of them is a copy."""
 
     rule: Mask
 
@@ -86,10 +87,19 @@ class RuleTensor(Tensor):
         if func is Tensor.contiguous:  # asked of the masks of a static cache; a rule has no layout
             return args[0]
         plain, named = tree_map_only(RuleTensor, _written_out, (args, kwargs or {}))
-        if not (isinstance(args[0], RuleTensor) and _writes(func)):
+        if isinstance((kwargs or {}).get("out"), RuleTensor):
+            raise BadValue(
+                f"torch.{func.__name__} was to write into a mask, by out=.",
+                "what transformers gets from clearhead is a rule, which has no memory.",
+                "clone the mask first: mask = mask.clone().",
+            )
+        if not (args and isinstance(args[0], RuleTensor) and _writes(func)):
             return func(*plain, **named)
         written = plain[0].clone()
-        func(written, *plain[1:], **named)
+        before = written._version
+        result = func(written, *plain[1:], **named)
+        if written._version == before:  # requires_grad_ and the like
+            return result
         args[0].rule = dense(keep=written.as_subclass(Tensor))
         return args[0]
 
@@ -267,7 +277,7 @@ def _padding(real: Tensor) -> Mask:
 
 
 def _writes(func: Callable[..., Any]) -> bool:
-    """Does this function of torch change its first argument?"""
+    """May this function of torch change its first argument?"""
     name = func.__name__
     return name in ("__setitem__", "__iand__", "__ior__", "__ixor__") or (
         name.endswith("_") and not name.endswith("__")

@@ -129,7 +129,9 @@ def gather_gradients(
             counted, summed = sweep.strip(tile)
             assert counted is not None
             results = *moved(counted, online.anchor(top[:, :, tile])), *(summed or Sums())
-        given = *(None if g is None else g[:, :, tile] for g in rows), *sweep.part(sums, tile)
+        size = tile.stop - tile.start
+        of_rows = (None if g is None else g.narrow(2, tile.start, size) for g in rows)
+        given = *of_rows, *sweep.part(sums, tile)
         pairs = [
             (x, g)
             for x, g in zip(results, given, strict=True)
@@ -305,7 +307,7 @@ class _Sweep:
         first, r = self.needs.bins_of(queries)
         return Sums(
             total.received,
-            None if total.map is None else total.map[:, :, first : first + r],
+            None if total.map is None else total.map.narrow(2, first, r),
             None if total.rows is None else total.rows[:, :, self.needs.exact_in(queries)],
         )
 

@@ -124,13 +124,15 @@ class _Counted(torch.autograd.Function):
         part = survey(p, inputs, wanted, None)
         assert part.rows is not None
         ctx.set_materialize_grads(False)
-        ctx.asked = p, inputs, wanted
+        # Every tensor of the question is saved as such, so that the way back lets go of it.
+        bias = None if isinstance(p.bias, TensorBias) else p.bias
+        ctx.asked = replace(p, bias=bias, sinks=None), wanted
         ctx.save_for_backward(part.rows.max, *tensors)
         return *part.rows, *(part.sums or Sums())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        p, inputs, wanted = ctx.asked
+        p, wanted = ctx.asked
         top, *tensors = ctx.saved_tensors
         with torch.enable_grad():  # views, because the keys may be the queries, or come from them
             tensors = [None if x is None else x.view_as(x) for x in tensors]
@@ -139,7 +141,7 @@ class _Counted(torch.autograd.Function):
         rows, sums = _rows_and_sums(grads)
         learned = gather_gradients(
             again,
-            inputs._replace(q=q, k=k),
+            Inputs(q, k, k),  # the values are not read
             wanted,
             top=top.detach(),
             rows=rows,
