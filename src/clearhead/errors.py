@@ -25,6 +25,11 @@ def kind_of(x: object) -> str:
     return "None" if x is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
 
 
+def why_failed(error: Exception) -> str:
+    """What the system says of a file that failed, without its number; else the error itself."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 class BadValue(AttentionError, ValueError):
     """A value, a shape or a size that the rule does not allow."""
 

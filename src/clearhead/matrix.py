@@ -195,8 +195,7 @@ class Matrix:
         walked back only once.
         """
         p = self._problem
-        learns = p.grad and torch.is_grad_enabled()
-        if self._kept is not None and not learns:
+        if self._kept is not None and not p.learns:
             return Rows(*(x[:, :, queries] for x in self._kept[:2]))
         every = queries == slice(0, p.Tq)
         counted = (
@@ -205,7 +204,7 @@ class Matrix:
             else gather(p, self._inputs, ["lse"], queries)
         )
         assert counted.rows is not None
-        if every and not learns:
+        if every and not p.learns:
             self._kept = counted.rows
         return counted.rows
 

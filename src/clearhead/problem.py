@@ -101,6 +101,11 @@ class Problem:
         return replace(self, mask=everything)
 
     @property
+    def learns(self) -> bool:
+        """Is a gradient wanted of what is computed now? `grad` says so of when it was asked."""
+        return self.grad and torch.is_grad_enabled()
+
+    @property
     def undropped(self) -> "Problem":
         """The same question with every weight kept: what statistics are about."""
         return replace(self, dropout=0.0, seed=None) if self.dropout else self

@@ -87,7 +87,7 @@ def watch(
         wanted = parse_stats([*wanted, exact_rows(rows)])
     heads = None if heads is None else _checked_heads(heads)
     place = None if to is None else unused(to)
-    seen, thread = Seen(), threading.get_ident()
+    seen, thread, standing = Seen(), threading.get_ident(), _Standing(wanted)
     inside: list[str] = []  # the modules that are running, outermost first
     turns: Counter[str] = Counter()  # how often each module asked in this run
     numbers: dict[tuple[str, int], int] = {}  # its layer, for each of a module's turns
@@ -112,17 +112,6 @@ def watch(
     def leave(module: nn.Module, args: object, result: object) -> None:
         if inside and not elsewhere():
             inside.pop()
-
-    def standing(rule: Mask, grid: Grid) -> tuple[Statistic, ...]:
-        """What is wanted, where the queries of a call with this rule stand: after a cache, say."""
-        places = {
-            tuple(x.tolist()) if isinstance(x, Tensor) else start(x, grid): x
-            for x in rule.corners()
-        }
-        if len(places) != 1:
-            return wanted
-        (corner,) = places.values()
-        return tuple(s.aligned(corner) for s in wanted)
 
     def hear(problem: Problem, inputs: Inputs) -> None:
         nonlocal kept
@@ -189,6 +178,28 @@ def watch(
             hook.remove()
         if place is not None and not kept:
             (place / "index.json").unlink(missing_ok=True)
+
+
+class _Standing:
+    """What is wanted, where the queries of a call stand: after a cache, say. The layers of a model
+    mostly stand in one place, and masks keep what they found out, so those of the last are kept."""
+
+    def __init__(self, wanted: tuple[Statistic, ...]) -> None:
+        self.wanted = wanted
+        self.last: tuple[object, tuple[Statistic, ...]] = (None, wanted)
+
+    def __call__(self, rule: Mask, grid: Grid) -> tuple[Statistic, ...]:
+        corners = {
+            tuple(x.tolist()) if isinstance(x, Tensor) else start(x, grid): x
+            for x in rule.corners()
+        }
+        if len(corners) != 1:
+            return self.wanted
+        ((place, corner),) = corners.items()
+        if self.last[0] != place:
+            align = place if isinstance(place, int) else corner
+            self.last = place, tuple(s.aligned(align) for s in self.wanted)
+        return self.last[1]
 
 
 class _Hook:

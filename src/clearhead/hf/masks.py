@@ -81,18 +81,19 @@ class RuleTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _SHAPE_ONLY:
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
         if func is Tensor.contiguous:  # asked of the masks of a static cache; a rule has no layout
             return args[0]
-        plain, named = tree_map_only(RuleTensor, _written_out, (args, kwargs or {}))
-        if isinstance((kwargs or {}).get("out"), RuleTensor):
+        if isinstance(kwargs.get("out"), RuleTensor):
             raise BadValue(
                 f"torch.{func.__name__} was to write into a mask, by out=.",
                 "what transformers gets from clearhead is a rule, which has no memory.",
                 "clone the mask first: mask = mask.clone().",
             )
+        plain, named = tree_map_only(RuleTensor, _written_out, (args, kwargs))
         if not (args and isinstance(args[0], RuleTensor) and _writes(func)):
             return func(*plain, **named)
         written = plain[0].clone()

@@ -174,9 +174,9 @@ class _Sweep:
         """Tile of queries by tile of queries: rows are joined, sums are added."""
         parts = [self.needs.no_rows(0)]
         sums = self.needs.no_sums(len(self.keys)) if self.second else None
-        learns = self.problem.grad and torch.is_grad_enabled()
         for tile in self.strips():
-            if learns and not transformed():  # checkpoint does not work under torch.func
+            # A checkpoint does not work under torch.func.
+            if self.problem.learns and not transformed():
                 rows_of, sums_of = checkpoint(
                     self.strip, tile, use_reentrant=False, preserve_rng_state=False
                 )

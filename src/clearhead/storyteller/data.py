@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
+from ..errors import BadValue, why_failed
 from .grammar import Split, Story, lexicon, story
 from .vocabulary import END, Vocabulary
 
@@ -72,8 +72,7 @@ class TextFile(Source):
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise BadValue(
-                f"The file {str(path)!r} cannot be read: "
-                f"{getattr(error, 'strerror', None) or error}.",
+                f"The file {str(path)!r} cannot be read: {why_failed(error)}.",
                 "a model is trained on a file of UTF-8 text.",
                 "check the path, or convert the file to UTF-8.",
             ) from error

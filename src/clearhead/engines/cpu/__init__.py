@@ -4,7 +4,6 @@ What is there and which instructions it uses (`extension`), how a problem become
 the same as an operator with a gradient (`operator`), and statistics in the same sweep (`look`).
 """
 
-import torch
 from torch import Tensor
 
 from ...biases import Alibi, TensorBias
@@ -75,7 +74,7 @@ class Cpu(Engine):
     ) -> tuple[Tensor, Partial]:
         if [s.name for s in asked] == ["lse"]:
             return answer_and_lse(problem, inputs, asked)
-        if problem.dropout or learns(problem) or not can_count(problem, inputs, asked):
+        if problem.dropout or problem.learns or not can_count(problem, inputs, asked):
             return super().look(problem, inputs, asked)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
         return out, survey(problem, inputs, asked, out)
@@ -84,18 +83,14 @@ class Cpu(Engine):
         problem = problem.undropped
         if not can_count(problem, inputs, asked):
             return super().count(problem, inputs, asked)
-        if learns(problem):
+        if problem.learns:
             return survey_with_gradient(problem, inputs, asked)
         return survey(problem, inputs, asked, None)
-
-
-def learns(problem: Problem) -> bool:
-    return problem.grad and torch.is_grad_enabled()
 
 
 def can_count(problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> bool:
     """Can the core count this itself? It keeps no tracer's graph. Gradients come from torch, which
     may call another of two nearly equal weights the largest: so the largest are not counted here if
     they are to learn."""
-    learned = learns(problem) and any(s.name == "topk" for s in asked)
+    learned = problem.learns and any(s.name == "topk" for s in asked)
     return direct(problem, inputs) and not learned

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import BadValue
+from ...errors import BadValue, why_failed
 from ..labels import in_browser
 
 # Reading order of the script; the files share one scope, as one program.
@@ -50,8 +50,7 @@ def write(text: str, path: str | Path) -> Path:
         path.write_bytes(text.encode("utf-8"))
     except (OSError, ValueError) as error:
         raise BadValue(
-            f"The page could not be written to {in_browser(str(path))!r} "
-            f"({getattr(error, 'strerror', None) or error}).",
+            f"The page could not be written to {in_browser(str(path))!r} ({why_failed(error)}).",
             "a page is written to a file in a folder that exists and may be written to.",
             "make the folder first, or name another file, for example 'attention.html'.",
         ) from error

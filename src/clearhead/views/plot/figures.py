@@ -6,7 +6,7 @@ They are made with matplotlib's objects and no global state; none is shown or ke
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ...errors import BadType, BadValue, kind_of
+from ...errors import BadType, BadValue, kind_of, why_failed
 from ...trace import Trace
 from ..sheet import Sheet, number, sheets, span
 from .canvas import draw, drawable, new_figure, require_matplotlib, room_for, size
@@ -156,8 +156,7 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
             whole.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
     except (OSError, ValueError) as error:
         raise BadValue(
-            f"The figure could not be written to {str(path)!r} "
-            f"({getattr(error, 'strerror', None) or error}).",
+            f"The figure could not be written to {str(path)!r} ({why_failed(error)}).",
             "a figure is written to a file in a folder that exists and may be written to.",
             "make the folder first, or name another file.",
         ) from error
