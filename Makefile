@@ -15,8 +15,8 @@ PAGES := clearhead clearhead.masks clearhead.seen clearhead.report \
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
 
-test: .venv/test  ## Run the tests (slow proofs apart).
-	$(BIN)/python -m pytest --quiet
+test: .venv/test  ## Run the tests (slow proofs apart), on every core.
+	$(BIN)/python -m pytest --quiet --numprocesses logical --maxprocesses 8 --dist worksteal
 
 slow: .venv/test  ## Run the slow proofs: sanitizers, memory, training.
 	$(BIN)/python -m pytest --quiet -m slow
