@@ -4,11 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
 from clearhead import dropout
 from clearhead.ask import ask
-from clearhead.engines import ENGINES, tiled
+from clearhead.engines import ENGINES, cpu, tiled
+
+needs_core = pytest.param("cpu", marks=pytest.mark.skipif(not cpu.core, reason=cpu.status()))
+MANY = 2, 4, 100, 100, 8  # B, H, Tq, Tk, D: more weights than are drawn one by one
 
 
 @pytest.fixture
@@ -103,7 +107,8 @@ def test_without_a_seed_the_reference_draws_as_nn_dropout_on_the_weights(qkv):
 
 
 @pytest.mark.parametrize("name", [e.name for e in ENGINES])
-def test_without_a_seed_the_generator_decides(name, qkv):
+def test_without_a_seed_the_generator_decides(name, qkv, monkeypatch):
+    monkeypatch.setattr(cpu, "FEW", 0)
     asked, _ = ask(*qkv, dropout=0.5)
     if reasons := next(e for e in ENGINES if e.name == name).why_not(asked):
         pytest.skip(f"{name}: {'; '.join(reasons)}")
@@ -127,9 +132,10 @@ def test_dropout_of_everything_gives_zero_and_of_nothing_changes_nothing(name, s
     assert torch.equal(none, ch.attention(q, k, v, engine=name))
 
 
-@pytest.mark.parametrize("name", ["steps", "tiled"])
+@pytest.mark.parametrize("name", ["steps", "tiled", needs_core])
 def test_the_way_back_drops_what_the_way_there_dropped(name, monkeypatch):
     """Tiles are computed again on the way back; an unseeded draw must come out the same."""
+    monkeypatch.setattr(cpu, "FEW", 0)
     monkeypatch.setattr(tiled, "TILE_QUERIES", 3)
     monkeypatch.setattr(tiled, "TILE_KEYS", 2)
     q, k = torch.randn(1, 1, 7, 4), torch.randn(1, 1, 5, 4)
@@ -137,3 +143,66 @@ def test_the_way_back_drops_what_the_way_there_dropped(name, monkeypatch):
     out = ch.attention(q, k, v, dropout=0.5, engine=name)  # the dropped weights themselves
     (back,) = torch.autograd.grad(out[..., 0].sum(), v)
     torch.testing.assert_close(back[0, 0, :, 0], out[0, 0].sum(0).detach())
+
+
+# ------------------------------------------------ many weights: the generator gives the core a seed
+
+
+def many() -> list[Tensor]:
+    B, H, Tq, Tk, D = MANY
+    assert B * H * Tq * Tk > dropout.FEW
+    source = torch.Generator().manual_seed(3)
+    return [torch.randn(B, H, t, D, generator=source, requires_grad=True) for t in (Tq, Tk, Tk)]
+
+
+def drawn(answer) -> Tensor:
+    torch.manual_seed(8)
+    return answer()
+
+
+@pytest.mark.skipif(not cpu.core, reason=cpu.status())
+def test_the_trace_of_many_weights_shows_the_cells_that_the_core_drops():
+    q, k, v = many()
+    keywords = dict(mask=ch.causal, dropout=0.3)
+    assert ch.plan(q, k, v, **keywords).engine == "cpu"
+    out = drawn(lambda: ch.attention(q, k, v, **keywords))
+    trace = drawn(lambda: ch.explain(q, k, v, **keywords))
+    torch.testing.assert_close(out, trace["output"])
+    seed = trace.settings["seed"]
+    assert torch.equal(out, ch.attention(q, k, v, seed=seed, **keywords))
+    assert seed == int(drawn(dropout.draw_seed))
+
+
+@pytest.mark.skipif(not cpu.core, reason=cpu.status())
+def test_whoever_follows_a_call_gets_the_draw_of_the_core():
+    q, k, v = many()
+
+    def ask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ch.attention(q, k, v, dropout=0.3)
+
+    def with_gradient(f) -> list[Tensor]:
+        out = drawn(lambda: f(q, k, v))
+        return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+    true = with_gradient(ask)
+    for follower in (
+        torch.compile(ask, fullgraph=True, backend="aot_eager"),
+        lambda *x: checkpoint(ask, *x, use_reentrant=False),
+        lambda *x: torch.func.vjp(ask, *x)[0],
+    ):
+        for a, b in zip(with_gradient(follower), true, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not cpu.core, reason=cpu.status())
+def test_vmap_draws_for_each_example_or_for_all_as_it_is_told():
+    q, k, v = (torch.stack([x, x]) for x in many())
+
+    def by(randomness: str) -> Tensor:
+        ask = torch.func.vmap(lambda *x: ch.attention(*x, dropout=0.3), randomness=randomness)
+        return drawn(lambda: ask(q, k, v))
+
+    same, different = by("same"), by("different")
+    assert torch.equal(same[0], same[1]) and not torch.equal(different[0], different[1])
+    with pytest.raises(RuntimeError, match="randomness"):
+        by("error")

@@ -57,8 +57,9 @@ def attention(
         sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
             means no such logit.
         dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
-        seed: makes dropout a function of (seed, b, h, q, k); None means torch's generator decides
-            and torch drops, slower than the core does by a seed.
+        seed: makes dropout a function of (seed, b, h, q, k). None means torch's generator decides:
+            it draws up to 65536 weights (B H Tq Tk) one by one, as `nn.Dropout` would, and for more
+            it draws a seed where the C++ core answers.
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
 
     Returns:

@@ -31,7 +31,9 @@ def scaled_dot_product_attention(
     dimensions, which broadcast. A boolean `attn_mask` has True where a query may look; a floating
     one, of the dtype of `query` or float32, is added to the scaled scores; both broadcast to
     (..., Hq, L, S). `is_causal` is aligned at the start (the top-left corner) and excludes
-    `attn_mask`. `dropout_p` always applies, outside training too. `scale=None` means 1/sqrt(E).
+    `attn_mask`. `dropout_p` always applies, outside training too; on a CPU it drops the
+    cells that torch's own would of up to 65536 weights, and of more, several times as fast, those
+    of a seed from the same generator (see `attention`). `scale=None` means 1/sqrt(E).
     `enable_gqa` lets the heads of key and of value divide Hq. Autocast holds as for torch's own.
 
     Two things are better defined here: a row that may see nothing gives 0, and NaN or infinity at

@@ -4,12 +4,22 @@ A random draw depends on the order in which cells are visited, so two engines, t
 shards would drop different cells. A hash of the cell's place does not: every engine computes the
 same answer for the same cell. 32-bit arithmetic throughout, so the C++ core does it in one lane.
 The finaliser is that of MurmurHash3 (Austin Appleby, public domain).
+
+Without a seed torch's generator decides. So few weights as a lesson has are drawn one by one, as
+`nn.Dropout` would; where there are more, the C++ core asks it for a seed.
 """
 
 import torch
 from torch import Tensor
 
+FEW = 2**16  # weights, over all batches and heads
+
 _WORD = 0xFFFFFFFF
+
+
+def draw_seed() -> Tensor:
+    """A seed, (1,), from torch's generator: `torch.manual_seed` decides it."""
+    return torch.randint(2**63 - 1, (1,), device="cpu")
 
 
 def kept(seed: int, p: float, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor
 from .ask import ask
 from .attend import must_have_numbers
 from .biases import Bias
-from .engines import choose, steps as reference
+from .dropout import draw_seed
+from .engines import CORE, choose, steps as reference
 from .errors import BadType, BadValue
 from .masks import Mask
 from .problem import Inputs, Problem
@@ -83,6 +84,8 @@ def explain_problem(
             "only what is asked for.",
         )
     queries, keys = _labels(problem, tokens, key_tokens)
+    if engine == "auto" and problem.dropout and problem.seed is None and not CORE.why_not(problem):
+        problem = replace(problem, seed=int(draw_seed()))  # as the core does when it answers
     made = []
     with as_asked(problem.device):
         for step in reference.steps(problem, inputs):

@@ -4,9 +4,11 @@ What is there and which instructions it uses (`extension`), how a problem become
 the same as an operator with a gradient (`operator`), and statistics in the same sweep (`look`).
 """
 
+import torch
 from torch import Tensor
 
 from ...biases import Alibi, TensorBias
+from ...dropout import FEW
 from ...masks.numbers import start
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
@@ -56,8 +58,8 @@ class Cpu(Engine):
             reasons.append("the C++ core carries no forward-mode derivatives")
         if compiles_a_transform():
             reasons.append("the C++ core follows no torch.func inside of torch.compile")
-        if p.dropout and p.seed is None:
-            reasons.append("the C++ core drops by a seed; without one torch draws")
+        if p.dropout and p.seed is None and _few_weights(p):
+            reasons.append("the C++ core drops by a seed; without one torch draws so few weights")
         if isinstance(p.bias, Alibi) and start(p.bias.align, p.grid) is None:
             reasons.append("the C++ core knows no ALiBi with a position per batch")
         elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
@@ -86,6 +88,11 @@ class Cpu(Engine):
         if problem.learns:
             return survey_with_gradient(problem, inputs, asked)
         return survey(problem, inputs, asked, None)
+
+
+def _few_weights(p: Problem) -> bool:
+    """As few as `nn.Dropout` is to draw. A graph has its own draws, and does not ask for a size."""
+    return not torch.compiler.is_compiling() and p.B * p.H * p.Tq * p.Tk <= FEW
 
 
 def can_count(problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> bool:

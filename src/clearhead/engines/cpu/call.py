@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...biases import Alibi, TensorBias
+from ...dropout import draw_seed
 from ...errors import BadValue
 from ...intervals import EVERY_KEY
 from ...masks.numbers import start
@@ -76,7 +77,9 @@ def question(p: Problem) -> Asked:
         sinks = p.sinks.float().resolve_neg()
     before, after = diagonal or (EVERY_KEY, EVERY_KEY)
     softcap = p.softcap or 0.0
-    seed = p.seed if p.dropout else None
+    seed: int | Tensor | None = p.seed if p.dropout else None
+    if p.dropout and p.seed is None:
+        seed = draw_seed()
     return Asked(
         p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed
     )

@@ -50,7 +50,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
     asked = question(p)
     if not p.grad and direct(p, inputs):
         return attend(*inputs, asked, lse)[:2]
-    if asked.seed is not None:  # a number to a tracer would be a constant of its graph
+    if isinstance(asked.seed, int):  # a number to a tracer would be a constant of its graph
         asked = asked._replace(seed=torch.tensor([asked.seed], device="cpu"))
     # A trace is run again without gradients, and compared.
     keep = lse or p.grad or torch._C._get_tracing_state() is not None
