@@ -57,11 +57,14 @@ struct Tally {
   Grid exact;               // float32 (b, h, n, k)
 };
 
-// What comes back of the output, and where the gradients go: float32, zeros before. dk and dv are
-// those of one query head; what heads share a key head for is summed by the caller.
+// What comes back, and where the gradients go: float32, zeros before. dk and dv are those of one query
+// head; what heads share a key head for is summed by the caller. Null is what was not used; where
+// nothing comes back of the output, Dv is 0.
 struct Gradient {
   Place dout;               // like out
-  Place dlse;               // float32 (b, h, q), of the log-sum-exp; null if it was not used
+  Place dlse;               // float32 (b, h, q), of the log-sum-exp
+  Place dlog;               // float32 (b, h, q), of the sum over the keys of w ln w, each w by itself
+  Place dreceived;          // float32 (b, h, k), of the sum over the queries of w, likewise
   Place delta;              // float32 (b, h, q), left here: dout . out - dlse
   Place dq;                 // (b, h, q) for each of `parts` stretches of keys, `dq_part` apart; like q
                             // where there is one part

@@ -1,10 +1,14 @@
-// The way back: from the gradient of the output to those of q, k, v and the bias.
+// The way back: from the gradient of the output, or of statistics of the weights, to those of q, k, v
+// and the bias.
 //
 // With w the weights, y the logits in natural units, kept = 0 or 1 / (1 - p) (dropout), dO the gradient
 // of the output and delta = dO . out - dlse of every query (what softmax takes from each of its logits):
 //
 //     dV = (w kept)^T dO        dP = dO V^T        dY = w (kept dP - delta)        dbias = dY
 //     dX = scale (1 - tanh^2) dY, the bend of a soft cap        dK = dX^T Q        dQ = dX K
+//
+// Of statistics dY = w (dreceived + dlog ln w - delta): what their sums of w and of w ln w give to each
+// weight; what softmax takes from them again is in the caller's dlse (engines/cpu/look.py).
 //
 // The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/operator.py).
 //
@@ -180,6 +184,7 @@ template <class E> class Backward : Bands<Singles<E>> {
       F lacks = all(float((from * unit - lse) / log_unit(float(from * unit)) * LOG2E));
       F delta = all(*place(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * S_STRIDE, *d = d_ + r * S_STRIDE;
+      if (g_.dlog.data || g_.dreceived.data) statistics(x, s, d, all(factor), all(from), lacks);
       if (drops_.any()) weights_and_gradients<true>(x, s, d, all(factor), all(from), lacks, delta);
       else weights_and_gradients<false>(x, s, d, all(factor), all(from), lacks, delta);
       if (g_.dbias.data) leave_bias(x, d);
@@ -191,14 +196,31 @@ template <class E> class Backward : Bands<Singles<E>> {
     }
   }
 
+  // Base 2 logarithms of weights.
+  static F powers(F y, F factor, F from, F lacks) {
+    F above = fma(sub(y, from), factor, lacks);
+    return pick(less(all(1), above), all(1), above);
+  }
+
+  // Of a row: what comes back to each weight, over dP. A weight of 0 has no logarithm, and needs none.
+  void statistics(const Row& x, const float* s, float* d, F factor, F from, F lacks) const {
+    F dlog = all(g_.dlog.data ? *place(g_.dlog, task_.b, x.h, x.q) / float(LOG2E) : 0);
+    const float* received = g_.dreceived.data ? place(g_.dreceived, task_.b, x.h, block_.lo) : nullptr;
+    for (int k = begin_; k < end_; k += W) {
+      F above = powers(load(s + k), factor, from, lacks), y = load(d + k);
+      y = fma(dlog, pick(less(above, all(-256)), zero(), above), y);
+      if (received) y = add(y, load_part(received + k, int(least<int64_t>(W, p_.Tk - block_.lo - k))));
+      store(d + k, y);
+    }
+  }
+
   // Of a row: its scores become the weights that were used, what comes back to them becomes dY.
   template <bool DROPS>
   void weights_and_gradients(const Row& x, float* s, float* d, F factor, F from, F lacks, F delta) const {
     uint32_t cells = DROPS ? drops_.row(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
     for (int k = begin_; k < end_; k += W) {
-      F y = load(s + k), above = fma(sub(y, from), factor, lacks), dp = load(d + k);
-      above = pick(less(all(1), above), all(1), above);
+      F y = load(s + k), above = powers(y, factor, from, lacks), dp = load(d + k);
       F w = exp2<5>(above), used = w;
       if constexpr (DROPS) {
         F kept = mul(drops_.kept(cells, block_.lo + k), all(Drops::growth(p_)));

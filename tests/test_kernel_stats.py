@@ -11,7 +11,7 @@ import clearhead as ch
 from clearhead import stats
 from clearhead.ask import ask
 from clearhead.engines import count_weights
-from clearhead.engines.cpu import Cpu
+from clearhead.engines.cpu import Cpu, look_back
 from clearhead.stats import gather, parse_stats
 from clearhead.testing import PROBLEMS
 
@@ -218,6 +218,46 @@ def test_gradients_equal_autograd_through_dense_weights(name, only):
         near = 2e-5 * float(want.abs().max())
         torch.testing.assert_close(got, want, rtol=1e-4, atol=near)
     assert any(bool(g.any()) for g in results[0])
+
+
+CLOSED = ["lse", "entropy", "effective", "received"]
+NEAR = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch):
+    results = []
+    for wide in (False, True):
+        (problem, inputs), leaves = learning(PROBLEMS[name](dtype, 0), dtype)
+        if wide:
+            (problem, inputs), leaves = learning(PROBLEMS[name](dtype, 0), torch.float64)
+            found = dense(problem, inputs, parse_stats(CLOSED))
+        else:
+            monkeypatch.setattr(look_back, "gather_gradients", None)
+            found = Cpu().look(problem, inputs, parse_stats(CLOSED, problem.grid))[1].finish()
+        total = sum(score(found, only) for only in CLOSED)
+        learned = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        results.append([x.double().nan_to_num() for x in learned])
+    for got, want in zip(*results, strict=True):
+        near = NEAR[dtype] * float(want.abs().max()) if want.numel() else 0.0
+        torch.testing.assert_close(got, want, rtol=10 * NEAR[dtype], atol=near)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_gradients_of_statistics_of_large_scores(scale):
+    """All of about 1e4, so that a float has three digits left for what sets them apart."""
+    learned = []
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (x.to(dtype) for x in question(H=1, G=1, Tq=40, Tk=60, D=16))
+        q[..., 0] = k[..., 0] = 100
+        q, k = q.requires_grad_(), k.requires_grad_()
+        engine = "cpu" if dtype == torch.float32 else "tiled"
+        seen = ch.look(q, k, v, scale=scale, stats=["entropy", "received"], engine=engine)
+        total = seen.entropy.square().sum() + seen.received.square().sum()
+        learned.append([x.double() for x in torch.autograd.grad(total, (q, k))])
+    for got, want in zip(*learned, strict=True):
+        assert float((got - want).abs().max() / want.abs().max()) < 0.01
 
 
 def test_watching_what_learns_changes_no_bit_and_keeps_nothing(monkeypatch):

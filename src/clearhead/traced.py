@@ -41,11 +41,13 @@ def readable(*tensors: Tensor) -> bool:
 
 def batched(*tensors: Tensor) -> bool:
     """Does vmap hold many of these in the place of one?"""
-    return transformed() and any(map(_batched, tensors))
+    return any(map(_batched, tensors))
 
 
 def _batched(x: Tensor) -> bool:
-    return any(map(torch._C._functorch.is_batchedtensor, _layers(x)))
+    batch = torch._C._functorch
+    # The second is what `is_grads_batched` makes, and vectorize=True.
+    return any(map(batch.is_batchedtensor, _layers(x))) or batch.is_legacy_batchedtensor(x)
 
 
 def _layers(x: Tensor) -> Iterator[Tensor]:

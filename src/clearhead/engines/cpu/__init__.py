@@ -23,7 +23,8 @@ from .extension import (
     status as status,
     use_level as use_level,
 )
-from .look import MASK, SURVEY, TALLY, answer_and_lse, survey, survey_with_gradient
+from .look import MASK, SURVEY, TALLY, answer_and_lse, survey
+from .look_back import survey_with_gradient
 from .operator import GRADIENT, answer
 
 SIZES = TENSORS.size + RULE.size, *(x.size for x in (SURVEY, TALLY, MASK, GRADIENT))

@@ -1,26 +1,22 @@
 """Statistics by the C++ core: the rows' in the sweep that answers, sums of weights in a second.
 
 The core leaves what `stats/state.py` describes, in units of its own (kernels/attention.h, `Survey`
-and `Tally`); here it becomes a `Partial`, which finishes and merges like any other. It has a
-gradient, too: on the way back, and only there, torch counts again what the core counted.
+and `Tally`); here it becomes a `Partial`, which finishes and merges like any other.
 """
 
 import math
 import struct
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...biases import TensorBias
 from ...online import anchor
 from ...problem import Inputs, Problem
 from ...stats import Statistic
-from ...stats.gather import gather_gradients
 from ...stats.needs import Needs
 from ...stats.partial import Partial
-from ...stats.state import Rows, Sums, finish_rows
+from ...stats.state import Rows, finish_rows
 from .call import NO_PLACE, check, grid, pack, place, question, rows_of
 from .extension import core
 from .operator import answer
@@ -41,7 +37,7 @@ def answer_and_lse(
     lse = lse.to(p.wide)
     top = lse.detach()
     rows = Rows(top, torch.exp(lse - anchor(top)))
-    return out, Partial(replace(p, sinks=None), wanted, *_all(p), rows, None)
+    return out, Partial(replace(p, sinks=None), wanted, *everything_of(p), rows, None)
 
 
 def survey(
@@ -49,6 +45,14 @@ def survey(
 ) -> Partial:
     """The statistics of all queries on all keys. With `out`, an empty tensor, the same sweep
     answers into it; with None the values are not read."""
+    return survey_and_top(p, inputs, wanted, out)[0]
+
+
+def survey_and_top(
+    p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...], out: Tensor | None
+) -> tuple[Partial, Tensor]:
+    """And the largest logit of every query as the core knows it, in float64; `Rows` has it
+    rounded."""
     needs = Needs(p, wanted)
     q, k, v = (rows_of(x) for x in inputs)
     asked = question(p)
@@ -99,66 +103,9 @@ def survey(
         )  # fmt: skip
         if sums.rows is not None:  # a query asked for twice was kept once
             sums = sums._replace(rows=sums.rows[:, :, slot[needs.exact]])
-    return Partial(p, wanted, *_all(p), rows, sums)
+    return Partial(p, wanted, *everything_of(p), rows, sums), kept.max.double() * unit
 
 
-def survey_with_gradient(p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:
-    """`survey` of a question whose tensors learn. Watching a model in training keeps no graph."""
-    bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
-    counted = _Counted.apply(p, inputs, wanted, inputs.q, inputs.k, bias, p.sinks)
-    rows, sums = _rows_and_sums(counted)
-    return Partial(p, wanted, *_all(p), rows, None if sums == Sums() else sums)
-
-
-class _Counted(torch.autograd.Function):
-    """The rows and sums of a survey, as one tuple."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        p: Problem,
-        inputs: Inputs,
-        wanted: tuple[Statistic, ...],
-        *tensors: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
-        part = survey(p, inputs, wanted, None)
-        assert part.rows is not None
-        ctx.set_materialize_grads(False)
-        # Every tensor of the question is saved as such, so that the way back lets go of it.
-        bias = None if isinstance(p.bias, TensorBias) else p.bias
-        ctx.asked = replace(p, bias=bias, sinks=None), wanted
-        ctx.save_for_backward(part.rows.max, *tensors)
-        return *part.rows, *(part.sums or Sums())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        p, wanted = ctx.asked
-        top, *tensors = ctx.saved_tensors
-        with torch.enable_grad():  # views, because the keys may be the queries, or come from them
-            tensors = [None if x is None else x.view_as(x) for x in tensors]
-        q, k, bias, sinks = tensors
-        again = replace(p, bias=p.bias if bias is None else TensorBias(bias), sinks=sinks)
-        rows, sums = _rows_and_sums(grads)
-        learned = gather_gradients(
-            again,
-            Inputs(q, k, k),  # the values are not read
-            wanted,
-            top=top.detach(),
-            rows=rows,
-            sums=sums,
-            learning=[
-                x for x, needed in zip(tensors, ctx.needs_input_grad[3:], strict=True) if needed
-            ],
-        )
-        found = iter(learned)
-        return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
-
-
-def _rows_and_sums(parts: tuple[Any, ...]) -> tuple[Rows, Sums]:
-    n = len(Rows._fields)
-    return Rows(*parts[:n]), Sums(*parts[n:])
-
-
-def _all(p: Problem) -> tuple[Tensor, Tensor]:
+def everything_of(p: Problem) -> tuple[Tensor, Tensor]:
     """The queries and keys that a core's partial covers: all."""
     return torch.arange(p.Tq, device=p.device), torch.arange(p.Tk, device=p.device)

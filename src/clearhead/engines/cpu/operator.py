@@ -7,7 +7,7 @@ without numbers, for tracers, and a rule for vmap: a call for each example.
 
 import math
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from .call import NO_GRID, Asked, attend, check, direct, grid, pack, place, ques
 from .extension import core
 
 # `Gradient` in kernels/attention.h.
-GRADIENT = struct.Struct("=" + 4 * "4q" + "2q" + 2 * "4q" + "5q")
+GRADIENT = struct.Struct("=" + 6 * "4q" + "2q" + 2 * "4q" + "5q")
 
 # Heads are the tasks of the way back. Fewer than this are cut into stretches of keys, of at least
 # so many; each stretch then has its own dq, and they are added in their order. The batch has no
@@ -83,9 +83,32 @@ def _attend_backward(
     """Gradients of q, k, v, bias and sinks; empty for a bias not wanted or sinks not there."""
     *given, learn_bias = rest
     asked = Asked(*given)
+    came = CameBack(
+        None if dlse is None else dlse.float(),
+        dout=rows_of(dout),
+        out=rows_of(out),
+        rounding=rows_of(rounding) if _rounds(q) else None,
+    )
+    return gradients(q, k, v, asked, lse, came, learn_bias)
+
+
+class CameBack(NamedTuple):
+    """What `Gradient` in kernels/attention.h says came back; None is what was not used."""
+
+    dlse: Tensor | None = None
+    dlog: Tensor | None = None
+    dreceived: Tensor | None = None
+    dout: Tensor | None = None
+    out: Tensor | None = None
+    rounding: Tensor | None = None
+
+
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, asked: Asked, lse: Tensor, came: CameBack, learn_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, bias and sinks; empty for a bias not wanted or sinks not there."""
     bias, sinks = asked.bias if learn_bias else None, asked.sinks
-    q, k, v, dout, out = (rows_of(x) for x in (q, k, v, dout, out))
-    lost = rows_of(rounding) if _rounds(q) else None
+    q, k, v = (rows_of(x) for x in (q, k, v))
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
 
     def zeros(*shape: int) -> Tensor:
@@ -98,16 +121,16 @@ def _attend_backward(
         matrix = bias.shape[2] > 1 and bias.shape[3] > 1
         dbias = zeros(*(bias.shape if matrix else (B, H, *bias.shape[2:])))
         parts = 1 if bias.shape[3] == 1 else parts
-    dlse = None if dlse is None else dlse.float()
     delta = zeros(B, H, Tq)
     dq = q.new_zeros((parts, B, H, Tq, D), dtype=q.dtype if parts == 1 else torch.float32)
     dk, dv = zeros(B, H, Tk, D), zeros(B, H, Tk, Dv)
     check(
         core.backward(
-            pack(q, k, v, out, lse, asked, lost),
+            pack(q, k, v, came.out, lse, asked, came.rounding),
             GRADIENT.pack(
-                *place(dout), *place(dlse), *place(delta), *place(dq[0]), parts, dq.stride(0),
-                *place(dk), *place(dv), *(NO_GRID if bias is None else grid(dbias)),
+                *place(came.dout), *place(came.dlse), *place(came.dlog), *place(came.dreceived),
+                *place(delta), *place(dq[0]), parts, dq.stride(0), *place(dk), *place(dv),
+                *(NO_GRID if bias is None else grid(dbias)),
             ),
         )
     )  # fmt: skip
@@ -117,7 +140,7 @@ def _attend_backward(
         dbias = dbias.to(bias.dtype)
     dsinks = zeros(0)
     if sinks is not None:
-        taken = torch.exp((sinks.view(-1, 1) - lse) / _log_unit(lse)).float() * delta
+        taken = torch.exp((sinks.view(-1, 1) - lse) / log_unit(lse)).float() * delta
         dsinks = -_over_queries(_sum(taken.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
     return (
         _sum(dq, 0, 1).squeeze(0).to(q.dtype),
@@ -139,7 +162,7 @@ def _sum(x: Tensor, dim: int, size: int) -> Tensor:
     return total
 
 
-def _log_unit(lse: Tensor) -> Tensor:
+def log_unit(lse: Tensor) -> Tensor:
     """What the logarithm of the sum is counted in (kernels/functions.h, `log_unit`)."""
     power = torch.frexp(lse.nan_to_num(0.0, 0.0, 0.0)).exponent - 33
     return torch.ldexp(torch.ones_like(lse), power.clamp(min=0))
