@@ -53,9 +53,9 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   ~Scratch() { free(block_); }
   char* reach(size_t bytes) {
-    if (bytes > size_) {
+    if (bytes > size_ || !block_) {
       free(block_);
-      size_ = (bytes + 4095) / 4096 * 4096;
+      size_ = (most(int64_t(bytes), 1) + 4095) / 4096 * 4096;
       block_ = (char*)aligned_alloc(64, size_);
       if (!block_) size_ = 0;
     }
@@ -222,6 +222,7 @@ Code tally(const Problem& p, const Tally& t) {
   if (Code code = check(p)) return code;
   const Level* with = level();
   if (!with) return NO_LEVEL;
+  if (t.map.data && (t.rows < 1 || t.cols < 1)) return BAD_SIZES;
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
   int64_t stretches = ceil_div(p.Tk, TALLY_KEYS);
   auto start = [&](int64_t i) {
@@ -243,10 +244,11 @@ Code backward(const Problem& p, const Gradient& g) {
   if (Code code = check(p)) return code;
   const Level* with = level();
   if (!with) return NO_LEVEL;
+  if (g.parts < 1) return BAD_SIZES;
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
   int64_t threads = threads_for(p);
   auto delta = [&](int64_t i, char*, Queue&) { with->deltas(p, g, i / p.H, i % p.H); };
-  if (Code code = share_out(threads, p.B * p.H, 64, delta)) return code;
+  if (Code code = share_out(threads, p.B * p.H, 0, delta)) return code;
 
   int64_t batches = g.dbias.data && !g.dbias.b ? 1 : p.B, heads = g.dbias.data && !g.dbias.h ? 1 : p.H;
   int64_t stretch = round_up(ceil_div(p.Tk, g.parts), STRETCH_STEP);

@@ -57,17 +57,16 @@ struct Tally {
   Grid exact;               // float32 (b, h, n, k)
 };
 
-// What comes back, and where the gradients go: float32, zeros before. dk and dv are those of one query
-// head; what heads share a key head for is summed by the caller. Null is what was not used; where
-// nothing comes back of the output, Dv is 0.
+// What comes back, and where the gradients go: zeros before, and float32 but for dq, which is like q
+// where it has one part. dk and dv are those of one query head; what heads share a key head for is
+// summed by the caller. Null is what was not used; where nothing comes back of the output, Dv is 0.
 struct Gradient {
   Place dout;               // like out
   Place dlse;               // float32 (b, h, q), of the log-sum-exp
   Place dlog;               // float32 (b, h, q), of the sum over the keys of w ln w, each w by itself
   Place dreceived;          // float32 (b, h, k), of the sum over the queries of w, likewise
   Place delta;              // float32 (b, h, q), left here: dout . out - dlse
-  Place dq;                 // (b, h, q) for each of `parts` stretches of keys, `dq_part` apart; like q
-                            // where there is one part
+  Place dq;                 // (b, h, q) for each of `parts` stretches of keys, `dq_part` apart
   int64_t parts, dq_part;
   Place dk, dv;             // (b, h, k)
   Grid dbias;               // null if not wanted; a stride of 0 sums over that dimension
@@ -77,7 +76,7 @@ struct Gradient {
 struct Problem {
   int64_t B, H, G, Tq, Tk, D, Dv;
   int64_t dtype;            // of q, k, v and out
-  Place q, k, v, out;       // without `out` there is no answer, and v is not read (Dv is 0 for an lse alone)
+  Place q, k, v, out;       // without `out` there is no answer, and v is not read (Dv may be 0)
   Place lse;                // float64 (b, h, q), see `log_unit`; null if not wanted
   Place rounding;           // like out: what rounding took from it; null if not wanted
   double scale;             // of Q K^T

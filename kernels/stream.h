@@ -68,7 +68,7 @@ template <class A, int R> class Stream {
   void walk() {
     look();
     pack_queries();
-    const int64_t rows_ahead = AHEAD / (most(p_.D, p_.Dv) * int64_t(sizeof(E)));
+    const int64_t rows_ahead = AHEAD / most<int64_t>(1, most(p_.D, p_.Dv) * int64_t(sizeof(E)));
     for (int64_t key = hull_.lo; key < hull_.hi; key = block_.hi) {
       full_ = core_.lo <= key && key < core_.hi;
       const int64_t end = full_ ? core_.hi : key < core_.lo ? core_.lo : hull_.hi;
@@ -150,7 +150,8 @@ template <class A, int R> class Stream {
     const Place& x = stay ? same : next;
     const int64_t size = stay ? same_size : next_size;
     const int64_t key = stay ? block_.hi + k - same_ : start + k - same_;
-    return {key_row(x, key), x.t, size, hull_.hi - key, SIDE == 1 && x.t == size};
+    const int64_t left = hull_.hi - key;
+    return {left > 0 ? key_row(x, key) : nullptr, x.t, size, left, SIDE == 1 && x.t == size};
   }
 
   // Pass 2: scores of the block, SIDE keys by side. One row is bound by memory, and a key wholly after
@@ -361,7 +362,7 @@ template <class A, int R> class Stream {
   size_t size_;
   Unit* q_;
   float *o_, *here_, *s_;   // here_: the weighted sum of this block alone
-  WeightUnit* weights_;     // but for pairs, they overwrite their scores
+  WeightUnit* weights_;     // where the scores were; of pairs, rounded, in a place of their own
   Run hull_, core_, block_;
   int count_, same_;        // keys of the block; while reading these, rows ahead are of the same matrix
   bool full_;

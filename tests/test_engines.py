@@ -225,9 +225,10 @@ def test_nothing_leaks_from_a_bias_that_is_masked(name, qkv):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("empty", ["B", "H", "Tq", "Tk", "D", "Dv"])
-def test_sizes_of_zero(name, empty):
-    sizes = {"B": 2, "H": 3, "Tq": 5, "Tk": 7, "D": 4, "Dv": 6, empty: 0}
+@pytest.mark.parametrize("Tq", [1, 5])
+@pytest.mark.parametrize("empty", ["B", "H", "Tq", "Tk", "D", "Dv", "D Dv"])
+def test_sizes_of_zero(name, empty, Tq):
+    sizes = {"B": 2, "H": 3, "Tq": Tq, "Tk": 7, "D": 4, "Dv": 6, **dict.fromkeys(empty.split(), 0)}
     B, H, Tq, Tk, D, Dv = sizes.values()
     q, k, v = (torch.randn(B, H, T, d, requires_grad=True) for T, d in ((Tq, D), (Tk, D), (Tk, Dv)))
     for mask in (ch.everything, ch.window(before=2, align="end")):
@@ -241,6 +242,8 @@ def test_sizes_of_zero(name, empty):
             mean = (keep / keep.sum(-1, keepdim=True)).float() @ v
             torch.testing.assert_close(out, mean)
         assert [g.shape for g in gradients(out, q, k, v)] == [q.shape, k.shape, v.shape]
+        seen = ch.look(q, k, v, mask=mask, stats=["lse", "entropy", "received"], engine=name)
+        assert torch.equal(seen.out, out) and seen.lse.shape == (B, H, Tq)
 
 
 def _spread(x: Tensor) -> Tensor:

@@ -180,6 +180,23 @@ def test_rules_do_not_follow_the_tensors_they_were_made_from():
     assert repr(lengths) == "lengths(keys=[3, 5])" and dense.to_bool().all()
 
 
+@pytest.mark.parametrize("make", [
+    lambda n: ch.lengths(keys=n[:1]), lambda n: ch.documents(n), lambda n: ch.Causal(align=n[:2]),
+    lambda n: ch.dense(keep=n > 0),
+], ids=["lengths", "documents", "align", "dense"])  # fmt: skip
+def test_a_rule_of_meta_tensors_has_no_numbers_for_others(make):
+    q = torch.randn(2, 1, 4, 8)
+    rule = make(torch.zeros(4, dtype=torch.long, device="meta"))
+    with pytest.raises(ch.BadValue, match=r"(?s)no numbers.*put everything on meta"):
+        ch.attention(q, q, q, mask=rule)
+
+
+def test_numbers_too_far_are_refused_at_either_end():
+    for far in (2**41, -(2**41), -(2**63), 2**63 - 1):
+        with pytest.raises(ch.BadValue, match=f"align={far}"):
+            ch.Causal(align=torch.tensor([0, far]))
+
+
 def test_the_same_rule_twice_is_the_rule():
     assert ch.causal & ch.Causal() is ch.causal and ch.causal | ch.causal is ch.causal
     assert len({ch.window(before=i) for i in range(100)} | {ch.window(before=3)}) == 100

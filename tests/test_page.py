@@ -619,7 +619,7 @@ def test_without_a_script_there_is_a_table(visit):
     trace = told(QUERIES, [f"k{i}" for i in range(17)])
     tab = visit(trace, java_script_enabled=False)
     table = [row.split("\t") for row in tab.locator("noscript table").inner_text().split("\n")]
-    assert table[0][:2] == ["query \\ key", "k0"] and table[0][-3:] == ["…", "k15", "k16"]
+    assert table[0][:2] == ["query \\ key", "k0"] and table[0][6:9] == ["k5", "…", "k11"]
     assert table[1][0] == "she" and len(table) == 6
     assert float(table[1][1]) == pytest.approx(trace["weights"][0, 0, 0, 0].item(), abs=6e-5)
     assert tab.locator("#app").is_hidden()

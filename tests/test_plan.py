@@ -95,6 +95,11 @@ def test_it_prints_itself(two_engines):
     )
 
 
+def test_torch_skips_the_tiles_of_its_own_causal_mask():
+    q = torch.randn(1, 1, 600, 8)
+    assert "are skipped" in str(ch.plan(q, q, q, mask=ch.causal, engine="sdpa"))
+
+
 def test_costs_by_hand():
     """4 queries and 4 keys, causal: 1 + 2 + 3 + 4 pairs, in each of 2 batches and 3 heads."""
     q, k, v = torch.randn(2, 3, 4, 5), torch.randn(2, 1, 4, 5), torch.randn(2, 1, 4, 7)

@@ -33,6 +33,10 @@ def test_the_closed_form_of_the_gradient_is_the_jacobian():
     torch.testing.assert_close(_jacobian_norm(torch.softmax(x, -1)), jacobian.norm())
 
 
+def test_sizes_may_come_one_by_one():
+    assert why_scale(8, sizes=iter([4, 16]), keys=5, queries=3).sizes == [4, 8, 16]
+
+
 def test_it_prints_a_row_for_each_size():
     text = str(why_scale(6, keys=5, sizes=(2,)))
     assert "     2 " in text and "     6 " in text and "At d = 6 " in text

@@ -562,3 +562,11 @@ def test_the_commit_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
     training = sys.modules["clearhead.storyteller.train"]
     monkeypatch.setattr(training, "__file__", str(inside))
     assert training.commit() == "unknown"
+
+
+def test_reading_a_model_draws_nothing():
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    torch.manual_seed(0)
+    st.load()
+    assert torch.equal(torch.rand(1), first)

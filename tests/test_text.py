@@ -275,6 +275,13 @@ def test_a_page_for_a_pipe_leaves_the_console_as_it_was():
     assert console.width == 60
 
 
+def test_heads_may_come_one_by_one(capsys):
+    text.show(small(), heads=[0])
+    at_once = capsys.readouterr().out
+    text.show(small(), heads=iter([0]))
+    assert capsys.readouterr().out == at_once
+
+
 def test_heads_are_a_list_of_heads_that_are_there():
     for view in (text.show, text.heat):
         with pytest.raises(ch.BadType, match=r"heads=\[1\]"):

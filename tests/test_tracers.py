@@ -152,6 +152,19 @@ def test_one_graph_for_every_length(name, engine):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_a_log_sum_exp_compiles_once_for_every_length():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    ask = torch.compile(
+        lambda q: ch.look(q, q, q, stats=["lse"]).lse,
+        dynamic=True, fullgraph=True, backend="aot_eager",
+    )  # fmt: skip
+    for length in (5, 9, 14):
+        q = torch.randn(1, 2, length, 8)
+        assert torch.equal(ask(q), ch.look(q, q, q, stats=["lse"]).lse)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def test_layers_with_a_cache_or_relative_positions_compile_for_any_length():
     layer = ch.nn.MultiHeadAttention(16, heads=2, causal=True)
     relative = ch.nn.MultiHeadAttention(

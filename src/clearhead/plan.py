@@ -17,8 +17,8 @@ TILE = 256
 class Plan:
     """Who answers and why; what it costs. Prints itself.
 
-    `flops` counts the two products over the pairs that may look, `bytes` each input and output
-    once. `tiles` says how many 256 x 256 blocks of one head the mask leaves full, partial, empty.
+    `flops` counts the two products over the pairs that may look, `bytes` q, k, v and the output
+    once. `tiles` says how many 256 x 256 blocks are full under the mask, partial, or empty.
     """
 
     question: str
@@ -102,12 +102,12 @@ def plan(
         flops=problem.flops,
         bytes=problem.bytes,
         tiles=_count_tiles(problem),
-        skips_tiles=chosen is not None and chosen.skips_tiles,
+        skips_tiles=chosen is not None and chosen.skips_tiles(problem),
     )
 
 
 def _count_tiles(problem: Problem) -> dict[str, int]:
-    """Over one batch and head for a mask that is the same in all, else over their union."""
+    """Blocks where everyone may look, in every batch and head; where no one may; and the rest."""
     columns = -(-problem.Tk // TILE)
     counts = {"full": 0, "partial": 0, "empty": 0}
     if not problem.masked:

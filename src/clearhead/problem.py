@@ -129,7 +129,7 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at least: each input read once, the output written once."""
+        """Bytes that must move at least: q, k, v read once, the output written once."""
         width = torch.empty((), dtype=self.dtype).element_size()
         keys = self.B * self.G * self.Tk * (self.D + self.Dv)
         return width * (keys + self.B * self.H * self.Tq * (self.D + self.Dv))

@@ -98,6 +98,7 @@ def why_scale(
             "sizes are the head sizes to compare, in a list.",
             "pass for example sizes=[16, 64, 256].",
         )
+    sizes = list(sizes)
     if whole(keys) == 1:
         raise BadValue(
             "keys=1.",

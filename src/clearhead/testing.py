@@ -43,7 +43,8 @@ def make(
     Dv: int = 5,
     **keywords: object,
 ) -> Callable[[torch.dtype, int], Case]:
-    """A problem of these sizes. A keyword that is a function of a dtype is called with it."""
+    """A problem of these sizes. A tuple for `bias` or `sinks` is the shape of a tensor
+    that is drawn and learns; all else is asked as it is."""
 
     def build(dtype: torch.dtype, seed: int = 0) -> Case:
         source = torch.Generator().manual_seed(seed)

@@ -14,11 +14,14 @@ class Engine(ABC):
 
     name: str
     caption: str
-    skips_tiles: bool = False  # whether tiles that the mask leaves empty cost nothing
 
     @abstractmethod
     def why_not(self, problem: Problem) -> list[str]:
         """The reasons why this engine cannot answer; an empty list means "I can"."""
+
+    def skips_tiles(self, problem: Problem) -> bool:
+        """Do tiles that the mask leaves empty cost nothing?"""
+        return False
 
     @abstractmethod
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:

@@ -42,6 +42,9 @@ class Sdpa(Engine):
                 reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
         return reasons
 
+    def skips_tiles(self, problem: Problem) -> bool:
+        return problem.masked and not _needs_matrix(problem)
+
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         p = problem
         q, k, v = inputs

@@ -23,10 +23,12 @@ TILE_KEYS = 512
 class Tiled(Engine):
     name = "tiled"
     caption = "tiles and a mergeable softmax, in plain torch"
-    skips_tiles = True
 
     def why_not(self, problem: Problem) -> list[str]:
         return []
+
+    def skips_tiles(self, problem: Problem) -> bool:
+        return True
 
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         rows: list[Tensor] = []

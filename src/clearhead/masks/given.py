@@ -11,7 +11,7 @@ from ..errors import BadType, BadValue
 from ..intervals import Reach
 from ..traced import readable
 from .mask import Grid, Kept, Mask
-from .numbers import check_batch, check_broadcasts, four, ids, tensor, text
+from .numbers import check_batch, check_broadcasts, four, ids, on, tensor, text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,13 +57,13 @@ class documents(Kept):
             check_batch(self, names, grid)
 
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        ids, asking = tensor(self.ids).to(k.device), self._asking().to(q.device)
+        ids, asking = on(tensor(self.ids), k.device), on(self._asking(), q.device)
         row = b if ids.shape[0] > 1 else torch.zeros_like(b)
         asking_row = b if asking.shape[0] > 1 else torch.zeros_like(b)
         return asking[asking_row, q] == ids[row, k]
 
     def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
-        ids, asking = tensor(self.ids).to(device), self._asking().to(device)
+        ids, asking = on(tensor(self.ids), device), on(self._asking(), device)
         rows = max(ids.shape[0], asking.shape[0])
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
         if not readable(ids, asking):  # how many runs there are depends on the ids
@@ -111,7 +111,7 @@ class Dense(Mask):
         )  # fmt: skip
 
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        bits = four(self.bits).to(k.device)
+        bits = on(four(self.bits), k.device)
         places = (b, h, q, k)
         return bits[
             tuple(
@@ -120,13 +120,7 @@ class Dense(Mask):
         ]
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        if self.bits.device.type == "meta" and (device is None or device.type != "meta"):
-            raise BadValue(
-                f"dense holds a meta tensor of shape {tuple(self.bits.shape)}.",
-                "meta tensors have shapes and no numbers to compute with.",
-                "make the mask of booleans that are there, or put everything on meta.",
-            )
-        return intervals.from_bits(four(self.bits).to(device), grid.Tq, grid.Tk)
+        return intervals.from_bits(on(four(self.bits), device), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"dense: the cell holds {self.allows(grid, b, h, q, k)}"

@@ -64,9 +64,12 @@ def wholes(value: object, rule: str, name: str) -> Tensor:
             f"{name} counts positions or names documents, in whole numbers.",
             "pass integers.",
         )
-    if not empty and readable(numbers) and (numbers.long().abs() > FARTHEST).any():
-        raise too_far(f"{rule} got {name}={int(numbers.long().abs().max())}.")
-    return numbers.long().clone()  # a rule does not change when the caller's tensor does
+    numbers = numbers.long()
+    if not empty and readable(numbers):
+        for end in (int(numbers.min()), int(numbers.max())):
+            if abs(end) > FARTHEST:
+                raise too_far(f"{rule} got {name}={end}.")
+    return numbers.clone()  # a rule does not change when the caller's tensor does
 
 
 def too_far(gave: str) -> BadValue:
@@ -167,21 +170,33 @@ def positions(align: object, grid: "Grid", device: torch.device | None) -> Tenso
     """The position of each query among the keys, (B|1, 1, Tq)."""
     q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
     if isinstance(align, Tensor):
-        return q + align.to(device).reshape(-1, 1, 1)
+        return q + on(align, device).reshape(-1, 1, 1)
     return q + offset(align, grid, q)
+
+
+def on(x: Tensor, device: torch.device | None) -> Tensor:
+    """What a rule holds, on this device. Raises `BadValue` for a meta tensor wanted elsewhere."""
+    if x.device.type == "meta" and (device is None or device.type != "meta"):
+        raise BadValue(
+            f"A rule holds a meta tensor of shape {tuple(x.shape)}.",
+            "meta tensors have shapes and no numbers to compute with.",
+            "make the rule of numbers that are there, or put everything on meta.",
+        )
+    return x.to(device)
 
 
 def pick(value: object, b: Tensor) -> "int | Tensor":
     """The number that holds for batch `b`."""
     if not isinstance(value, Tensor):
         return int(value)  # type: ignore[call-overload]  # checked to be whole when the rule was made
-    return value.to(b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
+    return on(value, b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
 
 
 def column(value: object, device: torch.device | None) -> Tensor:
     """The same as (B|1, 1, 1)."""
-    numbers = value if isinstance(value, Tensor) else torch.tensor([value], device=device)
-    return numbers.to(device).reshape(-1, 1, 1)
+    if isinstance(value, Tensor):
+        return on(value, device).reshape(-1, 1, 1)
+    return torch.tensor([value], device=device).reshape(-1, 1, 1)
 
 
 def batch(value: object) -> dict[str, int]:

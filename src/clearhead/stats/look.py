@@ -29,7 +29,9 @@ class Look:
     def __init__(self, problem: Problem, out: Tensor, found: Mapping[str, Result]):
         self.out = problem.shape_back(out)
         self.names = tuple(found)
-        self._about = problem.describe()
+        # In a graph for every length, the words would make one for each.
+        compiling = torch.compiler.is_compiling()
+        self._about = "a compiled question" if compiling else problem.describe()
         self._found = {name: each(x, problem.shape_back) for name, x in found.items()}
 
     def __getattr__(self, name: str) -> "Tensor | Top | dict[str, Tensor]":

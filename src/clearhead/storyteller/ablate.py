@@ -13,7 +13,7 @@ from ..folder import folder
 from . import checkpoint
 from .data import Stories, tell
 from .measure import guess, heads
-from .model import Decoder
+from .model import Decoder, untrained
 from .picture import draw_ablation, draw_losses
 from .train import Recipe, Training, run
 
@@ -114,6 +114,6 @@ def _judge(name: str, training: Training, known: list[Any], fresh: list[Any]) ->
 
 def _hiding(model: Decoder) -> Decoder:
     """The same weights, with the causal mask that they were trained without."""
-    masked = Decoder(replace(model.config, causal=True))
+    masked = untrained(replace(model.config, causal=True))
     masked.load_state_dict(model.state_dict())
     return masked.eval()

@@ -22,7 +22,7 @@ from ..watch import Call, watch
 from .baselines import Bigram, Unigram
 from .data import SKIP, pad, tell
 from .grammar import Story, lexicon
-from .model import Decoder
+from .model import Decoder, untrained
 from .reader import OF, Storyteller
 from .vocabulary import Vocabulary
 
@@ -119,7 +119,7 @@ def measure(teller: Storyteller, *, search: int = 200, report: int = 500, seed: 
             "pass larger numbers.",
         )
     known, fresh = tell(seed, search, "train"), tell(seed, report, "held-out")
-    blank = untrained(teller)
+    blank = untrained(teller.model.config, teller.made.get("seed", 0)).eval()
     rows = heads(teller.model, teller.vocabulary, known, fresh)
     blind = heads(blank, teller.vocabulary, known, fresh)
     counts = tell(seed, 2000, "train")
@@ -207,13 +207,6 @@ def guess(model: Decoder, vocabulary: Vocabulary, stories: Sequence[Story]) -> G
         correct += int((logits.argmax(-1) == targets).sum())
         count += int((targets != SKIP).sum())
     return Guesses(loss / count, correct / count)
-
-
-def untrained(teller: Storyteller) -> Decoder:
-    """A model of the same sizes with the weights that its training began with."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(teller.made.get("seed", 0))
-        return Decoder(teller.model.config).eval()
 
 
 def best_distance(

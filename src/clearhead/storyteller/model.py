@@ -5,6 +5,7 @@ Letters: B batch, T tokens, d features, H heads, D head size.
 
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
@@ -73,6 +74,13 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+def untrained(config: Config, seed: int = 0) -> Decoder:
+    """A model with the weights that a seed begins with. The caller's generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Decoder(config)
 
 
 class Times(nn.Module):

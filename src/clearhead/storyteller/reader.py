@@ -22,7 +22,7 @@ from ..views.labels import visible
 from ..whole import whole
 from . import checkpoint
 from .grammar import pronouns, verbs
-from .model import Config, Decoder
+from .model import Config, Decoder, untrained
 from .vocabulary import Encoded, Vocabulary
 
 OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}
@@ -242,7 +242,7 @@ def _load(path: Path) -> Storyteller:
     path = _file(path)
     tensors, about = checkpoint.read(path)
     try:
-        model = Decoder(Config(**about["config"]))
+        model = untrained(Config(**about["config"]))
         model.load_state_dict(tensors)
         vocabulary = Vocabulary(tuple(about["vocabulary"]))
     except (KeyError, TypeError, RuntimeError) as error:

@@ -25,7 +25,7 @@ from ..folder import folder
 from . import checkpoint
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST
-from .model import Config, Decoder
+from .model import Config, Decoder, untrained
 from .picture import draw_losses
 from .reader import Storyteller
 
@@ -66,8 +66,8 @@ class Training:
     losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.model = Decoder(Config(len(self.source.vocabulary), **self.recipe.sizes))
-        begin(self.model, self.recipe.seed)
+        config = Config(len(self.source.vocabulary), **self.recipe.sizes)
+        self.model = untrained(config, self.recipe.seed)
         parameters = dict(self.model.named_parameters())
         tables = [parameters.pop(name) for name in list(parameters) if "relative" in name]
         groups = [{"params": list(parameters.values()), "times": 1.0}]
@@ -243,14 +243,6 @@ def run(
             loss = training.step()
             bar.update(task, advance=1, loss=loss)
             after(len(training.losses))
-
-
-def begin(model: Decoder, seed: int) -> None:
-    """The weights that a seed begins with, whatever was drawn before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        fresh = Decoder(model.config)
-    model.load_state_dict(fresh.state_dict())
 
 
 def next_word_loss(model: Decoder, batch: Batch) -> Tensor:

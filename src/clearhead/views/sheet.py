@@ -80,6 +80,7 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
             "heads are the numbers of those to show, in a list; None means all.",
             f"pass heads=[{heads!r}].",
         )
+    heads = list(heads)
     for head in heads:
         if whole(head) is None or not -count <= head < count:
             raise BadValue(

@@ -38,7 +38,6 @@ if core is not None and core.struct_sizes() != SIZES:
 
 class Cpu(Engine):
     name = "cpu"
-    skips_tiles = True
 
     @property
     def caption(self) -> str:  # type: ignore[override]  # asked anew: the level can change
@@ -68,6 +67,9 @@ class Cpu(Engine):
         elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
             reasons.append(f"the C++ core does not know {p.bias!r}")
         return reasons
+
+    def skips_tiles(self, problem: Problem) -> bool:
+        return True
 
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         return answer(problem, inputs, False)[0]

@@ -17,7 +17,7 @@ from ...stats import Statistic
 from ...stats.needs import Needs
 from ...stats.partial import Partial
 from ...stats.state import Rows, finish_rows
-from .call import NO_PLACE, check, grid, pack, place, question, rows_of
+from .call import check, grid, pack, place, question, rows_of
 from .extension import core
 from .operator import answer
 
@@ -55,6 +55,7 @@ def survey_and_top(
     rounded."""
     needs = Needs(p, wanted)
     q, k, v = (rows_of(x) for x in inputs)
+    v = v if out is not None else v[..., :0]
     asked = question(p)
 
     kept = needs.no_rows(p.Tq)
@@ -95,7 +96,7 @@ def survey_and_top(
                 pack(q, k, v, None, None, asked),
                 TALLY.pack(
                     *place(kept.max), *place(share),
-                    *(NO_PLACE if sums.received is None else (*place(sums.received)[:3], 1)),
+                    *place(sums.received),
                     *(needs.bins or (0, 0)), *grid(sums.map),
                     slot.data_ptr(), *grid(sums.rows),
                 ),

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...errors import BadValue
 from ...trace import AXES, Step, Trace
 from ..labels import in_browser
-from ..sheet import evenly
+from ..sheet import ends, evenly
 from .document import document, stored, table, write
 
 # What a page holds of a long text, so that one of five maps stays under 50 MB.
@@ -157,19 +157,13 @@ def _fallback(trace: Trace) -> str:
     axes = step.axes.split()
     weights = step.tensor.detach().movedim((axes.index("q"), axes.index("k")), (-2, -1))
     weights = weights[(0,) * (weights.dim() - 2)]
-    rows, columns = (_ends(length) for length in weights.shape)
+    rows, columns = (ends(length, 12) for length in weights.shape)
     queries, keys = (trace.labels(*axis) for axis in zip("qk", weights.shape, strict=True))
     lines = [["query \\ key", *(_token(keys, column) for column in columns)]]
     for row in rows:
         numbers = (_number(weights, row, column) for column in columns)
         lines.append([_token(queries, row), *numbers])
     return table(lines)
-
-
-def _ends(length: int) -> list[int | None]:
-    """Up to twelve positions: all of them, or the first nine, a gap and the last two."""
-    every: list[int | None] = list(range(length))
-    return every if length <= 12 else [*every[:9], None, *every[-2:]]
 
 
 def _token(tokens: list[str], position: int | None) -> str:
