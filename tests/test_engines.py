@@ -246,6 +246,19 @@ def test_sizes_of_zero(name, empty, Tq):
         assert torch.equal(seen.out, out) and seen.lse.shape == (B, H, Tq)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_statistics_of_who_sees_nothing_have_a_gradient_of_0(name):
+    q, k, v = (torch.randn(2, 2, T, 8, requires_grad=True) for T in (3, 5, 5))
+    keywords = {"mask": ch.lengths(keys=0), "engine": name}
+    engine_or_skip(name, q, k, v, mask=keywords["mask"])
+    for names in (["entropy"], ["lse", "max"], ["received", ch.stats.map(2, 2)]):
+        seen = ch.look(q, k, v, stats=names, **keywords)
+        for name_ in seen.names:
+            finite = getattr(seen, name_).nan_to_num(0.0, 0.0, 0.0)
+            for g in torch.autograd.grad(finite.sum(), (q, k), retain_graph=True):
+                assert not g.any(), name_
+
+
 def _spread(x: Tensor) -> Tensor:
     """The same numbers with gaps between the rows and between the features."""
     wide = torch.full((*x.shape[:-2], 2 * x.shape[-2], 3 * x.shape[-1]), math.nan, dtype=x.dtype)

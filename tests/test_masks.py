@@ -191,6 +191,16 @@ def test_a_rule_of_meta_tensors_has_no_numbers_for_others(make):
         ch.attention(q, q, q, mask=rule)
 
 
+@pytest.mark.parametrize("rule", [
+    ch.lengths(keys=[]), ch.prefix([]), ch.Causal(align=[]),
+    ch.documents(torch.zeros(3, dtype=torch.long), queries=torch.zeros(0, 3, dtype=torch.long)),
+], ids=repr)  # fmt: skip
+def test_a_rule_for_a_batch_of_none_prints_and_exports(rule):
+    assert rule.to_bool(3, 3).shape[0] == 0 and str(rule)
+    q = torch.randn(0, 1, 3, 4)
+    assert ch.attention(q, q, q, mask=rule).shape == q.shape
+
+
 def test_numbers_too_far_are_refused_at_either_end():
     for far in (2**41, -(2**41), -(2**63), 2**63 - 1):
         with pytest.raises(ch.BadValue, match=f"align={far}"):

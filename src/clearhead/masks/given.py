@@ -41,8 +41,8 @@ class documents(Kept):
 
     def sizes(self) -> dict[str, int]:
         q, k = self._asking(), tensor(self.ids)
-        rows = max(q.shape[0], k.shape[0])
-        return {"Tq": q.shape[1], "Tk": k.shape[1], **({"B": rows} if rows > 1 else {})}
+        rows = _batches(q, k)
+        return {"Tq": q.shape[1], "Tk": k.shape[1], **({"B": rows} if rows != 1 else {})}
 
     def check(self, grid: Grid) -> None:
         q, k = self._asking(), tensor(self.ids)
@@ -64,7 +64,7 @@ class documents(Kept):
 
     def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
         ids, asking = on(tensor(self.ids), device), on(self._asking(), device)
-        rows = max(ids.shape[0], asking.shape[0])
+        rows = _batches(ids, asking)
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
         if not readable(ids, asking):  # how many runs there are depends on the ids
             return _same_document(asking, ids, grid)
@@ -82,6 +82,10 @@ class documents(Kept):
         theirs = int(ids[b if ids.shape[0] > 1 else 0, k])
         ours = int(asking[b if asking.shape[0] > 1 else 0, q])
         return f"documents: query {q} is of document {ours}, key {k} of document {theirs}"
+
+
+def _batches(a: Tensor, b: Tensor) -> int:
+    return b.shape[0] if a.shape[0] == 1 else a.shape[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -200,7 +200,7 @@ def column(value: object, device: torch.device | None) -> Tensor:
 
 
 def batch(value: object) -> dict[str, int]:
-    if isinstance(value, Tensor) and value.shape[0] > 1:
+    if isinstance(value, Tensor) and value.shape[0] != 1:
         return {"B": value.shape[0]}
     return {}
 

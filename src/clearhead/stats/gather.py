@@ -186,11 +186,21 @@ class _Sweep:
                 parts.append(rows_of)
             if sums is not None and sums_of is not None:
                 self.add(sums, sums_of, tile)
+        if sums is not None:
+            sums = Sums(*map(self.tied, sums))
         if self.lse is not None:
             return None, sums
         columns = zip(*parts, strict=True)
-        joined = [None if column[0] is None else torch.cat(column, 2) for column in columns]
-        return Rows(*joined), sums  # type: ignore[arg-type]  # None is what nobody asked for
+        joined = (None if column[0] is None else torch.cat(column, 2) for column in columns)
+        return Rows(*map(self.tied, joined)), sums  # type: ignore[arg-type]  # None is what nobody asked for
+
+    def tied(self, x: Tensor | None) -> Tensor | None:
+        """The same numbers with a gradient of 0, where the mask kept all tiles from them."""
+        if x is None or x.requires_grad or not self.problem.learns or not x.is_floating_point():
+            return x
+        bias = None if self.problem.bias is None else self.problem.bias.numbers
+        learning = (y for y in (self.q, self.k, self.problem.sinks, bias) if y is not None)
+        return x + sum(y.flatten()[:0].sum() for y in learning)
 
     def strips(self) -> Iterator[slice]:
         for start in range(self.queries.start, self.queries.stop, self.height):

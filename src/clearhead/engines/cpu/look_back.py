@@ -98,7 +98,12 @@ class _Counted(torch.autograd.Function):
             )
             found = iter(again)
             learned = _sum(learned, Learning(*(next(found) if wants else None for wants in needed)))
-        return None, None, None, *(x if w else None for x, w in zip(learned, needed, strict=True))
+        # Where nobody sees anything, nothing was learned, which is a gradient of 0.
+        finished = (
+            (torch.zeros_like(of) if x is None else x) if wants else None
+            for x, of, wants in zip(learned, tensors, needed, strict=True)
+        )
+        return None, None, None, *finished
 
 
 def _of_rows(
