@@ -297,6 +297,16 @@ def _checked_dropout(p: object) -> float:
     return number
 
 
+def must_have_numbers(problem: Problem, verb: str) -> None:
+    """Raises `BadValue` where there is nothing to look at: a question of meta tensors."""
+    if problem.device.type == "meta":
+        raise BadValue(
+            f"{verb} was asked about meta tensors: {problem.describe()}.",
+            "meta tensors have shapes and no numbers to look at.",
+            "use plan(...), or attention(...) for the shape of the output.",
+        )
+
+
 def _checked_seed(seed: object) -> int | None:
     if seed is None:
         return None

@@ -6,11 +6,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .ask import ask
+from .ask import ask, must_have_numbers
 from .biases import Bias
 from .engines import choose, named
 from .engines.engine import Engine
-from .errors import BadValue
 from .listening import tell
 from .masks import Mask
 from .matrix import Matrix
@@ -183,15 +182,6 @@ def matrix(
     if engine != "auto":
         named(engine)
     return Matrix(problem.undropped, inputs, engine)
-
-
-def must_have_numbers(problem: Problem, verb: str) -> None:
-    if problem.device.type == "meta":
-        raise BadValue(
-            f"{verb} was asked about meta tensors: {problem.describe()}.",
-            "meta tensors have shapes and no numbers to look at.",
-            "use plan(...), or attention(...) for the shape of the output.",
-        )
 
 
 def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:

@@ -34,5 +34,9 @@ class BadValue(AttentionError, ValueError):
     """A value, a shape or a size that the rule does not allow."""
 
 
+class Missing(BadValue, ImportError):
+    """A library that is asked for and not installed."""
+
+
 class BadType(AttentionError, TypeError):
     """An argument of a kind (a type or a dtype) that the rule does not allow."""

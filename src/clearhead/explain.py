@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from .ask import ask
-from .attend import must_have_numbers
+from .ask import ask, must_have_numbers
 from .biases import Bias
 from .dropout import draw_seed
 from .engines import CORE, choose, steps as reference

@@ -10,8 +10,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,8 @@ def watch(
     Sees layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"``, and
     whatever else calls `attention` inside a module of the model, in this thread. The outputs of the
     model do not change. Statistics of calls that ask for gradients carry gradients. If those are
-    asked for, torch counts again on the way back, several times as slow as the core; `topk` it
-    counts on the way there already.
+    asked for, the core gives those of `lse`, `entropy`, `effective` and `received`; of the others
+    torch counts again on the way back, several times as slow, and `topk` on the way there already.
 
     Groups of `mass` that leave `align` open stand where the call's own mask lets the queries stand,
     if its parts agree on one place; so they follow a cache. Queries on padding are queries like
@@ -87,35 +87,59 @@ def watch(
         wanted = parse_stats([*wanted, exact_rows(rows)])
     heads = None if heads is None else _checked_heads(heads)
     place = None if to is None else unused(to)
-    seen, thread, standing = Seen(), threading.get_ident(), _Standing(wanted)
-    inside: list[str] = []  # the modules that are running, outermost first
-    turns: Counter[str] = Counter()  # how often each module asked in this run
-    numbers: dict[tuple[str, int], int] = {}  # its layer, for each of a module's turns
-    ran, kept = False, 0
+    watcher = _Watcher(wanted, layers, heads, place)
+    hooks = []
+    for name, module in model.named_modules():
+        enter = _Hook(partial(watcher.enter, name))
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(_Hook(watcher.leave), always_call=True))
+    try:
+        with listening(watcher.hear):
+            yield watcher.seen
+        watcher.must_have_heard(type(model).__name__)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if place is not None and not watcher.kept:
+            (place / "index.json").unlink(missing_ok=True)
 
-    def elsewhere() -> bool:
+
+class _Watcher:
+    """Follows a model from module to module, and gathers what is asked of attention inside."""
+
+    def __init__(
+        self,
+        wanted: tuple[Statistic, ...],
+        layers: list[int | str] | None,
+        heads: list[int] | None,
+        place: Path | None,
+    ) -> None:
+        self.wanted, self.layers, self.heads, self.place = wanted, layers, heads, place
+        self.standing = _Standing(wanted)
+        self.seen, self.ran, self.kept = Seen(), False, 0
+        self.thread = threading.get_ident()
+        self.inside: list[str] = []  # the modules that are running, outermost first
+        self.turns: Counter[str] = Counter()  # how often each module asked in this run
+        self.numbers: dict[tuple[str, int], int] = {}  # the layer of each of a module's turns
+
+    def elsewhere(self) -> bool:
         """Does another thread run the model? A graph cannot tell, and holds only one."""
-        return not torch.compiler.is_compiling() and threading.get_ident() != thread
+        return not torch.compiler.is_compiling() and threading.get_ident() != self.thread
 
-    def enter(name: str) -> Any:
-        def hook(module: nn.Module, args: object) -> None:
-            nonlocal ran
-            if elsewhere():
-                return
-            ran = ran or not name
-            if not inside:
-                turns.clear()
-            inside.append(name)
+    def enter(self, name: str, module: nn.Module, args: object) -> None:
+        if self.elsewhere():
+            return
+        self.ran = self.ran or not name
+        if not self.inside:
+            self.turns.clear()
+        self.inside.append(name)
 
-        return hook
+    def leave(self, module: nn.Module, args: object, result: object) -> None:
+        if self.inside and not self.elsewhere():
+            self.inside.pop()
 
-    def leave(module: nn.Module, args: object, result: object) -> None:
-        if inside and not elsewhere():
-            inside.pop()
-
-    def hear(problem: Problem, inputs: Inputs) -> None:
-        nonlocal kept
-        if not inside or on_the_way_back():
+    def hear(self, problem: Problem, inputs: Inputs) -> None:
+        if not self.inside or on_the_way_back():
             return  # the same call, heard before
         if batched(inputs.q, inputs.k):
             raise BadValue(
@@ -123,61 +147,54 @@ def watch(
                 "what is counted there belongs to vmap, and ends with it.",
                 "give the examples as the batch of the model instead, or watch outside of vmap.",
             )
-        name = inside[-1]
-        layer = numbers.setdefault((name, turns[name]), len(numbers))
-        turns[name] += 1
-        if layers is not None and not any(_means(which, layer, name) for which in layers):
-            return
+        name = self.inside[-1]
+        layer = self.numbers.setdefault((name, self.turns[name]), len(self.numbers))
+        self.turns[name] += 1
+        if self.layers is None or any(_means(which, layer, name) for which in self.layers):
+            self.keep(self.call(layer, name, problem, inputs))
+
+    def call(self, layer: int, name: str, problem: Problem, inputs: Inputs) -> Call:
+        """Count what is wanted of a call."""
         # A checkpoint compares what is kept for the way back with what is kept when it computes
         # again. What the statistics keep is hidden from it, so that they are counted once.
         hidden = nullcontext() if transformed() else saved_tensors_hooks(_as_it_is, _as_it_is)
         with torch.set_grad_enabled(problem.grad), hidden:
-            found = count_weights(problem, inputs, standing(problem.mask, problem.grid)).finish()
+            wanted = self.standing(problem.mask, problem.grid)
+            found = count_weights(problem, inputs, wanted).finish()
         blind = problem.reach.pairs() == 0 if problem.masked else None
-        picked = None
-        if heads is not None:
-            picked = _checked_here(heads, problem.H)
-            found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
-            blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
-        kept += 1
-        here = None if picked is None else tuple(picked)
-        call = Call(layer, name, problem.describe(), found, blind, here)
-        if place is None:
-            seen.calls.append(call)
+        if self.heads is None:
+            return Call(layer, name, problem.describe(), found, blind, None)
+        picked = _checked_here(self.heads, problem.H)
+        found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
+        blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
+        return Call(layer, name, problem.describe(), found, blind, tuple(picked))
+
+    def keep(self, call: Call) -> None:
+        if self.place is None:
+            self.seen.calls.append(call)
         else:
             about = {
                 "layer": call.layer, "module": call.module, "question": call.question,
-                "stats": [repr(s) if vars(s) else s.name for s in wanted], "heads": call.heads,
+                "stats": [repr(s) if vars(s) else s.name for s in self.wanted], "heads": call.heads,
             }  # fmt: skip
-            write(place, kept - 1, about, call.found, call.blind)
+            write(self.place, self.kept, about, call.found, call.blind)
+        self.kept += 1
 
-    hooks = []
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(_Hook(enter(name))))
-        hooks.append(module.register_forward_hook(_Hook(leave), always_call=True))
-    try:
-        with listening(hear):
-            yield seen
-        if ran and not numbers:
+    def must_have_heard(self, model: str) -> None:
+        if self.ran and not self.numbers:
             raise BadValue(
-                f"The {type(model).__name__} ran, and never asked clearhead for attention.",
+                f"The {model} ran, and never asked clearhead for attention.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
                 'load it with attn_implementation="clearhead", build it from clearhead.nn, or '
                 "watch the model that is not compiled; some transformers models compute "
                 "attention themselves, whatever they are loaded with.",
             )
-        if ran and not kept:
-            calls = f"{len(numbers)} call{'s' * (len(numbers) != 1)}"
+        if self.ran and not self.kept:
+            calls = f"{len(self.numbers)} call{'s' * (len(self.numbers) != 1)}"
             warnings.warn(
-                f"the {type(model).__name__} made {calls} in a run, none of layers={layers!r}",
-                stacklevel=3,
+                f"the {model} made {calls} in a run, none of layers={self.layers!r}", stacklevel=4
             )
-    finally:
-        for hook in hooks:
-            hook.remove()
-        if place is not None and not kept:
-            (place / "index.json").unlink(missing_ok=True)
 
 
 class _Standing:

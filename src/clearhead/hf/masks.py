@@ -6,11 +6,7 @@ chunks, packed documents, no rule at all, each with padding) come back as a `Rul
 takes no memory. A model may still slice it or add to it: then, and only then, it is written out.
 """
 
-import re
 from collections.abc import Callable
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -127,7 +123,10 @@ def attention_mask(
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    if not _hands_attention_over(type(others.get("config")).__module__):
+    # Here, because it brings torch's compiler, which takes longer to import than all the rest.
+    from .sources import hands_attention_over
+
+    if not hands_attention_over(type(others.get("config")).__module__):
         raise _answers_itself()
     function = causal_mask_function if mask_function is None else mask_function
     others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
@@ -158,31 +157,6 @@ def attention_mask(
     if rule is None:
         return cells(start).as_subclass(Booleans)
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
-
-
-# They hand over their attention, and read the mask as 0 and -inf in other places, or add to it.
-_READ_MASKS = {"transformers.models.nllb_moe", "transformers.models.deepseek_v4"}
-
-
-@torch.compiler.assume_constant_result
-def _hands_attention_over(configuration: str) -> bool:
-    """Does the model whose configuration comes from this module of transformers hand its attention
-    to the interface, as far as its source says? One of somebody else is believed to."""
-    return _source_hands_over(configuration)
-
-
-@lru_cache
-def _source_hands_over(configuration: str) -> bool:
-    room, _, name = configuration.rpartition(".configuration_")
-    if not room.startswith("transformers.models."):
-        return True
-    if room in _READ_MASKS:
-        return False
-    found = find_spec(f"{room}.modeling_{name}")
-    if found is None or found.origin is None:
-        return True
-    source = Path(found.origin).read_text(encoding="utf-8")
-    return "ALL_ATTENTION_FUNCTIONS" in source or not re.search(r"[Ss]oftmax\(", source)
 
 
 def _answers_itself() -> BadValue:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..errors import BadType
+from ..errors import Missing
 from .attention import attention_forward
 from .masks import attention_mask
 
@@ -14,7 +14,7 @@ def register() -> None:
     attention to that interface. Of others, transformers raises for some (GPT-J), and some take the
     name and go on as before (DeBERTa): `watch` raises where a model never asks.
 
-    Raises `BadType` if transformers is not installed.
+    Raises `Missing`, an ImportError, if transformers is not installed.
     """
     library = transformers()
     from transformers.masking_utils import AttentionMaskInterface
@@ -28,7 +28,7 @@ def transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise BadType(
+        raise Missing(
             "transformers is not installed.",
             "reading a Hugging Face checkpoint needs it.",
             "pip install 'clearhead[hf]'",

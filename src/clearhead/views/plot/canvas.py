@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import BadValue
+from ...errors import Missing
 from ...trace import AXES
 from ..sheet import Sheet, number, span
 
@@ -30,9 +30,9 @@ def can_draw() -> bool:
 
 
 def require_matplotlib() -> None:
-    """Raises `BadValue`, which says what to install, where matplotlib is missing."""
+    """Raises `Missing`, which says what to install, where matplotlib is missing."""
     if not can_draw():
-        raise BadValue(
+        raise Missing(
             "A figure was asked for, and matplotlib is not installed.",
             "figures are drawn with matplotlib, which clearhead does not require.",
             "pip install 'clearhead[plot]'",
