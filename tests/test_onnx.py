@@ -16,6 +16,7 @@ import pytest
 import torch
 from onnx_door import INPUTS, OUTPUTS, ask
 
+import clearhead as ch
 from clearhead.engines import ENGINES, cpu
 from clearhead.errors import BadValue
 
@@ -212,3 +213,35 @@ def one_node(said, given, wanted):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
     onnx.checker.check_model(model)
     return model, node
+
+
+# ------------------------------------------------------------------------- torch.onnx.export
+
+
+class Capped(torch.nn.Module):
+    """What torch's own function does not know, so the reference goes into the model."""
+
+    def forward(self, x):
+        x = x.unsqueeze(1)
+        return ch.attention(x, x, x, mask=ch.window(before=3), softcap=5.0, bias=ch.alibi([0.5]))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's exporter uses what torch calls deprecated
+@pytest.mark.parametrize("layer", [
+    ch.nn.CausalAttention(16, 16, 32), ch.nn.MultiHeadAttention(16, 4, kv_heads=2, causal=True),
+    ch.nn.TransformerBlock(16, 4, causal=True, relative=ch.nn.RelativePositions(4)), Capped(),
+], ids=lambda layer: type(layer).__name__)  # fmt: skip
+def test_an_exported_layer_answers_in_onnxruntime_for_every_length(layer, tmp_path):
+    layer = layer.eval()
+    shapes = ({1: torch.export.Dim.DYNAMIC},)
+    file = str(tmp_path / "layer.onnx")
+    torch.onnx.export(
+        layer, (torch.randn(2, 7, 16),), file, dynamo=True, dynamic_shapes=shapes, verbose=False
+    )
+    session = onnxruntime.InferenceSession(file)
+    (name,) = (x.name for x in session.get_inputs())
+    for length in (7, 11):
+        x = torch.randn(2, length, 16)
+        (got,) = session.run(None, {name: x.numpy()})
+        with torch.no_grad():
+            np.testing.assert_allclose(got, layer(x).numpy(), rtol=1e-4, atol=1e-5)

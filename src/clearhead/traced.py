@@ -69,6 +69,12 @@ def _at_hand(x: Tensor) -> bool:
     return not _batched(x) and x.device.type != "meta"
 
 
+def exports_onnx() -> bool:
+    """Is an ONNX model made of what is computed? ONNX has operators of its own."""
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return traced and torch.onnx.is_in_onnx_export()
+
+
 def autocasts(device: torch.device) -> bool:
     """Does autocast convert what is computed on this device? Where there is none (meta), no."""
     kind = device.type

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import online
 from ..problem import Inputs, Problem, repeat_heads
-from ..traced import transformed
+from ..traced import exports_onnx, transformed
 from .engine import Engine
 
 TILE_QUERIES = 256
@@ -25,7 +25,7 @@ class Tiled(Engine):
     caption = "tiles and a mergeable softmax, in plain torch"
 
     def why_not(self, problem: Problem) -> list[str]:
-        return []
+        return ["an ONNX model would have the tiles of one length"] if exports_onnx() else []
 
     def skips_tiles(self, problem: Problem) -> bool:
         return True

@@ -115,7 +115,7 @@ class Dense(Mask):
         )  # fmt: skip
 
     def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        bits = on(four(self.bits), k.device)
+        bits = four(on(self.bits, k.device))
         places = (b, h, q, k)
         return bits[
             tuple(
@@ -124,7 +124,7 @@ class Dense(Mask):
         ]
 
     def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        return intervals.from_bits(on(four(self.bits), device), grid.Tq, grid.Tk)
+        return intervals.from_bits(four(on(self.bits, device)), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"dense: the cell holds {self.allows(grid, b, h, q, k)}"

@@ -12,7 +12,7 @@ from ...dropout import FEW
 from ...masks.numbers import start
 from ...problem import Inputs, Problem
 from ...stats import Partial, Statistic
-from ...traced import compiles_a_transform, forward_mode
+from ...traced import compiles_a_transform, exports_onnx, forward_mode
 from ..engine import Engine
 from .call import DTYPES, RULE, TENSORS, direct
 from .extension import (
@@ -56,6 +56,8 @@ class Cpu(Engine):
             reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
         if forward_mode():
             reasons.append("the C++ core carries no forward-mode derivatives")
+        if exports_onnx():
+            reasons.append("ONNX has no operator for the C++ core")
         if compiles_a_transform():
             reasons.append("the C++ core follows no torch.func inside of torch.compile")
         if p.dropout and p.seed is None and _few_weights(p):
