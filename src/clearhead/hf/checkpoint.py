@@ -82,6 +82,12 @@ class Checkpoint:
         """The tokens of a text, and what the model is called with for it."""
         encoded = self.tokenizer(text, return_tensors="pt")
         ids = encoded["input_ids"]
+        if not ids.numel() and text.strip():
+            raise BadValue(
+                f"The tokenizer of {str(self.folder)!r} finds no tokens in {text!r}.",
+                "a checkpoint is read with the tokenizer whose files lie beside its weights.",
+                "save the tokenizer into the folder too: tokenizer.save_pretrained(folder).",
+            )
         if not ids.numel():
             raise BadValue(
                 f"The text {text!r} has no tokens.",

@@ -1,6 +1,7 @@
 """The canvas a sheet is drawn on: its size, its cells, the labels beside and above them."""
 
 import math
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +61,17 @@ def room_for(
     if spec is None:  # it stands where it was put, in no grid
         inside.bbox_relative.p0, inside.bbox_relative.p1 = box.p0, box.p1
     return inside
+
+
+def in_lines(
+    text: str, figure: "Figure | SubFigure", points: float = 12.0, beside: float = 0.0
+) -> str:
+    """The text in lines that fit the figure, of which so many inches are beside the title, in
+    letters of so many points."""
+    inches = figure.bbox.width / figure.dpi - beside
+    most = max(12, int(inches * 72 / (0.55 * points)))
+    lines = (line for given in text.split("\n") for line in textwrap.wrap(given, most) or [""])
+    return "\n".join(lines)
 
 
 def size(sheet: Sheet, most: float = 7.0, rows: bool = True) -> tuple[float, float]:

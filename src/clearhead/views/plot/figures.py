@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ...errors import BadType, BadValue, kind_of, why_failed
 from ...trace import Trace
 from ..sheet import Sheet, number, sheets, span
-from .canvas import draw, drawable, new_figure, require_matplotlib, room_for, size
+from .canvas import draw, drawable, in_lines, new_figure, require_matplotlib, room_for, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
     if ax is None:
         ax = new_figure(*size(sheet)).add_subplot()
     draw(ax, sheet)
-    ax.set_title(_title(trace, step, sheet), parse_math=False)
+    ax.set_title(in_lines(_title(trace, step, sheet), ax.figure, beside=0.6), parse_math=False)
     return ax
 
 
@@ -69,7 +69,8 @@ def heads(
         place.remove()
     figure.colorbar(image, ax=axes[: len(found)], shrink=0.8)
     about = f"{trace.about}\n" if trace.first else ""  # of a part: which
-    figure.suptitle(drawable(about) + _title(trace, step), parse_math=False)
+    title = in_lines(drawable(about) + _title(trace, step), figure)
+    figure.suptitle(title, parse_math=False)
     return ax or figure
 
 

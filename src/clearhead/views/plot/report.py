@@ -7,7 +7,7 @@ import numpy as np
 from ...errors import BadValue
 from ..brought import Report
 from ..labels import visible
-from .canvas import LABELLED, drawable, new_figure, require_matplotlib, room_for
+from .canvas import LABELLED, drawable, in_lines, new_figure, require_matplotlib, room_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,6 +110,6 @@ def model(
             if hidden.any():
                 place.imshow(hidden, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
-    figure.suptitle("queries down, keys across; bright where a query looks, white where none may",
-                    fontsize=7)  # fmt: skip
+    how = "queries down, keys across; bright where a query looks, white where none may"
+    figure.suptitle(in_lines(how, figure, 7), fontsize=7)
     return ax or figure
