@@ -28,8 +28,9 @@ def test_every_block_runs_in_order():
             names.update(test.globs)
         else:
             exec(block, names)
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     assert names["seen"][0].mass["first"].shape == (2, 8, 10)
+    assert names["out"].shape == (1, 64) and len(names["cache"]) == 5
 
 
 def test_its_commands_exist():

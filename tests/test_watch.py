@@ -262,6 +262,15 @@ with ch.watch(model, to=sys.argv[1]):
 """
 
 
+def test_what_was_written_says_where(tmp_path):
+    layer = ch.nn.SelfAttention(8, 8)
+    with ch.watch(layer, to=tmp_path / "seen") as seen:
+        layer(torch.randn(3, 8))
+        layer(torch.randn(5, 8))
+    assert repr(seen) == f"2 files in {tmp_path / 'seen'}, a call each"
+    assert [x.name for x in seen.written] == ["00000.safetensors", "00001.safetensors"]
+
+
 def test_an_index_is_whole_where_the_disk_is_full(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=120

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn, overload
 
 import torch
@@ -70,6 +71,7 @@ class Seen:
     """What `watch` saw so far: a sequence of calls, in the order in which the model made them."""
 
     calls: list[Call] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)  # the files of calls that are not kept here
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -79,6 +81,9 @@ class Seen:
 
     def __repr__(self) -> str:
         count = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)} seen"
+        if self.written:
+            files = f"{len(self.written)} file{'s' * (len(self.written) != 1)}"
+            return f"{files} in {self.written[0].parent}, a call each"
         lines = [f"  layer {c.layer}  {c.module or 'the model'}  {c.question}" for c in self.calls]
         if len(lines) > 12:
             lines[10:-1] = ["  ..."]

@@ -49,7 +49,7 @@ def write(
     about: dict[str, object],
     found: dict[str, Result],
     blind: Tensor | None,
-) -> None:
+) -> Path:
     """A call's statistics to a file of their own, and a line to the index, which stays whole."""
     file = f"{number:05d}.safetensors"
     line = {"file": file, **about}
@@ -70,3 +70,4 @@ def write(
             "each call is written to a file of its own, and needs room.",
             "make room, or watch fewer statistics; the calls before this one are there.",
         ) from error
+    return place / file

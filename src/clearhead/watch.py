@@ -177,7 +177,8 @@ class _Watcher:
                 "layer": call.layer, "module": call.module, "question": call.question,
                 "stats": [repr(s) if vars(s) else s.name for s in self.wanted], "heads": call.heads,
             }  # fmt: skip
-            write(self.place, self.kept, about, call.found, call.blind)
+            file = write(self.place, self.kept, about, call.found, call.blind)
+            self.seen.written.append(file)
         self.kept += 1
 
     def must_have_heard(self, model: str) -> None:

@@ -168,7 +168,7 @@ class Report:
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *_columns(rows)])
 
     def _repr_html_(self) -> str:
-        return html.in_notebook(html.report_page(self, title=self.name))
+        return html.in_notebook(html.report_page(self))
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -98,7 +98,7 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
     out = folder(out, "the page and the pictures are")
     note = LONG if len(found.tokens) > SIDE else ""
     paths = {
-        "page": html.write_report(found, out / "model.html", title=found.name, note=note),
+        "page": html.write_report(found, out / "model.html", note=note),
         "numbers": out / "report.json",  # model.json is what `measure` leaves beside a storyteller
     }
     paths["numbers"].write_text(

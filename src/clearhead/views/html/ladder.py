@@ -32,8 +32,8 @@ FEW_QUERIES, FEW_KEYS = 3, 12  # what is kept of one head of a long text, a quer
 RECEIVERS = 8  # keys named for the weight they receive
 
 
-def report_page(report: Report, *, title: str = "clearhead", note: str = "") -> str:
-    """The whole HTML document: the model, a head, a query.
+def report_page(report: Report, *, title: str | None = None, note: str = "") -> str:
+    """The whole HTML document: the model, a head, a query. `title=None` is the report's name.
 
     Raises `BadValue` for a report without layers, or of a text without tokens.
     """
@@ -45,7 +45,7 @@ def report_page(report: Report, *, title: str = "clearhead", note: str = "") -> 
         )
     return document(
         _data(report),
-        title=title,
+        title=report.name if title is None else title,
         about=report.about,
         note=note,
         caption="Every head in numbers: what it looks at, how surely, and its entropy in nats.",
@@ -54,7 +54,7 @@ def report_page(report: Report, *, title: str = "clearhead", note: str = "") -> 
 
 
 def write_report(
-    report: Report, path: str | Path, *, title: str = "clearhead", note: str = ""
+    report: Report, path: str | Path, *, title: str | None = None, note: str = ""
 ) -> Path:
     """Write `report_page(report)` to `path`, and return it. Raises `BadValue` where it cannot."""
     return write(report_page(report, title=title, note=note), path)
