@@ -30,7 +30,7 @@ def test_every_block_runs_in_order():
             exec(block, names)
     assert len(BLOCKS) == 4
     assert names["seen"][0].mass["first"].shape == (2, 8, 10)
-    assert names["out"].shape == (1, 64) and len(names["cache"]) == 5
+    assert names["out"].shape == (1, 64) and names["cache"].length == 5
 
 
 def test_its_commands_exist():

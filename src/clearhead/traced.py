@@ -44,6 +44,11 @@ def batched(*tensors: Tensor) -> bool:
     return any(map(_batched, tensors))
 
 
+def alone(*tensors: Tensor | None) -> bool:
+    """`plain`, and each is one tensor, not many in the place of one."""
+    return plain(*tensors) and not batched(*(x for x in tensors if x is not None))
+
+
 def _batched(x: Tensor) -> bool:
     batch = torch._C._functorch
     # The second is what `is_grads_batched` makes, and vectorize=True.

@@ -19,7 +19,7 @@ from ...stats import Statistic
 from ...stats.gather import gather_gradients
 from ...stats.partial import Partial
 from ...stats.state import Rows, Sums, finish_rows
-from ...traced import batched, plain
+from ...traced import alone
 from .call import Asked, attend, direct, question
 from .look import everything_of, survey_and_top
 from .operator import CameBack, gradients, log_unit
@@ -77,7 +77,7 @@ class _Counted(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         given = dict(zip(NAMES, grads, strict=True))
         learned = Learning(None, None, None, None)
-        if not torch.is_grad_enabled() and direct(p, inputs) and _at_hand(grads):
+        if not torch.is_grad_enabled() and direct(p, inputs) and alone(*grads):
             of_rows, of_received = (given["sum"], given["moment"]), given["received"]
             if any(g is not None for g in of_rows):
                 learned = _of_rows(p, inputs, top, total, of_rows, needed[2])
@@ -165,10 +165,6 @@ def _back(
 def _sum(a: Learning, b: Learning) -> Learning:
     pairs = zip(a, b, strict=True)
     return Learning(*(y if x is None else x if y is None else x + y for x, y in pairs))
-
-
-def _at_hand(grads: tuple[Tensor | None, ...]) -> bool:
-    return plain(*grads) and not batched(*(g for g in grads if g is not None))
 
 
 def _rows_and_sums(parts: Sequence[Any]) -> tuple[Rows, Sums]:

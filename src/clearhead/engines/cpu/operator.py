@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ...errors import BadValue
 from ...problem import Inputs, Problem
-from ...traced import transformed
+from ...traced import alone, plain, transformed
 from .call import NO_GRID, Asked, attend, check, direct, grid, pack, place, question, rows_of
 from .extension import core
 
@@ -258,16 +258,42 @@ torch.library.register_autograd("clearhead::attend", _back, setup_context=_keep,
 torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_library)
 
 
-# ------------------------------------------------------------------ torch.func: vmap, grad, vjp
+# ------------------------------------------------------------------ who is asked, and torch.func
 
 
 def _dispatch(*arguments: Any) -> Any:
-    return (Attend.apply if transformed() else torch.ops.clearhead.attend)(*arguments)
+    if transformed():
+        return Attend.apply(*arguments)
+    if plain(*_tensors(arguments)):
+        return Learn.apply(*arguments)
+    return torch.ops.clearhead.attend(*arguments)
 
 
 def _dispatch_back(*arguments: Any) -> Any:
-    ask = AttendBackward.apply if transformed() else torch.ops.clearhead.attend_backward
-    return ask(*arguments)
+    if transformed():
+        return AttendBackward.apply(*arguments)
+    if not torch.is_grad_enabled() and alone(*_tensors(arguments)):
+        return _attend_backward(*arguments)
+    return torch.ops.clearhead.attend_backward(*arguments)
+
+
+def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
+    return [x for x in arguments if isinstance(x, Tensor)]
+
+
+class Learn(torch.autograd.Function):
+    """The operator where only autograd follows the call, without the way through torch.library,
+    which takes longer than a small call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = _attend(*arguments)
+        _keep(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _back(ctx, *grads)
 
 
 def _one_by_one(
