@@ -127,7 +127,7 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
   int64_t rows = p.H / p.G * p.Tq, heads = p.B * p.G;
   int64_t stretch = most(LEAST_STRETCH, round_up(ceil_div(p.Tk, MOST_STRETCHES), STRETCH_STEP));
   int64_t stretches = most(1, ceil_div(p.Tk, stretch));
-  size_t scratch = level.stream_scratch(p, rows);
+  size_t scratch = level.stream_scratch(p);
   int64_t state = stretches > 1 ? rows * (p.Dv + STATE_HEAD) : 0;
   int64_t at_once = heads;
   float* states = nullptr;

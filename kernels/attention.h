@@ -116,7 +116,7 @@ struct Level {
   int64_t most_stream_rows;  // rows that one stream of keys can serve: a lane for each
   size_t (*tile_scratch)(const Problem&, int64_t rows);
   void (*tile)(const Problem&, const TileTask&, char* scratch);
-  size_t (*stream_scratch)(const Problem&, int64_t rows);
+  size_t (*stream_scratch)(const Problem&);
   void (*stream)(const Problem&, const StreamTask&, char* scratch);
   void (*merge)(const Problem&, int64_t b, int64_t group, int64_t stretches, const float* states);
   size_t (*tally_scratch)(const Problem&);

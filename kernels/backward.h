@@ -41,6 +41,7 @@ template <class E> class Backward : Bands<Singles<E>> {
   using Base::q_, Base::k_, Base::s_, Base::bend_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
   using Base::begin_, Base::end_;
   using Base::at, Base::key_row, Base::meets, Base::scores, Base::score_tiles, Base::seen_by;
+  using Base::any_band_meets, Base::look, Base::pack_groups, Base::pack_panels;
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
 
  public:
@@ -96,12 +97,12 @@ template <class E> class Backward : Bands<Singles<E>> {
   }
 
   void walk(const BackwardTask& task) {
-    this->look({task.key, task.key_end});
+    look({task.key, task.key_end});
     if (hull_.empty()) return;
     begin();
     for (int64_t key = task.key; key < hull_.hi; key += BLOCK) {
       block_ = {key, least(key + BLOCK, hull_.hi)};
-      if (block_.hi <= hull_.lo || !this->any_band_meets()) continue;
+      if (block_.hi <= hull_.lo || !any_band_meets()) continue;
       take_keys();
       for (int64_t i = 0; i < bands_; i++) {
         if (!meets(i)) continue;
@@ -117,8 +118,8 @@ template <class E> class Backward : Bands<Singles<E>> {
 
   // Pass 1: the chunk's queries and what comes back to them; then the keys of a block.
   void begin() {
-    this->pack_groups(p_.q, p_.D, q_);
-    this->pack_groups(g_.dout, p_.Dv, dout_);
+    pack_groups(p_.q, p_.D, q_);
+    pack_groups(g_.dout, p_.Dv, dout_);
     for (int64_t i = 0; i < n_; i++) {
       // What a query holds that sees nothing goes nowhere.
       bool blind = row_[i].hull.empty();
@@ -128,8 +129,8 @@ template <class E> class Backward : Bands<Singles<E>> {
     for (int64_t i = 0; i < bands_ * BAND * keys_.stride(); i += W) store(dq_ + i, zero());
   }
   void take_keys() {
-    this->pack_panels(p_.k, p_.D, k_);
-    this->pack_panels(p_.v, p_.Dv, v_);
+    pack_panels(p_.k, p_.D, k_);
+    pack_panels(p_.v, p_.Dv, v_);
     for (int64_t k = 0; k < block_.hi - block_.lo; k++)
       lay(key_row(p_.k, block_.lo + k), p_.D, keys_, k_columns_, BLOCK, k, true);
     for (int64_t i = 0; i < BLOCK * keys_.stride(); i += W) store(dk_ + i, zero());
@@ -174,7 +175,7 @@ template <class E> class Backward : Bands<Singles<E>> {
     const double unit = logits_.unit();
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * BAND + r];
-      // No weight is above 1, but few queries were answered from other sums (stream.h), and among large
+      // No weight is above 1, but few queries were answered from other sums (decode.h), and among large
       // scores their log-sum-exp can lie far below the scores as they are here: hence the bound below.
       // At scores of 10^4 a float has half a digit of the weight left, so lse is a double. Differences are
       // taken from the float nearest to it, and what that lacks is added.

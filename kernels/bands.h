@@ -1,4 +1,4 @@
-// Queries in bands against the keys in blocks, up to the scores: what the answer (tile.h), the second
+// Queries in bands against the keys in blocks, up to the scores: what the answer (prefill.h), the second
 // sweep (tally.h) and the way back (backward.h) have in common.
 //
 // A task has some queries of one or several heads that share a key head; they are its rows, BAND of

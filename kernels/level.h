@@ -8,34 +8,37 @@
 // Each builds on those before it.
 #include "functions.h"
 #include "memory.h"
-#include "sight.h"
+#include "mask.h"
 #include "arithmetic.h"
 #include "logits.h"
-#include "drops.h"
+#include "dropout.h"
 #include "products.h"
 #include "bands.h"
-#include "ending.h"
-#include "tile.h"
+#include "epilogue.h"
+#include "prefill.h"
 #include "tally.h"
 #include "backward.h"
-#include "stream.h"
+#include "decode.h"
 #include "ceilings.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// The arithmetic for a dtype, as a template argument of `f`.
+// What the tensors hold, and the arithmetic for it, as a template argument of `then`.
+template <class Then> auto with_element(const Problem& p, Then then) {
+  if (p.dtype == BFLOAT16) return then(bf16());
+  if (p.dtype == FLOAT16) return then(half());
+  return then(float());
+}
 template <class Then> auto with_arithmetic(const Problem& p, Then then) {
 #ifdef CLEARHEAD_HAS_PAIRS
   if (p.dtype == BFLOAT16) return then(Pairs());
-#else
-  if (p.dtype == BFLOAT16) return then(Singles<bf16>());
 #endif
-  if (p.dtype == FLOAT16) return then(Singles<half>());
-  return then(Singles<float>());
+  return with_element(p, [&]<class E>(E) { return then(Singles<E>()); });
 }
 
 // Rows of a stream are padded to a power of two.
-template <class A, class Then> auto with_rows(int64_t rows, Then then) {
+template <class A, class Then> auto with_rows(const Problem& p, Then then) {
+  const int64_t rows = p.H / p.G * p.Tq;
   if constexpr (W >= 8)
     if (rows > 4) return then.template operator()<Stream<A, 8>>();
   if (rows > 2) return then.template operator()<Stream<A, 4>>();
@@ -49,21 +52,19 @@ inline size_t tile_scratch(const Problem& p, int64_t rows) {
 inline void tile(const Problem& p, const TileTask& task, char* scratch) {
   with_arithmetic(p, [&]<class A>(A) { Tile<A>::run(p, task, scratch); });
 }
-inline size_t stream_scratch(const Problem& p, int64_t rows) {
+inline size_t stream_scratch(const Problem& p) {
   return with_arithmetic(p, [&]<class A>(A) {
-    return with_rows<A>(rows, [&]<class S>() { return S::scratch(p); });
+    return with_rows<A>(p, [&]<class S>() { return S::scratch(p); });
   });
 }
 inline void stream(const Problem& p, const StreamTask& task, char* scratch) {
   with_arithmetic(p, [&]<class A>(A) {
-    with_rows<A>(p.H / p.G * p.Tq, [&]<class S>() { S::run(p, task, scratch); });
+    with_rows<A>(p, [&]<class S>() { S::run(p, task, scratch); });
   });
 }
 inline void merge(const Problem& p, int64_t b, int64_t group, int64_t stretches,
                   const float* states) {
-  with_arithmetic(p, [&]<class A>(A) {
-    merge_stretches<typename A::Element>(p, b, group, stretches, states);
-  });
+  with_element(p, [&]<class E>(E) { merge_stretches<E>(p, b, group, stretches, states); });
 }
 
 inline double unit(const Problem& p) { return Logits(p).unit(); }
@@ -76,11 +77,6 @@ inline void tally(const Problem& p, const Tally& wanted, const TallyTask& task, 
 }
 
 // The way back is float32 whatever the dtype.
-template <class Then> auto with_element(const Problem& p, Then then) {
-  if (p.dtype == BFLOAT16) return then(bf16());
-  if (p.dtype == FLOAT16) return then(half());
-  return then(float());
-}
 inline size_t backward_scratch(const Problem& p) {
   return with_element(p, [&]<class E>(E) { return Backward<E>::scratch(p); });
 }

@@ -12,6 +12,7 @@ template <class A> class Tallying : Bands<A> {
   using Base::begin_, Base::end_;
   using Base::meets, Base::scores;
   using typename Base::Row;
+  using Base::any_band_meets, Base::look, Base::pack_groups, Base::pack_panels;
   static constexpr int ROWS = 16 * BAND;                // queries that are packed at once
 
  public:
@@ -35,12 +36,12 @@ template <class A> class Tallying : Bands<A> {
 
   void add_up(const Tally& wanted, Run keys) {
     if (!wanted.received.data && !wanted.map.data && !any_exact(wanted)) return;
-    this->look(keys);
-    this->pack_groups(p_.q, p_.D, q_);
+    look(keys);
+    pack_groups(p_.q, p_.D, q_);
     for (int64_t key = keys.lo; key < hull_.hi; key += BLOCK) {
       block_ = {key, least(key + BLOCK, hull_.hi)};
-      if (block_.hi <= hull_.lo || !this->any_band_meets()) continue;
-      this->pack_panels(p_.k, p_.D, k_);
+      if (block_.hi <= hull_.lo || !any_band_meets()) continue;
+      pack_panels(p_.k, p_.D, k_);
       for (int k = 0; k < BLOCK; k += W) store(received_ + k, zero());
       for (int64_t i = 0; i < bands_; i++) {
         if (!meets(i)) continue;

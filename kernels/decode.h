@@ -35,25 +35,27 @@ template <class A, int R> class Stream {
   static constexpr int COLUMNS = sizeof(E) == 4 && R <= 4 ? 8 : least(8, (REGISTERS - 1) / (R + 1));
 
  public:
-  static size_t scratch(const Problem& p) { return Stream(p, {}, nullptr).size_; }
+  static size_t scratch(const Problem& p) {
+    Cutter c(nullptr);
+    Stream(p, {}, c);
+    return c.used();
+  }
 
   static void run(const Problem& p, const StreamTask& task, char* scratch) {
-    Stream t(p, task, scratch);
-    t.walk();
+    Cutter c(scratch);
+    Stream(p, task, c).walk();
   }
 
  private:
-  Stream(const Problem& p, const StreamTask& task, char* scratch)
+  Stream(const Problem& p, const StreamTask& task, Cutter& c)
       : p_(p), task_(task), sight_(p), logits_(p), heads_(p.H / p.G), n_(int(heads_ * p.Tq)) {
     d_vectors_ = (p.D + W * PER - 1) / (W * PER);
     v_vectors_ = (p.Dv + W - 1) / W;
-    Cutter c(scratch);
     q_ = c.cut<Unit>(R * d_vectors_ * W);
     o_ = c.cut<float>(R * v_vectors_ * W);
     here_ = c.cut<float>(R * v_vectors_ * W);
     s_ = c.cut<float>(BLOCK * R);
     weights_ = PER_WEIGHT == 1 ? (WeightUnit*)s_ : c.cut<WeightUnit>(BLOCK * R / PER_WEIGHT);
-    size_ = c.used();
   }
 
   int64_t head(int r) const { return task_.group * heads_ + r / p_.Tq; }
@@ -359,7 +361,6 @@ template <class A, int R> class Stream {
   int64_t heads_;
   int n_;
   int64_t d_vectors_, v_vectors_;
-  size_t size_;
   Unit* q_;
   float *o_, *here_, *s_;   // here_: the weighted sum of this block alone
   WeightUnit* weights_;     // where the scores were; of pairs, rounded, in a place of their own

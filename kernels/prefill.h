@@ -33,6 +33,7 @@ template <class A> class Tile : Bands<A> {
   using Base::band_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
   using Base::begin_, Base::end_, Base::tops_;
   using Base::key_row, Base::meets, Base::scores, Base::seen_by;
+  using Base::any_band_meets, Base::look, Base::pack_groups, Base::pack_panels;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -65,13 +66,13 @@ template <class A> class Tile : Bands<A> {
   }
 
   void walk() {
-    this->look({0, p_.Tk});
-    this->pack_groups(p_.q, p_.D, q_);
+    look({0, p_.Tk});
+    pack_groups(p_.q, p_.D, q_);
     begin();
     for (int64_t key = hull_.lo / BLOCK * BLOCK; key < hull_.hi; key += BLOCK) {
       block_ = {key, least(key + BLOCK, hull_.hi)};
-      if (!this->any_band_meets()) continue;
-      this->pack_panels(p_.k, p_.D, k_);
+      if (!any_band_meets()) continue;
+      pack_panels(p_.k, p_.D, k_);
       if (answers_) pack_values();
       for (int64_t i = 0; i < bands_; i++) {
         fetch_ahead(i);
