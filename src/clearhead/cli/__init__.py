@@ -17,6 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (explain, look, scale, train, measure, ablate, plan, bench, doctor):
     app.command()(verb)

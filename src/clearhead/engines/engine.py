@@ -13,7 +13,11 @@ class Engine(ABC):
     and never hands the question on."""
 
     name: str
-    caption: str
+
+    @property
+    @abstractmethod
+    def caption(self) -> str:
+        """How it answers, in a few words."""
 
     @abstractmethod
     def why_not(self, problem: Problem) -> list[str]:

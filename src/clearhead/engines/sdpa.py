@@ -21,6 +21,8 @@ MOST_MASK_BYTES = 2**30
 
 
 class Sdpa(Engine):
+    """torch's fused kernels, where their masks and scales say the same as the question."""
+
     name = "sdpa"
     caption = "torch's scaled_dot_product_attention"
 

@@ -90,6 +90,8 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
 
 
 class Steps(Engine):
+    """The definition: what `explain` shows, without keeping the steps."""
+
     name = "steps"
     caption = "the reference, step by step, in plain torch"
 

@@ -21,6 +21,8 @@ TILE_KEYS = 512
 
 
 class Tiled(Engine):
+    """Every question, on every device, in memory that does not grow with the square."""
+
     name = "tiled"
     caption = "tiles and a mergeable softmax, in plain torch"
 

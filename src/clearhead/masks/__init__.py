@@ -6,8 +6,9 @@ Each rule is written twice on purpose, once cell by cell (`keep`) and once as ru
 what the engines read); the tests hold the two against each other.
 """
 
+from .compose import And, Not, Or
 from .given import Dense, dense, documents
-from .mask import And, Grid, Mask, Not, Or
+from .mask import Grid, Mask
 from .parse import parse
 from .positions import (
     Causal,

@@ -1,11 +1,11 @@
-"""What a mask is, and how masks compose.
+"""What a mask is; `compose.py` has what is made of two.
 
 Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -73,9 +73,13 @@ class Mask(ABC):
         return self
 
     def __and__(self, other: "Mask") -> "Mask":
+        from .compose import And
+
         return self if self._is(_mask(other, "&")) else And(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
+        from .compose import Or
+
         return self if self._is(_mask(other, "|")) else Or(self, other)
 
     def __rand__(self, other: object) -> "Mask":
@@ -85,6 +89,8 @@ class Mask(ABC):
         return _mask(other, "|") | self
 
     def __invert__(self) -> "Mask":
+        from .compose import Not
+
         return self.mask if isinstance(self, Not) else Not(self)
 
     def __bool__(self) -> bool:
@@ -301,113 +307,6 @@ class Kept(Mask):
         return reach
 
 
-# ------------------------------------------------------------------------------------ composition
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Pair(Kept):
-    left: Mask
-    right: Mask
-
-    def sizes(self) -> dict[str, int]:
-        return {**self.left.sizes(), **self.right.sizes()}
-
-    def corners(self) -> "list[Align]":
-        return self.left.corners() + self.right.corners()
-
-    def aligned(self, align: "Align") -> Mask:
-        return replace(self, left=self.left.aligned(align), right=self.right.aligned(align))
-
-    def check(self, grid: Grid) -> None:
-        self.left.check(grid)
-        self.right.check(grid)
-
-
-class And(_Pair):
-    """Both rules allow it."""
-
-    def __repr__(self) -> str:
-        return f"{_side(self.left, And)} & {_side(self.right, ())}"
-
-    @property
-    def formula(self) -> str:
-        return f"({self.left.formula}) and ({self.right.formula})"
-
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.left.keep(grid, b, h, q, k) & self.right.keep(grid, b, h, q, k)
-
-    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
-        return self.left.reach(grid, device) & self.right.reach(grid, device)
-
-    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
-        left, right = self.left.diagonal(grid), self.right.diagonal(grid)
-        if left is None or right is None:
-            return None
-        return min(left[0], right[0]), min(left[1], right[1])
-
-    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        both = (self.left, self.right)
-        against = [m for m in both if not m.allows(grid, b, h, q, k)]
-        return "; ".join(m.reason(grid, b, h, q, k) for m in against or both)
-
-
-class Or(_Pair):
-    """Either rule allows it."""
-
-    def __repr__(self) -> str:
-        return f"{_side(self.left, (And, Or))} | {_side(self.right, And)}"
-
-    @property
-    def formula(self) -> str:
-        return f"({self.left.formula}) or ({self.right.formula})"
-
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.left.keep(grid, b, h, q, k) | self.right.keep(grid, b, h, q, k)
-
-    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
-        return self.left.reach(grid, device) | self.right.reach(grid, device)
-
-    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        both = (self.left, self.right)
-        allow = [m for m in both if m.allows(grid, b, h, q, k)]
-        return "; ".join(m.reason(grid, b, h, q, k) for m in allow or both)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Not(Kept):
-    """The rule forbids it."""
-
-    mask: Mask
-
-    def __repr__(self) -> str:
-        return f"~{_side(self.mask, ())}"
-
-    @property
-    def formula(self) -> str:
-        return f"not ({self.mask.formula})"
-
-    def sizes(self) -> dict[str, int]:
-        return self.mask.sizes()
-
-    def corners(self) -> "list[Align]":
-        return self.mask.corners()
-
-    def aligned(self, align: "Align") -> Mask:
-        return replace(self, mask=self.mask.aligned(align))
-
-    def check(self, grid: Grid) -> None:
-        self.mask.check(grid)
-
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return ~self.mask.keep(grid, b, h, q, k)
-
-    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
-        return self.mask.reach(grid, device).inverse()
-
-    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        return f"the opposite of: {self.mask.reason(grid, b, h, q, k)}"
-
-
 def _whole(name: str, value: object) -> int:
     number = whole(value)
     if number is None:
@@ -428,12 +327,6 @@ def _mask(other: object, sign: str) -> Mask:
         "wrap a boolean tensor first: dense(keep=tensor) if True means may look, "
         "dense(drop=tensor) if it means must not.",
     )
-
-
-def _side(mask: Mask, plain: type | tuple[type, ...]) -> str:
-    """A part of a composition; in brackets if it is one itself, unless its kind is `plain`."""
-    bare = not isinstance(mask, _Pair) or isinstance(mask, plain)
-    return repr(mask) if bare else f"({mask!r})"
 
 
 def _certainly(a: object, b: object) -> bool:

@@ -37,10 +37,15 @@ if core is not None and core.struct_sizes() != SIZES:
 
 
 class Cpu(Engine):
+    """The compiled core, in prefill and decode of its own (kernels/attention.h).
+
+    Source: Dao et al. 2022, "FlashAttention"; Dao et al. 2023, "Flash-Decoding".
+    """
+
     name = "cpu"
 
     @property
-    def caption(self) -> str:  # type: ignore[override]  # asked anew: the level can change
+    def caption(self) -> str:
         return f"the C++ core, {status()}" if core is not None else status()
 
     def why_not(self, problem: Problem) -> list[str]:
