@@ -187,7 +187,8 @@ def test_dropout_and_seed_are_reproducible(run):
      "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
     (["explain", "a b", "--head", "2"], "head 2 was asked for.\n  Rule: there are 2 heads, "
      "numbered from 0.\n  Way out: pass a head from 0 to 1."),
-    (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read.\n  Rule: a mask is "
+    (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "
+     "'causl' (did you mean 'causal'?).\n  Rule: a mask is "
      "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
      "documents(...), dense(...), joined by &, | and ~.\n  Way out: write for example 'causal' or "
      "'causal & window(before=3, after=0)'."),

@@ -201,6 +201,17 @@ def test_a_rule_for_a_batch_of_none_prints_and_exports(rule):
     assert ch.attention(q, q, q, mask=rule).shape == q.shape
 
 
+@pytest.mark.parametrize("text, why", [
+    ("causal & window(befor=2)", "unexpected keyword argument 'befor'"),
+    ("causal and window(before=2)", "joined by & and |, not by words"),
+    ("windw(before=2)", "no mask is called 'windw' (did you mean 'window'?)"),
+    ("window", "needs its numbers"), ("causal(3)", "takes no numbers"), ("2 + 3", "'2 + 3' is no mask"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_said(text, why):
+    with pytest.raises(ch.BadValue, match=re.escape(why)):
+        ch.masks.parse(text)
+
+
 def test_numbers_too_far_are_refused_at_either_end():
     for far in (2**41, -(2**41), -(2**63), 2**63 - 1):
         with pytest.raises(ch.BadValue, match=f"align={far}"):

@@ -1,11 +1,15 @@
 """Read a mask from text: what a mask prints, it can be made from. Nothing else is evaluated."""
 
 import ast
+import difflib
+from typing import TypeVar
 
 from ..errors import AttentionError, BadValue
 from .given import dense, documents
 from .mask import Mask
 from .positions import Causal, causal, everything, lengths, prefix, window
+
+Known = TypeVar("Known")
 
 NAMES: dict[str, Mask] = {"everything": everything, "causal": causal}
 CALLS = {
@@ -28,8 +32,9 @@ def parse(text: str) -> Mask:
     except AttentionError:
         raise
     except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise BadValue(
-            f"The mask {text if len(text) < 80 else text[:80] + '…'!r} cannot be read.",
+            f"The mask {text if len(text) < 80 else text[:80] + '…'!r} cannot be read: {why}.",
             f"a mask is made of {', '.join([*NAMES, *(f'{c}(...)' for c in CALLS)])}, "
             "joined by &, | and ~.",
             "write for example 'causal' or 'causal & window(before=3, after=0)'.",
@@ -39,7 +44,7 @@ def parse(text: str) -> Mask:
 def _mask(node: ast.expr) -> Mask:
     match node:
         case ast.Name(id=name):
-            return NAMES[name]
+            return _called(name, NAMES)
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             return _mask(left) & _mask(right)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -50,5 +55,20 @@ def _mask(node: ast.expr) -> Mask:
             k.arg for k in keywords
         ):
             given = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
-            return CALLS[name](*(ast.literal_eval(a) for a in args), **given)  # type: ignore[operator]  # a class or a function
-    raise ValueError(ast.dump(node))
+            make = _called(name, CALLS)
+            return make(*(ast.literal_eval(a) for a in args), **given)  # type: ignore[operator]  # a class or a function
+        case ast.BoolOp():
+            raise ValueError("rules are joined by & and |, not by words")
+    raise ValueError(f"{ast.unparse(node)[:40]!r} is no mask")
+
+
+def _called(name: str, known: dict[str, Known]) -> Known:
+    if name in known:
+        return known[name]
+    if name in CALLS:
+        raise ValueError(f"{name!r} needs its numbers: {name}(...)")
+    if name in NAMES:
+        raise ValueError(f"{name!r} takes no numbers")
+    near = difflib.get_close_matches(name, [*NAMES, *CALLS], 1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"no mask is called {name!r}{hint}")
