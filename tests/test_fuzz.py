@@ -132,6 +132,11 @@ def test_the_core_differentiates_any_question_as_the_reference_does(question):
         )
 
 
+# Whoever runs the tests in the background may have them ignore interrupts, and so their children.
+LISTENS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 LONG_CALL = """
 import torch, clearhead as ch
 q = torch.randn(1, 4, 131072, 64)
@@ -156,7 +161,10 @@ print("to the end")
 @pytest.mark.parametrize("program", [LONG_CALL, LONG_WAY_BACK], ids=["there", "back"])
 def test_an_interrupt_during_a_call_of_the_core_ends_it(program):
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", LISTENS + program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stdout.readline() == "begun\n"

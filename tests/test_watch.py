@@ -121,6 +121,7 @@ def test_what_was_seen_prints_and_slices():
             layers(torch.randn(2, 7, 12))
     lines = repr(seen).splitlines()
     assert lines[0] == "20 calls seen" and len(lines) == 13 and lines[11] == "  ..."
+    assert repr(seen[0]) == f"{lines[1].strip()}: entropy, max"
     assert lines[1].startswith("  layer 0  0.attention  B=2 H=3") and "layer 1" in lines[-1]
     assert [call.layer for call in seen[-2:]] == [0, 1]
 

@@ -17,7 +17,7 @@ from .whole import whole
 OF_KEYS = {"received", "map", "rows"}  # statistics that have no number for each query
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Call:
     """What one attention call of a model showed.
 
@@ -32,9 +32,16 @@ class Call:
     layer: int
     module: str
     question: str
-    found: dict[str, Result] = field(repr=False)
-    blind: Tensor | None = field(default=None, repr=False)
+    found: dict[str, Result]
+    blind: Tensor | None = None
     heads: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        heads = "" if self.heads is None else f", heads {', '.join(map(str, self.heads))}"
+        return f"{self._where()}{heads}: {', '.join(self.found)}"
+
+    def _where(self) -> str:
+        return f"layer {self.layer}  {self.module or 'the model'}  {self.question}"
 
     def gauged(self, each_head: bool) -> Iterator[tuple[str, str, Tensor]]:
         """The finite numbers of each part of each statistic, in one dimension, without those of
@@ -84,7 +91,7 @@ class Seen:
         if self.written:
             files = f"{len(self.written)} file{'s' * (len(self.written) != 1)}"
             return f"{files} in {self.written[0].parent}, a call each"
-        lines = [f"  layer {c.layer}  {c.module or 'the model'}  {c.question}" for c in self.calls]
+        lines = [f"  {call._where()}" for call in self.calls]
         if len(lines) > 12:
             lines[10:-1] = ["  ..."]
         return "\n".join([count, *lines])
