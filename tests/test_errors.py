@@ -85,7 +85,7 @@ VALUES = {
         lambda: ask(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
         """A rule holds a meta tensor of shape (5, 7).
   Rule: meta tensors have shapes and no numbers to compute with.
-  Way out: make the rule of numbers that are there, or put everything on meta.""",
+  Way out: make the rule of numbers that are there; only attention(...) of meta tensors needs none.""",
     ),
     "alibi with other heads": (
         lambda: ask(bias=ch.alibi([0.5, 0.25], align=0)),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_kernels import draw, level as level, question, threads as threads
 from test_stats import LEARNED, assert_same, dense, everything_for, flat, score, tiles
+from torch.autograd import forward_ad
 
 import clearhead as ch
 from clearhead import stats
@@ -258,6 +259,31 @@ def test_gradients_of_statistics_of_large_scores(scale):
         learned.append([x.double() for x in torch.autograd.grad(total, (q, k))])
     for got, want in zip(*learned, strict=True):
         assert float((got - want).abs().max() / want.abs().max()) < 0.01
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
+def test_the_way_back_of_statistics_carries_derivatives_along():
+    q, k, v = question(H=2, G=2, Tq=8, Tk=8, D=4)
+    found = []
+    for engine in ("cpu", "tiled"):
+        x = q.clone().requires_grad_()
+        entropy = ch.look(x, k, v, stats=["entropy"], engine=engine).entropy
+        with forward_ad.dual_level():
+            back = forward_ad.make_dual(torch.ones_like(entropy), torch.ones_like(entropy))
+            (g,) = torch.autograd.grad(entropy, x, back)
+            found.append(forward_ad.unpack_dual(g).tangent)
+    torch.testing.assert_close(*found)
+    out = ch.attention(q.requires_grad_(), k, v, engine="cpu")
+    with forward_ad.dual_level(), pytest.raises(ch.BadValue, match="forward mode"):
+        torch.autograd.grad(out, q, forward_ad.make_dual(out.detach(), out.detach()))
+
+
+def test_a_gradient_that_is_a_negative_view():
+    q, k, v = question(H=2, G=2, Tq=8, Tk=8, D=4)
+    received = ch.look(q.requires_grad_(), k, v, stats=["received"], engine="cpu").received
+    back = torch._neg_view(draw(*received.shape))
+    twice = [torch.autograd.grad(received, q, g, True)[0] for g in (back, back.resolve_neg())]
+    assert torch.equal(*twice)
 
 
 def test_watching_what_learns_changes_no_bit_and_keeps_nothing(monkeypatch):

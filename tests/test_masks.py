@@ -187,8 +187,13 @@ def test_rules_do_not_follow_the_tensors_they_were_made_from():
 def test_a_rule_of_meta_tensors_has_no_numbers_for_others(make):
     q = torch.randn(2, 1, 4, 8)
     rule = make(torch.zeros(4, dtype=torch.long, device="meta"))
-    with pytest.raises(ch.BadValue, match=r"(?s)no numbers.*put everything on meta"):
+    with pytest.raises(ch.BadValue, match=r"(?s)no numbers.*numbers that are there"):
         ch.attention(q, q, q, mask=rule)
+    there = q.to("meta")
+    assert "numbers" in repr(rule) or "booleans" in repr(rule)
+    assert ch.attention(there, there, there, mask=rule).shape == q.shape
+    with pytest.raises(ch.BadValue, match="no numbers"):
+        ch.look(there, there, there, mask=rule)
 
 
 @pytest.mark.parametrize("rule", [
@@ -206,6 +211,7 @@ def test_a_rule_for_a_batch_of_none_prints_and_exports(rule):
     ("causal and window(before=2)", "joined by & and |, not by words"),
     ("windw(before=2)", "no mask is called 'windw' (did you mean 'window'?)"),
     ("window", "needs its numbers"), ("causal(3)", "takes no numbers"), ("2 + 3", "'2 + 3' is no mask"),
+    ("documents([0] * 9)", "'[0] * 9' is no number"), ("dense(keep=x)", "'x' is no number"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_said(text, why):
     with pytest.raises(ch.BadValue, match=re.escape(why)):

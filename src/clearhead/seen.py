@@ -165,3 +165,4 @@ class Seen:
     def clear(self) -> None:
         """Forget what was seen, for example after each training step."""
         self.calls.clear()
+        self.written.clear()

@@ -104,6 +104,11 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def carries_derivatives(*tensors: Tensor) -> bool:
+    """Does one of these carry derivatives along?"""
+    return forward_mode() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
 def plain(*tensors: Tensor | None) -> bool:
     """Are these tensors with memory behind them, and does nobody follow what happens to them?"""
     return (

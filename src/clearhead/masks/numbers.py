@@ -23,8 +23,9 @@ MOST_SHOWN = 4096  # numbers that a rule prints one by one
 
 
 def text(value: object) -> str:
-    """Numbers as they are given, in a rule's own words; only counted where there are many."""
-    if isinstance(value, Tensor) and value.numel() > MOST_SHOWN:
+    """Numbers as they are given, in a rule's own words; only counted where there are many, or none
+    yet."""
+    if isinstance(value, Tensor) and (value.numel() > MOST_SHOWN or value.device.type == "meta"):
         return f"<{'x'.join(map(str, value.shape))} numbers>"
     if isinstance(value, Tensor):
         value = value[0].tolist() if value.dim() == 2 and value.shape[0] == 1 else value.tolist()
@@ -180,7 +181,8 @@ def on(x: Tensor, device: torch.device | None) -> Tensor:
         raise BadValue(
             f"A rule holds a meta tensor of shape {tuple(x.shape)}.",
             "meta tensors have shapes and no numbers to compute with.",
-            "make the rule of numbers that are there, or put everything on meta.",
+            "make the rule of numbers that are there; only attention(...) of meta tensors needs "
+            "none.",
         )
     return x.to(device)
 

@@ -54,12 +54,19 @@ def _mask(node: ast.expr) -> Mask:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if all(
             k.arg for k in keywords
         ):
-            given = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+            given = {str(k.arg): _value(k.value) for k in keywords}
             make = _called(name, CALLS)
-            return make(*(ast.literal_eval(a) for a in args), **given)  # type: ignore[operator]  # a class or a function
+            return make(*map(_value, args), **given)  # type: ignore[operator]  # a class or a function
         case ast.BoolOp():
             raise ValueError("rules are joined by & and |, not by words")
     raise ValueError(f"{ast.unparse(node)[:40]!r} is no mask")
+
+
+def _value(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise ValueError(f"{ast.unparse(node)[:40]!r} is no number") from None
 
 
 def _called(name: str, known: dict[str, Known]) -> Known:

@@ -19,7 +19,7 @@ from ...stats import Statistic
 from ...stats.gather import gather_gradients
 from ...stats.partial import Partial
 from ...stats.state import Rows, Sums, finish_rows
-from ...traced import alone
+from ...traced import alone, forward_mode
 from .call import Asked, attend, direct, question
 from .look import everything_of, survey_and_top
 from .operator import CameBack, gradients, log_unit
@@ -77,7 +77,8 @@ class _Counted(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         given = dict(zip(NAMES, grads, strict=True))
         learned = Learning(None, None, None, None)
-        if not torch.is_grad_enabled() and direct(p, inputs) and alone(*grads):
+        followed = torch.is_grad_enabled() or forward_mode()
+        if not followed and direct(p, inputs) and alone(*grads):
             of_rows, of_received = (given["sum"], given["moment"]), given["received"]
             if any(g is not None for g in of_rows):
                 learned = _of_rows(p, inputs, top, total, of_rows, needed[2])
@@ -138,7 +139,7 @@ def _of_received(
 ) -> Learning:
     """From the gradient r of `received`: that of a logit is w (r - Σ w r), and the sum over the
     keys is what attention answers where r are the values. With a sink, weights sum to less."""
-    asked, r = question(p), grad.contiguous()
+    asked, r = question(p), grad.resolve_neg().contiguous()
     q, k = inputs.q.float(), repeat_heads(inputs.k.float(), p.H)
     given, _, _ = attend(q, k, r.unsqueeze(-1), asked, False)
     share = finish_rows(Rows(top.to(p.wide), total), p.sinks).share

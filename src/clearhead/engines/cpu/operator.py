@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ...errors import BadValue
 from ...problem import Inputs, Problem
-from ...traced import alone, plain, transformed
+from ...traced import alone, carries_derivatives, plain, transformed
 from .call import NO_GRID, Asked, attend, check, direct, grid, pack, place, question, rows_of
 from .extension import core
 
@@ -272,6 +272,12 @@ def _dispatch(*arguments: Any) -> Any:
 def _dispatch_back(*arguments: Any) -> Any:
     if transformed():
         return AttendBackward.apply(*arguments)
+    if carries_derivatives(*_tensors(arguments)):
+        raise BadValue(
+            "A gradient of attention is asked for derivatives in forward mode.",
+            "the C++ core carries none along, on the way back neither.",
+            "pass engine='tiled', which torch differentiates in every mode.",
+        )
     if not torch.is_grad_enabled() and alone(*_tensors(arguments)):
         return _attend_backward(*arguments)
     return torch.ops.clearhead.attend_backward(*arguments)
