@@ -8,7 +8,7 @@
 //     dX = scale (1 - tanh^2) dY, the bend of a soft cap        dK = dX^T Q        dQ = dX K
 //
 // Of statistics dY = w (dreceived + dlog ln w - delta): what their sums of w and of w ln w give to each
-// weight; what softmax takes from them again is in the caller's dlse (engines/cpu/look.py).
+// weight; what softmax takes from them again is in the caller's dlse (engines/cpu/look_back.py).
 //
 // The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/operator.py).
 //

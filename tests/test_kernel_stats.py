@@ -230,9 +230,9 @@ NEAR = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch):
     results = []
     for wide in (False, True):
-        (problem, inputs), leaves = learning(PROBLEMS[name](dtype, 0), dtype)
+        case = PROBLEMS[name](dtype, 0)
+        (problem, inputs), leaves = learning(case, torch.float64 if wide else dtype)
         if wide:
-            (problem, inputs), leaves = learning(PROBLEMS[name](dtype, 0), torch.float64)
             found = dense(problem, inputs, parse_stats(CLOSED))
         else:
             monkeypatch.setattr(look_back, "gather_gradients", None)

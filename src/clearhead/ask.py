@@ -77,6 +77,16 @@ def ask(
 # ------------------------------------------------------------------------------------- the checks
 
 
+def must_have_numbers(problem: Problem, verb: str) -> None:
+    """Raises `BadValue` where there is nothing to look at: a question of meta tensors."""
+    if problem.device.type == "meta":
+        raise BadValue(
+            f"{verb} was asked about meta tensors: {problem.describe()}.",
+            "meta tensors have shapes and no numbers to look at.",
+            "use plan(...), or attention(...) for the shape of the output.",
+        )
+
+
 def _usual(q: object, k: object, v: object) -> bool:
     """Is everything as most questions have it? One look, for small calls are mostly checks."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
@@ -295,16 +305,6 @@ def _checked_dropout(p: object) -> float:
             "pass a number such as 0.1; layers pass 0.0 outside training.",
         )
     return number
-
-
-def must_have_numbers(problem: Problem, verb: str) -> None:
-    """Raises `BadValue` where there is nothing to look at: a question of meta tensors."""
-    if problem.device.type == "meta":
-        raise BadValue(
-            f"{verb} was asked about meta tensors: {problem.describe()}.",
-            "meta tensors have shapes and no numbers to look at.",
-            "use plan(...), or attention(...) for the shape of the output.",
-        )
 
 
 def _checked_seed(seed: object) -> int | None:

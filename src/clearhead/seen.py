@@ -87,10 +87,10 @@ class Seen:
         return iter(self.calls)
 
     def __repr__(self) -> str:
-        count = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)} seen"
         if self.written:
             files = f"{len(self.written)} file{'s' * (len(self.written) != 1)}"
             return f"{files} in {self.written[0].parent}, a call each"
+        count = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)} seen"
         lines = [f"  {call._where()}" for call in self.calls]
         if len(lines) > 12:
             lines[10:-1] = ["  ..."]

@@ -162,12 +162,13 @@ class _Watcher:
             wanted = self.standing(problem.mask, problem.grid)
             found = count_weights(problem, inputs, wanted).finish()
         blind = problem.reach.pairs() == 0 if problem.masked else None
-        if self.heads is None:
-            return Call(layer, name, problem.describe(), found, blind, None)
-        picked = _checked_here(self.heads, problem.H)
-        found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
-        blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
-        return Call(layer, name, problem.describe(), found, blind, tuple(picked))
+        heads = None
+        if self.heads is not None:
+            picked = _checked_here(self.heads, problem.H)
+            found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
+            blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
+            heads = tuple(picked)
+        return Call(layer, name, problem.describe(), found, blind, heads)
 
     def keep(self, call: Call) -> None:
         if self.place is None:

@@ -143,11 +143,13 @@ def gather_gradients(
         found = torch.autograd.grad(
             outputs, learning, towards, allow_unused=True, create_graph=again
         )
-        learned = [
-            a if b is None else b if a is None else a + b
-            for a, b in zip(learned, found, strict=True)
-        ]
+        learned = [both(*pair) for pair in zip(learned, found, strict=True)]
     return learned
+
+
+def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, of which None is nothing."""
+    return a if b is None else b if a is None else a + b
 
 
 @dataclass(frozen=True, eq=False)

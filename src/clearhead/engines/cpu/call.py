@@ -77,9 +77,9 @@ def question(p: Problem) -> Asked:
         sinks = p.sinks.float().resolve_neg()
     before, after = diagonal or (EVERY_KEY, EVERY_KEY)
     softcap = p.softcap or 0.0
-    seed: int | Tensor | None = p.seed if p.dropout else None
-    if p.dropout and p.seed is None:
-        seed = draw_seed()
+    seed: int | Tensor | None = None
+    if p.dropout:
+        seed = draw_seed() if p.seed is None else p.seed
     return Asked(
         p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed
     )

@@ -51,8 +51,8 @@ def survey(
 def survey_and_top(
     p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...], out: Tensor | None
 ) -> tuple[Partial, Tensor]:
-    """And the largest logit of every query as the core knows it, in float64; `Rows` has it
-    rounded."""
+    """`survey`, and the largest logit of every query as the core knows it, in float64; `Rows` has
+    it rounded."""
     needs = Needs(p, wanted)
     q, k, v = (rows_of(x) for x in inputs)
     v = v if out is not None else v[..., :0]

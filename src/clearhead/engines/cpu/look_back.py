@@ -16,7 +16,7 @@ from torch import Tensor
 from ...biases import TensorBias
 from ...problem import Inputs, Problem, repeat_heads
 from ...stats import Statistic
-from ...stats.gather import gather_gradients
+from ...stats.gather import both, gather_gradients
 from ...stats.partial import Partial
 from ...stats.state import Rows, Sums, finish_rows
 from ...traced import alone, forward_mode
@@ -164,8 +164,7 @@ def _back(
 
 
 def _sum(a: Learning, b: Learning) -> Learning:
-    pairs = zip(a, b, strict=True)
-    return Learning(*(y if x is None else x if y is None else x + y for x, y in pairs))
+    return Learning(*map(both, a, b))
 
 
 def _rows_and_sums(parts: Sequence[Any]) -> tuple[Rows, Sums]:

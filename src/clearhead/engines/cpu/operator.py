@@ -272,13 +272,14 @@ def _dispatch(*arguments: Any) -> Any:
 def _dispatch_back(*arguments: Any) -> Any:
     if transformed():
         return AttendBackward.apply(*arguments)
-    if carries_derivatives(*_tensors(arguments)):
+    tensors = _tensors(arguments)
+    if carries_derivatives(*tensors):
         raise BadValue(
             "A gradient of attention is asked for derivatives in forward mode.",
             "the C++ core carries none along, on the way back neither.",
             "pass engine='tiled', which torch differentiates in every mode.",
         )
-    if not torch.is_grad_enabled() and alone(*_tensors(arguments)):
+    if not torch.is_grad_enabled() and alone(*tensors):
         return _attend_backward(*arguments)
     return torch.ops.clearhead.attend_backward(*arguments)
 
