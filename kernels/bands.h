@@ -28,9 +28,12 @@ template <class A> class Bands : protected Products<A> {
   struct Row {
     int64_t h, q;
     Run hull, core;
+    Run here;    // what it sees of a block (and beyond, if the mask is simple) lies in this run,
+    bool whole;  // and it sees all of it
   };
   struct Band {
     Run hull, core;
+    int64_t next;  // no row sees a key between the last block and this one
   };
 
   Bands(const Problem& p, const TileTask& task, Cutter& c, int64_t rows)
@@ -49,12 +52,29 @@ template <class A> class Bands : protected Products<A> {
   // Does this band see any key of the block? If so, lo_ to hi_ are what it sees.
   bool meets(int64_t i) {
     Run seen = {most(band_[i].hull.lo, block_.lo), least(band_[i].hull.hi, block_.hi)};
-    if (seen.empty()) return false;
-    seen = sight_.simple() ? Run{seen.lo - block_.lo, seen.hi - block_.lo}
-                           : seen_by(i * BAND, int(least<int64_t>(BAND, n_ - i * BAND)));
-    lo_ = int(seen.lo);
-    hi_ = int(seen.hi);
+    if (seen.empty() || band_[i].next >= block_.hi) return false;
+    if (!sight_.simple()) seen = look_closer(i);
+    lo_ = int(seen.lo - block_.lo);
+    hi_ = int(seen.hi - block_.lo);
     return !seen.empty();
+  }
+  // What every row of a band sees of the block, and all of them together; if that is nothing, where to
+  // look again.
+  Run look_closer(int64_t i) {
+    Band& band = band_[i];
+    Row *first = row_ + i * BAND, *end = row_ + least((i + 1) * BAND, n_);
+    Run seen = {block_.hi, block_.lo};
+    for (Row* x = first; x < end; x++) {
+      Run part = {most(x->hull.lo, block_.lo), least(x->hull.hi, block_.hi)};
+      x->here = part.empty() ? part : sight_.within(task_.b, x->h, x->q, part, &x->whole);
+      if (!x->here.empty()) seen = {least(seen.lo, x->here.lo), most(seen.hi, x->here.hi)};
+    }
+    if (seen.empty()) {
+      band.next = p_.Tk;
+      for (Row* x = first; x < end; x++)
+        band.next = least(band.next, sight_.next(task_.b, x->h, x->q, block_.hi));
+    }
+    return seen;
   }
   bool any_band_meets() {
     for (int64_t i = 0; i < bands_; i++)
@@ -65,13 +85,15 @@ template <class A> class Bands : protected Products<A> {
   // Pass 0: what every row sees of these keys, and what the bands and the task see together.
   void look(const Run& keys) {
     hull_ = {p_.Tk, 0};
-    for (int64_t i = 0; i < bands_; i++) band_[i] = {{p_.Tk, 0}, {0, p_.Tk}};
+    for (int64_t i = 0; i < bands_; i++) band_[i] = {{p_.Tk, 0}, {0, p_.Tk}, 0};
     for (int64_t i = 0; i < n_; i++) {
       Row& r = row_[i];
       Band& band = band_[i / BAND];
       r.h = task_.head + i / task_.queries;
       r.q = task_.query + i % task_.queries;
       sight_.row(task_.b, r.h, r.q, keys, &r.hull, &r.core);
+      r.here = r.hull;
+      r.whole = sight_.simple();
       prefetch_row(at(p_.q, r), p_.D);
       band.core = {most(band.core.lo, r.core.lo), least(band.core.hi, r.core.hi)};
       if (r.hull.empty()) continue;
@@ -153,8 +175,8 @@ template <class A> class Bands : protected Products<A> {
       if (!full)
         for (int r = 0; r < rows; r++) {
           const Row& x = row_[i * BAND + r];
-          word[r] = sight_.simple() ? Sight::word(x.hull, key, seen)
-                                    : sight_.word(task_.b, x.h, x.q, key, seen);
+          word[r] = x.whole ? Sight::word(x.here, key, seen)
+                            : sight_.word(task_.b, x.h, x.q, key, seen);
           all_see &= word[r];
         }
       full = !(~all_see << (64 - width));
@@ -211,16 +233,13 @@ template <class A> class Bands : protected Products<A> {
     *tops = t;
   }
 
-  // The keys of this block that some of these rows see, counted from its start. A row of several runs
-  // may see nothing of a block that its hull spans.
+  // The keys of this block that some of these rows see, counted from its start.
   Run seen_by(int64_t row, int n) const {
     Run all = {BLOCK, 0};
     for (int r = 0; r < n; r++) {
       const Row& x = row_[row + r];
-      int64_t lo = most(x.hull.lo, block_.lo), hi = least(x.hull.hi, block_.hi);
-      if (lo >= hi) continue;
-      Run seen = sight_.simple() ? Run{lo, hi} : sight_.within(task_.b, x.h, x.q, {lo, hi});
-      if (!seen.empty()) all = {least(all.lo, seen.lo - block_.lo), most(all.hi, seen.hi - block_.lo)};
+      int64_t lo = most(x.here.lo, block_.lo), hi = least(x.here.hi, block_.hi);
+      if (lo < hi) all = {least(all.lo, lo - block_.lo), most(all.hi, hi - block_.lo)};
     }
     return all;
   }

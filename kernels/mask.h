@@ -23,24 +23,30 @@ class Sight {
     }
   }
 
-  // The smallest run that holds all that a query sees of these keys.
-  Run within(int64_t b, int64_t h, int64_t q, const Run& keys) const {
+  // The smallest run that holds all that a query sees of these keys, and whether it sees all of it.
+  Run within(int64_t b, int64_t h, int64_t q, const Run& keys, bool* whole = nullptr) const {
     Run seen = {keys.hi, keys.lo};
+    int64_t runs = 0;
     for (int64_t i = 0; i < count(); i++) {
       Run r = run(b, h, q, i);
-      int64_t lo = most(r.lo, keys.lo), hi = least(r.hi, keys.hi);
-      if (lo < hi) seen = {least(seen.lo, lo), most(seen.hi, hi)};
+      r = {most(r.lo, keys.lo), least(r.hi, keys.hi)};
+      if (m_.bits.data) trim(bits(b, h, q), &r);
+      if (r.empty()) continue;
+      seen = {least(seen.lo, r.lo), most(seen.hi, r.hi)};
+      runs++;
     }
-    if (!m_.bits.data) return seen;
-    const uint8_t* x = bits(b, h, q);
-    const int64_t step = m_.bits.x;
-    if (step == 1) {
-      trim<64>(x, &seen);
-      trim<8>(x, &seen);
-    }
-    while (seen.lo < seen.hi && !x[seen.lo * step]) seen.lo++;
-    while (seen.lo < seen.hi && !x[(seen.hi - 1) * step]) seen.hi--;
+    if (whole) *whole = runs <= 1 && !m_.bits.data;
     return seen;
+  }
+
+  // The first key, from `key` on, of a query's runs; Tk if there is none.
+  int64_t next(int64_t b, int64_t h, int64_t q, int64_t key) const {
+    int64_t first = Tk_;
+    for (int64_t i = 0; i < count(); i++) {
+      Run r = run(b, h, q, i);
+      if (r.hi > most(r.lo, key)) first = least(first, most(r.lo, key));
+    }
+    return first;
   }
 
   // True if a hull is all there is to know: one run per query, and no bits.
@@ -78,7 +84,17 @@ class Sight {
     __builtin_memcpy(&bytes, x, 8);
     return bytes;
   }
-  // Cuts zeros off both ends of a run, N at a time.
+  // Cuts zeros off both ends of a run.
+  void trim(const uint8_t* x, Run* r) const {
+    const int64_t step = m_.bits.x;
+    if (step == 1) {
+      trim<64>(x, r);
+      trim<8>(x, r);
+    }
+    while (r->lo < r->hi && !x[r->lo * step]) r->lo++;
+    while (r->lo < r->hi && !x[(r->hi - 1) * step]) r->hi--;
+  }
+  // The same, N at a time.
   template <int N> static void trim(const uint8_t* x, Run* r) {
     auto empty = [x](int64_t from) {
       uint64_t any = 0;

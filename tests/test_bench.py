@@ -1,6 +1,7 @@
 """The benchmark: that it runs, asserts who answered, and says who did not."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,16 @@ def test_a_round_measures_and_tells(tmp_path):
         assert theirs["times ours"] == pytest.approx(theirs["seconds"] / ours["seconds"])
         assert ours["share"] == pytest.approx(ours["rate"] / result["ceiling"])
     assert torch.get_num_threads() == found["about"]["threads"]
+
+
+def test_a_masked_question_is_timed_beside_the_whole_one(monkeypatch):
+    whole = cases.Case("whole", H=1, G=1, Tq=200, Tk=200)
+    narrow = replace(whole, name="narrow", mask=cases.window(before=9, after=0))
+    monkeypatch.setitem(cases.GROUPS, "masked", [whole, narrow])
+    first, second = bench.measure(["masked"], rounds=1, peers=["clearhead"])["results"]
+    assert "of dense" not in first and "without the mask" not in bench.table(first)
+    assert second["of dense"] > 0
+    assert f"takes {second['of dense']:.2f} x as long as without the mask" in bench.table(second)
 
 
 def test_who_cannot_answer_is_named():

@@ -28,6 +28,10 @@ class Case:
         return self.Tq == 1
 
     @property
+    def masked(self) -> bool:
+        return not isinstance(self.mask, Everything)
+
+    @property
     def tiny(self) -> bool:
         return self.Tq * self.Tk < 10_000 and not self.decode
 
@@ -42,7 +46,7 @@ class Case:
         return tuple(x.requires_grad_(self.training) for x in (q, k, v))  # type: ignore[return-value]  # three of them
 
     def pairs(self) -> int:
-        if isinstance(self.mask, Everything):
+        if not self.masked:
             return self.B * self.H * self.Tq * self.Tk
         reach = self.mask.reach(masks.Grid(self.Tq, self.Tk, self.B, self.H))
         return int(reach.pairs().expand(self.B, self.H, self.Tq).sum())
@@ -76,7 +80,6 @@ PREFILL = [
     Case("fp16 full", dtype=F16),
 ]
 MASKED = [
-    Case("fp32 dense 4096", Tq=4096, Tk=4096),
     Case("fp32 window 512 of 8192", Tq=8192, Tk=8192, mask=window(before=511, after=0)),
     Case(
         "fp32 window 512 and sink 4 of 8192",

@@ -7,12 +7,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..engines.cpu import core, false_level, level
 from ..errors import BadValue
+from ..masks import everything
 from .cases import GROUPS, Case, sweep_of_threads
 from .clock import Ceilings, once
 from .minilm import COUNTS, sentences
@@ -112,6 +114,10 @@ def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> d
             declined[name] = reason
         else:
             runs[name] = run
+    # The same question without its mask, beside it in every round.
+    whole = replace(case, mask=everything)
+    unmasked = prepare("clearhead", whole, tensors)[0] if case.masked else None
+    per_pair = []
     half = case.dtype == torch.bfloat16
     ceiling = ceilings.read if case.decode else ceilings.dot if half else ceilings.fma
     work = case.bytes() if case.decode else case.flops()
@@ -122,12 +128,16 @@ def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> d
         for name, run in runs.items():
             seconds[name].append(once(run, threads))
             time.sleep(0.01)  # let a peer's threads stop spinning
+            if name == "clearhead" and unmasked:
+                dense = once(unmasked, threads) / whole.pairs()
+                per_pair.append(seconds[name][-1] / case.pairs() / dense)
     ours = seconds.get("clearhead") or seconds.get("clearhead core")
     return {
         "case": case.name,
         "unit": "GB/s" if case.decode else "GFLOP/s",
         "ceiling": statistics.median(tops) / 1e9,
         "declined": declined,
+        **({"of dense": statistics.median(per_pair)} if per_pair else {}),
         "peers": {
             name: {
                 "seconds": statistics.median(times),

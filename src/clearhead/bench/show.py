@@ -25,6 +25,9 @@ def table(result: Result) -> str:
         ours = f"{r['times ours']:6.2f} x clearhead's time" if r["times ours"] else ""
         time = f"{r['seconds'] * 1e3:10.3f} ms {r['rate']:8.1f} {unit:<7}"
         lines.append(f"  {name:<22} {time} {share}   {ours}".rstrip())
+    if "of dense" in result:
+        times = f"{result['of dense']:.2f} x as long"
+        lines.append(f"  a visited pair takes {times} as without the mask")
     lines += [f"  {name:<22} {reason}" for name, reason in result["declined"].items()]
     return "\n".join(lines)
 
