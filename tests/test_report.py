@@ -31,8 +31,12 @@ class Asks(nn.Module):
             ch.attention(q, k, k, **keywords)
 
 
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
 def drawn(*shape, seed=3):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=seeded(seed))
 
 
 def words(n):
@@ -89,6 +93,50 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
     torch.testing.assert_close(layer.weights[..., :3], best)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_shares_of_where_a_token_stood_before_equal_the_ones_from_dense_weights(mask):
+    H, T = 3, 150  # more than one strip of queries
+    tokens = ["<s>", *(f"w{int(x)}" for x in torch.randint(0, 9, (T - 1,), generator=seeded(4)))]
+    q, k = drawn(1, H, T, 5), drawn(1, H, T, 5, seed=5)
+    found = report(Asks((q, k, {"mask": MASKS[mask]})), torch.zeros(1), tokens=tokens)
+    w = ch.matrix(q.double(), k.double(), mask=MASKS[mask]).to_dense()[0]
+    allowed = ch.everything if MASKS[mask] is None else MASKS[mask]
+    sees = allowed.to_bool(T, T).reshape(T, T)
+    for name, back in (("duplicate", 0), ("induction", 1)):
+        total, asked = torch.zeros(H, dtype=torch.float64), 0
+        for i in range(T):
+            here = [j for j in range(1, i - 1) if tokens[j - back] == tokens[i] and sees[i, j]]
+            total += w[:, i, here].sum(-1)
+            asked += bool(here)
+        for head, share in zip(found.heads, total / asked, strict=True):
+            assert head.shares[name] == pytest.approx(share.item(), rel=1e-4), name
+
+
+def test_heads_that_look_where_a_token_stood_before_are_named():
+    letters = "the cat sat on a mat and the dog sat on a rug as the cat saw the dog sit on a mat"
+    tokens = ["<s>", *letters.split()]
+    T = len(tokens)
+    last = {}  # where each token stood last, of those that may count
+    stood = []
+    for i, token in enumerate(tokens):
+        stood.append(last.get(token) if last.get(token, i) < i - 2 else None)
+        last[token] = i
+    made = {
+        "induction": pointing(T, lambda i: 0 if stood[i] is None else stood[i] + 1),
+        "duplicate token": pointing(T, lambda i: stood[i] or 0),
+        "first token (sink)": pointing(T, lambda i: 0),
+        "previous token": pointing(T, lambda i: max(i - 1, 0)),
+    }
+    q, k = (torch.stack(x)[None] for x in zip(*made.values(), strict=True))
+    found = report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1), tokens=tokens)
+    assert [head.label for head in found.heads] == list(made)
+    assert found[0, 0].number > 0.9 and found[0, 0].shares["first"] > 0.3
+    assert "where a token stood before" in str(found)
+    short = report(Asks((q[:, :, :8], k[:, :, :8], {})), torch.zeros(1), tokens=tokens[:8])
+    assert not {"induction", "duplicate"} & {*short[0, 0].shares}  # too few to tell of a head
+    assert "where a token stood before" not in str(short)
+
+
 def test_heads_are_named_after_what_they_look_at():
     T = 29
     tokens = words(T)
@@ -111,13 +159,28 @@ def test_heads_are_named_after_what_they_look_at():
     assert found[0, 5].number < 0.01
 
 
+def test_a_text_without_tokens_is_refused():
+    nothing = torch.zeros(1, 2, 0, 4)
+    with pytest.raises(BadValue, match="one token or more"):
+        report(Asks((nothing, nothing, {})), torch.zeros(1), tokens=[])
+
+
 def test_a_short_text_does_not_name_itself():
     # Even weights on three tokens put a third on each group; that is chance and no name.
     found = report(Asks((torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 2), {})), torch.zeros(1))
     assert found[0, 0].label == "spread" and found[0, 0].shares["first"] == pytest.approx(1 / 3)
     assert label_of({"same": 0.5}, {"same": 0.3}, 0.5) == ("mixed", 0.5)
     assert label_of({"same": 0.5}, {"same": 0.2}, 0.5) == ("same token", 0.5)
-    assert set(LABELS) == {"previous", "next", "same", "first", "separators", "sink"}
+    assert set(LABELS) == {
+        "induction",
+        "duplicate",
+        "previous",
+        "next",
+        "same",
+        "first",
+        "separators",
+        "sink",
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ..errors import BadValue
 from ..trace import Trace
 from ..views import html
 from ..views.labels import visible
-from .label import EVENNESS, LABELS
+from .label import EVENNESS, LABELS, REPEATS
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,10 @@ class Head:
     `label` says in words what it does and `number` how much: the share of its weight for a label
     of `LABELS`; for "spread", "sharp" and "mixed" its entropy as a share of the most it could be.
     `shares` are of its weight: on the token before, the one after, itself, the first, and on
-    punctuation and special tokens (the first not among them). `effective` is the mean of
-    exp(entropy), how many keys it looks at. `measured` says that label and number were found on
-    held-out words, and not on this text.
+    punctuation and special tokens (the first not among them); and, of the queries alone whose
+    token stood before, on those places ("duplicate") and on what followed them ("induction").
+    `effective` is the mean of exp(entropy), how many keys it looks at. `measured` says that label
+    and number were found on held-out words, and not on this text.
     """
 
     layer: int
@@ -151,7 +152,13 @@ class Report:
             told + ".",
             "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy).",
             "The other columns: the share of its weight on the token before, the next, itself, the "
-            "first, and so on.",
+            "first, and so on"
+            + (
+                "; induction and duplicate, where a token stood before: on what followed it then, "
+                "and on it."
+                if any(name in x.shares for x in self.heads for name in REPEATS)
+                else "."
+            ),
         ]
 
     def __repr__(self) -> str:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 # A head is named after the share of its weight that lies on one group of keys: 0.3, and twice what
 # even weights would give: below that, a short text or a text full of commas names itself.
 SHARE, CHANCE = 0.3, 2.0
+REPEATS = ("induction", "duplicate")  # whose shares are of the queries that have such a place
 SPREAD, SHARP = 0.8, 0.35  # entropy as a share of the most that the mask allows
 EVENNESS = ("spread", "sharp", "mixed")  # what a head is called that no group of keys names
 LABELS = {
+    "induction": "induction",
+    "duplicate": "duplicate token",
     "previous": "previous token",
     "next": "next token",
     "same": "same token",
@@ -34,9 +37,16 @@ def separates(token: str) -> bool:
 def label_of(
     shares: Mapping[str, float], chance: Mapping[str, float], evenness: float
 ) -> tuple[str, float]:
-    group = max(shares, key=lambda name: shares[name])
-    if shares[group] >= max(SHARE, CHANCE * chance.get(group, 0.0)):
-        return LABELS[group], shares[group]
+    telling = {
+        name: share
+        for name, share in shares.items()
+        if share >= max(SHARE, CHANCE * chance.get(name, 0.0))
+    }
+    # A head that looks to where its token stood before rests elsewhere where it did not stand.
+    named = {name: share for name, share in telling.items() if name in REPEATS} or telling
+    if named:
+        group = max(named, key=lambda name: named[name])
+        return LABELS[group], named[group]
     if evenness >= SPREAD:
         return "spread", evenness
     return ("sharp" if evenness <= SHARP else "mixed"), evenness

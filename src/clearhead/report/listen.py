@@ -17,6 +17,7 @@ from ..trace import Trace
 from ..views.sheet import evenly
 from .found import Head, Layer, Link
 from .label import LABELS, label_of, separates
+from .repeats import repeats
 
 EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
 ONE_HEAD = 512  # tokens: one head's matrices are 1 MB each, and let go after the page
@@ -60,6 +61,12 @@ class Listener:
                 f"The model was run on a batch of {problem.B}.",
                 "a report is about one text.",
                 "pass one text, B = 1; for a batch, use watch(model, stats=[...]).",
+            )
+        if not problem.Tq or not problem.Tk:
+            raise BadValue(
+                f"The model was run on {problem.Tq} queries and {problem.Tk} keys.",
+                "a report is about a text, of one token or more.",
+                "pass a text that is not empty.",
             )
         found, even = self.found(problem, inputs, topk(LINKS)), self.even(problem)
         assert found.best is not None
@@ -129,6 +136,8 @@ class Listener:
         apart = self.separators(problem.Tk, first).to(received.device)
         shares["first"] = received[:, first] / seeing
         shares["separators"] = received[:, apart].sum(-1) / seeing
+        if self.tokens is not None and problem.Tq == problem.Tk == len(self.tokens):
+            shares |= repeats(problem, inputs, self.tokens, first)
         if problem.sinks is not None:
             shares["sink"] = 1 - received.sum(-1) / seeing
         best = cast(Top, numbers["topk"]) if more else None

@@ -7,6 +7,8 @@ const MEANS = {
   "previous word": "of held-out words have its largest weight on the word before",
   subject: "of held-out verbs have its largest weight on their subject",
   antecedent: "of held-out pronouns have its largest weight on whom they mean",
+  induction: "of its weight, where a token stood before, lies on what followed it then",
+  "duplicate token": "of its weight, where a token stood before, lies on that earlier place",
   "previous token": "of its weight lies on the token before",
   "next token": "of its weight lies on the token after",
   "same token": "of its weight stays on the token itself",
@@ -19,10 +21,12 @@ const MEANS = {
 };
 // As a caption of a small map.
 const SHORT = {
+  induction: "induct.", "duplicate token": "repeat",
   "previous token": "previous", "next token": "next", "same token": "itself",
   "first token (sink)": "first", "nothing (sink logit)": "sink", "previous word": "prev. word",
 };
 const SHARES = {
+  induction: "what followed it before", duplicate: "where it stood before",
   previous: "token before", next: "token after", same: "itself", first: "first token",
   separators: "separators", sink: "its sink",
 };
