@@ -97,7 +97,8 @@ def _usual(q: object, k: object, v: object) -> bool:
         return False
     B, H, _, D = q.shape
     Bk, G, Tk, Dk = k.shape
-    same = B == Bk and D == Dk and v.shape[:3] == (B, G, Tk)
+    Bv, Gv, Tv, _ = v.shape
+    same = B == Bk == Bv and D == Dk and G == Gv and Tk == Tv
     same = same and G > 0 and H % G == 0 and q.device == k.device == v.device
     return same and q.layout is k.layout is v.layout is torch.strided
 

@@ -23,13 +23,17 @@ def table(result: Result) -> str:
     for name, r in sorted(result["peers"].items(), key=lambda item: item[1]["seconds"]):
         share = f"{r['share']:6.1%} of the ceiling" if "share" in r else ""
         ours = f"{r['times ours']:6.2f} x clearhead's time" if r["times ours"] else ""
-        time = f"{r['seconds'] * 1e3:10.3f} ms {r['rate']:8.1f} {unit:<7}"
+        time = f"{_time(r['seconds'])} {r['rate']:8.1f} {unit:<7}"
         lines.append(f"  {name:<22} {time} {share}   {ours}".rstrip())
     if "of dense" in result:
         times = f"{result['of dense']:.2f} x as long"
         lines.append(f"  a visited pair takes {times} as without the mask")
     lines += [f"  {name:<22} {reason}" for name, reason in result["declined"].items()]
     return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:10.3f} ms" if seconds > 1e-3 else f"{seconds * 1e6:10.2f} us"
 
 
 def figure(results: Sequence[Result]) -> "Figure":

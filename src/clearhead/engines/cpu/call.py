@@ -99,8 +99,9 @@ def attend(
     """The output; with `lse` the log-sum-exp of every query, in float64; with `rounding` what was
     lost when the output was rounded to its dtype."""
     q, k, v = rows_of(q), rows_of(k), rows_of(v)
-    out = q.new_empty((*q.shape[:3], v.shape[3]))
-    sums = q.new_empty(q.shape[:3], dtype=torch.float64) if lse else None
+    B, H, Tq, _ = q.shape
+    out = q.new_empty(B, H, Tq, v.shape[3])  # a tuple of sizes would take a microsecond longer
+    sums = q.new_empty(B, H, Tq, dtype=torch.float64) if lse else None
     rest = torch.empty_like(out) if rounding else None
     check(core.attend(pack(q, k, v, out, sums, asked, rest)))
     return out, sums, rest
@@ -149,8 +150,8 @@ def check(code: int) -> None:
 
 def rows_of(x: Tensor) -> Tensor:
     """The same numbers with a contiguous last dimension; any other strides may stay."""
-    x = x.resolve_neg()
-    return x if x.stride(3) == 1 or x.shape[3] <= 1 else x.contiguous()
+    x = x.resolve_neg() if x.is_neg() else x
+    return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
 
 
 def place(x: Tensor | None) -> tuple[int, int, int, int]:
