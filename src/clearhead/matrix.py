@@ -88,7 +88,7 @@ class Matrix:
     def to_dense(self, most: int = MOST_CELLS) -> Tensor:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
         p = self._problem
-        cells = p.B * p.H * p.Tq * p.Tk
+        cells = p.all_pairs
         if cells > most:
             raise BadValue(
                 f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",

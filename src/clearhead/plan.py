@@ -98,7 +98,7 @@ def plan(
         declined=declined,
         not_needed=tuple(e.name for e in later),
         pairs=problem.pairs,
-        all_pairs=problem.B * problem.H * problem.Tq * problem.Tk,
+        all_pairs=problem.all_pairs,
         flops=problem.flops,
         bytes=problem.bytes,
         tiles=_count_tiles(problem),

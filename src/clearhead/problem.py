@@ -115,11 +115,16 @@ class Problem:
         """What softmax is computed in: fp32, or fp64 for fp64 inputs."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
+    @property
+    def all_pairs(self) -> int:
+        """How many (query, key) pairs there are, whoever may look: the cells of every matrix."""
+        return self.B * self.H * self.Tq * self.Tk
+
     @remembered
     def pairs(self) -> int:
         """How many (query, key) pairs may look, over all batches and query heads."""
         if not self.masked:
-            return self.B * self.H * self.Tq * self.Tk
+            return self.all_pairs
         return int(self.reach.pairs().expand(self.B, self.H, self.Tq).sum())
 
     @property

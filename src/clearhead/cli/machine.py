@@ -97,7 +97,8 @@ def bench(
     checks.writable(out)
     told: list[dict[str, Any]] = []
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    shown = Console(stderr=True)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
         task = bar.add_task("timing", total=benchmark.how_many(groups or (), threads))
 
         def tell(result: dict[str, Any]) -> None:

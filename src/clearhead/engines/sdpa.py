@@ -39,7 +39,7 @@ class Sdpa(Engine):
             reasons.append("torch's dropout knows no seed of its own")
         if _needs_matrix(p):
             width = 1 if p.bias is None else torch.empty((), dtype=p.wide).element_size()
-            need = width * p.B * p.H * p.Tq * p.Tk
+            need = width * p.all_pairs
             if need > MOST_MASK_BYTES:
                 reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
         return reasons
@@ -109,7 +109,7 @@ def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> T
 
 
 def _weights_fit(p: Problem) -> bool:
-    return p.B * p.H * p.Tq * p.Tk * 8 <= MOST_MASK_BYTES
+    return p.all_pairs * 8 <= MOST_MASK_BYTES
 
 
 def _bias(p: Problem) -> Tensor:

@@ -106,7 +106,7 @@ class Steps(Engine):
 def too_large(problem: Problem) -> list[str]:
     """Why the matrices of every step would not fit, if they would not."""
     width = torch.empty((), dtype=problem.wide).element_size()
-    need = 6 * width * problem.B * problem.H * problem.Tq * problem.Tk
+    need = 6 * width * problem.all_pairs
     if need <= MOST_BYTES:
         return []
     return [

@@ -102,7 +102,7 @@ class Cpu(Engine):
 
 def _few_weights(p: Problem) -> bool:
     """As few as `nn.Dropout` is to draw. A graph has its own draws, and does not ask for a size."""
-    return not torch.compiler.is_compiling() and p.B * p.H * p.Tq * p.Tk <= FEW
+    return not torch.compiler.is_compiling() and p.all_pairs <= FEW
 
 
 def can_count(problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> bool:
