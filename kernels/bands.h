@@ -110,20 +110,33 @@ template <class A> class Bands : protected Products<A> {
     int64_t g = task_.head / (p_.H / p_.G);
     return place<E>(x, task_.b, g, key);
   }
-  // Pass 1a: rows of queries (or of what comes back to them), as groups.
+  // Pass 1a: rows of queries (or of what comes back to them), as groups; a transposition makes W /
+  // SCORE_ROWS of them. Past the last row it stands again, and is not read.
   void pack_groups(const Place& x, int64_t size, Unit* to_all) const {
-    constexpr int SR = SCORE_ROWS;
-    static_assert(SR <= W);
-    for (int64_t g = 0; g < bands_ * BAND / SR && g * SR < n_; g++) {
-      int rows = int(least<int64_t>(SR, n_ - g * SR));
-      Unit* to = to_all + g * SR * units(size);
+    constexpr int SR = SCORE_ROWS, GROUPS = W / SR;
+    static_assert(W % SR == 0);
+    int64_t steps = units(size);
+    for (int64_t first = 0; first < n_; first += W) {
+      const E* row[W];
+      for (int r = 0; r < W; r++) row[r] = at(x, row_[least(first + r, n_ - 1)]);
+      int groups = int(least<int64_t>(GROUPS, (n_ - first + SR - 1) / SR));
+      Unit* to = to_all + first * steps;
       for (int64_t d = 0; d < size; d += W * PER, to += W * SR) {
         int part = int(least<int64_t>(size - d, W * PER)), here = (part + PER - 1) / PER;
         F y[W];
-        for (int r = 0; r < W; r++)
-          y[r] = r < rows ? A::units(at(x, row_[g * SR + r]) + d, part) : zero();
+        if (part == W * PER) {
+#pragma GCC unroll 16
+          for (int r = 0; r < W; r++) y[r] = A::whole(row[r] + d);
+        } else {
+          for (int r = 0; r < W; r++) y[r] = A::units(row[r] + d, part);
+        }
         transpose(y);
-        for (int i = 0; i < here; i++) store_part((float*)to + i * SR, y[i], SR);
+        for (int i = 0; i < here; i++) {
+          float step[W];
+          store(step, y[i]);
+          for (int g = 0; g < groups; g++)
+            __builtin_memcpy(to + (g * steps + i) * SR, step + g * SR, SR * sizeof(float));
+        }
       }
     }
   }
