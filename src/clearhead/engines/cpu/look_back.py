@@ -1,6 +1,6 @@
 """The way back of statistics that the core counted.
 
-Those that come from sums of weights and of their logarithms (`lse`, `entropy`, `effective`,
+Those that come from sums of weights and of their logarithms (`lse`, `entropy`, `effective`, `mass`,
 `received`) have gradients in closed form, and the core answers (kernels/backward.h). The others,
 and derivatives of derivatives, are counted again by torch, strip by strip (stats/gather.py).
 """
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from ...biases import TensorBias
+from ...intervals import EVERY_KEY, Reach
 from ...problem import Inputs, Problem, repeat_heads
 from ...stats import Statistic
 from ...stats.gather import both, gather_gradients
+from ...stats.needs import Needs
 from ...stats.partial import Partial
 from ...stats.state import Rows, Sums, finish_rows
 from ...traced import alone, forward_mode
@@ -82,10 +84,14 @@ class _Counted(torch.autograd.Function):
             of_rows, of_received = (given["sum"], given["moment"]), given["received"]
             if any(g is not None for g in of_rows):
                 learned = _of_rows(p, inputs, top, total, of_rows, needed[2])
+            if given["masses"] is not None:
+                groups = Needs(p, wanted).groups
+                more = _of_masses(p, inputs, top, total, given["masses"], groups, needed[2])
+                learned = _sum(learned, more)
             if of_received is not None:
                 more = _of_received(p, inputs, top, total, of_received, needed[2])
                 learned = _sum(learned, more)
-            given.update(sum=None, moment=None, received=None)
+            given.update(sum=None, moment=None, masses=None, received=None)
         if any(g is not None for g in given.values()):
             rows, sums = _rows_and_sums([given[name] for name in NAMES])
             again = gather_gradients(
@@ -129,9 +135,36 @@ def _of_rows(
     if of_moment is not None:
         dlog = total * of_moment
         dlse = dlse + dlog * (1 + total.log().masked_fill(total == 0, 0.0))
-    lse = top + total.double().log() * log_unit(top)
-    asked = question(p)._replace(sinks=None)
+    lse, asked = _lse(top, total), question(p)._replace(sinks=None)
     return _back(p, inputs, asked, lse, CameBack(dlse=dlse, dlog=dlog), learn_bias)
+
+
+def _of_masses(
+    p: Problem,
+    inputs: Inputs,
+    top: Tensor,
+    total: Tensor,
+    grad: Tensor,
+    groups: Sequence[Reach],
+    learn_bias: bool,
+) -> Learning:
+    """From the gradients (B, H, Tq, groups) of Σ exp(x - m) over the keys of a group: those of the
+    logits are w S d, in the group alone. They are what goes back of a log-sum-exp S d under the
+    question's mask and the group, where a weight is still a share of all keys."""
+    lse, asked = _lse(top, total), question(p)._replace(sinks=None)
+    learned = Learning(None, None, None, None)
+    for group, of_group in zip(groups, grad.unbind(-1), strict=True):
+        held = p.reach & group
+        within = asked._replace(
+            before=EVERY_KEY, after=EVERY_KEY, lo=held.lo, hi=held.hi, bits=held.bits
+        )
+        came = CameBack(dlse=total * of_group)
+        learned = _sum(learned, _back(p, inputs, within, lse, came, learn_bias))
+    return learned
+
+
+def _lse(top: Tensor, total: Tensor) -> Tensor:
+    return top + total.double().log() * log_unit(top)
 
 
 def _of_received(
