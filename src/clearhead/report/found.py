@@ -1,6 +1,7 @@
 """What a report holds, and how it prints itself."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,8 +138,10 @@ class Report:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             numbers = x.by, f"{x.entropy:.2f}", f"{x.effective:.1f}"
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
-        said = [f"{visible(self.name, 200)}: {self.about}", *_columns(rows), *self._key()]
-        return "\n".join(said)
+        table = _columns(rows)
+        width = max(80, *map(len, table))
+        key = (part for line in self._key() for part in textwrap.wrap(line, width))
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *key])
 
     def _key(self) -> list[str]:
         """What the columns say."""
@@ -148,7 +151,6 @@ class Report:
             names = ", ".join(sorted(measured))
             told += f"; for {names} the share of held-out words it was right for"
         return [
-            "",
             told + ".",
             "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy).",
             "The other columns: the share of its weight on the token before, the next, itself, the "
