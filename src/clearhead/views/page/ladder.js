@@ -26,7 +26,7 @@ const SHORT = {
   "first token (sink)": "first", "nothing (sink logit)": "sink", "previous word": "prev. word",
 };
 const SHARES = {
-  induction: "what followed it before", duplicate: "where it stood before",
+  induction: "after an earlier copy", duplicate: "earlier copy",
   previous: "token before", next: "token after", same: "itself", first: "first token",
   separators: "separators", sink: "its sink",
 };
