@@ -751,3 +751,14 @@ def test_autocast_changes_nothing_that_is_shown():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         narrow = everything()
     assert all(a.dtype == torch.float32 and a.equal(b) for a, b in zip(plain, narrow, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["cpu", "sdpa", "tiled", "steps"])
+@pytest.mark.parametrize("B, Tq, Tk", [(2, 5, 0), (0, 5, 3), (2, 0, 3)])
+@pytest.mark.parametrize("mask", [None, ch.Causal(align="end")], ids=str)
+def test_a_bias_learns_of_no_queries_and_no_keys_too(engine, B, Tq, Tk, mask):
+    q, k, v = (torch.randn(B, 2, T, 4) for T in (Tq, Tk, Tk))
+    bias = torch.zeros(2, 1, 1, requires_grad=True)
+    out = ch.attention(q, k, v, bias=bias, engine=engine, mask=mask)
+    (learned,) = torch.autograd.grad(out.sum(), bias)
+    assert not learned.any() and not out.any()

@@ -96,7 +96,8 @@ def test_what_is_not_understood_is_refused(checkpoint):
     q = torch.randn(1, 2, 3, 5)
     with pytest.raises(BadValue, match="The model passed cu_seq_lens_q"):
         attention_forward(checkpoint.model, q, q, q, None, cu_seq_lens_q=torch.tensor([0, 3]))
-    out, _ = attention_forward(checkpoint.model, q, q, q, None, output_hidden_states=-2)  # LLaVA
+    others = dict(output_hidden_states=-2, logits_to_keep=1, labels=torch.ones(3))  # LLaVA, Gemma 4
+    out, _ = attention_forward(checkpoint.model, q, q, q, None, **others)
     assert out.shape == (1, 3, 2, 5)
 
 
@@ -106,6 +107,26 @@ def saved(model, folder, place):
     for file in folder.glob("*token*"):
         (place / file.name).write_bytes(file.read_bytes())
     return place
+
+
+def test_a_model_that_wants_an_image_says_so(folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+    from clearhead.report import report
+
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    clip = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config=dict(sizes, vocab_size=30522),
+            vision_config=dict(sizes, image_size=8, patch_size=4),
+        )
+    )
+    place = saved(clip, folder, tmp_path / "clip")
+    with pytest.raises(BadValue, match="cannot be run on a text"):
+        report(place, "a cat")
+    with pytest.raises(BadValue, match="no image"):
+        Checkpoint(place).explain("a cat")
 
 
 def test_a_model_that_computes_attention_itself_is_named(folder, tmp_path):

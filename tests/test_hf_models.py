@@ -482,6 +482,21 @@ def test_groups_that_leave_the_corner_open_follow_a_cache(kind):
     assert bool((together[..., 1:] > 0).all())
 
 
+def test_a_report_follows_a_cache_of_fixed_size():
+    import transformers
+
+    from clearhead.report import report
+
+    model, words = build("llama", "AutoModelForCausalLM"), torch.arange(12)[None]
+    model.set_attn_implementation("clearhead")
+    cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+    tokens = [str(i) for i in range(12)]
+    plain = report(model, {"input_ids": words}, tokens=tokens)
+    fixed = report(model, {"input_ids": words, "past_key_values": cache}, tokens=tokens)
+    for one, other in zip(plain.heads, fixed.heads, strict=True):
+        assert one.shares == pytest.approx(other.shares, abs=1e-6) and one.shares["previous"] > 0
+
+
 @pytest.mark.parametrize("how", ["dynamic", "as it comes"])
 def test_a_compiled_model_has_one_graph_for_every_length(how):
     from torch._dynamo.testing import CompileCounter

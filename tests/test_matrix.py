@@ -329,3 +329,10 @@ def test_a_few_scattered_columns_cost_a_few_columns(monkeypatch):
     cells.clear()
     torch.testing.assert_close(A.block([3, 9], range(0, 256, 2)), dense[:, :, [3, 9]][..., ::2])
     assert sum(cells) == 2 * 256
+
+
+def test_a_position_may_come_from_argmax():
+    q, k = torch.randn(2, 5, 4), torch.randn(2, 7, 4)
+    A = ch.matrix(q, k)
+    place = torch.tensor([0.0, 0.0, 1.0]).argmax()
+    assert torch.equal(A.rows(place), A.rows(2)) and torch.equal(A.cols(place), A.cols(2))

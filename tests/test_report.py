@@ -137,6 +137,29 @@ def test_heads_that_look_where_a_token_stood_before_are_named():
     assert "where a token stood before" not in str(short)
 
 
+def test_of_a_long_text_every_query_that_could_copy_is_asked():
+    T, quoted, again = 3000, 60, 1637  # the words 100 to 160 stand again later, and nothing else
+    tokens = [f"u{i}" for i in range(T)]
+    tokens[again : again + quoted] = tokens[100 : 100 + quoted]
+    keys = nn.functional.normalize(drawn(T, 64), dim=-1)
+    to = [i - again + 101 if again <= i < again + quoted else 0 for i in range(T)]
+    asks = Asks((60 * keys[to][None, None], keys[None, None], {"mask": ch.causal, "scale": 1.0}))
+    head = report(asks, torch.zeros(1), tokens=tokens)[0, 0]
+    assert head.label == "induction" and head.number > 0.95 and head.shares["first"] > 0.9
+
+
+def test_what_sees_nothing_does_not_count_whatever_the_sinks():
+    q = drawn(1, 2, 12, 8)
+    found = [
+        report(Asks((q, q, {"mask": ch.lengths(queries=5), **sinks})), torch.zeros(1))
+        for sinks in ({}, {"sinks": torch.full((2,), -30.0)})
+    ]
+    for plain, sunk in zip(*(x.heads for x in found), strict=True):
+        assert sunk.shares.pop("sink") == pytest.approx(0, abs=1e-6)
+        assert (plain.label, plain.shares) == (sunk.label, pytest.approx(sunk.shares, abs=1e-6))
+        assert plain.entropy == pytest.approx(sunk.entropy, rel=1e-5)
+
+
 def test_heads_are_named_after_what_they_look_at():
     T = 29
     tokens = words(T)

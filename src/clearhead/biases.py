@@ -32,8 +32,9 @@ class Bias(ABC):
         """Raise `BadValue` if it does not fit these sizes."""
 
     @abstractmethod
-    def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
-        """The numbers for a block, broadcastable to (B, H, q, k), in the dtype of `like`."""
+    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
+        """The numbers for a block, broadcastable to (B, H, q, k), in the dtype of `like`. A tensor
+        says the queries one by one."""
 
     @property
     def numbers(self) -> Tensor | None:
@@ -67,7 +68,7 @@ class TensorBias(Bias):
             "a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk)",
         )  # fmt: skip
 
-    def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
+    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
         part = self.four()
         part = part if part.shape[2] == 1 else part[:, :, queries]
         part = part if part.shape[3] == 1 else part[..., keys]
@@ -114,7 +115,7 @@ class Alibi(Bias):
         slopes = [2.0 ** (-8.0 * (i + 1) / grid.H) for i in range(grid.H)]
         return torch.tensor(slopes, dtype=torch.float64, device="cpu")
 
-    def block(self, grid: Grid, queries: slice, keys: slice, like: Tensor) -> Tensor:
+    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
         q = positions(self.align, grid, like.device)[..., queries]
         k = torch.arange(grid.Tk, device=like.device)[keys]
         distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)

@@ -66,10 +66,11 @@ class Reach:
             return (self.inverse() & other.inverse()).inverse()
         return from_bits(self.block() | other.block(), self.Tq, self.Tk)
 
-    def block(self, queries: slice | None = None, keys: slice | None = None) -> Tensor:
+    def block(self, queries: slice | Tensor | None = None, keys: slice | None = None) -> Tensor:
         """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look; None
-        means all of them."""
-        queries, keys = queries or slice(0, self.Tq), keys or slice(0, self.Tk)
+        means all of them, a tensor the queries at these positions."""
+        queries = slice(0, self.Tq) if queries is None else queries
+        keys = keys or slice(0, self.Tk)
         lo, hi = self.rows(queries)
         k = torch.arange(self.Tk, device=lo.device)[keys]
         keep = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)
@@ -78,7 +79,7 @@ class Reach:
         rows = torch.arange(self.Tq, device=lo.device)[queries].numel()
         return keep.expand(*keep.shape[:2], rows, k.numel())
 
-    def rows(self, queries: slice) -> tuple[Tensor, Tensor]:
+    def rows(self, queries: slice | Tensor) -> tuple[Tensor, Tensor]:
         return _cut(self.lo, -2, queries), _cut(self.hi, -2, queries)
 
     def tiles(self, queries: slice, width: int) -> tuple[Tensor, Tensor]:
@@ -168,7 +169,7 @@ def _runs(bits: Tensor) -> Tensor:
     return runs.reshape(*bits.shape[:-1], most, 2)
 
 
-def _cut(x: Tensor, dim: int, part: slice) -> Tensor:
+def _cut(x: Tensor, dim: int, part: slice | Tensor) -> Tensor:
     """Slice a dimension, unless it has size 1 and stands for all."""
     if x.shape[dim] == 1:
         return x

@@ -53,7 +53,8 @@ class Matrix:
 
     @property
     def lse(self) -> Tensor:
-        """The natural log-sum-exp of each query's scores, (B, H, Tq); -inf if it sees nothing."""
+        """The natural log-sum-exp of each query's scores and its sink, (B, H, Tq); -inf if it has
+        neither."""
         sums = self._sums(slice(0, self._problem.Tq))
         return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
 
@@ -279,7 +280,8 @@ def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slic
 def _places(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
     if isinstance(which, slice):
         return range(*which.indices(size))
-    given: Iterable[Any] = which if isinstance(which, Iterable) else [which]
+    one = not isinstance(which, Iterable) or (isinstance(which, Tensor) and not which.dim())
+    given: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # told apart above
     places = []
     for i in given:
         place = whole(i)

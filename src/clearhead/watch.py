@@ -21,7 +21,7 @@ from .engines import count_weights
 from .errors import BadType, BadValue, kind_of
 from .listening import listening
 from .masks import Grid, Mask
-from .masks.numbers import start
+from .masks.numbers import corner_of
 from .problem import Inputs, Problem
 from .seen import Call, Seen
 from .seen_files import unused, write
@@ -52,8 +52,9 @@ def watch(
     Sees layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"``, and
     whatever else calls `attention` inside a module of the model, in this thread. The outputs of the
     model do not change. Statistics of calls that ask for gradients carry gradients. If those are
-    asked for, the core gives those of `lse`, `entropy`, `effective` and `received`; of the others
-    torch counts again on the way back, several times as slow, and `topk` on the way there already.
+    asked for, the core gives those of `lse`, `entropy`, `effective`, `mass` and `received`; of the
+    others torch counts again on the way back, several times as slow, and `topk` on the way there
+    already.
 
     Groups of `mass` that leave `align` open stand where the call's own mask lets the queries stand,
     if its parts agree on one place; so they follow a cache. Queries on padding are queries like
@@ -64,14 +65,16 @@ def watch(
         layers: only these: numbers as in `Call.layer`, strings are patterns for module names, such
             as ``"*.5.*"``. None means all.
         heads: keep only these query heads. None means all.
-        rows: also keep the exact rows of these queries. None means none.
+        rows: also keep the exact rows of these queries, which every call must have: a step of
+            generation has one, -1. None means none.
         to: a folder; each call is then written to a file there (safetensors, and a line of
             `index.json` that says what it holds) and not kept in memory. None keeps everything in
             `seen`.
 
     Raises:
         BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does
-            not have, a folder that cannot be written or holds what was seen before; and at the end
+            not have, rows that a call does not have, a folder that cannot be written or holds what
+            was seen before; and at the end
             of the block, if the model ran and never asked. If it asked, but in none of `layers`,
             that is a warning.
     """
@@ -208,16 +211,12 @@ class _Standing:
         self.last: tuple[object, tuple[Statistic, ...]] = (None, wanted)
 
     def __call__(self, rule: Mask, grid: Grid) -> tuple[Statistic, ...]:
-        corners = {
-            tuple(x.tolist()) if isinstance(x, Tensor) else start(x, grid): x
-            for x in rule.corners()
-        }
-        if len(corners) != 1:
+        corner = corner_of(rule, grid)
+        if corner is None:
             return self.wanted
-        ((place, corner),) = corners.items()
+        place = tuple(corner.tolist()) if isinstance(corner, Tensor) else corner
         if self.last[0] != place:
-            align = place if isinstance(place, int) else corner
-            self.last = place, tuple(s.aligned(align) for s in self.wanted)
+            self.last = place, tuple(s.aligned(corner) for s in self.wanted)
         return self.last[1]
 
 

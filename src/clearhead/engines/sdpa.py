@@ -51,9 +51,12 @@ class Sdpa(Engine):
         p = problem
         q, k, v = inputs
         rule: dict[str, object] = {"is_causal": _plainly_causal(p)}
-        if p.Tk == 0 and p.bias is None:  # torch multiplies by 0 what may be infinite
+        if not p.B or not p.H or not p.Tq or not p.Tk:
+            # torch multiplies by 0 what may be infinite, and forgets that a bias learns.
             every = torch.ones((), dtype=torch.bool, device=p.device)
             nothing = q.sum(-1, keepdim=True).masked_fill(every, 0.0) + k.sum() + v.sum()
+            if p.bias is not None:
+                nothing = nothing + _bias(p).sum()
             return nothing.expand(p.B, p.H, p.Tq, p.Dv).contiguous()
         if not p.masked:
             if p.bias is not None:

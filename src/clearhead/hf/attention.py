@@ -11,10 +11,13 @@ from ..masks import Mask, causal, dense, everything
 from .masks import Booleans, RuleTensor
 
 # What is passed along although it has been applied before (positions are in the queries and keys,
-# sliding windows are in the mask) or speaks of the model, as plain yes-or-no switches do.
+# sliding windows are in the mask), goes into the model (tokens, their types, images), or is about
+# what comes out of it (logits, loss), as plain yes-or-no switches are.
 _NOT_ABOUT_ATTENTION = {
-    "position_ids", "cache_position", "sliding_window", "output_hidden_states",
-    "num_items_in_batch",
+    "position_ids", "cache_position", "sliding_window",
+    "token_type_ids", "mm_token_type_ids", "decoder_input_ids", "pixel_values",
+    "output_hidden_states", "logits_to_keep",
+    "labels", "shift_labels", "num_items_in_batch", "ignore_index", "reduction",
 }  # fmt: skip
 
 

@@ -76,7 +76,8 @@ class Checkpoint:
                 # RoBERTa and its kin count positions from the one after that of padding.
                 skipped = 0 if module.padding_idx is None else module.padding_idx + 1
                 return module.num_embeddings - skipped
-        return getattr(self.model.config, "max_position_embeddings", None)
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        return most if most is not None and most > 0 else None  # XLNet says -1
 
     def read(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
         """The tokens of a text, and what the model is called with for it."""
@@ -108,8 +109,18 @@ class Checkpoint:
         model = self.model
         if getattr(model.config, "is_encoder_decoder", False):
             model = model.get_encoder()
-        with torch.no_grad():
-            model(**given)
+        try:
+            with torch.no_grad():
+                model(**given)
+        except BadValue:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            raise BadValue(
+                f"The model in {str(self.folder)!r} cannot be run on a text: {error}",
+                "it is given the tokens of the text and nothing else, no image and no sound.",
+                "run it yourself on all its inputs: report(model, inputs), or inside of "
+                "watch(model).",
+            ) from error
 
     def explain(self, text: str, layer: int = 0) -> Trace:
         """The `Trace` of one layer on a text.

@@ -12,7 +12,7 @@ from ..traced import readable
 from ..whole import whole
 
 if TYPE_CHECKING:
-    from .mask import Grid
+    from .mask import Grid, Mask
 
 Ints: TypeAlias = int | Iterable[int] | Tensor
 Align: TypeAlias = str | int | Iterable[int] | Tensor | None
@@ -142,6 +142,17 @@ def align(value: object) -> "str | int | Tensor | None":
     numbers = wholes(value, "a rule", "align")
     one = numbers.dim() == 0 and readable(numbers)
     return int(numbers) if one else numbers.reshape(-1)
+
+
+def corner_of(rule: "Mask", grid: "Grid") -> int | Tensor | None:
+    """Where the parts of a mask let query 0 stand; None if they say nothing, or disagree."""
+    corners = {
+        tuple(x.tolist()) if isinstance(x, Tensor) else start(x, grid): x for x in rule.corners()
+    }
+    if len(corners) != 1:
+        return None
+    ((place, corner),) = corners.items()
+    return place if isinstance(place, int) else tensor(corner)
 
 
 def start(align: object, grid: "Grid") -> int | None:

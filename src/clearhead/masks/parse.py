@@ -25,7 +25,8 @@ CALLS = {
 def parse(text: str) -> Mask:
     """A mask from its own notation, for example ``"causal & window(before=3, after=0)"``.
 
-    ``parse(repr(mask)) == mask``. Raises `BadValue` for anything that is not a mask.
+    ``parse(repr(mask)) == mask``, but of a mask of more than 4096 cells or numbers, whose repr only
+    counts them. Raises `BadValue` for anything that is not a mask.
     """
     try:
         return _mask(ast.parse(text.strip(), mode="eval").body)

@@ -1,5 +1,6 @@
 """From an attention call to a `Layer`: the statistics, gathered while streaming."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -11,12 +12,13 @@ from ..engines import count_weights
 from ..errors import BadValue
 from ..explain import explain_problem
 from ..masks import Mask, window
+from ..masks.numbers import corner_of
 from ..problem import Inputs, Problem
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..trace import Trace
 from ..views.sheet import evenly
 from .found import Head, Layer, Link
-from .label import LABELS, label_of, separates
+from .label import LABELS, REPEATS, label_of, separates
 from .repeats import repeats
 
 EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
@@ -72,12 +74,13 @@ class Listener:
         assert found.best is not None
         weights, keys = (x[0].cpu() for x in found.best)
         most = float(even.entropy.mean(0).sum()) / even.count
-        chance = {name: float(share.mean()) for name, share in even.shares.items()}
+        chance = {name: float(share.nanmean()) for name, share in even.shares.items()}
         # A query with one key to look at, or none, says nothing by looking at it.
         free = (even.entropy.amax(0) > 1e-6).cpu()
         heads = []
         for h in range(problem.H):
             shares = {name: float(share[h]) for name, share in found.shares.items()}
+            shares = {n: x for n, x in shares.items() if n not in REPEATS or not math.isnan(x)}
             entropy = float(found.entropy[h].sum()) / found.count
             effective = float(found.entropy[h][found.sees].exp().sum()) / found.count
             label, number = label_of(shares, chance, entropy / most if most else 0.0)
@@ -109,14 +112,16 @@ class Listener:
         )
 
     def found(self, problem: Problem, inputs: Inputs, *more: topk) -> _Found:
+        place = corner_of(problem.mask, problem.grid)
+        corner = "end" if place is None else place
         groups = {
-            "previous": window(before=1, align="end") & ~window(before=0, align="end"),
-            "next": window(after=1, align="end") & ~window(after=0, align="end"),
-            "same": window(before=0, after=0, align="end"),
+            "previous": window(before=1, align=corner) & ~window(before=0, align=corner),
+            "next": window(after=1, align=corner) & ~window(after=0, align=corner),
+            "same": window(before=0, after=0, align=corner),
         }
         wanted: list[str | Statistic] = [
             "entropy",
-            "lse",
+            "max",
             "received",
             pooled_map(SIDE, SIDE),
             *more,
@@ -124,10 +129,10 @@ class Listener:
         if _of_one_text(problem):
             wanted.append(mass(groups))
         numbers = count_weights(problem, inputs, wanted).finish()
-        lse, entropy, received, maps = (
-            cast(Tensor, numbers[name])[0] for name in ("lse", "entropy", "received", "map")
+        largest, entropy, received, maps = (
+            cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "map")
         )
-        sees = torch.isfinite(lse).any(0)
+        sees = torch.isfinite(largest).any(0)
         seeing = max(1, int(sees.sum()))
         by_query = cast(dict[str, Tensor], numbers.get("mass", {}))
         shares = {name: x[0].sum(-1) / seeing for name, x in by_query.items()}

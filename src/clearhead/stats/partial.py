@@ -2,7 +2,7 @@
 
 A `Partial` covers some queries and some keys, every pair of them. Two merge when they share their
 queries and their keys are disjoint (shards of a cache, of a ring), or share their keys and their
-queries are disjoint (chunks of a long text); in any order, with the same result.
+queries are disjoint (chunks of a long text), in any order: the sums are exact but for rounding.
 """
 
 from collections.abc import Sequence
