@@ -93,23 +93,30 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
     torch.testing.assert_close(layer.weights[..., :3], best)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-def test_shares_of_where_a_token_stood_before_equal_the_ones_from_dense_weights(mask):
-    H, T = 3, 150  # more than one strip of queries
+@pytest.mark.parametrize("cells", [2**24, 2000])  # all queries at once, or a few
+@pytest.mark.parametrize("mask", [*MASKS, "per head"])
+@pytest.mark.parametrize("rule", [{}, {"bias": ch.alibi(), "sinks": drawn(4), "softcap": 3.0}])
+def test_shares_of_copies_equal_the_ones_from_dense_weights(mask, rule, cells, monkeypatch):
+    monkeypatch.setattr("clearhead.report.repeats.CELLS", cells)
+    H, T = 4, 150
     tokens = ["<s>", *(f"w{int(x)}" for x in torch.randint(0, 9, (T - 1,), generator=seeded(4)))]
-    q, k = drawn(1, H, T, 5), drawn(1, H, T, 5, seed=5)
-    found = report(Asks((q, k, {"mask": MASKS[mask]})), torch.zeros(1), tokens=tokens)
-    w = ch.matrix(q.double(), k.double(), mask=MASKS[mask]).to_dense()[0]
-    allowed = ch.everything if MASKS[mask] is None else MASKS[mask]
-    sees = allowed.to_bool(T, T).reshape(T, T)
+    q, k = drawn(1, H, T, 5), drawn(1, H // 2, T, 5, seed=5)
+    allowed = ch.everything if mask == "full" else MASKS.get(mask)
+    if mask == "per head":
+        near, far = ch.window(before=5, after=0), ch.causal
+        allowed = ch.dense(keep=torch.stack([x.to_bool(T, T) for x in (near, far, far, near)]))
+    sees = allowed.to_bool(T, T, H=H).expand(1, H, T, T)[0]
+    found = report(Asks((q, k, {"mask": allowed, **rule})), torch.zeros(1), tokens=tokens)
+    w = ch.matrix(q, k, mask=allowed, **rule).to_dense()[0].double()
     for name, back in (("duplicate", 0), ("induction", 1)):
-        total, asked = torch.zeros(H, dtype=torch.float64), 0
-        for i in range(T):
-            here = [j for j in range(1, i - 1) if tokens[j - back] == tokens[i] and sees[i, j]]
-            total += w[:, i, here].sum(-1)
-            asked += bool(here)
-        for head, share in zip(found.heads, total / asked, strict=True):
-            assert head.shares[name] == pytest.approx(share.item(), rel=1e-4), name
+        for head in range(H):
+            total = asked = 0
+            for i in range(T):
+                here = [j for j in range(1, i - 1)
+                        if tokens[j - back] == tokens[i] and sees[head, i, j]]  # fmt: skip
+                total += float(w[head, i, here].sum())
+                asked += bool(here)
+            assert found[0, head].shares[name] == pytest.approx(total / asked, rel=1e-4), name
 
 
 def test_heads_that_look_where_a_token_stood_before_are_named():

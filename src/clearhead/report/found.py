@@ -32,9 +32,10 @@ class Head:
     of `LABELS`; for "spread", "sharp" and "mixed" its entropy as a share of the most it could be.
     `shares` are of its weight: on the token before, the one after, itself, the first, and on
     punctuation and special tokens (the first not among them); and, of the queries alone whose
-    token stood before, on those places ("duplicate") and on what followed them ("induction").
-    `effective` is the mean of exp(entropy), how many keys it looks at. `measured` says that label
-    and number were found on held-out words, and not on this text.
+    token stood before (at most 1024 of them, evenly spaced), on those places ("duplicate") and
+    on what followed them ("induction"). `effective` is the mean of exp(entropy), how many keys it
+    looks at. `measured` says that label and number were found on held-out words, and not on this
+    text.
     """
 
     layer: int
