@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
+from ..errors import AttentionError, BadValue
 from ..explain import explain_problem
 from ..listening import heard
 from ..trace import Trace
@@ -112,7 +112,7 @@ class Checkpoint:
         try:
             with torch.no_grad():
                 model(**given)
-        except BadValue:
+        except AttentionError:
             raise
         except (AttributeError, TypeError, ValueError) as error:
             raise BadValue(
