@@ -74,9 +74,8 @@ def watch(
     Raises:
         BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does
             not have, rows that a call does not have, a folder that cannot be written or holds what
-            was seen before; and at the end
-            of the block, if the model ran and never asked. If it asked, but in none of `layers`,
-            that is a warning.
+            was seen before; and at the end of the block, if the model ran and never asked. If it
+            asked, but in none of `layers`, that is a warning.
     """
     if not isinstance(model, nn.Module):
         raise BadType(

@@ -116,7 +116,8 @@ def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> d
             runs[name] = run
     # The same question without its mask, beside it in every round.
     whole = replace(case, mask=everything)
-    unmasked = prepare("clearhead", whole, tensors)[0] if case.masked else None
+    beside = case.masked and "clearhead" in runs
+    unmasked = prepare("clearhead", whole, tensors)[0] if beside else None
     per_pair = []
     half = case.dtype == torch.bfloat16
     ceiling = ceilings.read if case.decode else ceilings.dot if half else ceilings.fma

@@ -1,5 +1,6 @@
 """Heads that look to where their token stood before: at it, or at what followed it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -57,5 +58,6 @@ def repeats(
         for name, weights in cast(dict[str, Tensor], counted["mass"]).items():
             total[name] += weights[0].sum(-1).float().cpu()
             asked[name] += places[name][0].any(-1).sum(-1).cpu()
-    few = float("nan")
-    return {name: (x / asked[name]).where(asked[name] >= FEWEST, few) for name, x in total.items()}
+    return {
+        name: (x / asked[name]).where(asked[name] >= FEWEST, math.nan) for name, x in total.items()
+    }
