@@ -49,6 +49,13 @@ WRONG = {
         lambda: MultiHeadAttention(12, 3, rotary=RotaryPositions(6)), ch.BadValue,
         "MultiHeadAttention got a rotary for heads of 6 features.\n"
         "  Rule: its heads have d / heads = 4 features.\n  Way out: pass RotaryPositions(4)."),
+    "dtype": (lambda: FeedForward(4, dtype=torch.int8), ch.BadType,
+        "FeedForward got dtype=torch.int8.\n"
+        "  Rule: what is learned is a floating number: dtype is a torch.dtype such as "
+        "torch.bfloat16."),
+    "device": (lambda: TransformerBlock(4, 2, device="gpu"), ch.BadValue,
+        "TransformerBlock got device='gpu'.\n"
+        "  Rule: device is a torch.device, or the name of one, such as 'cpu' or 'cuda:0'."),
     "width": (lambda: SelfAttention(5, 3)(torch.zeros(2, 7, 4)), ch.BadValue,
         "SelfAttention got x of shape (2, 7, 4).\n"
         "  Rule: the last dimension of x is 5, as the layer was built.\n"

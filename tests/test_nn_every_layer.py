@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from clearhead.nn import (
     CausalAttention,
     FeedForward,
     MultiHeadAttention,
+    RelativePositions,
     RotaryPositions,
     SelfAttention,
     SinusoidalPositions,
@@ -50,6 +52,25 @@ def test_double_and_half(name):
     assert [o.dtype for o in outs[1:]] == [torch.float64, torch.bfloat16]
     close(outs[0].double(), outs[1], rtol=1e-4, atol=1e-5)
     close(outs[2].double(), outs[1], rtol=0.01, atol=0.01)
+
+
+LEARNING = [
+    partial(SelfAttention, 12, 7),
+    partial(CausalAttention, 12, 7, 5),
+    partial(MultiHeadAttention, 12, 6, kv_heads=3, out_bias=True),
+    partial(TokenEmbedding, 13, 12),
+    partial(RelativePositions, 3),
+    partial(FeedForward, 12),
+    partial(TransformerBlock, 12, 3),
+]
+
+
+@pytest.mark.parametrize("make", LEARNING, ids=lambda make: make.func.__name__)
+def test_made_where_and_as_what_is_asked(make):
+    here, there = make(dtype=torch.float64), make(device="meta", dtype=torch.bfloat16)
+    assert {p.dtype for p in here.parameters()} == {torch.float64}
+    assert {(p.device.type, p.dtype) for p in there.parameters()} == {("meta", torch.bfloat16)}
+    assert {p.dtype for p in make().parameters()} == {torch.get_default_dtype()}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "tokens"])

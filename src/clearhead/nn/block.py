@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from ..errors import BadValue
 from ..masks import Mask
 from ..trace import Step, Trace
 from .cache import KVCache, unspoiled
-from .checks import probability, sequence, size
+from .checks import placed, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .multihead import MultiHeadAttention
 from .question import projected
@@ -30,7 +31,8 @@ class FeedForward(nn.Module):
     """Each token on its own: ``dropout(activation(x W_1 + b_1)) W_2 + b_2``.
 
     x is (B, T, d) or (T, d). `hidden` is the size between; None means 4 d. `activation` is "gelu"
-    (the exact one), "relu" or "silu". Dropout acts in training mode only.
+    (the exact one), "relu" or "silu". Dropout acts in training mode only. `device` and `dtype` are
+    those of the weights; None means torch's default.
 
     Raises `BadValue` for an unknown activation, a dropout outside [0, 1], another width.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.3 (with relu).
@@ -42,6 +44,9 @@ class FeedForward(nn.Module):
         hidden: int | None = None,
         activation: Literal["gelu", "relu", "silu"] = "gelu",
         dropout: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.d = size("FeedForward", "d", d)
@@ -53,8 +58,9 @@ class FeedForward(nn.Module):
                 "pass one of these.",
             )
         self.activation = activation
-        self.W_1 = nn.Linear(self.d, self.hidden)
-        self.W_2 = nn.Linear(self.hidden, self.d)
+        where = placed("FeedForward", device, dtype)
+        self.W_1 = nn.Linear(self.d, self.hidden, **where)
+        self.W_2 = nn.Linear(self.hidden, self.d, **where)
         self.dropout = nn.Dropout(probability("FeedForward", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,6 +101,8 @@ class TransformerBlock(nn.Module):
         causal: bool = False,
         rotary: RotaryPositions | None = None,
         relative: RelativePositions | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
@@ -103,6 +111,7 @@ class TransformerBlock(nn.Module):
                 "'pre' normalises what enters a branch, 'post' the sum after it.",
                 "pass norm='pre' or norm='post'.",
             )
+        where = placed("TransformerBlock", device, dtype)
         self.norm = norm
         self.attention = MultiHeadAttention(
             d,
@@ -113,10 +122,11 @@ class TransformerBlock(nn.Module):
             causal=causal,
             rotary=rotary,
             relative=relative,
+            **where,
         )
-        self.feed_forward = FeedForward(d, hidden, activation, dropout)
-        self.norm_1 = nn.LayerNorm(d)
-        self.norm_2 = nn.LayerNorm(d)
+        self.feed_forward = FeedForward(d, hidden, activation, dropout, **where)
+        self.norm_1 = nn.LayerNorm(d, **where)
+        self.norm_2 = nn.LayerNorm(d, **where)
         self.dropout = nn.Dropout(dropout)
 
     def forward(

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, kind_of
@@ -31,6 +32,25 @@ def probability(layer: str, value: object) -> float:
             "pass a number such as 0.1, or 0.0 for none.",
         )
     return float(value)
+
+
+def placed(layer: str, device: torch.device | str | None, dtype: object) -> dict[str, Any]:
+    """Where and of what kind the layer's parameters are made, as torch's own modules ask for it;
+    None means torch's default."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise BadType(
+            f"{layer} got dtype={dtype!r}.",
+            "what is learned is a floating number: dtype is a torch.dtype such as torch.bfloat16.",
+            "pass one of these, or leave dtype out for torch's default.",
+        )
+    try:
+        return {"device": None if device is None else torch.device(device), "dtype": dtype}
+    except (RuntimeError, TypeError) as error:
+        raise BadValue(
+            f"{layer} got device={device!r}.",
+            "device is a torch.device, or the name of one, such as 'cpu' or 'cuda:0'.",
+            "pass one of these, or leave device out for torch's default.",
+        ) from error
 
 
 def base(layer: str, value: object) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue
 from ..traced import plain
 from ..whole import whole
-from .checks import base as checked_base, instance, sequence, size
+from .checks import base as checked_base, instance, placed, sequence, size
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -20,16 +20,25 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class TokenEmbedding(nn.Module):
     """A table with one learned row per word: ``E[ids]``, ids (...) -> (..., d).
 
-    The table is an `nn.Embedding(vocabulary, d)`, so a seed decides it.
+    The table is an `nn.Embedding(vocabulary, d)`, so a seed decides it. `device` and `dtype` are
+    those of the table; None means torch's default.
 
     Raises `BadValue` for ids outside the vocabulary, `BadType` for ids that are not integers.
     """
 
-    def __init__(self, vocabulary: int, d: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        d: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.vocabulary = size("TokenEmbedding", "vocabulary", vocabulary)
         self.d = size("TokenEmbedding", "d", d)
-        self.table = nn.Embedding(self.vocabulary, self.d)
+        where = placed("TokenEmbedding", device, dtype)
+        self.table = nn.Embedding(self.vocabulary, self.d, **where)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The row of each id: integers of any shape (...) -> (..., d)."""
@@ -149,14 +158,24 @@ class RelativePositions(nn.Module):
     distance up to `longest`, and what is farther still shares the last. Keys after the query have
     buckets of their own. All numbers begin at zero: every distance is alike until it is learned.
 
-    The result is H x Tq x Tk numbers, so this is for texts that are not too long.
+    The result is H x Tq x Tk numbers, so this is for texts that are not too long. `device` and
+    `dtype` are those of the table; None means torch's default.
 
     Raises `BadValue` for sizes below 1, a `longest` that is not beyond `near`, or a start below 0.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
     Text-to-Text Transformer" (T5), section 2.1.
     """
 
-    def __init__(self, heads: int, near: int = 16, far: int = 16, longest: int = 128) -> None:
+    def __init__(
+        self,
+        heads: int,
+        near: int = 16,
+        far: int = 16,
+        longest: int = 128,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         name = "RelativePositions"
         self.heads = size(name, "heads", heads)
@@ -168,7 +187,8 @@ class RelativePositions(nn.Module):
                 "distances from near to longest share buckets, so longest is beyond near.",
                 f"pass longest={8 * self.near}, or a smaller near.",
             )
-        self.table = nn.Parameter(torch.empty(self.heads, 2 * (self.near + self.far)))
+        where = placed(name, device, dtype)
+        self.table = nn.Parameter(torch.empty(self.heads, 2 * (self.near + self.far), **where))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

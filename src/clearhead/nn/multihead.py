@@ -17,7 +17,7 @@ from ..explain import explain
 from ..masks import Causal, Mask
 from ..trace import Step, Trace
 from .cache import KVCache, length_of, unspoiled
-from .checks import instance, probability, sequence, size
+from .checks import instance, placed, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions
 from .question import Question, both, inputs, projected
 
@@ -43,6 +43,7 @@ class MultiHeadAttention(nn.Module):
         rotary: turns queries and keys by their positions, which a cache continues; None means no
             positions. Its head size is D.
         relative: adds a learned number for each head and distance to the scores; None means none.
+        device, dtype: those of the weights; None means torch's default.
 
     Raises `BadValue` for heads that do not divide, a rotary of another head size, a relative for
     another number of heads, a dropout outside [0, 1]. Sources: Vaswani et al. 2017, "Attention Is
@@ -63,6 +64,8 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         rotary: RotaryPositions | None = None,
         relative: RelativePositions | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         name = "MultiHeadAttention"
@@ -103,10 +106,11 @@ class MultiHeadAttention(nn.Module):
         self.causal = instance(name, "causal", causal, bool)
         self.rotary, self.relative = rotary, relative
         narrow = self.kv_heads * self.head_size
-        self.W_query = nn.Linear(d, d, bias=qkv_bias)
-        self.W_key = nn.Linear(self.d_context, narrow, bias=qkv_bias)
-        self.W_value = nn.Linear(self.d_values, narrow, bias=qkv_bias)
-        self.out_proj = nn.Linear(d, d, bias=out_bias)
+        where = placed(name, device, dtype)
+        self.W_query = nn.Linear(d, d, bias=qkv_bias, **where)
+        self.W_key = nn.Linear(self.d_context, narrow, bias=qkv_bias, **where)
+        self.W_value = nn.Linear(self.d_values, narrow, bias=qkv_bias, **where)
+        self.out_proj = nn.Linear(d, d, bias=out_bias, **where)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
@@ -160,16 +164,16 @@ class MultiHeadAttention(nn.Module):
             biases = module.in_proj_bias.chunk(3)
             state |= {f"{n}.bias": b for n, b in zip(names, biases, strict=True)}
             state["out_proj.bias"] = module.out_proj.bias
-        with torch.device("meta"):  # nothing is drawn, so torch's generator stays where it was
-            layer = cls(
-                module.embed_dim,
-                module.num_heads,
-                d_context=module.kdim,
-                d_values=module.vdim,
-                dropout=module.dropout,
-                qkv_bias=module.in_proj_bias is not None,
-                out_bias=module.out_proj.bias is not None,
-            )
+        layer = cls(
+            module.embed_dim,
+            module.num_heads,
+            d_context=module.kdim,
+            d_values=module.vdim,
+            dropout=module.dropout,
+            qkv_bias=module.in_proj_bias is not None,
+            out_bias=module.out_proj.bias is not None,
+            device="meta",  # nothing is drawn, so torch's generator stays where it was
+        )
         layer.load_state_dict({n: t.detach().clone() for n, t in state.items()}, assign=True)
         for name, learned in state.items():
             layer.get_parameter(name).requires_grad_(learned.requires_grad)

@@ -15,7 +15,7 @@ from ..errors import BadType, BadValue, kind_of
 from ..explain import explain
 from ..masks import Mask, causal
 from ..trace import Trace
-from .checks import instance, probability, sequence, size
+from .checks import instance, placed, probability, sequence, size
 from .question import Question, both, inputs, projected
 
 
@@ -89,22 +89,30 @@ class SelfAttention(OneHead):
 
     ``Q = X W_query, K = X W_key, V = X W_value``, each an `nn.Linear(d_in, d_out)`, created in this
     order, so that a seed decides them. `mask` is a rule for every call; None means everyone may
-    look at everyone.
+    look at everyone. `device` and `dtype` are those of the weights; None means torch's default.
 
     Raises `BadValue` for sizes that are not whole numbers from 1 on, and for inputs of another
     width. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
     """
 
     def __init__(
-        self, d_in: int, d_out: int, qkv_bias: bool = False, mask: Mask | None = None
+        self,
+        d_in: int,
+        d_out: int,
+        qkv_bias: bool = False,
+        mask: Mask | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.d_in = size("SelfAttention", "d_in", d_in)
         self.d_out = size("SelfAttention", "d_out", d_out)
         self.mask = instance("SelfAttention", "mask", mask, Mask, type(None))
-        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
-        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
+        where = placed("SelfAttention", device, dtype)
+        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
+        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
+        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
 
     @classmethod
     def from_matrices(
@@ -132,8 +140,8 @@ class SelfAttention(OneHead):
                 "pass three such matrices; the weight of an nn.Linear goes in transposed.",
             )
         d_in, d_out = matrices[0].shape
-        with torch.device("meta"):  # nothing is drawn, so torch's generator stays where it was
-            layer = cls(d_in, d_out, mask=mask)
+        # Made without numbers: nothing is drawn, so torch's generator stays where it was.
+        layer = cls(d_in, d_out, mask=mask, device="meta")
         names = ("W_query.weight", "W_key.weight", "W_value.weight")
         weights = [W.detach().T.clone(memory_format=torch.contiguous_format) for W in matrices]
         layer.load_state_dict(dict(zip(names, weights, strict=True)), assign=True)
@@ -151,7 +159,8 @@ class CausalAttention(OneHead):
     """Self-attention in which a token looks at itself and at those before it.
 
     ``dropout(softmax(mask(Q K^T / sqrt(d_out)))) V`` with projections as in `SelfAttention`, for at
-    most `context_length` tokens. Dropout acts on the weights, in training mode only.
+    most `context_length` tokens. Dropout acts on the weights, in training mode only. `device` and
+    `dtype` are those of the weights; None means torch's default.
 
     Raises `BadValue` for a longer or a wider input, and for a dropout outside [0, 1].
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3; the dropout of
@@ -165,15 +174,19 @@ class CausalAttention(OneHead):
         context_length: int,
         dropout: float = 0.0,
         qkv_bias: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.d_in = size("CausalAttention", "d_in", d_in)
         self.d_out = size("CausalAttention", "d_out", d_out)
         self.context_length = size("CausalAttention", "context_length", context_length)
         self.dropout = probability("CausalAttention", dropout)
-        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
-        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias)
+        where = placed("CausalAttention", device, dtype)
+        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
+        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
+        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
 
     def question(self, x: Tensor, mask: Mask | None) -> Question:
         x = sequence("CausalAttention", "x", x, self.d_in, self.W_query)
