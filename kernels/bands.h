@@ -51,7 +51,7 @@ template <class A> class Bands : protected Products<A> {
 
   // Does this band see any key of the block? If so, lo_ to hi_ are what it sees.
   bool meets(int64_t i) {
-    Run seen = {most(band_[i].hull.lo, block_.lo), least(band_[i].hull.hi, block_.hi)};
+    Run seen = band_[i].hull.cut(block_);
     if (seen.empty() || band_[i].next >= block_.hi) return false;
     if (!sight_.simple()) seen = look_closer(i);
     lo_ = int(seen.lo - block_.lo);
@@ -63,11 +63,11 @@ template <class A> class Bands : protected Products<A> {
   Run look_closer(int64_t i) {
     Band& band = band_[i];
     Row *first = row_ + i * BAND, *end = row_ + least((i + 1) * BAND, n_);
-    Run seen = {block_.hi, block_.lo};
+    Run seen = NO_KEYS;
     for (Row* x = first; x < end; x++) {
-      Run part = {most(x->hull.lo, block_.lo), least(x->hull.hi, block_.hi)};
+      const Run part = x->hull.cut(block_);
       x->here = part.empty() ? part : sight_.within(task_.b, x->h, x->q, part, &x->whole);
-      if (!x->here.empty()) seen = {least(seen.lo, x->here.lo), most(seen.hi, x->here.hi)};
+      seen.join(x->here);
     }
     if (seen.empty()) {
       band.next = p_.Tk;
@@ -84,8 +84,8 @@ template <class A> class Bands : protected Products<A> {
 
   // Pass 0: what every row sees of these keys, and what the bands and the task see together.
   void look(const Run& keys) {
-    hull_ = {p_.Tk, 0};
-    for (int64_t i = 0; i < bands_; i++) band_[i] = {{p_.Tk, 0}, {0, p_.Tk}, 0};
+    hull_ = NO_KEYS;
+    for (int64_t i = 0; i < bands_; i++) band_[i] = {NO_KEYS, {0, p_.Tk}, 0};
     for (int64_t i = 0; i < n_; i++) {
       Row& r = row_[i];
       Band& band = band_[i / BAND];
@@ -95,10 +95,9 @@ template <class A> class Bands : protected Products<A> {
       r.here = r.hull;
       r.whole = sight_.simple();
       prefetch_row(at(p_.q, r), p_.D);
-      band.core = {most(band.core.lo, r.core.lo), least(band.core.hi, r.core.hi)};
-      if (r.hull.empty()) continue;
-      band.hull = {least(band.hull.lo, r.hull.lo), most(band.hull.hi, r.hull.hi)};
-      hull_ = {least(hull_.lo, band.hull.lo), most(hull_.hi, band.hull.hi)};
+      band.core = band.core.cut(r.core);
+      band.hull.join(r.hull);
+      hull_.join(r.hull);
     }
   }
 
@@ -248,13 +247,9 @@ template <class A> class Bands : protected Products<A> {
 
   // The keys of this block that some of these rows see, counted from its start.
   Run seen_by(int64_t row, int n) const {
-    Run all = {BLOCK, 0};
-    for (int r = 0; r < n; r++) {
-      const Row& x = row_[row + r];
-      int64_t lo = most(x.here.lo, block_.lo), hi = least(x.here.hi, block_.hi);
-      if (lo < hi) all = {least(all.lo, lo - block_.lo), most(all.hi, hi - block_.lo)};
-    }
-    return all;
+    Run all = NO_KEYS;
+    for (int r = 0; r < n; r++) all.join(row_[row + r].here.cut(block_));
+    return {all.lo - block_.lo, all.hi - block_.lo};
   }
 
   const Problem& p_;

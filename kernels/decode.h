@@ -87,15 +87,15 @@ template <class A, int R> class Stream {
 
   // Pass 0: what the rows see together, and what they all see.
   void look() {
-    hull_ = {p_.Tk, 0};
+    hull_ = NO_KEYS;
     core_ = {0, p_.Tk};
     for (int r = 0; r < n_; r++) {
       Run hull, core;
       sight_.row(task_.b, head(r), query(r), {task_.key, task_.key_end}, &hull, &core);
-      core_ = {most(core_.lo, core.lo), least(core_.hi, core.hi)};
-      if (!hull.empty()) hull_ = {least(hull_.lo, hull.lo), most(hull_.hi, hull.hi)};
+      core_ = core_.cut(core);
+      hull_.join(hull);
     }
-    core_ = {most(core_.lo, hull_.lo), least(core_.hi, hull_.hi)};
+    core_ = core_.cut(hull_);
     if (core_.empty()) core_ = {hull_.hi, hull_.hi};
   }
 
@@ -350,7 +350,7 @@ template <class A, int R> class Stream {
       float* state = task_.state + r * (p_.Dv + STATE_HEAD);
       state[0] = top_of[r * U];
       state[1] = sum;
-      for (int64_t j = 0; j < p_.Dv; j++) state[2 + j] = o[j];
+      for (int64_t j = 0; j < p_.Dv; j++) state[STATE_HEAD + j] = o[j];
     }
   }
 
@@ -397,7 +397,7 @@ void merge_stretches(const Problem& p, int64_t b, int64_t group, int64_t stretch
       int64_t n = least(SLICE, p.Dv - j);
       for (int64_t s = 0; s < stretches; s++) {
         const float* x = states + (s * rows + r) * row_size;
-        for (int64_t i = 0; i < n; i++) o[i] += share[s] * x[2 + j + i];
+        for (int64_t i = 0; i < n; i++) o[i] += share[s] * x[STATE_HEAD + j + i];
       }
       end.write<E>(p, b, h, q, j, o, n);
     }

@@ -6,7 +6,13 @@ namespace clearhead::CLEARHEAD_LEVEL {
 struct Run {
   int64_t lo, hi;
   bool empty() const { return lo >= hi; }
+  Run cut(const Run& to) const { return {most(lo, to.lo), least(hi, to.hi)}; }
+  // Grows just so far that it holds the other, too.
+  void join(const Run& other) {
+    if (!other.empty()) *this = {least(lo, other.lo), most(hi, other.hi)};
+  }
 };
+constexpr Run NO_KEYS = {INT64_MAX, 0};  // what joins begin with
 
 class Sight {
  public:
@@ -25,14 +31,13 @@ class Sight {
 
   // The smallest run that holds all that a query sees of these keys, and whether it sees all of it.
   Run within(int64_t b, int64_t h, int64_t q, const Run& keys, bool* whole = nullptr) const {
-    Run seen = {keys.hi, keys.lo};
+    Run seen = NO_KEYS;
     int64_t runs = 0;
     for (int64_t i = 0; i < count(); i++) {
-      Run r = run(b, h, q, i);
-      r = {most(r.lo, keys.lo), least(r.hi, keys.hi)};
+      Run r = run(b, h, q, i).cut(keys);
       if (m_.bits.data) trim(bits(b, h, q), &r);
       if (r.empty()) continue;
-      seen = {least(seen.lo, r.lo), most(seen.hi, r.hi)};
+      seen.join(r);
       runs++;
     }
     if (whole) *whole = runs <= 1 && !m_.bits.data;
@@ -111,15 +116,12 @@ class Sight {
   }
   int64_t count() const { return m_.lo.data ? m_.runs : 1; }
   Run run(int64_t b, int64_t h, int64_t q, int64_t i) const {
-    int64_t lo, hi;
+    Run r = {q - m_.before, q + m_.after + 1};
     if (m_.lo.data) {
-      lo = ((const int64_t*)m_.lo.data)[b * m_.lo.b + h * m_.lo.h + q * m_.lo.q + i * m_.lo.x];
-      hi = ((const int64_t*)m_.hi.data)[b * m_.hi.b + h * m_.hi.h + q * m_.hi.q + i * m_.hi.x];
-    } else {
-      lo = q - m_.before;
-      hi = q + m_.after + 1;
+      r.lo = ((const int64_t*)m_.lo.data)[b * m_.lo.b + h * m_.lo.h + q * m_.lo.q + i * m_.lo.x];
+      r.hi = ((const int64_t*)m_.hi.data)[b * m_.hi.b + h * m_.hi.h + q * m_.hi.q + i * m_.hi.x];
     }
-    return {most<int64_t>(lo, 0), least<int64_t>(hi, Tk_)};
+    return r.cut({0, Tk_});
   }
   const Mask& m_;
   int64_t Tk_;

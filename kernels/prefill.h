@@ -96,15 +96,15 @@ template <class A> class Tile : Bands<A> {
     for (int64_t i = 0; i < n_ * survey_.groups; i++) masses_[i] = 0;
   }
 
-  // While a band computes, its share of the next block's keys and values comes into L2: packing
-  // would otherwise wait for the L3 (measured: bench/LOG.md, "packing waits").
+  // While a band computes, its share of the next block's keys and values, if they are read, comes into
+  // L2: packing would otherwise wait for the L3 (measured: bench/LOG.md, "packing waits").
   void fetch_ahead(int64_t band) const {
     int64_t next = block_.lo / BLOCK * BLOCK + BLOCK;
     int64_t each = (BLOCK + bands_ - 1) / bands_;
     int64_t from = next + band * each, to = least(least(from + each, next + BLOCK), hull_.hi);
     for (int64_t key = from; key < to; key++) {
       prefetch_row(key_row(p_.k, key), p_.D);
-      prefetch_row(key_row(p_.v, key), p_.Dv);
+      if (answers_) prefetch_row(key_row(p_.v, key), p_.Dv);
     }
   }
 

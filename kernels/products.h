@@ -27,7 +27,7 @@ template <class A> struct Products {
   static constexpr int PER = A::PER_UNIT;
   static constexpr int PANEL = SCORE_VECTORS * W;
   static constexpr int BLOCK = 192;      // keys: a band's scores with them are 18 KB, in L1
-  static constexpr int64_t CHAIN = 192;  // steps of one sum
+  static constexpr int64_t CHAIN = PER == 1 ? 192 : 1 << 30;  // steps of one sum
   static constexpr int BAND = clearhead::BAND;
   static constexpr int S_STRIDE = BLOCK + W;            // floats; off a power of two, for L1's sets
   static constexpr int P_STRIDE = (BLOCK + 32) / PER;   // units
@@ -62,30 +62,25 @@ template <class A> struct Products {
   // maxima are taken before the sums leave their registers.
   template <int R, int N>
   static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* tops) {
-    F sum[R][N];
-    multiply<R, N, 1, SCORE_ROWS, PANEL>(q, k, PER == 1 ? least(steps, CHAIN) : steps, sum);
-    for (int64_t from = CHAIN; PER == 1 && from < steps; from += CHAIN) {
-      F before[R][N];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) before[r][n] = sum[r][n];
+    for (int64_t from = 0; from < steps; from += CHAIN) {
+      F sum[R][N];
       multiply<R, N, 1, SCORE_ROWS, PANEL>(q + from * SCORE_ROWS, k + from * PANEL,
-                                          least(steps - from, CHAIN), sum);
+                                           least(steps - from, CHAIN), sum);
+      const bool last = steps - from <= CHAIN;
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++)
+      for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) sum[r][n] = add(before[r][n], sum[r][n]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
+        for (int n = 0; n < N; n++) {
+          float* to = s + r * S_STRIDE + n * W;
+          if (from) sum[r][n] = add(load(to), sum[r][n]);
+          store(to, sum[r][n]);
+        }
+        if (tops && last) {
+          F t = sum[r][0];
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) store(s + r * S_STRIDE + n * W, sum[r][n]);
-      if (tops) {
-        F t = sum[r][0];
-#pragma GCC unroll 4
-        for (int n = 1; n < N; n++) t = max(t, sum[r][n]);
-        store((float*)(tops + r), max(load((const float*)(tops + r)), t));
+          for (int n = 1; n < N; n++) t = max(t, sum[r][n]);
+          store((float*)(tops + r), max(load((const float*)(tops + r)), t));
+        }
       }
     }
   }
