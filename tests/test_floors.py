@@ -22,7 +22,7 @@ FLOORS = [
     {"matrix"},
     {"engines"},
     {"ask", "views", "stats"},
-    {"listening"},
+    {"listening", "running"},
     {"problem"},
     {"biases"},
     {"masks", "online"},

@@ -66,7 +66,7 @@ def embedded(document):
 @cache
 def large(L=12, H=12, T=512, D=64):
     """What a model of 144 heads brings, without running one: the sizes of a real report."""
-    layers = []
+    layers, tokens = [], tuple(f"token{i}" for i in range(T))
     q, k = drawn(1, 1, T, D), drawn(1, 1, T, D, seed=5)
     trace = ch.explain(q, k, k)
     for n in range(L):
@@ -82,11 +82,12 @@ def large(L=12, H=12, T=512, D=64):
         )
         maps = torch.rand(H, 256, 256, generator=draw) / 256
         layers.append(
-            Layer(n, "", T, H, 6.0, heads, maps, torch.ones(256, 256, dtype=torch.bool),
+            Layer(n, "", False, tokens, tokens, "", T, H, 6.0, heads, maps,
+                  torch.ones(256, 256, dtype=torch.bool),
                   torch.rand(H, T, generator=draw), tuple(range(T)), weights, keys.int(),
                   trace, (11,))
         )  # fmt: skip
-    return Report("a model", tuple(f"token{i}" for i in range(T)), tuple(layers))
+    return Report("a model", tokens, tuple(layers))
 
 
 # ---- without a browser ----------------------------------------------------------------
@@ -354,14 +355,16 @@ def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):  # noqa: 
 def test_a_text_of_many_thousand_tokens_stays_quick(visit):  # noqa: F811
     found = made(40, layers=2)
     T = 32_768
+    tokens = tuple(f"token{i}" for i in range(T))
     kept = tuple(range(0, T, 64))
     layers = tuple(
-        Layer(x.number, "", T, 2, 9.0, tuple(_moved(head) for head in x.heads), x.map,
+        Layer(x.number, "", False, tokens, tokens, "", T, 2, 9.0,
+              tuple(_moved(head) for head in x.heads), x.map,
               x.seen, torch.rand(4, T), kept, torch.rand(4, 512, 8) / 8,
               torch.randint(0, T, (4, 512, 8)).int())
         for x in found.layers
     )  # fmt: skip
-    tab = visit(Report("long", tuple(f"token{i}" for i in range(T)), layers))
+    tab = visit(Report("long", tokens, layers))
     took = "(() => { const start = performance.now(); go(%s); return performance.now() - start })()"
     for change in ("{layer: 0}", "{key: 30001}", "{query: 640}"):
         assert tab.evaluate(took % change) < 1000, change

@@ -226,11 +226,13 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
 def told(T=5, *, layers=3, H=2, tokens=None, name="toy") -> SimpleNamespace:
     """What the figures read of a report, with numbers that are easy to find again."""
     draw = torch.Generator().manual_seed(5)
+    tokens = tokens or [f"t{i}" for i in range(T)]
     return SimpleNamespace(
         name=name,
-        tokens=tokens or [f"t{i}" for i in range(T)],
+        tokens=tokens,
         layers=[
             SimpleNamespace(
+                key_tokens=tokens,
                 most=2.0,
                 heads=[SimpleNamespace(label="next token", entropy=i + h / 4) for h in range(H)],
                 map=torch.rand(H, min(T, 64), min(T, 64), generator=draw),

@@ -13,7 +13,7 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
-from clearhead.report import look_model, report, tile, write
+from clearhead.report import report, tile, write
 from clearhead.report.label import LABELS, label_of, separates
 
 pytest.importorskip("transformers")
@@ -284,6 +284,73 @@ def test_self_and_cross_attention_on_the_same_keys_are_kept_apart():
     assert [layer.queries for layer in seen.layers] == [7, 3]
 
 
+class Translator(torch.nn.Module):
+    """An encoder layer, then a decoder's self-attention and its look into the encoder's text."""
+
+    def __init__(self):
+        super().__init__()
+        layers = {n: ch.nn.MultiHeadAttention(8, 2) for n in ("reads", "writes", "looks")}
+        self.layers = torch.nn.ModuleDict(layers)
+
+    def forward(self, source, target):
+        memory = self.layers["reads"](source)
+        return self.layers["looks"](self.layers["writes"](target), memory)
+
+
+def test_a_decoder_is_not_labelled_with_the_words_of_the_other_text():
+    """As many words on either side, so lengths do not tell."""
+    ours, theirs = [f"s{i}" for i in range(6)], [f"t{i}" for i in range(6)]
+    given = {"source": drawn(1, 6, 8), "target": drawn(1, 6, 8, seed=9)}
+    found = report(Translator(), given, tokens=ours, decoder_tokens=theirs)
+    reads, _, looks = found.layers
+    assert [x.crosses for x in found.layers] == [False, False, True]
+    assert [x.module for x in found.layers] == ["layers.reads", "layers.writes", "layers.looks"]
+    assert looks.query_tokens == tuple(theirs) and looks.key_tokens == tuple(ours)
+    assert looks.trace.queries == tuple(theirs) and looks.trace.keys == tuple(ours)
+    assert set(looks.heads[0].shares) == {"first", "separators"}
+    assert {"previous", "same"} <= set(reads.heads[0].shares)
+    assert "Layer 2, layers.looks, looks from one text into another." in str(found)
+    cells = 2, 0, slice(1, 3), slice(0, 2)
+    part = tile(Translator(), given, *cells, tokens=ours, decoder_tokens=theirs)
+    assert part.queries == ("t1", "t2") and part.keys == ("s0", "s1")
+    assert tile(Translator(), given, *cells, tokens=ours).queries is None
+
+
+def test_decoder_tokens_without_a_decoder():
+    x = drawn(1, 6, 8)
+    with pytest.raises(
+        BadValue, match=r"decoder_tokens has 6 entries(?s:.*)this model has no such"
+    ):
+        report(ch.nn.MultiHeadAttention(8, 2), x, decoder_tokens=list("abcdef"))
+    with pytest.raises(BadValue, match="decoder_tokens has 5 entries for 6 positions"):
+        given = {"source": x, "target": x}
+        report(Translator(), given, tokens=list("abcdef"), decoder_tokens=list("abcde"))
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_transformers_name_what_looks_into_another_text(kind):
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    ch.hf.register()
+    small = {
+        "bart": {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 40,
+                 "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+                 "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+        "t5": {"d_model": 16, "d_kv": 8, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
+               "d_ff": 16, "vocab_size": 40},
+    }  # fmt: skip
+    config = AutoConfig.for_model(kind, **small[kind])
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="clearhead")
+    ids = torch.arange(3, 10)[None]
+    given = {"input_ids": ids, "decoder_input_ids": ids + 20}
+    source, target = [f"s{i}" for i in range(7)], [f"t{i}" for i in range(7)]
+    found = report(model.eval(), given, tokens=source, decoder_tokens=target)
+    assert [x.crosses for x in found.layers] == [False, False, False, True, False, True]
+    sides = [(x.query_tokens[0], x.key_tokens[0]) for x in found.layers]
+    decoder = [("t0", "t0"), ("t0", "s0")]
+    assert sides == [("s0", "s0"), ("s0", "s0"), *decoder, *decoder]
+
+
 def test_a_tile_is_the_exact_weights_of_a_part():
     """Of the second call, which is not the first: three queries of head 1 on keys 2 to 6."""
     q, k = drawn(1, 2, 300, 3), drawn(1, 2, 300, 3, seed=9)
@@ -400,15 +467,15 @@ def test_minilm_in_numbers(checkpoint):
             assert math.isclose(head.entropy, entropy, rel_tol=1e-4)
 
 
-def test_look_model_writes_everything(checkpoint, tmp_path):
+def test_everything_is_written(checkpoint, tmp_path):
     pytest.importorskip("matplotlib")
-    paths = look_model(checkpoint.folder, TEXT, tmp_path / "new" / "out")
+    paths = write(report(checkpoint.folder, TEXT), tmp_path / "new" / "out")
     assert set(paths) == {"page", "numbers", "entropy", "maps"}
     assert all(path.stat().st_size > 1000 for path in paths.values())
     assert json.loads(paths["numbers"].read_text())["layers"][5]["layer"] == 5
     (tmp_path / "file").write_text("")
     with pytest.raises(BadValue, match="cannot be made"):
-        look_model(checkpoint.folder, TEXT, tmp_path / "file" / "out")
+        write(report(checkpoint.folder, TEXT), tmp_path / "file" / "out")
 
 
 @pytest.mark.slow

@@ -8,9 +8,8 @@ import fnmatch
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from .listening import listening
 from .masks import Grid, Mask
 from .masks.numbers import corner_of
 from .problem import Inputs, Problem
+from .running import following
 from .seen import Call, Seen
 from .seen_files import unused, write
 from .stats import Statistic, parse_stats, rows as exact_rows
@@ -90,18 +90,11 @@ def watch(
     heads = None if heads is None else _checked_heads(heads)
     place = None if to is None else unused(to)
     watcher = _Watcher(wanted, layers, heads, place)
-    hooks = []
-    for name, module in model.named_modules():
-        enter = _Hook(partial(watcher.enter, name))
-        hooks.append(module.register_forward_pre_hook(enter))
-        hooks.append(module.register_forward_hook(_Hook(watcher.leave), always_call=True))
     try:
-        with listening(watcher.hear):
+        with following(model, watcher.enter, watcher.leave), listening(watcher.hear):
             yield watcher.seen
         watcher.must_have_heard(type(model).__name__)
     finally:
-        for hook in hooks:
-            hook.remove()
         if place is not None and not watcher.kept:
             (place / "index.json").unlink(missing_ok=True)
 
@@ -128,7 +121,7 @@ class _Watcher:
         """Does another thread run the model? A graph cannot tell, and holds only one."""
         return not torch.compiler.is_compiling() and threading.get_ident() != self.thread
 
-    def enter(self, name: str, module: nn.Module, args: object) -> None:
+    def enter(self, name: str, module: nn.Module, *given: object) -> None:
         if self.elsewhere():
             return
         self.ran = self.ran or not name
@@ -136,7 +129,7 @@ class _Watcher:
             self.turns.clear()
         self.inside.append(name)
 
-    def leave(self, module: nn.Module, args: object, result: object) -> None:
+    def leave(self, *_: object) -> None:
         if self.inside and not self.elsewhere():
             self.inside.pop()
 
@@ -217,23 +210,6 @@ class _Standing:
         if self.last[0] != place:
             self.last = place, tuple(s.aligned(corner) for s in self.wanted)
         return self.last[1]
-
-
-class _Hook:
-    """What listens at a module. A checkpoint that is saved meanwhile, or a copy, hears nothing."""
-
-    def __init__(self, run: Callable[..., None]) -> None:
-        self.run = run
-
-    def __call__(self, *given: object) -> None:
-        self.run(*given)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _Hook, (_deaf,)
-
-
-def _deaf(*given: object) -> None:
-    pass
 
 
 def _checked_heads(heads: Sequence[int]) -> list[int]:

@@ -3,12 +3,13 @@
 While the model answers, statistics of each layer are gathered beside it, tile by tile: nothing of
 the size Tq x Tk is formed, so a text may be as long as the model can read.
 
-`found` is what a report holds, `label` what a head is called, `listen` makes a layer of what was
-heard, `run` runs the model, `tile` cuts exact weights out of a long text.
+`found` is what a report holds, `label` what a head is called, `repeats` whether it looks for copies
+of a token, `texts` of which text a call is, `listen` makes a layer of what was heard, `run` runs
+the model, `tile` cuts exact weights out of a long text, `teller` reports on a storyteller.
 """
 
 from .found import Head, Layer, Link, Report
-from .run import look_model, report, write
+from .run import report, write
 from .teller import report_teller
 from .tile import tile
 
@@ -17,7 +18,6 @@ __all__ = [
     "Layer",
     "Link",
     "Report",
-    "look_model",
     "report",
     "report_teller",
     "tile",

@@ -61,9 +61,16 @@ class Layer:
     `seen` is (rows, cols), where the mask lets anybody look. `most` is the entropy of even weights.
     `weights` and `keys`, (H, kept, n), are the largest weights of the queries in `kept` and where
     they lie (-1: nowhere). `trace` holds every step of the heads in `traced`; None for long texts.
+    `module` is the name of the module that asked, "" outside of any; `crosses` says that it looks
+    from one text into another. `query_tokens` and `key_tokens` are what the two sides say, None
+    where nobody told.
     """
 
     number: int
+    module: str
+    crosses: bool
+    query_tokens: tuple[str, ...] | None
+    key_tokens: tuple[str, ...] | None
     question: str
     queries: int
     key_heads: int
@@ -125,6 +132,8 @@ class Report:
         layers = [
             {
                 "layer": layer.number,
+                "module": layer.module,
+                "crosses": layer.crosses,
                 "question": layer.question,
                 "heads": [told(head) for head in layer.heads],
             }
@@ -161,6 +170,11 @@ class Report:
                 "and on it."
                 if any(name in x.shares for x in self.heads for name in REPEATS)
                 else "."
+            ),
+            *(
+                f"Layer {layer.number}, {layer.module}, looks from one text into another."
+                for layer in self.layers
+                if layer.crosses
             ),
         ]
 

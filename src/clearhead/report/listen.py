@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engines import count_weights
 from ..errors import BadValue
 from ..explain import explain_problem
-from ..masks import Mask, window
+from ..masks import window
 from ..masks.numbers import corner_of
 from ..problem import Inputs, Problem
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
@@ -20,6 +20,7 @@ from ..views.sheet import evenly
 from .found import Head, Layer, Link
 from .label import LABELS, REPEATS, label_of, separates
 from .repeats import repeats
+from .texts import Labels, Texts
 
 EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
 ONE_HEAD = 512  # tokens: one head's matrices are 1 MB each, and let go after the page
@@ -53,9 +54,9 @@ class _Found:
 class Listener:
     """Hears each attention call, and makes a `Layer` of it."""
 
-    tokens: list[str] | None
+    texts: Texts
     layers: list[Layer]
-    evens: list[tuple[Mask, _Found]] = field(default_factory=list)
+    evens: list[tuple[tuple[object, ...], _Found]] = field(default_factory=list)
 
     def hear(self, problem: Problem, inputs: Inputs) -> None:
         if problem.B != 1:
@@ -70,7 +71,11 @@ class Listener:
                 "a report is about a text, of one token or more.",
                 "pass a text that is not empty.",
             )
-        found, even = self.found(problem, inputs, topk(LINKS)), self.even(problem)
+        place = self.texts.place()
+        labels = self.texts.labels(place, problem.Tq, problem.Tk)
+        one_text = not place.crosses and _of_one_text(problem)
+        found = self.found(problem, inputs, one_text, labels, topk(LINKS))
+        even = self.even(problem, one_text, labels)
         assert found.best is not None
         weights, keys = (x[0].cpu() for x in found.best)
         most = float(even.entropy.mean(0).sum()) / even.count
@@ -91,10 +96,14 @@ class Listener:
         kept = sorted(
             {*evenly(problem.Tq, KEPT), *(link.query for head in heads for link in head.links)}
         )
-        trace, traced = self.trace(problem, inputs, heads)
+        trace, traced = self.trace(problem, inputs, heads, labels)
         self.layers.append(
             Layer(
                 number=len(self.layers),
+                module=place.module,
+                crosses=place.crosses,
+                query_tokens=labels[0],
+                key_tokens=labels[1],
                 question=problem.describe(),
                 queries=problem.Tq,
                 key_heads=problem.G,
@@ -111,7 +120,9 @@ class Listener:
             )
         )
 
-    def found(self, problem: Problem, inputs: Inputs, *more: topk) -> _Found:
+    def found(
+        self, problem: Problem, inputs: Inputs, one_text: bool, labels: Labels, *more: topk
+    ) -> _Found:
         place = corner_of(problem.mask, problem.grid)
         corner = "end" if place is None else place
         groups = {
@@ -126,7 +137,7 @@ class Listener:
             pooled_map(SIDE, SIDE),
             *more,
         ]
-        if _of_one_text(problem):
+        if one_text:
             wanted.append(mass(groups))
         numbers = count_weights(problem, inputs, wanted).finish()
         largest, entropy, received, maps = (
@@ -138,30 +149,22 @@ class Listener:
         shares = {name: x[0].sum(-1) / seeing for name, x in by_query.items()}
         # These are the same keys for every query, so the weight they receive tells.
         first = _first_key(problem)
-        apart = self.separators(problem.Tk, first).to(received.device)
+        apart = _separators(labels[1], problem.Tk, first).to(received.device)
         shares["first"] = received[:, first] / seeing
         shares["separators"] = received[:, apart].sum(-1) / seeing
-        if self.tokens is not None and problem.Tq == problem.Tk == len(self.tokens):
-            shares |= repeats(problem, inputs, self.tokens, first)
+        if one_text and labels[1] is not None and problem.Tq == problem.Tk:
+            shares |= repeats(problem, inputs, labels[1], first)
         if problem.sinks is not None:
             shares["sink"] = 1 - received.sum(-1) / seeing
         best = cast(Top, numbers["topk"]) if more else None
         return _Found(entropy, sees, shares, maps, received, best)
 
-    def separators(self, Tk: int, first: int) -> Tensor:
-        """Which keys are punctuation or special, the first not among them: it counts by itself."""
-        if self.tokens is None or len(self.tokens) != Tk:
-            return torch.zeros(Tk, dtype=torch.bool)
-        apart = torch.tensor([separates(token) for token in self.tokens])
-        apart[first] = False
-        return apart
-
-    def even(self, problem: Problem) -> _Found:
+    def even(self, problem: Problem, one_text: bool, labels: Labels) -> _Found:
         """What even weights would give under the same mask: a head whose queries are all 0 has
         them, so it is asked the same. Layers that share their mask share the answer."""
-        for mask, found in self.evens:
-            sizes = found.entropy.shape[-1], found.received.shape[-1]
-            if mask is problem.mask and sizes == (problem.Tq, problem.Tk):
+        asked_before = problem.Tq, problem.Tk, one_text, labels
+        for (mask, *rest), found in self.evens:
+            if mask is problem.mask and tuple(rest) == asked_before:
                 return found
         H = problem.reach.pairs().shape[1] if problem.masked else 1
         asked = replace(
@@ -169,34 +172,33 @@ class Listener:
         )
         q = torch.zeros(1, H, problem.Tq, 1, device=problem.device, dtype=problem.dtype)
         k = torch.zeros(1, 1, problem.Tk, 1, device=problem.device, dtype=problem.dtype)
-        found = self.found(asked, Inputs(q, k, k))
-        self.evens.append((problem.mask, found))
+        found = self.found(asked, Inputs(q, k, k), one_text, labels)
+        self.evens.append(((problem.mask, *asked_before), found))
         return found
 
     def trace(
-        self, problem: Problem, inputs: Inputs, heads: Sequence[Head]
+        self, problem: Problem, inputs: Inputs, heads: Sequence[Head], labels: Labels
     ) -> tuple[Trace | None, tuple[int, ...]]:
         """Every step of all heads of a short text, of the most telling one of a longer."""
         longest = max(problem.Tq, problem.Tk)
         if longest > ONE_HEAD:
             return None, ()
-        queries, keys = (
-            self.tokens if self.tokens is not None and len(self.tokens) == size else None
-            for size in (problem.Tq, problem.Tk)
-        )
-        whole = explain_problem(problem, inputs, queries, keys)
+        whole = explain_problem(problem, inputs, *labels)
         if longest <= EXACT:
             return whole, tuple(range(problem.H))
         chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
-        one = {"h": chosen, "g": chosen // (problem.H // problem.G)}
-        steps = []
-        for step in whole:
-            tensor = step.tensor
-            for axis, letter in enumerate(step.axes.split()):
-                if letter in one:
-                    tensor = tensor.narrow(axis, one[letter], 1)
-            steps.append(replace(step, tensor=tensor.clone()))
-        return replace(whole, steps=tuple(steps)), (chosen,)
+        one = whole.head(chosen)  # copied, so that the other heads are let go
+        steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)
+        return replace(one, steps=steps), (chosen,)
+
+
+def _separators(keys: Sequence[str] | None, Tk: int, first: int) -> Tensor:
+    """Which keys are punctuation or special, the first not among them: it counts by itself."""
+    if keys is None:
+        return torch.zeros(Tk, dtype=torch.bool)
+    apart = torch.tensor([separates(key) for key in keys])
+    apart[first] = False
+    return apart
 
 
 def _of_one_text(problem: Problem) -> bool:

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, kind_of
-from ..explain import wrong_count
 from ..folder import folder
 from ..hf import Checkpoint
 from ..listening import listening
 from ..problem import Inputs, Problem
+from ..running import following
 from ..views import html, plot
 from .found import Report
 from .listen import SIDE, Listener
+from .texts import Texts
 
 LONG = (
     "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
@@ -32,6 +33,7 @@ def report(
     text: "str | Tensor | Mapping[str, Tensor]",
     *,
     tokens: Sequence[str] | None = None,
+    decoder_tokens: Sequence[str] | None = None,
     name: str | None = None,
     progress: bool | None = None,
 ) -> Report:
@@ -40,8 +42,14 @@ def report(
     Args:
         model: a checkpoint folder, a `Checkpoint`, or any module whose attention goes through
             clearhead; it computes what it always computes.
-        text: a text for a checkpoint; for a module its input, a tensor or a dict of them, B = 1.
+        text: a text for a checkpoint, of which an encoder-decoder's encoder alone is run; for a
+            module its input, a tensor or a dict of them, B = 1.
         tokens: what a module's input says, one string a position. None means numbers.
+        decoder_tokens: in a model that looks from one text into another, what the text says that
+            looks; `tokens` are then those of the other. None means numbers. A call belongs to it
+            if its module, or one around it, was given another text (an argument named context,
+            memory, key_value_states, encoder_hidden_states or cross_attention_states), or if such
+            a call came before it.
         name: what the report calls the model. None means the name of the checkpoint, or its class.
         progress: a bar on stderr, one step a layer. None means only in a terminal.
 
@@ -51,18 +59,19 @@ def report(
     """
     model, run, read, layers = question(model, text)
     tokens = read if tokens is None else [str(token) for token in tokens]
-    listener = Listener(tokens, [])
+    texts = Texts(tokens, decoder_tokens)
+    listener = Listener(texts, [])
     with _bar(layers, progress) as step, torch.no_grad():
 
         def hear(problem: Problem, inputs: Inputs) -> None:
             listener.hear(problem, inputs)
             step()
 
-        with listening(hear):
+        with following(module_of(model), texts.enter, texts.leave), listening(hear):
             run()
     if not listener.layers:
         raise BadValue(
-            f"The {_kind(model)} never asked for attention.",
+            f"The {type(module_of(model)).__name__} never asked for attention.",
             "a report is about the attention calls that go through clearhead.",
             "use a model that hands its attention to transformers' interface; this one does not."
             if isinstance(model, Checkpoint)
@@ -70,23 +79,10 @@ def report(
         )
     if name is None:
         name = model.name if isinstance(model, Checkpoint) else type(model).__name__
+    texts.must_fit()
     count = listener.layers[0].received.shape[-1]
-    if tokens is not None and not any(
-        len(tokens) in (layer.queries, layer.received.shape[-1]) for layer in listener.layers
-    ):
-        raise wrong_count("tokens", len(tokens), count)
     named = tokens if tokens is not None else [str(i) for i in range(count)]
     return Report(name, tuple(named), tuple(listener.layers))
-
-
-def look_model(
-    folder: str | Path, text: str, out: str | Path, *, progress: bool | None = None
-) -> dict[str, Path]:
-    """Run the checkpoint in `folder` over `text`; write page, pictures and numbers to `out`.
-
-    Gives what was written, by kind: "page", "numbers", "entropy", "maps".
-    """
-    return write(report(folder, text, progress=progress), out)
 
 
 def write(found: Report, out: str | Path) -> dict[str, Path]:
@@ -152,8 +148,8 @@ def question(
     return model, lambda: model(text), None, _depth(model)
 
 
-def _kind(model: "Checkpoint | nn.Module") -> str:
-    return type(model.model if isinstance(model, Checkpoint) else model).__name__
+def module_of(model: "Checkpoint | nn.Module") -> nn.Module:
+    return model.model if isinstance(model, Checkpoint) else model
 
 
 def _depth(model: nn.Module) -> int | None:

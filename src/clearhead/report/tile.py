@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue
-from ..explain import wrong_count
 from ..hf import Checkpoint
-from ..listening import heard
+from ..listening import listening
 from ..matrix import Matrix
 from ..problem import Inputs, Problem
+from ..running import following
 from ..trace import Step, Trace
 from ..whole import whole
-from .run import question
+from .run import module_of, question
+from .texts import Labels, Texts
 
 MOST_CELLS = 1024 * 1024
 
@@ -28,6 +29,7 @@ def tile(
     keys: slice | range,
     *,
     tokens: Sequence[str] | None = None,
+    decoder_tokens: Sequence[str] | None = None,
 ) -> Trace:
     """Run a model once, and keep the exact weights of some queries of one head on some keys.
 
@@ -35,7 +37,7 @@ def tile(
     formed: the rows are normalised over all their keys, tile by tile.
 
     Args:
-        model, text, tokens: as in `report`.
+        model, text, tokens, decoder_tokens: as in `report`.
         layer: which attention call, in the order of the report.
         head: which query head of it.
         queries, keys: runs of positions, without a step.
@@ -57,20 +59,31 @@ def tile(
             )
     model, run, read, _ = question(model, text)
     labels = read if tokens is None else [str(token) for token in tokens]
+    texts, count, kept = Texts(labels, decoder_tokens), 0, []
+
+    def hear(problem: Problem, inputs: Inputs) -> None:
+        nonlocal count
+        said = texts.labels(texts.place(), problem.Tq, problem.Tk)
+        if count == layer:
+            kept.append((problem, inputs, said))
+        count += 1
+
     with torch.no_grad():
-        asked, count = heard(run, layer)
-        if asked is None:
+        with following(module_of(model), texts.enter, texts.leave), listening(hear):
+            run()
+        if not kept:
             raise _absent("layer", layer, count)
-        return _cut_out(*asked, head, queries, keys, labels, layer)
+        texts.must_fit()
+        return _cut_out(*kept[0], head, queries, keys, layer)
 
 
 def _cut_out(
     problem: Problem,
     inputs: Inputs,
+    labels: Labels,
     head: int,
     queries: slice | range,
     keys: slice | range,
-    labels: Sequence[str] | None,
     layer: int,
 ) -> Trace:
     if not 0 <= head < problem.H:
@@ -92,11 +105,9 @@ def _cut_out(
         "b h q k",
         weights.clone(),
     )
-    if labels is not None and len(labels) not in (problem.Tq, problem.Tk):
-        raise wrong_count("tokens", len(labels), problem.Tk)
     rows, columns = (
-        tuple(labels[i] for i in run) if labels is not None and len(labels) == size else None
-        for run, size in ((q, problem.Tq), (k, problem.Tk))
+        None if said is None else tuple(said[i] for i in run)
+        for run, said in zip((q, k), labels, strict=True)
     )
     about = (
         f"layer {layer}, head {head}, {_said(q, 'query', 'queries')} of {problem.Tq:,}, "

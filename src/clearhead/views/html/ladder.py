@@ -6,7 +6,7 @@ head a layer of longer ones. The same script draws each layer as it draws a trac
 """
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ def _data(report: Report) -> dict[str, object]:
         "names": AXES,
         "tokens": [in_browser(token) for token in report.tokens],
         "layers": [
-            _layer(layer, side, fine, heads, whole <= WHOLE_BYTES) for layer in report.layers
+            _layer(layer, report.tokens, side, fine, heads, whole <= WHOLE_BYTES)
+            for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
     }
@@ -96,11 +97,18 @@ def _head(head: Head, layer: Layer) -> dict[str, object]:
     }
 
 
-def _layer(layer: Layer, side: int, fine: int, heads: int, whole: bool) -> dict[str, object]:
+def _layer(
+    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, whole: bool
+) -> dict[str, object]:
     """One layer as the script reads a trace; where its steps are not kept, its largest weights."""
     H, Tq, Tk = len(layer.heads), layer.queries, layer.received.shape[-1]
     trace = layer.trace
     said: dict[str, Any] = {"most": round(layer.most, 7)}
+    for axis, labels in (("queries", layer.query_tokens), ("keys", layer.key_tokens)):
+        if labels is None:
+            said[axis] = None  # the script numbers them
+        elif list(labels) != list(tokens):
+            said[axis] = [in_browser(label) for label in labels]
     if trace is not None and len(layer.traced) == H and whole:
         return {**said, **data_of(trace)}
     said |= {"size": {"h": H, "q": Tq, "k": Tk}, "settings": {}, "block": None}

@@ -86,9 +86,11 @@ function layerOf(told) {
   const among = [];
   for (const step of told.steps) among.push(new Step(step, among));
   const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
-  const labels = (size) => (opened.tokens?.length === size ? opened.tokens : numbers(size));
+  // A side that the layer says nothing of has the report's tokens; null means that nobody told.
+  const labels = (said, size) => (said === undefined ? opened.tokens : said) ?? numbers(size);
   return {
-    names: opened.names, queries: labels(told.size.q), keys: labels(told.size.k), ...told, steps: among,
+    names: opened.names, ...told, steps: among,
+    queries: labels(told.queries, told.size.q), keys: labels(told.keys, told.size.k),
   };
 }
 

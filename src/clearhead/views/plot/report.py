@@ -66,7 +66,7 @@ def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) ->
         ax.bar(range(count), weights, color=INK, width=0.8)
     else:  # bars thinner than a line: one filled curve, which stays small as a vector
         ax.fill_between(range(count), weights, step="mid", color=INK, linewidth=0)
-    tokens = report.tokens if len(report.tokens) == count else [str(i) for i in range(count)]
+    tokens = report.layers[layer].key_tokens or [str(i) for i in range(count)]
     places = list(range(0, count, -(-count // LABELLED)))
     labels = [drawable(visible(tokens[i])) for i in places]
     ax.set_xticks(places, labels=labels, parse_math=False, rotation=90, fontsize=8)

@@ -1,0 +1,92 @@
+"""Of which text a call's queries and keys are, in a model that looks from one into another."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor, nn
+
+from ..errors import BadValue
+from ..explain import wrong_count
+
+# What modules call the other text that they are given.
+OTHER = (
+    "context",
+    "memory",
+    "key_value_states",
+    "encoder_hidden_states",
+    "cross_attention_states",
+)
+
+# What the queries and the keys of a call say; None where nobody told.
+Labels: TypeAlias = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call was asked: in which `module`; `crosses` says that its keys are of another text
+    than its queries, `decodes` that its queries are of the text that looks into the other."""
+
+    module: str
+    crosses: bool
+    decodes: bool
+
+
+class Texts:
+    """Follows a model from module to module. A module that is given another text crosses over to
+    it, and what runs inside of one, or after one, decodes."""
+
+    def __init__(
+        self, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None = None
+    ) -> None:
+        self.tokens = {"tokens": tokens, "decoder_tokens": decoder_tokens}
+        self.sizes: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}
+        self.inside: list[tuple[str, bool]] = []
+        self.crossed = False
+
+    def enter(
+        self, name: str, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        self.inside.append((name, _is_given_another(module, args, kwargs)))
+
+    def leave(self, *_: object) -> None:
+        self.inside.pop()
+
+    def place(self) -> Place:
+        """Of the call that is asked now."""
+        name, crosses = self.inside[-1] if self.inside else ("", False)
+        self.crossed = self.crossed or crosses
+        return Place(name, crosses, self.crossed or any(other for _, other in self.inside))
+
+    def labels(self, place: Place, Tq: int, Tk: int) -> Labels:
+        """What the queries and the keys of a call say."""
+        asking = "decoder_tokens" if place.decodes else "tokens"
+        return self._told(asking, Tq), self._told("tokens" if place.crosses else asking, Tk)
+
+    def _told(self, name: str, size: int) -> tuple[str, ...] | None:
+        self.sizes[name].append(size)
+        tokens = self.tokens[name]
+        return tuple(tokens) if tokens is not None and len(tokens) == size else None
+
+    def must_fit(self) -> None:
+        """Raise `BadValue` for tokens that were given and label no side of any call."""
+        for name, tokens in self.tokens.items():
+            if tokens is None or len(tokens) in self.sizes[name]:
+                continue
+            if self.sizes[name]:
+                raise wrong_count(name, len(tokens), self.sizes[name][0])
+            raise BadValue(
+                f"{name} has {len(tokens)} entries.",
+                "they are what a text says that looks into another, and this model has no such.",
+                "leave them out.",
+            )
+
+
+def _is_given_another(
+    module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> bool:
+    names = inspect.signature(module.forward).parameters
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    own = next((x for x in given.values() if isinstance(x, Tensor)), None)
+    return any(given.get(name) is not None and given[name] is not own for name in OTHER)
