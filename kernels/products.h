@@ -62,7 +62,8 @@ template <class A> struct Products {
   // maxima are taken before the sums leave their registers.
   template <int R, int N>
   static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* tops) {
-    for (int64_t from = 0; from < steps; from += CHAIN) {
+    int64_t from = 0;
+    do {  // of no steps, too, the sums are stored: zeros
       F sum[R][N];
       multiply<R, N, 1, SCORE_ROWS, PANEL>(q + from * SCORE_ROWS, k + from * PANEL,
                                            least(steps - from, CHAIN), sum);
@@ -82,7 +83,8 @@ template <class A> struct Products {
           store((float*)(tops + r), max(load((const float*)(tops + r)), t));
         }
       }
-    }
+      from += CHAIN;
+    } while (from < steps);
   }
   using ScoreTile = void (*)(const Unit*, const Unit*, int64_t, float*, F*);
   static ScoreTile score_tiles(int rows, int vectors) {

@@ -445,6 +445,19 @@ def test_sizes_of_zero(sizes, level):
     assert (got.lse == -math.inf).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("Tq", [1, 40])
+def test_without_features_every_score_is_zero(Tq, dtype, level):
+    """So each query has the mean of what it may see, whatever lay in memory before."""
+    q, k, v = question(Tq=Tq, Tk=40, D=0, Dv=5, dtype=dtype)
+    seen = v.double().cumsum(2) / torch.arange(1, 41.0).unsqueeze(-1)
+    for _ in range(3):
+        garbage = torch.full((1, 2, 40, 64), 1e30)
+        ch.attention(garbage, garbage, garbage, engine="cpu")
+        out = ch.attention(q, k, v, mask=ch.Causal(align="end"), engine="cpu")
+        torch.testing.assert_close(out.double(), seen[:, :, -Tq:], rtol=0.02, atol=0.02)
+
+
 def test_scratch_does_not_grow_with_length():
     """64 queries on 2^18 keys: the keys of a head, packed, would be 16 MB for each thread."""
     program = (

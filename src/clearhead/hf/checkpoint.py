@@ -59,14 +59,22 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The folder's name; where that says nothing, the one it was trained under, or its kind."""
+        """The folder's name; where that says nothing, the one it was trained under, or its kind.
+        Of an encoder and decoder it says that the encoder is read with."""
         folder = self.folder.resolve().name
-        if folder.lower() not in _NAMELESS:
-            return folder
-        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        trained = str(config.get("_name_or_path") or "").replace("\\", "/").rstrip("/")
-        known = trained.rpartition("/")[2]
-        return known if known.lower() not in _NAMELESS else str(config.get("model_type") or folder)
+        if folder.lower() in _NAMELESS:
+            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            trained = str(config.get("_name_or_path") or "").replace("\\", "/").rstrip("/")
+            known = trained.rpartition("/")[2]
+            folder = (
+                str(config.get("model_type") or folder) if known.lower() in _NAMELESS else known
+            )
+        return f"{folder} (its encoder)" if self.has_decoder else folder
+
+    @property
+    def has_decoder(self) -> bool:
+        """Has it an encoder and a decoder beside it, which stays silent?"""
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     @property
     def longest(self) -> int | None:
@@ -106,9 +114,7 @@ class Checkpoint:
 
     def run(self, given: dict[str, Tensor]) -> None:
         """Run the model; of an encoder and decoder, the encoder. Whoever listens hears it."""
-        model = self.model
-        if getattr(model.config, "is_encoder_decoder", False):
-            model = model.get_encoder()
+        model = self.model.get_encoder() if self.has_decoder else self.model
         try:
             with torch.no_grad():
                 model(**given)
@@ -132,14 +138,16 @@ class Checkpoint:
         if asked is None:
             raise BadValue(
                 f"layer {layer} was asked for.",
-                f"this model has {count} layers that ask for attention, numbered from 0.",
+                f"{'its encoder' if self.has_decoder else 'this model'} has {count} layers that "
+                "ask for attention, numbered from 0.",
                 f"pass a layer from 0 to {count - 1}."
                 if count
                 else "use a model that goes through transformers' attention interface.",
             )
         trace = explain_problem(*asked, tokens=tokens)
         kind = visible(str(getattr(self.model.config, "model_type", "model")), 60)
-        return replace(trace, about=f"{kind}, layer {layer}: {trace.about}")
+        part = " encoder" if self.has_decoder else ""
+        return replace(trace, about=f"{kind}{part}, layer {layer}: {trace.about}")
 
 
 def _answers_itself(folder: str) -> BadValue:

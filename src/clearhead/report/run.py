@@ -126,8 +126,7 @@ def question(
         checkpoint: Checkpoint = model
         given: dict[str, Any]
         tokens, given = checkpoint.read(text)
-        config = checkpoint.model.config
-        if getattr(config, "use_cache", False) and not getattr(config, "is_encoder_decoder", False):
+        if getattr(checkpoint.model.config, "use_cache", False) and not checkpoint.has_decoder:
             # Keys and values kept for a next token that nobody asks for: 270 MB at 32k tokens.
             given = {**given, "use_cache": False}
         return model, lambda: checkpoint.run(given), tokens, _depth(checkpoint.model)
