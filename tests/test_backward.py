@@ -492,3 +492,12 @@ def test_what_rounding_took_may_come_back_in_any_layout():
             out = ch.attention(*xs, engine="cpu")
         grads.append(torch.autograd.grad(out.sum(), xs))
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_a_mask_and_a_bias_made_in_inference_mode_serve_in_training():
+    with torch.inference_mode():
+        mask, bias = ch.dense(keep=torch.ones(5, 5).tril().bool()), ch.bias(torch.zeros(5, 5))
+    x = torch.randn(1, 2, 5, 8, requires_grad=True)
+    (there,) = torch.autograd.grad(ch.attention(x, x, x, mask=mask, bias=bias).square().sum(), x)
+    (here,) = torch.autograd.grad(ch.attention(x, x, x, mask=ch.causal).square().sum(), x)
+    torch.testing.assert_close(there, here)

@@ -172,3 +172,17 @@ def test_a_cache_is_not_filled_again_on_the_way_back(use_reentrant):
     with pytest.raises(ch.BadValue, match="a cache takes every token once"):
         out.sum().backward()
     assert cache.length == 8
+
+
+@pytest.mark.parametrize("max_length", [None, 9])
+def test_a_cache_shares_no_memory(max_length):
+    """Not with what it is given, which may be a buffer that is written again, nor with a copy."""
+    cache, given = KVCache(max_length), torch.ones(1, 1, 2, 4)
+    cache.append(given, given)
+    given.fill_(7.0)
+    assert torch.equal(cache.keys, torch.ones(1, 1, 2, 4))
+    other = copy.copy(cache)
+    cache.append(given, given)
+    other.append(2 * given, given)
+    assert cache.length == other.length == 4
+    assert (cache.keys[..., 2:, :] == 7).all() and (other.keys[..., 2:, :] == 14).all()

@@ -288,3 +288,36 @@ def test_a_gradient_of_torch_func_goes_into_a_graph(transform):
     asked, x = transform(total), torch.randn(3, 2, 6, 8)
     graph = torch.compile(asked, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(graph(x), asked(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_causal_question_of_symbols_goes_to_torch():
+    """Tq == Tk makes it torch's own causal rule, which torch takes as True only."""
+
+    def ask(q, k):
+        return ch.attention(q, k, k, mask=ch.Causal(align="end"))
+
+    compiled = torch.compile(ask, dynamic=True, fullgraph=True, backend="eager")
+    for Tq, Tk in ((5, 5), (7, 7), (3, 7)):
+        q, k = torch.randn(2, 4, Tq, 8).double(), torch.randn(2, 4, Tk, 8).double()
+        torch.testing.assert_close(compiled(q, k), ask(q, k))
+
+
+def test_a_program_for_any_batch_takes_lengths():
+    class Asks(torch.nn.Module):
+        def forward(self, x, lengths):
+            return ch.attention(x, x, x, mask=ch.lengths(keys=lengths))
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    given = torch.randn(2, 4, 5, 8), torch.tensor([3, 5])
+    program = torch.export.export(Asks(), given, dynamic_shapes=({0: batch}, {0: batch}))
+    other = torch.randn(3, 4, 5, 8), torch.tensor([1, 4, 5])
+    torch.testing.assert_close(program.module()(*other), Asks()(*other))
+
+
+def test_a_program_exported_where_nothing_learned_has_gradients():
+    block = ch.nn.TransformerBlock(16, 2, causal=True).requires_grad_(False).eval()
+    program = torch.export.export(block, (torch.randn(1, 5, 16),))
+    x = torch.randn(1, 5, 16, requires_grad=True)
+    (asked,) = torch.autograd.grad(program.module()(x).square().sum(), x)
+    (wanted,) = torch.autograd.grad(block(x).square().sum(), x)
+    torch.testing.assert_close(asked, wanted)

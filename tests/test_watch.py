@@ -408,3 +408,31 @@ def test_gauges_of_heads_find_the_one_that_is_dead():
     with ch.watch(model, stats=["entropy"], heads=[1]) as seen:
         model(q, k)
     assert set(seen.gauges(heads=True)) == {"0.entropy", "0.head1.entropy"}
+
+
+def test_two_that_watch_may_leave_in_any_order():
+    model, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
+    first, second = ch.watch(model), ch.watch(model, stats=["lse"])
+    one, other = first.__enter__(), second.__enter__()
+    model(x)
+    first.__exit__(None, None, None)
+    model(x)
+    second.__exit__(None, None, None)
+    model(x)
+    assert (len(one), len(other)) == (1, 2)
+
+
+def test_after_an_interrupt_layers_have_their_numbers_again():
+    class Interrupted(torch.nn.Module):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    attend = [ch.nn.MultiHeadAttention(8, 2) for _ in range(2)]
+    model, x = torch.nn.Sequential(attend[0], Interrupted(), attend[1]), torch.randn(1, 5, 8)
+    with ch.watch(model) as seen:
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        model[1] = torch.nn.Identity()
+        model(x)
+        model(x)
+    assert [call.layer for call in seen] == [0, 0, 1, 0, 1]

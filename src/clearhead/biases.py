@@ -163,6 +163,8 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
         numbers = None
         if slopes is not None:
             given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
+            if isinstance(slopes, list | tuple) and given.dtype == torch.get_default_dtype():
+                given = torch.tensor(slopes, dtype=torch.float64, device="cpu")  # as alibi() counts
             if not given.dim():
                 raise TypeError("one number")
             numbers = given

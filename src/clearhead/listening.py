@@ -17,11 +17,11 @@ _listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
 @contextmanager
 def listening(hear: Hear) -> Iterator[None]:
     """Call `hear` with every question that is answered inside the `with` block."""
-    token = _listeners.set((*_listeners.get(), hear))
+    _listeners.set((*_listeners.get(), hear))
     try:
         yield
-    finally:
-        _listeners.reset(token)
+    finally:  # the others may have come and gone meanwhile
+        _listeners.set(tuple(other for other in _listeners.get() if other is not hear))
 
 
 def tell(problem: Problem, inputs: Inputs) -> None:

@@ -124,7 +124,9 @@ class _Watcher:
     def enter(self, name: str, module: nn.Module, *given: object) -> None:
         if self.elsewhere():
             return
-        self.ran = self.ran or not name
+        if not name:  # the model itself: what an interrupted run left behind is over
+            self.ran = True
+            self.inside.clear()
         if not self.inside:
             self.turns.clear()
         self.inside.append(name)

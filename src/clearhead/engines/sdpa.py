@@ -50,7 +50,8 @@ class Sdpa(Engine):
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         p = problem
         q, k, v = inputs
-        rule: dict[str, object] = {"is_causal": _plainly_causal(p)}
+        # In a graph for any length, torch takes True and not the comparison.
+        rule: dict[str, object] = {"is_causal": True} if _plainly_causal(p) else {}
         if not p.B or not p.H or not p.Tq or not p.Tk:
             # torch multiplies by 0 what may be infinite, and forgets that a bias learns.
             every = torch.ones((), dtype=torch.bool, device=p.device)
@@ -62,7 +63,7 @@ class Sdpa(Engine):
             if p.bias is not None:
                 rule = {"attn_mask": _bias(p)}
             return _ask_torch(p, q, k, v, **rule)
-        if _plainly_causal(p) and p.bias is None and p.Tk > 0 and _tame(q, k, v):
+        if _plainly_causal(p) and p.bias is None and _tame(q, k, v):
             return _ask_torch(p, q, k, v, **rule)
         # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
         # mask, there or on the way back. They are cleaned away first; a query that holds or may

@@ -100,7 +100,7 @@ def counts(value: object, rule: str, name: str) -> "int | Tensor":
                 f"{name} is one number, or one per batch, (B,).",
                 "flatten it to one dimension.",
             )
-        least = int(numbers.min()) if len(numbers) and readable(numbers) else 0
+        least = int(numbers.min()) if readable(numbers) and numbers.numel() else 0
         found = numbers
     if least < 0:
         raise BadValue(

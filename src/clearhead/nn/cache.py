@@ -63,13 +63,20 @@ class KVCache:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_owner": None}  # a copy may go with a copy of its layer
 
+    def __copy__(self) -> "KVCache":
+        other = KVCache(self.max_length)
+        other.__dict__.update(self.__getstate__())
+        if other.max_length is not None and self._k is not None and self._v is not None:
+            other._k, other._v = self._k.clone(), self._v.clone()  # rooms of its own to write in
+        return other
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens; returns all keys and all values held."""
         self._check(k, v)
         length = self.length + k.shape[-2]
         if self.max_length is None:
-            self._k = k if self.keys is None else torch.cat([self.keys, k], -2)
-            self._v = v if self.values is None else torch.cat([self.values, v], -2)
+            self._k = k.clone() if self.keys is None else torch.cat([self.keys, k], -2)
+            self._v = v.clone() if self.values is None else torch.cat([self.values, v], -2)
         else:
             if self._k is None or self._v is None:
                 self._k, self._v = (_room(x, self.max_length) for x in (k, v))

@@ -50,12 +50,21 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
     asked = question(p)
     if not p.grad and direct(p, inputs):
         return attend(*inputs, asked, lse)[:2]
+    if p.grad:
+        asked = Asked(*map(_savable, asked))
     if isinstance(asked.seed, int):  # a number to a tracer would be a constant of its graph
         asked = asked._replace(seed=torch.tensor([asked.seed], device="cpu"))
     # A trace is run again without gradients, and compared.
     keep = lse or p.grad or torch._C._get_tracing_state() is not None
     out, sums, _ = _dispatch(*inputs, *asked, keep)
     return out, sums if lse else None
+
+
+def _savable(x: Any) -> Any:
+    """A mask or a bias made under torch.inference_mode is copied, or it could not be kept for the
+    way back."""
+    made_there = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
+    return x.clone() if made_there else x
 
 
 # ------------------------------------------------------------------------------------- the answers
@@ -223,17 +232,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
-    if not ctx.counted:
-        raise BadValue(
-            "clearhead::attend was asked without lse and is to be differentiated.",
-            "its gradient needs the log-sum-exp of every query.",
-            "pass lse=True, or call clearhead.attention, which does.",
-        )
     out, lse, rounding, *tensors = ctx.saved_tensors
     given = iter(tensors)
     asks = [
         next(given) if is_tensor else x for is_tensor, x in zip(ctx.tensors, ctx.plain, strict=True)
     ]
+    if not ctx.counted:  # a program exported where nothing learned: what it left out is found now
+        out, lse, rounding = _dispatch(*asks, True)
     learn_bias = ctx.needs_input_grad[BIAS]
     dq, dk, dv, dbias, dsinks = _dispatch_back(
         torch.zeros_like(out) if dout is None else dout, dlse, out, lse, rounding, *asks, learn_bias
