@@ -131,8 +131,8 @@ def test_the_values_are_not_read_where_no_answer_is_wanted(level):
     assert counted["entropy"].isfinite().all()
 
 
-def test_parts_of_the_core_and_of_torch_merge():
-    """The queries in two chunks, one counted by the core and one by torch."""
+def test_the_core_counts_what_merged_chunks_come_to():
+    """All queries at once, by the core, beside two chunks of them by torch."""
     q, k, v = question(Tq=90, Tk=90, D=16)
     problem, inputs = ask(q, k, v)
     asked = parse_stats(["lse", "entropy", "received", stats.map(9, 9)], problem.grid)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.engines import cpu
-from clearhead.engines.cpu import call, look, operator
+from clearhead.engines.cpu import operator
 from clearhead.testing import PROBLEMS, Case, plain, within_yardstick
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
@@ -532,12 +532,6 @@ def test_no_wide_instruction_outside_its_level():
         pytest.skip("the core was stripped of its symbols")
     assert not wide, sorted(wide)
     assert seen or LEVELS == ["scalar"]
-
-
-def test_the_layouts_are_the_structs():
-    rest = look.SURVEY, look.TALLY, look.MASK, operator.GRADIENT
-    sizes = call.TENSORS.size + call.RULE.size, *(layout.size for layout in rest)
-    assert sizes == core.struct_sizes()
 
 
 # ------------------------------------------------------------------------------------ under tracers

@@ -561,7 +561,7 @@ ERRORS = {
         lambda: ch.lengths(keys=[[1, 2]]),
         """lengths got keys of shape (1, 2).
   Rule: keys is one number, or one per batch, (B,).
-  Way out: flatten it to one dimension.""",
+  Way out: count first, as attention_mask.sum(-1) does where padding stands on the right; mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere.""",
     ),
     "lengths of nothing": (
         lambda: ch.lengths(),

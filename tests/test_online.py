@@ -8,16 +8,16 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from clearhead import online
-from clearhead.online import Rows
+from clearhead.online import State
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
 
-def piece(scores: Tensor, v: Tensor) -> Rows:
+def piece(scores: Tensor, v: Tensor) -> State:
     return online.begin(scores, v, keep=torch.isfinite(scores))
 
 
-def pieces(sizes: list[int], seed: int, masked: float = 0.3) -> tuple[Tensor, Tensor, list[Rows]]:
+def pieces(sizes: list[int], seed: int, masked: float = 0.3) -> tuple[Tensor, Tensor, list[State]]:
     """Scores (2, 3, k), values (2, k, 5), and their pieces of these sizes."""
     source = torch.Generator().manual_seed(seed)
     scores = 20 * torch.randn(2, 3, sum(sizes), dtype=torch.float64, generator=source)

@@ -17,9 +17,9 @@ import tarfile
 import pytest
 import torch
 
-from clearhead.errors import BadValue
+from clearhead.errors import BadType, BadValue
 from clearhead.trace import Step, Trace
-from clearhead.views.html import page, write_page, write_report
+from clearhead.views.html import page, report_page, write_page, write_report
 from clearhead.views.labels import in_browser as visible
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -246,9 +246,11 @@ def visit(browser, tmp_path):
     """Open a trace or a report in the browser; nothing else may have happened when it ends."""
     contexts, happened, address = [], [], (tmp_path / "page.html").as_uri()
 
-    def open_page(shown, *, title="clearhead", note="", **options):
-        write = write_page if isinstance(shown, Trace) else write_report
-        write(shown, tmp_path / "page.html", title=title, note=note)
+    def open_page(shown, *, title="clearhead", note="", query=None, **options):
+        if isinstance(shown, Trace):
+            write_page(shown, tmp_path / "page.html", title=title, note=note, query=query)
+        else:
+            write_report(shown, tmp_path / "page.html", title=title, note=note)
         options = {
             "reduced_motion": "reduce",
             "viewport": {"width": 1200, "height": 900},
@@ -382,6 +384,17 @@ def test_the_tab_key_reaches_everything(visit):
     order = ["theme", "head", "query", "key", "show", "map", "queries", "keys", "tab-0", "panel"]
     assert [name for name in reached if name in order][: len(order)] == order
     assert "next" in reached
+
+
+def test_a_page_opens_at_the_query_that_is_asked_for(visit):
+    assert visit(told()).evaluate("state.query") == 4
+    assert visit(told(), query=1).evaluate("state.query") == 1
+
+
+@pytest.mark.parametrize(("make", "other"), [(page, torch.ones(2)), (report_page, told())])
+def test_a_page_of_something_else(make, other):
+    with pytest.raises(BadType, match=r"The page of a \w+ was asked of a T"):
+        make(other)
 
 
 def test_picking_a_query_draws_its_lines(visit):

@@ -17,7 +17,8 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_every_block_runs_in_order():
+def test_every_block_runs_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, object] = {}
     for block in BLOCKS:
@@ -31,6 +32,7 @@ def test_every_block_runs_in_order():
     assert len(BLOCKS) == 4
     assert names["seen"][0].mass["first"].shape == (2, 8, 10)
     assert names["out"].shape == (1, 64) and names["cache"].length == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"steps.html", "heads.png"}
 
 
 def test_its_commands_exist():

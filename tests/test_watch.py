@@ -77,6 +77,8 @@ def test_statistics_go_to_disk_and_not_to_memory(tmp_path):
     with ch.watch(layers, stats=["entropy", ch.topk(2)], to=tmp_path / "deep" / "seen") as seen:
         layers(x)
     assert len(seen) == 0
+    with pytest.raises(BadValue, match=r"is in files and was not kept(?s:.*)00000.safetensors"):
+        seen[0]
     index = json.loads((tmp_path / "deep" / "seen" / "index.json").read_text())["calls"]
     assert [call["module"] for call in index] == ["0.attention", "1.attention"]
     for told, call in zip(index, kept, strict=True):

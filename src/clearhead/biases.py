@@ -129,6 +129,12 @@ def bias(tensor: Tensor) -> TensorBias:
     It is added after scale and soft cap and before the mask; -inf blocks a pair. Raises `BadType`
     for booleans (which do not say what their True means) and other dtypes.
     """
+    if tensor is alibi:
+        raise BadType(
+            "bias got the function alibi.",
+            "a bias is made by it.",
+            "call it: bias=alibi().",
+        )
     if isinstance(tensor, Mask):
         raise BadType(
             f"bias got the mask {tensor!r}.",

@@ -9,10 +9,10 @@ relative to it `out`. Two pieces merge by moving both to the larger maximum:
     out = a.out * exp(a.max - max) + b.out * exp(b.max - max)
 
 and in the end `out / sum` is softmax(scores) @ V, and `max + log(sum)` is the log-sum-exp.
-Merging is associative and commutative, and an empty piece (max = -inf) changes nothing, so tiles,
-split keys, shards and statistics all rest on it. Source: Milakov & Gimelshein 2018, "Online
-normalizer calculation for softmax"; Rabe & Staats 2021, "Self-attention does not need O(n^2)
-memory".
+Merging is associative and commutative, and an empty piece (max = -inf) changes nothing, so tiles
+and split keys rest on it; statistics, which keep other sums, do the same (`stats.state`). Source:
+Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; Rabe & Staats 2021,
+"Self-attention does not need O(n^2) memory".
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from .products import finite, weigh
 NOTHING = float("-inf")
 
 
-class Rows(NamedTuple):
+class State(NamedTuple):
     """The state of some queries after some of their keys: (..., q), (..., q), (..., q, v)."""
 
     max: Tensor
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     out: Tensor
 
 
-def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = None) -> Rows:
+def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = None) -> State:
     """One piece: masked scores (..., q, k), with -inf where `keep` is False, and its values.
 
     `drop` multiplies the weights that reach the values (dropout), never the sum. The maximum is a
@@ -41,21 +41,21 @@ def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = 
     """
     top = largest(scores)
     exps = powers(scores, top)
-    return Rows(top, exps.sum(-1), weigh(exps if drop is None else exps * drop, v, keep))
+    return State(top, exps.sum(-1), weigh(exps if drop is None else exps * drop, v, keep))
 
 
-def sink(logits: Tensor, rows: Rows) -> Rows:
+def sink(logits: Tensor, rows: State) -> State:
     """A piece that takes weight and gives no value: one extra logit, broadcast over the queries."""
     logits = logits.expand_as(rows.max)
     top = logits.detach()
-    return Rows(top, torch.exp(logits - anchor(top)), torch.zeros_like(rows.out))
+    return State(top, torch.exp(logits - anchor(top)), torch.zeros_like(rows.out))
 
 
-def merge(a: Rows, b: Rows) -> Rows:
+def merge(a: State, b: State) -> State:
     top = torch.maximum(a.max, b.max)
     base = anchor(top)
     from_a, from_b = (_factor(part.max - base) for part in (a, b))
-    return Rows(
+    return State(
         top,
         a.sum * from_a + b.sum * from_b,
         a.out * from_a.unsqueeze(-1) + b.out * from_b.unsqueeze(-1),
@@ -68,7 +68,7 @@ def _factor(below: Tensor) -> Tensor:
     return torch.exp(below).masked_fill(torch.isnan(below), 1.0)
 
 
-def finish(rows: Rows) -> tuple[Tensor, Tensor]:
+def finish(rows: State) -> tuple[Tensor, Tensor]:
     """(softmax @ V, log-sum-exp). A query that saw nothing gives 0 and -inf, one that saw NaN NaN;
     neither sends a gradient back, which would reach what it did not see through 0 * NaN."""
     blind, lost = rows.sum == 0, torch.isnan(rows.sum)

@@ -11,6 +11,7 @@ from .masks import Mask
 from .problem import Problem
 
 TILE = 256
+UNITS = "", "k", "M", "G", "T"
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,8 +122,7 @@ def _count_tiles(problem: Problem) -> dict[str, int]:
 
 
 def _si(number: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if number < 1000 or unit == "T":
-            return f"{number:.4g} {unit}"
-        number /= 1000
-    raise AssertionError
+    unit = 0
+    while number >= 1000 and unit < len(UNITS) - 1:
+        number, unit = number / 1000, unit + 1
+    return f"{number:.4g} {UNITS[unit]}"

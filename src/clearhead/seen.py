@@ -11,6 +11,7 @@ from torch import Tensor
 from .errors import BadValue
 from .stats import Top
 from .stats.look import NotAsked
+from .stats.parse import ALL_NAMES
 from .stats.wanted import Result
 from .whole import whole
 
@@ -69,7 +70,7 @@ class Call:
         raise NotAsked(
             f"A call was asked for .{name}.",
             f"it was watched for {', '.join(found)}.",
-            f"watch(model, stats=[..., {name!r}]), if {name!r} is a statistic.",
+            f"ask for it in stats=; there are {ALL_NAMES}.",
         )
 
 
@@ -104,6 +105,13 @@ class Seen:
         """A call by its place, calls by a slice, or the latest call of a module by its name."""
         if isinstance(which, slice):
             return self.calls[which]
+        if self.written:
+            raise BadValue(
+                f"Call {which!r} was asked for.",
+                "what was seen is in files and was not kept: watch was given a folder, to=.",
+                f"open one with safetensors.torch.load_file({str(self.written[0])!r}); index.json "
+                "beside it says what each of them holds.",
+            )
         place = None if isinstance(which, str) else whole(which)
         if place is not None:
             if not -len(self.calls) <= place < len(self.calls):

@@ -68,8 +68,8 @@ def watch(
         rows: also keep the exact rows of these queries, which every call must have: a step of
             generation has one, -1. None means none.
         to: a folder; each call is then written to a file there (safetensors, and a line of
-            `index.json` that says what it holds) and not kept in memory. None keeps everything in
-            `seen`.
+            `index.json` that says what it holds) and not kept in memory: `seen.written` has the
+            paths, for `safetensors.torch.load_file`. None keeps everything in `seen`.
 
     Raises:
         BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does

@@ -12,6 +12,7 @@ from ..scaling import why_scale
 from ..trace import Trace
 from ..views import html, plot, text as terminal
 from ..views.labels import visible
+from ..views.text.follow import find
 from . import checks
 from .options import OTHER, Heads, Layer, MaskText, Model, Positions, Seed, Size, Text, say
 from .read import text_of
@@ -33,7 +34,10 @@ def explain(
     layer: Layer = 0,
     head: Annotated[int | None, typer.Option(help="Show only this head, from 0.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="Follow one query in full: a token, or its number.")
+        str | None,
+        typer.Option(
+            help="Follow one query through one head, term by term: a token, or its number."
+        ),
     ] = None,
     decimals: Annotated[int, typer.Option(min=0, max=12, help="Digits after the point.")] = 4,
     png: Annotated[
@@ -60,7 +64,8 @@ def explain(
     if png is not None:
         written.append(f"picture: {plot.save(plot.steps(trace, head=shown), png)}")
     if page is not None:
-        written.append(f"page: {_page(told, page, _note(model, seed))}")
+        begin = None if query is None else find(trace, query)[0]
+        written.append(f"page: {_page(told, page, _note(model, seed), begin)}")
     if as_json:
         typer.echo(json.dumps(terminal.to_json(told), ensure_ascii=True, allow_nan=False))
     elif query is not None:
@@ -94,11 +99,17 @@ def look(
     random: Annotated[
         bool, typer.Option("--random", help="Look at random weights, from which training begins.")
     ] = False,
-    size: Size = 32,
-    heads: Heads = 4,
-    seed: Seed = 123,
-    mask: MaskText = "causal",
-    positions: Positions = True,
+    size: Annotated[int, typer.Option(help="With --random: features per token.")] = 32,
+    heads: Annotated[
+        int, typer.Option(help="With --random: number of heads; must divide the size.")
+    ] = 4,
+    seed: Annotated[int, typer.Option(help="With --random: what the numbers start from.")] = 123,
+    mask: Annotated[
+        str, typer.Option(help="With --random: who may look at whom, e.g. 'causal & prefix(2)'.")
+    ] = "causal",
+    positions: Annotated[
+        bool, typer.Option(help="With --random: add sinusoidal positions.")
+    ] = True,
     tile: Annotated[
         str | None,
         typer.Option(
@@ -160,10 +171,10 @@ def look(
         say("pictures none, without matplotlib: pip install 'clearhead[plot]'")
 
 
-def _page(trace: Trace, path: Path, note: str) -> Path:
+def _page(trace: Trace, path: Path, note: str, query: int | None = None) -> Path:
     """A page that has its text for a title."""
     title = visible(" ".join(trace.queries or ()), 60) or "clearhead"
-    return html.write_page(trace, path, title=title, note=note)
+    return html.write_page(trace, path, title=title, note=note, query=query)
 
 
 def _look_random(trace: Trace, out: Path, seed: int) -> None:

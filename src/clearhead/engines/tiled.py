@@ -50,7 +50,7 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> Tensor:
     p = problem
     q = inputs.q[:, :, queries].to(p.wide)
 
-    def piece(keys: slice, full: bool = False) -> online.Rows:
+    def piece(keys: slice, full: bool = False) -> online.State:
         k, v = (repeat_heads(x[:, :, keys].to(p.wide), p.H) for x in (inputs.k, inputs.v))
         scores, keep = (p.unmasked if full else p).logits(q, k, queries, keys)
         return online.begin(scores, v, keep, _drop(p, scores, queries, keys))

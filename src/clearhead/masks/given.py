@@ -11,7 +11,7 @@ from ..errors import BadType, BadValue
 from ..intervals import Reach
 from ..traced import readable
 from .mask import Grid, Kept, Mask
-from .numbers import check_batch, check_broadcasts, four, ids, on, tensor, text
+from .numbers import MOST_SHOWN, check_batch, check_broadcasts, four, ids, on, tensor, text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,7 +100,7 @@ class Dense(Mask):
     formula = "bits[b, h, q, k]"
 
     def __repr__(self) -> str:
-        if self.bits.numel() > 4096 or not readable(self.bits):
+        if self.bits.numel() > MOST_SHOWN or not readable(self.bits):
             return f"dense(keep=<{'x'.join(map(str, self.bits.shape))} booleans>)"
         return f"dense(keep={self.bits.tolist()})"
 

@@ -98,7 +98,8 @@ def counts(value: object, rule: str, name: str) -> "int | Tensor":
             raise BadValue(
                 f"{rule} got {name} of shape {tuple(numbers.shape)}.",
                 f"{name} is one number, or one per batch, (B,).",
-                "flatten it to one dimension.",
+                "count first, as attention_mask.sum(-1) does where padding stands on the right; "
+                "mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere.",
             )
         least = int(numbers.min()) if readable(numbers) and numbers.numel() else 0
         found = numbers

@@ -18,6 +18,7 @@ from .checks import instance, size
 class KVCache:
     """Holds the keys (B, G, T, D) and values (B, G, T, Dv) of one attention layer.
 
+    `length` says how many tokens it holds, `cut(n)` keeps the first n of them and `reset()` none.
     Each layer has a cache of its own. `max_length` reserves room for so many tokens at the first
     `append`, and later tokens are written into it; None means no limit, and each `append` copies.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import BadValue
+from ...errors import BadType, BadValue
 from ...trace import AXES, Step, Trace
 from ..brought import Head, Layer, Report
 from ..labels import in_browser
@@ -35,8 +35,15 @@ RECEIVERS = 8  # keys named for the weight they receive
 def report_page(report: Report, *, title: str | None = None, note: str = "") -> str:
     """The whole HTML document: the model, a head, a query. `title=None` is the report's name.
 
-    Raises `BadValue` for a report without layers, or of a text without tokens.
+    Raises `BadValue` for a report without layers, or of a text without tokens, and `BadType` for
+    the trace of one call.
     """
+    if isinstance(report, Trace):
+        raise BadType(
+            "The page of a report was asked of a Trace.",
+            "it shows every layer and head of a model.",
+            "pass what report(...) returns; write_page makes the page of a trace.",
+        )
     if not report.layers or any(not layer.map.numel() for layer in report.layers):
         raise BadValue(
             f"The report has {report.about}.",

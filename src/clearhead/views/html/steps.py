@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import BadValue
+from ...errors import BadType, BadValue, kind_of
 from ...trace import AXES, Step, Trace
 from ..labels import in_browser
 from ..sheet import ends, evenly
@@ -20,14 +20,24 @@ ROW_CELLS = 1 << 18  # numbers in the exact rows that go with them: 1 MB
 TOKEN_CELLS = 1 << 20  # numbers in the rows of the keys or the values: 4 MB
 
 
-def page(trace: Trace, *, title: str = "clearhead", note: str = "") -> str:
-    """The whole HTML document that shows `trace` (of a batch, its first sequence).
+def page(
+    trace: Trace, *, title: str = "clearhead", note: str = "", query: int | None = None
+) -> str:
+    """The whole HTML document that shows `trace` (of a batch, its first sequence), opened at a
+    `query`; None means the last.
 
     Every number survives as float32 (float64 where float32 would lose it to
     infinity or to zero). A text too long to draw cell by cell is pooled by
     maximum for the maps, and keeps some of its queries exactly; the page says so.
-    Raises `BadValue` for a trace without weights, or with nothing in it to draw.
+    Raises `BadValue` for a trace without weights, or with nothing in it to draw, and `BadType` for
+    what is no trace.
     """
+    if not isinstance(trace, Trace):
+        raise BadType(
+            f"The page of a trace was asked of {kind_of(trace)}.",
+            "it shows the steps of a Trace.",
+            "pass what explain(...) returns; write_report makes the page of a report.",
+        )
     for step in (trace.step("weights"), *trace):
         if step.tensor.numel() == 0:
             raise BadValue(
@@ -36,7 +46,7 @@ def page(trace: Trace, *, title: str = "clearhead", note: str = "") -> str:
                 "explain at least one token, or print the trace as text.",
             )
     return document(
-        data_of(trace),
+        {**data_of(trace), "begin": query},
         title=title,
         about=trace.about,
         note=note,
@@ -45,9 +55,16 @@ def page(trace: Trace, *, title: str = "clearhead", note: str = "") -> str:
     )
 
 
-def write_page(trace: Trace, path: str | Path, *, title: str = "clearhead", note: str = "") -> Path:
+def write_page(
+    trace: Trace,
+    path: str | Path,
+    *,
+    title: str = "clearhead",
+    note: str = "",
+    query: int | None = None,
+) -> Path:
     """Write `page(trace)` to `path` and return the path. Raises `BadValue` where it cannot."""
-    return write(page(trace, title=title, note=note), path)
+    return write(page(trace, title=title, note=note, query=query), path)
 
 
 # ---- the numbers ---------------------------------------------------------------------

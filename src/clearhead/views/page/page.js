@@ -127,8 +127,9 @@ open(layers ? layer(0) : layerOf(opened));
 fillIn();
 if (layers) begin();
 else {
-  // Begin at the last query, which has the most to look at, and the key it looks at most.
-  state.query = trace.kept.at(-1);
+  // Begin at the query that was asked for, or the last, which has the most to look at, and the key
+  // it looks at most.
+  state.query = nearest(trace.kept, opened.begin ?? trace.kept.at(-1));
   const row = rowOf(weights);
   go({ query: state.query, key: row.indexOf(Math.max(...row)) });
 }

@@ -110,6 +110,9 @@ def model(
             if hidden.any():
                 place.imshow(hidden, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
-    how = "queries down, keys across; bright where a query looks, white where none may"
+    how = (
+        "queries down, keys across; bright where a query looks (brightest is the largest weight of "
+        "the layer), white where none may"
+    )
     figure.suptitle(in_lines(how, figure, 7), fontsize=7)
     return ax or figure
