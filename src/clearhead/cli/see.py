@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from ..views.text.follow import find
 from . import checks
 from .options import OTHER, Heads, Layer, MaskText, Model, Positions, Seed, Size, Text, say
 from .read import text_of
+
+if TYPE_CHECKING:
+    from ..storyteller import Storyteller
 
 
 def explain(
@@ -127,7 +130,10 @@ def look(
     --model names another.
     """
     checks.look_options(context, model, random)
-    if tile is not None and model is None:
+    from .. import storyteller
+
+    checkpoint = None if model is None or storyteller.is_storyteller(model) else model
+    if tile is not None and checkpoint is None:
         raise checks.no_tile()
     words = text_of(text)
     folder(out, "pictures and page are", OTHER)
@@ -136,35 +142,49 @@ def look(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
         )
         _look_random(trace, out, seed)
-        return
-    from .. import report, storyteller
-
-    if tile is not None and model is not None and storyteller.is_storyteller(model):
-        raise checks.no_tile()
-    if model is not None and not storyteller.is_storyteller(model):
-        if tile is not None:
-            trace = report.tile(model, words, *checks.tile(tile))
-            picture = plot.save(plot.heads(trace), out / "tile.png")
-            typer.echo(f"{visible(model.name, 200)}, {trace.about}")
-            terminal.heat(trace)
-            say(f"picture  {picture}")
-            return
-        found = report.report(model, words)
-        written = report.write(found, out)
-        typer.echo(str(found))
+    elif checkpoint is None:
+        _look_teller(storyteller.load(model), words, out)
+    elif tile is not None:
+        _look_tile(checkpoint, words, tile, out)
     else:
-        teller = storyteller.load(model)
-        found = report.report_teller(teller, words)
-        written = report.write(found, out)  # before anything is printed: a pipe may close
-        typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
-        typer.echo(f"{found}\n")
-        for head in teller.heads:
-            links = ", ".join(map(str, teller.links(words, head)))
-            typer.echo(
-                f"{head}; here, right or wrong:\n{links or 'no word of this text asks it'}\n"
-            )
-            terminal.heat(teller.explain(words, head.layer), heads=[head.head])
-            typer.echo()
+        _look_checkpoint(checkpoint, words, out)
+
+
+def _look_teller(teller: "Storyteller", words: str, out: Path) -> None:
+    from ..report import report_teller, write
+
+    found = report_teller(teller, words)
+    written = write(found, out)  # before anything is printed: a pipe may close
+    typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
+    typer.echo(f"{found}\n")
+    for head in teller.heads:
+        links = ", ".join(map(str, teller.links(words, head)))
+        typer.echo(f"{head}; here, right or wrong:\n{links or 'no word of this text asks it'}\n")
+        terminal.heat(teller.explain(words, head.layer), heads=[head.head])
+        typer.echo()
+    _say_written(written)
+
+
+def _look_tile(model: Path, words: str, asked: str, out: Path) -> None:
+    from ..report import tile
+
+    trace = tile(model, words, *checks.tile(asked))
+    picture = plot.save(plot.heads(trace), out / "tile.png")
+    typer.echo(f"{visible(model.name, 200)}, {trace.about}")
+    terminal.heat(trace)
+    say(f"picture  {picture}")
+
+
+def _look_checkpoint(model: Path, words: str, out: Path) -> None:
+    from ..report import report, write
+
+    found = report(model, words)
+    written = write(found, out)
+    typer.echo(str(found))
+    _say_written(written)
+
+
+def _say_written(written: dict[str, Path]) -> None:
     for kind, path in written.items():
         say(f"{kind:<8} {path}")
     if not plot.can_draw():

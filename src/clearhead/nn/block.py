@@ -133,13 +133,18 @@ class TransformerBlock(nn.Module):
         self, x: Tensor, *, mask: Mask | None = None, cache: KVCache | None = None
     ) -> Tensor:
         """(B, T, d) or (T, d) -> the same shape. `mask` and `cache` as in `MultiHeadAttention`."""
-        x = sequence("TransformerBlock", "x", x, self.attention.d)
+        x = self._checked(x)
         with unspoiled(cache):
             if self.norm == "pre":
                 x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
                 return x + self.dropout(self.feed_forward(self.norm_2(x)))
             x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, cache=cache)))
             return self.norm_2(x + self.dropout(self.feed_forward(x)))
+
+    def _checked(self, x: Tensor) -> Tensor:
+        # A norm of another kind may convert what it is given.
+        reader = self.attention.W_query if type(self.norm_1) is nn.LayerNorm else None
+        return sequence("TransformerBlock", "x", x, self.attention.d, reader)
 
     def explain(
         self,
@@ -160,7 +165,7 @@ class TransformerBlock(nn.Module):
         The arguments are those of `MultiHeadAttention.explain`. With `seed=None` dropout draws from
         torch's generator in the order of `forward`. A cache is read and stays as it was.
         """
-        x = sequence("TransformerBlock", "x", x, self.attention.d)
+        x = self._checked(x)
         inner = self.norm_1(x) if self.norm == "pre" else x
         trace = self.attention.explain(
             inner, tokens, key_tokens=key_tokens, mask=mask, cache=cache, seed=seed
