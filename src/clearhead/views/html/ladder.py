@@ -110,7 +110,8 @@ def _layer(
     """One layer as the script reads a trace; where its steps are not kept, its largest weights."""
     H, Tq, Tk = len(layer.heads), layer.queries, layer.received.shape[-1]
     trace = layer.trace
-    said: dict[str, Any] = {"most": round(layer.most, 7)}
+    said: dict[str, Any] = {"most": round(layer.most, 7), "module": in_browser(layer.module),
+                            "crosses": layer.crosses}  # fmt: skip
     for axis, labels in (("queries", layer.query_tokens), ("keys", layer.key_tokens)):
         if labels is None:
             said[axis] = None  # the script numbers them

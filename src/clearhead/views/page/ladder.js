@@ -193,7 +193,8 @@ function drawLadder() {
   byId("one-title").replaceChildren(`Layer ${it.layer}, head ${it.head}: `, make("em", {}, it.label));
   const told = even(it) ? "" : `; it looks at ${it.effective.toFixed(1)} keys at a time, on average`;
   byId("one-lead").textContent = `${amountOf(it)} ${means(it)}. ` +
-    `Its entropy is ${it.entropy.toFixed(2)} of at most ${most.toFixed(2)} nats${told}.`;
+    `Its entropy is ${it.entropy.toFixed(2)} of at most ${most.toFixed(2)} nats${told}.` +
+    (trace.module ? ` Asked in ${trace.module}${trace.crosses ? ", of one text about another" : ""}.` : "");
   byId("shares").replaceChildren(make("dl", { class: "shares" },
     Object.entries(it.shares).map(([name, share]) => make("div", {},
       make("dt", {}, SHARES[name] ?? name), make("dd", {}, bar(share), percent(share))))));
