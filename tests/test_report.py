@@ -297,6 +297,26 @@ class Translator(torch.nn.Module):
         return self.layers["looks"](self.layers["writes"](target), memory)
 
 
+class Blocked(Translator):
+    """The same with the decoder in a module that is given the other text: so the first call in it
+    is known for the decoder's, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.decoder = self.Decoder(self.layers)
+
+    class Decoder(torch.nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x, memory):
+            return self.layers["looks"](self.layers["writes"](x), memory)
+
+    def forward(self, source, target):
+        return self.decoder(target, self.layers["reads"](source))
+
+
 def test_a_decoder_is_not_labelled_with_the_words_of_the_other_text():
     """As many words on either side, so lengths do not tell."""
     ours, theirs = [f"s{i}" for i in range(6)], [f"t{i}" for i in range(6)]
@@ -310,6 +330,8 @@ def test_a_decoder_is_not_labelled_with_the_words_of_the_other_text():
     assert set(looks.heads[0].shares) == {"first", "separators"}
     assert {"previous", "same"} <= set(reads.heads[0].shares)
     assert "Layer 2, layers.looks, looks from one text into another." in str(found)
+    blocked = report(Blocked(), given, tokens=ours, decoder_tokens=theirs)
+    assert [x.key_tokens[0] for x in blocked.layers] == ["s0", "t0", "s0"]
     cells = 2, 0, slice(1, 3), slice(0, 2)
     part = tile(Translator(), given, *cells, tokens=ours, decoder_tokens=theirs)
     assert part.queries == ("t1", "t2") and part.keys == ("s0", "s1")
@@ -325,6 +347,10 @@ def test_decoder_tokens_without_a_decoder():
     with pytest.raises(BadValue, match="decoder_tokens has 5 entries for 6 positions"):
         given = {"source": x, "target": x}
         report(Translator(), given, tokens=list("abcdef"), decoder_tokens=list("abcde"))
+    given = {"source": drawn(1, 9, 8), "target": x}
+    with pytest.raises(BadValue, match="pass them as decoder_tokens=") as said:
+        report(Blocked(), given, tokens=list("abcdef"))
+    assert "as many as the text that looks into another" in str(said.value)
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])

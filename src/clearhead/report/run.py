@@ -58,8 +58,7 @@ def report(
             that never asks clearhead.
     """
     model, run, read, layers = question(model, text)
-    tokens = read if tokens is None else [str(token) for token in tokens]
-    texts = Texts(tokens, decoder_tokens)
+    texts = Texts(read if tokens is None else tokens, decoder_tokens)
     listener = Listener(texts, [])
     with _bar(layers, progress) as step, torch.no_grad():
 
@@ -81,8 +80,8 @@ def report(
         name = model.name if isinstance(model, Checkpoint) else type(model).__name__
     texts.must_fit()
     count = listener.layers[0].received.shape[-1]
-    named = tokens if tokens is not None else [str(i) for i in range(count)]
-    return Report(name, tuple(named), tuple(listener.layers))
+    named = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
+    return Report(name, named, tuple(listener.layers))
 
 
 def write(found: Report, out: str | Path) -> dict[str, Path]:

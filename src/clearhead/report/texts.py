@@ -40,7 +40,8 @@ class Texts:
     def __init__(
         self, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None = None
     ) -> None:
-        self.tokens = {"tokens": tokens, "decoder_tokens": decoder_tokens}
+        given = {"tokens": tokens, "decoder_tokens": decoder_tokens}
+        self.tokens = {n: None if x is None else tuple(map(str, x)) for n, x in given.items()}
         self.sizes: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}
         self.inside: list[tuple[str, bool]] = []
         self.crossed = False
@@ -67,13 +68,20 @@ class Texts:
     def _told(self, name: str, size: int) -> tuple[str, ...] | None:
         self.sizes[name].append(size)
         tokens = self.tokens[name]
-        return tuple(tokens) if tokens is not None and len(tokens) == size else None
+        return tokens if tokens is not None and len(tokens) == size else None
 
     def must_fit(self) -> None:
         """Raise `BadValue` for tokens that were given and label no side of any call."""
         for name, tokens in self.tokens.items():
             if tokens is None or len(tokens) in self.sizes[name]:
                 continue
+            if name == "tokens" and len(tokens) in self.sizes["decoder_tokens"]:
+                raise BadValue(
+                    f"tokens has {len(tokens)} entries, as many as the text that looks into another "
+                    "has.",
+                    "tokens are those of the other text, decoder_tokens of the one that looks.",
+                    "pass them as decoder_tokens=.",
+                )
             if self.sizes[name]:
                 raise wrong_count(name, len(tokens), self.sizes[name][0])
             raise BadValue(
@@ -86,7 +94,11 @@ class Texts:
 def _is_given_another(
     module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> bool:
-    names = inspect.signature(module.forward).parameters
+    try:
+        names = tuple(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # what is not written in Python has no names to tell
+        names = ()
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    own = next((x for x in given.values() if isinstance(x, Tensor)), None)
-    return any(given.get(name) is not None and given[name] is not own for name in OTHER)
+    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    own = next(iter(tensors.values()), None)
+    return any(name in tensors and tensors[name] is not own for name in OTHER)

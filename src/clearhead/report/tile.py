@@ -58,8 +58,7 @@ def tile(
                 "pass a whole number.",
             )
     model, run, read, _ = question(model, text)
-    labels = read if tokens is None else [str(token) for token in tokens]
-    texts, count, kept = Texts(labels, decoder_tokens), 0, []
+    texts, count, kept = Texts(read if tokens is None else tokens, decoder_tokens), 0, []
 
     def hear(problem: Problem, inputs: Inputs) -> None:
         nonlocal count
