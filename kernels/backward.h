@@ -21,9 +21,11 @@
 // columns of K, and its dK and dV, 240 KB at D = 64. A band and a block leave two squares in L1, w and
 // dY, which feed three products: two transposed, over the queries of the band, one over the keys.
 //
-// Everything is float32, for bf16 too: dY spans more powers of two than eight bits of digits hold. So
-// does dP - delta where values lie far from 0 and both are large; delta is therefore taken from the
-// output before it was rounded, of which the forward pass keeps the rest (`rounding`, like out).
+// Scores and dP are products of what came as it is, of bf16 in pairs where the processor has them, as in
+// the answer. What w and dY are multiplied with is float32, for bf16 too: dY spans more powers of two
+// than eight bits of digits hold. So does dP - delta where values lie far from 0 and both are large;
+// delta is therefore taken from the output before it was rounded, of which the forward pass keeps the
+// rest (`rounding`, like out).
 // The order of every sum depends on the sizes alone, so threads do not change a bit.
 //
 // NaN and infinity. A cell that may not look is exactly 0 in w and dY, but 0 * NaN is NaN in the
@@ -33,9 +35,10 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-template <class E> class Backward : Bands<Singles<E>> {
-  using Base = Bands<Singles<E>>;
-  using typename Base::Row;
+template <class A> class Backward : Bands<A> {
+  using Base = Bands<A>;
+  using typename Base::Row, typename Base::Unit, typename Base::E;
+  using Wide = Products<Singles<E>>;  // of w and dY with what stands in columns
   using Base::BAND, Base::BLOCK, Base::PANEL, Base::S_STRIDE;
   using Base::p_, Base::task_, Base::logits_, Base::n_, Base::bands_, Base::row_, Base::band_;
   using Base::q_, Base::k_, Base::s_, Base::bend_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
@@ -84,8 +87,9 @@ template <class E> class Backward : Bands<Singles<E>> {
   Backward(const Problem& p, const Gradient& g, const TileTask& task, Cutter& c, int64_t rows)
       : Base(p, task, c, rows), g_(g), drops_(p), keys_(p.D), values_(p.Dv) {
     int64_t all_rows = bands_ * BAND;
-    dout_ = c.cut<float>(all_rows * p.Dv);
-    v_ = c.cut<float>(BLOCK * p.Dv);
+    value_steps_ = Base::units(p.Dv);
+    dout_ = c.cut<Unit>(all_rows * value_steps_);
+    v_ = c.cut<Unit>(BLOCK * value_steps_);
     q_columns_ = c.cut<float>(all_rows * keys_.stride());
     dout_columns_ = c.cut<float>(all_rows * values_.stride());
     k_columns_ = c.cut<float>(BLOCK * keys_.stride());
@@ -162,8 +166,8 @@ template <class E> class Backward : Bands<Singles<E>> {
       for (int64_t k = run.lo / W * W, next; k < run.hi; k = next) {
         int64_t panel = k / PANEL * PANEL;
         next = least(panel + PANEL, round_up(run.hi, W));
-        score_tiles(here, int(next - k) / W)(dout_ + (i * BAND + r) * p_.Dv,
-                                             v_ + panel * p_.Dv + (k - panel), p_.Dv,
+        score_tiles(here, int(next - k) / W)(dout_ + (i * BAND + r) * value_steps_,
+                                             v_ + panel * value_steps_ + (k - panel), value_steps_,
                                              d_ + r * S_STRIDE + k, nullptr);
       }
     }
@@ -259,7 +263,7 @@ template <class E> class Backward : Bands<Singles<E>> {
         Run run = seen_by(i * BAND + r, here);
         if (run.empty()) continue;
         const float* keys = k_columns_ + (keys_.start(j) * BLOCK + run.lo * width) * W;
-        Base::value_tiles(here, width)(d_ + r * S_STRIDE + run.lo, keys, run.hi - run.lo, ones_,
+        Wide::value_tiles(here, width)(d_ + r * S_STRIDE + run.lo, keys, run.hi - run.lo, ones_,
                                        dq_ + (i * BAND + r) * keys_.stride() + keys_.start(j) * W,
                                        keys_.stride());
       }
@@ -272,7 +276,7 @@ template <class E> class Backward : Bands<Singles<E>> {
       const float* x = from + (c.start(j) * bands_ + i * width) * (W * BAND);
       for (int k = lo_; k < hi_; k += VALUE_ROWS) {
         int here = least(VALUE_ROWS, hi_ - k);
-        Base::template value_tiles<true>(here, width)(weights + k, x, rows, ones_,
+        Wide::template value_tiles<true>(here, width)(weights + k, x, rows, ones_,
                                                       to + k * c.stride() + c.start(j) * W, c.stride());
       }
     }
@@ -310,7 +314,8 @@ template <class E> class Backward : Bands<Singles<E>> {
   const Gradient& g_;
   Drops drops_;
   Columns keys_, values_;
-  float *dout_, *v_;                               // as groups, as panels
+  int64_t value_steps_;
+  Unit *dout_, *v_;                                // as groups, as panels
   float *q_columns_, *dout_columns_, *k_columns_;
   float *dq_, *dk_, *dv_;                          // of the chunk; of the block
   float* d_;                                       // dP, then dY

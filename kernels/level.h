@@ -76,18 +76,17 @@ inline void tally(const Problem& p, const Tally& wanted, const TallyTask& task, 
   with_arithmetic(p, [&]<class A>(A) { Tallying<A>::run(p, wanted, task, scratch); });
 }
 
-// The way back is float32 whatever the dtype.
 inline size_t backward_scratch(const Problem& p) {
-  return with_element(p, [&]<class E>(E) { return Backward<E>::scratch(p); });
+  return with_arithmetic(p, [&]<class A>(A) { return Backward<A>::scratch(p); });
 }
 inline int64_t backward_rows(const Problem& p) {
-  return with_element(p, [&]<class E>(E) { return Backward<E>::rows(p); });
+  return with_arithmetic(p, [&]<class A>(A) { return Backward<A>::rows(p); });
 }
 inline void deltas(const Problem& p, const Gradient& g, int64_t b, int64_t h) {
-  with_element(p, [&]<class E>(E) { Backward<E>::deltas(p, g, b, h); });
+  with_arithmetic(p, [&]<class A>(A) { Backward<A>::deltas(p, g, b, h); });
 }
 inline void backward(const Problem& p, const Gradient& g, const BackwardTask& task, char* scratch) {
-  with_element(p, [&]<class E>(E) { Backward<E>::run(p, g, task, scratch); });
+  with_arithmetic(p, [&]<class A>(A) { Backward<A>::run(p, g, task, scratch); });
 }
 
 #ifndef CLEARHEAD_HAS_PAIRS
