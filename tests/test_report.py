@@ -350,7 +350,7 @@ def test_decoder_tokens_without_a_decoder():
     given = {"source": drawn(1, 9, 8), "target": x}
     with pytest.raises(BadValue, match="pass them as decoder_tokens=") as said:
         report(Blocked(), given, tokens=list("abcdef"))
-    assert "as many as the text that looks into another" in str(said.value)
+    assert "as many as the text that looks into another has." in str(said.value)
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])

@@ -77,8 +77,8 @@ class Texts:
                 continue
             if name == "tokens" and len(tokens) in self.sizes["decoder_tokens"]:
                 raise BadValue(
-                    f"tokens has {len(tokens)} entries, as many as the text that looks into another "
-                    "has.",
+                    f"tokens has {len(tokens)} entries, as many as the text that looks into "
+                    "another has.",
                     "tokens are those of the other text, decoder_tokens of the one that looks.",
                     "pass them as decoder_tokens=.",
                 )
