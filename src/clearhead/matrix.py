@@ -38,7 +38,8 @@ class Matrix:
     """The weights softmax(...) of one question, (B, H, Tq, Tk), computed on demand.
 
     Weights never carry dropout. Every result has the leading dimensions the question had, is in
-    fp32 or wider, and carries gradients where the question does.
+    fp32 or wider, and carries gradients where the question does. q and k are not copied, and stay
+    as they are while the matrix is asked: for others, make another.
     """
 
     def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
