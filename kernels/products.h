@@ -27,7 +27,7 @@ template <class A> struct Products {
   static constexpr int PER = A::PER_UNIT;
   static constexpr int PANEL = SCORE_VECTORS * W;
   static constexpr int BLOCK = 192;      // keys: a band's scores with them are 18 KB, in L1
-  static constexpr int64_t CHAIN = PER == 1 ? 192 : 1 << 30;  // steps of one sum
+  static constexpr int64_t CHAIN = PER == 1 ? 192 : 1 << 30;  // steps of one sum; of pairs, all
   static constexpr int BAND = clearhead::BAND;
   static constexpr int S_STRIDE = BLOCK + W;            // floats; off a power of two, for L1's sets
   static constexpr int P_STRIDE = (BLOCK + 32) / PER;   // units

@@ -170,7 +170,8 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
         if slopes is not None:
             given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
             if isinstance(slopes, list | tuple) and given.dtype == torch.get_default_dtype():
-                given = torch.tensor(slopes, dtype=torch.float64, device="cpu")  # as alibi() counts
+                # A default dtype would round them; the paper's own are not rounded either.
+                given = torch.tensor(slopes, dtype=torch.float64, device="cpu")
             if not given.dim():
                 raise TypeError("one number")
             numbers = given

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +16,6 @@ from ..views.text.follow import find
 from . import checks
 from .options import OTHER, Heads, Layer, MaskText, Model, Positions, Seed, Size, Text, say
 from .read import text_of
-
-if TYPE_CHECKING:
-    from ..storyteller import Storyteller
 
 
 def explain(
@@ -130,9 +127,7 @@ def look(
     --model names another.
     """
     checks.look_options(context, model, random)
-    from .. import storyteller
-
-    checkpoint = None if model is None or storyteller.is_storyteller(model) else model
+    checkpoint = None if model is None else _checkpoint(model)
     if tile is not None and checkpoint is None:
         raise checks.no_tile()
     words = text_of(text)
@@ -143,16 +138,25 @@ def look(
         )
         _look_random(trace, out, seed)
     elif checkpoint is None:
-        _look_teller(storyteller.load(model), words, out)
+        _look_teller(model, words, out)
     elif tile is not None:
         _look_tile(checkpoint, words, tile, out)
     else:
         _look_checkpoint(checkpoint, words, out)
 
 
-def _look_teller(teller: "Storyteller", words: str, out: Path) -> None:
-    from ..report import report_teller, write
+def _checkpoint(model: Path) -> Path | None:
+    """A model that is no storyteller; None for one."""
+    from ..storyteller import is_storyteller
 
+    return None if is_storyteller(model) else model
+
+
+def _look_teller(model: Path | None, words: str, out: Path) -> None:
+    from ..report import report_teller, write
+    from ..storyteller import load
+
+    teller = load(model)
     found = report_teller(teller, words)
     written = write(found, out)  # before anything is printed: a pipe may close
     typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")

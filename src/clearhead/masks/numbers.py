@@ -81,8 +81,10 @@ def too_far(gave: str) -> BadValue:
     )
 
 
-def counts(value: object, rule: str, name: str) -> "int | Tensor":
-    """How many: an int, or (B,) ints, none negative."""
+def counts(
+    value: object, rule: str, name: str, way_out: str = "flatten it to one dimension."
+) -> "int | Tensor":
+    """How many: an int, or (B,) ints, none negative. `way_out` is of what has more dimensions."""
     number = None if isinstance(value, Tensor) else whole(value)
     if number is not None:
         if abs(number) > FARTHEST:
@@ -92,14 +94,13 @@ def counts(value: object, rule: str, name: str) -> "int | Tensor":
     else:
         numbers = wholes(value, rule, name)
         if numbers.dim() == 0 and readable(numbers):
-            return counts(int(numbers), rule, name)
+            return counts(int(numbers), rule, name, way_out)
         numbers = numbers.reshape(1) if numbers.dim() == 0 else numbers
         if numbers.dim() != 1:
             raise BadValue(
                 f"{rule} got {name} of shape {tuple(numbers.shape)}.",
                 f"{name} is one number, or one per batch, (B,).",
-                "count first, as attention_mask.sum(-1) does where padding stands on the right; "
-                "mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere.",
+                way_out,
             )
         least = int(numbers.min()) if readable(numbers) and numbers.numel() else 0
         found = numbers

@@ -30,6 +30,12 @@ from .numbers import (
     too_far,
 )
 
+# A tokenizer's attention_mask is no lengths; how it becomes some.
+PADDED = (
+    "count first, as attention_mask.sum(-1) does where padding stands on the right; "
+    "mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere."
+)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Everything(Mask):
@@ -253,7 +259,7 @@ class lengths(Mask):
     def __post_init__(self) -> None:
         for name in ("keys", "queries"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, counts(getattr(self, name), "lengths", name))
+                object.__setattr__(self, name, counts(getattr(self, name), "lengths", name, PADDED))
         if self.keys is None and self.queries is None:
             raise BadValue(
                 "lengths got neither keys= nor queries=.",

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engines import count_weights
 from ..errors import BadValue
 from ..explain import explain_problem
-from ..masks import window
+from ..masks import Mask, window
 from ..masks.numbers import corner_of
 from ..problem import Inputs, Problem
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
@@ -20,7 +20,7 @@ from ..views.sheet import evenly
 from .found import Head, Layer, Link
 from .label import LABELS, REPEATS, label_of, separates
 from .repeats import repeats
-from .texts import Labels, Texts
+from .texts import Place, Texts
 
 EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
 ONE_HEAD = 512  # tokens: one head's matrices are 1 MB each, and let go after the page
@@ -56,7 +56,7 @@ class Listener:
 
     texts: Texts
     layers: list[Layer]
-    evens: list[tuple[tuple[object, ...], _Found]] = field(default_factory=list)
+    evens: list[tuple[Mask, tuple[object, ...], _Found]] = field(default_factory=list)
 
     def hear(self, problem: Problem, inputs: Inputs) -> None:
         if problem.B != 1:
@@ -71,11 +71,8 @@ class Listener:
                 "a report is about a text, of one token or more.",
                 "pass a text that is not empty.",
             )
-        place = self.texts.place()
-        labels = self.texts.labels(place, problem.Tq, problem.Tk)
-        one_text = not place.crosses and _of_one_text(problem)
-        found = self.found(problem, inputs, one_text, labels, topk(LINKS))
-        even = self.even(problem, one_text, labels)
+        place = self.texts.place(problem.Tq, problem.Tk)
+        found, even = self.found(problem, inputs, place, topk(LINKS)), self.even(problem, place)
         assert found.best is not None
         weights, keys = (x[0].cpu() for x in found.best)
         most = float(even.entropy.mean(0).sum()) / even.count
@@ -96,14 +93,14 @@ class Listener:
         kept = sorted(
             {*evenly(problem.Tq, KEPT), *(link.query for head in heads for link in head.links)}
         )
-        trace, traced = self.trace(problem, inputs, heads, labels)
+        trace, traced = self.trace(problem, inputs, heads, place)
         self.layers.append(
             Layer(
                 number=len(self.layers),
                 module=place.module,
                 crosses=place.crosses,
-                query_tokens=labels[0],
-                key_tokens=labels[1],
+                query_tokens=place.queries,
+                key_tokens=place.keys,
                 question=problem.describe(),
                 queries=problem.Tq,
                 key_heads=problem.G,
@@ -120,11 +117,9 @@ class Listener:
             )
         )
 
-    def found(
-        self, problem: Problem, inputs: Inputs, one_text: bool, labels: Labels, *more: topk
-    ) -> _Found:
-        place = corner_of(problem.mask, problem.grid)
-        corner = "end" if place is None else place
+    def found(self, problem: Problem, inputs: Inputs, place: Place, *more: topk) -> _Found:
+        said = corner_of(problem.mask, problem.grid)
+        corner = "end" if said is None else said
         groups = {
             "previous": window(before=1, align=corner) & ~window(before=0, align=corner),
             "next": window(after=1, align=corner) & ~window(after=0, align=corner),
@@ -137,6 +132,7 @@ class Listener:
             pooled_map(SIDE, SIDE),
             *more,
         ]
+        one_text = not place.crosses and _of_one_text(problem)
         if one_text:
             wanted.append(mass(groups))
         numbers = count_weights(problem, inputs, wanted).finish()
@@ -149,22 +145,22 @@ class Listener:
         shares = {name: x[0].sum(-1) / seeing for name, x in by_query.items()}
         # These are the same keys for every query, so the weight they receive tells.
         first = _first_key(problem)
-        apart = _separators(labels[1], problem.Tk, first).to(received.device)
+        apart = _separators(place.keys, problem.Tk, first).to(received.device)
         shares["first"] = received[:, first] / seeing
         shares["separators"] = received[:, apart].sum(-1) / seeing
-        if one_text and labels[1] is not None and problem.Tq == problem.Tk:
-            shares |= repeats(problem, inputs, labels[1], first)
+        if one_text and place.keys is not None and problem.Tq == problem.Tk:
+            shares |= repeats(problem, inputs, place.keys, first)
         if problem.sinks is not None:
             shares["sink"] = 1 - received.sum(-1) / seeing
         best = cast(Top, numbers["topk"]) if more else None
         return _Found(entropy, sees, shares, maps, received, best)
 
-    def even(self, problem: Problem, one_text: bool, labels: Labels) -> _Found:
+    def even(self, problem: Problem, place: Place) -> _Found:
         """What even weights would give under the same mask: a head whose queries are all 0 has
         them, so it is asked the same. Layers that share their mask share the answer."""
-        asked_before = problem.Tq, problem.Tk, one_text, labels
-        for (mask, *rest), found in self.evens:
-            if mask is problem.mask and tuple(rest) == asked_before:
+        like = problem.Tq, problem.Tk, place.crosses, place.keys
+        for mask, same, found in self.evens:
+            if mask is problem.mask and same == like:
                 return found
         H = problem.reach.pairs().shape[1] if problem.masked else 1
         asked = replace(
@@ -172,18 +168,18 @@ class Listener:
         )
         q = torch.zeros(1, H, problem.Tq, 1, device=problem.device, dtype=problem.dtype)
         k = torch.zeros(1, 1, problem.Tk, 1, device=problem.device, dtype=problem.dtype)
-        found = self.found(asked, Inputs(q, k, k), one_text, labels)
-        self.evens.append(((problem.mask, *asked_before), found))
+        found = self.found(asked, Inputs(q, k, k), place)
+        self.evens.append((problem.mask, like, found))
         return found
 
     def trace(
-        self, problem: Problem, inputs: Inputs, heads: Sequence[Head], labels: Labels
+        self, problem: Problem, inputs: Inputs, heads: Sequence[Head], place: Place
     ) -> tuple[Trace | None, tuple[int, ...]]:
         """Every step of all heads of a short text, of the most telling one of a longer."""
         longest = max(problem.Tq, problem.Tk)
         if longest > ONE_HEAD:
             return None, ()
-        whole = explain_problem(problem, inputs, *labels)
+        whole = explain_problem(problem, inputs, place.queries, place.keys)
         if longest <= EXACT:
             return whole, tuple(range(problem.H))
         chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from torch import Tensor, nn
 
@@ -19,18 +18,16 @@ OTHER = (
     "cross_attention_states",
 )
 
-# What the queries and the keys of a call say; None where nobody told.
-Labels: TypeAlias = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
-
 
 @dataclass(frozen=True)
 class Place:
     """Where a call was asked: in which `module`; `crosses` says that its keys are of another text
-    than its queries, `decodes` that its queries are of the text that looks into the other."""
+    than its queries. `queries` and `keys` are what they say, None where nobody told."""
 
     module: str
     crosses: bool
-    decodes: bool
+    queries: tuple[str, ...] | None
+    keys: tuple[str, ...] | None
 
 
 class Texts:
@@ -54,16 +51,14 @@ class Texts:
     def leave(self, *_: object) -> None:
         self.inside.pop()
 
-    def place(self) -> Place:
-        """Of the call that is asked now."""
+    def place(self, Tq: int, Tk: int) -> Place:
+        """Of the call that is asked now, by so many queries of so many keys."""
         name, crosses = self.inside[-1] if self.inside else ("", False)
         self.crossed = self.crossed or crosses
-        return Place(name, crosses, self.crossed or any(other for _, other in self.inside))
-
-    def labels(self, place: Place, Tq: int, Tk: int) -> Labels:
-        """What the queries and the keys of a call say."""
-        asking = "decoder_tokens" if place.decodes else "tokens"
-        return self._told(asking, Tq), self._told("tokens" if place.crosses else asking, Tk)
+        decodes = self.crossed or any(other for _, other in self.inside)
+        asking = "decoder_tokens" if decodes else "tokens"
+        looked_at = "tokens" if crosses else asking
+        return Place(name, crosses, self._told(asking, Tq), self._told(looked_at, Tk))
 
     def _told(self, name: str, size: int) -> tuple[str, ...] | None:
         self.sizes[name].append(size)

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from ..errors import BadType, BadValue
 from ..hf import Checkpoint
-from ..listening import listening
+from ..listening import heard, listening
 from ..matrix import Matrix
 from ..problem import Inputs, Problem
 from ..running import following
 from ..trace import Step, Trace
 from ..whole import whole
 from .run import module_of, question
-from .texts import Labels, Texts
+from .texts import Place, Texts
 
 MOST_CELLS = 1024 * 1024
 
@@ -58,28 +58,24 @@ def tile(
                 "pass a whole number.",
             )
     model, run, read, _ = question(model, text)
-    texts, count, kept = Texts(read if tokens is None else tokens, decoder_tokens), 0, []
+    texts, places = Texts(read if tokens is None else tokens, decoder_tokens), []
 
     def hear(problem: Problem, inputs: Inputs) -> None:
-        nonlocal count
-        said = texts.labels(texts.place(), problem.Tq, problem.Tk)
-        if count == layer:
-            kept.append((problem, inputs, said))
-        count += 1
+        places.append(texts.place(problem.Tq, problem.Tk))
 
     with torch.no_grad():
         with following(module_of(model), texts.enter, texts.leave), listening(hear):
-            run()
-        if not kept:
+            asked, count = heard(run, layer)
+        if asked is None:
             raise _absent("layer", layer, count)
         texts.must_fit()
-        return _cut_out(*kept[0], head, queries, keys, layer)
+        return _cut_out(*asked, places[layer], head, queries, keys, layer)
 
 
 def _cut_out(
     problem: Problem,
     inputs: Inputs,
-    labels: Labels,
+    place: Place,
     head: int,
     queries: slice | range,
     keys: slice | range,
@@ -106,7 +102,7 @@ def _cut_out(
     )
     rows, columns = (
         None if said is None else tuple(said[i] for i in run)
-        for run, said in zip((q, k), labels, strict=True)
+        for run, said in ((q, place.queries), (k, place.keys))
     )
     about = (
         f"layer {layer}, head {head}, {_said(q, 'query', 'queries')} of {problem.Tq:,}, "
