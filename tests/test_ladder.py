@@ -18,8 +18,9 @@ from torch import nn
 import clearhead as ch
 from clearhead import storyteller
 from clearhead.errors import BadValue
+from clearhead.findings import EVENNESS
 from clearhead.report import Head, Layer, Link, Report, report
-from clearhead.report.label import EVENNESS, LABELS
+from clearhead.report.label import LABELS
 from clearhead.views import html
 from clearhead.views.html.ladder import pool
 

@@ -3,12 +3,14 @@
 While the model answers, statistics of each layer are gathered beside it, tile by tile: nothing of
 the size Tq x Tk is formed, so a text may be as long as the model can read.
 
-`found` is what a report holds, `label` what a head is called, `repeats` whether it looks for copies
-of a token, `texts` of which text a call is, `listen` makes a layer of what was heard, `run` runs
-the model, `tile` cuts exact weights out of a long text, `teller` reports on a storyteller.
+`found` is how `findings` print themselves, `label` what a head is called, `repeats` whether it
+looks for copies of a token, `texts` of which text a call is, `listen` makes a layer of what was
+heard, `run` runs the model, `tile` cuts exact weights out of a long text, `teller` reports on a
+storyteller.
 """
 
-from .found import Head, Layer, Link, Report
+from ..findings import Head, Layer, Link
+from .found import Report
 from .run import report, write
 from .teller import report_teller
 from .tile import tile

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 SHARE, CHANCE = 0.3, 2.0
 REPEATS = ("induction", "duplicate")  # whose shares are of the queries that have such a place
 SPREAD, SHARP = 0.8, 0.35  # entropy as a share of the most that the mask allows
-EVENNESS = ("spread", "sharp", "mixed")  # what a head is called that no group of keys names
 LABELS = {
     "induction": "induction",
     "duplicate": "duplicate token",

@@ -11,13 +11,13 @@ from torch import Tensor
 from ..engines import count_weights
 from ..errors import BadValue
 from ..explain import explain_problem
+from ..findings import Head, Layer, Link
 from ..masks import Mask, window
 from ..masks.numbers import corner_of
 from ..problem import Inputs, Problem
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..trace import Trace
 from ..views.sheet import evenly
-from .found import Head, Layer, Link
 from .label import LABELS, REPEATS, label_of, separates
 from .repeats import repeats
 from .texts import Place, Texts

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import torch
 
+from ..findings import Head
 from ..storyteller import Head as Role, Storyteller
-from .found import Head, Report
+from .found import Report
 from .run import report
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...errors import BadType, BadValue
+from ...findings import Findings, Head, Layer
 from ...trace import AXES, Step, Trace
-from ..brought import Head, Layer, Report
 from ..labels import in_browser
 from ..sheet import evenly
 from .document import document, stored, table, write
@@ -32,7 +32,7 @@ FEW_QUERIES, FEW_KEYS = 3, 12  # what is kept of one head of a long text, a quer
 RECEIVERS = 8  # keys named for the weight they receive
 
 
-def report_page(report: Report, *, title: str | None = None, note: str = "") -> str:
+def report_page(report: Findings, *, title: str | None = None, note: str = "") -> str:
     """The whole HTML document: the model, a head, a query. `title=None` is the report's name.
 
     Raises `BadValue` for a report without layers, or of a text without tokens, and `BadType` for
@@ -61,7 +61,7 @@ def report_page(report: Report, *, title: str | None = None, note: str = "") -> 
 
 
 def write_report(
-    report: Report, path: str | Path, *, title: str | None = None, note: str = ""
+    report: Findings, path: str | Path, *, title: str | None = None, note: str = ""
 ) -> Path:
     """Write `report_page(report)` to `path`, and return it. Raises `BadValue` where it cannot."""
     return write(report_page(report, title=title, note=note), path)
@@ -70,7 +70,7 @@ def write_report(
 # ---- what the script reads -------------------------------------------------------------
 
 
-def _data(report: Report) -> dict[str, object]:
+def _data(report: Findings) -> dict[str, object]:
     heads = sum(len(layer.heads) for layer in report.layers)
     side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
     fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
@@ -251,7 +251,7 @@ def _shades(maps: Tensor, seen: Tensor) -> dict[str, object]:
 # ---- without a script ------------------------------------------------------------------
 
 
-def _fallback(report: Report) -> str:
+def _fallback(report: Findings) -> str:
     names = list(dict.fromkeys(name for x in report.layers for h in x.heads for name in h.shares))
     rows = [["layer, head", "does", "by", "entropy", *map(html.escape, names)]]
     for layer in report.layers:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ...errors import BadValue
-from ..brought import Report
+from ...findings import Findings
 from ..labels import visible
 from .canvas import LABELLED, drawable, in_lines, new_figure, require_matplotlib, room_for
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 INK, POINT = "#14637f", "#14637f40"
 
 
-def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
+def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
     """The mean entropy of every head, a dot each, by layer; a line through the means.
 
     The dashed line is the most that the mask allows: entropy of even weights.
@@ -43,7 +43,7 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
+def received(report: Findings, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
     """How much weight each token receives from all queries of one head.
 
     1 is what every token would get if all got the same. Raises `BadValue` for a head that is not
@@ -78,11 +78,11 @@ def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) ->
 
 
 @overload
-def model(report: Report, figure: "Figure | None" = ...) -> "Figure": ...
+def model(report: Findings, figure: "Figure | None" = ...) -> "Figure": ...
 @overload
-def model(report: Report, *, ax: "Axes") -> "Axes": ...
+def model(report: Findings, *, ax: "Axes") -> "Axes": ...
 def model(
-    report: Report, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
+    report: Findings, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
 ) -> "Figure | SubFigure | Axes":
     """Every head's map in one figure: a row a layer, a column a head, one range of colour a layer.
 
