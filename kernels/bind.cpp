@@ -177,6 +177,7 @@ NB_MODULE(_kernels, m) {
     return nb::make_tuple(sizeof(Problem), sizeof(Survey), sizeof(Tally), sizeof(Mask),
                           sizeof(Gradient));
   });
+  m.def("take_pool", &take_pool);
   m.def("threads_available", &threads_available);
   m.def("levels", &level_list);
   m.def("level", []() -> std::string { return level() ? level()->name : ""; });

@@ -5,7 +5,11 @@
 
 namespace clearhead {
 
-// How many threads torch would use now (torch.set_num_threads); 1 where torch is not loaded.
+// Takes the pool of a library that the process has loaded, by name or by path; false, and no change, if
+// it is not loaded or lends none. Without a pool, work runs on the caller's thread.
+bool take_pool(const char* library);
+
+// How many threads torch would use now (torch.set_num_threads); 1 without its pool.
 int64_t threads_available();
 
 // Runs `work(context)` once on each of up to `threads` threads at the same time, this one

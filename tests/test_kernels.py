@@ -25,7 +25,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.engines import cpu
-from clearhead.engines.cpu import operator
+from clearhead.engines.cpu import extension, operator
 from clearhead.testing import PROBLEMS, Case, plain, within_yardstick
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
@@ -553,6 +553,18 @@ def test_the_operator_keeps_torch_rules():
     rule = (0.3, 0.0, 0, 0, lo, lo + 7, None, None, None, 0, draw(2), 0.0, None)
     for lse in (False, True):
         torch.library.opcheck(torch.ops.clearhead.attend.default, (q, k, v, *rule, lse))
+
+
+def test_threads_are_torchs_own(threads, monkeypatch):
+    threads(2)
+    assert core.threads_available() == 2
+    assert not core.take_pool("libnone.so") and not core.take_pool("libc.so.6")
+    here = Path(torch.__file__).parent / "lib"
+    assert core.take_pool(str(next(here.glob("libtorch_cpu.*"))))  # by its path, as by its name
+    assert core.threads_available() == 2
+    assert "thread" not in cpu.status()
+    monkeypatch.setattr(extension, "_pool", False)
+    assert "on one thread, as torch's pool was not found" in cpu.status()
 
 
 def test_threads_calling_at_once():

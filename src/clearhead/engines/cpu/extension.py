@@ -1,6 +1,9 @@
 """The compiled core, if it is there, and which instructions it uses."""
 
 import os
+from pathlib import Path
+
+import torch
 
 from ...errors import BadValue
 
@@ -10,6 +13,10 @@ except ModuleNotFoundError as error:  # a broken core is an error; a missing one
     if error.name != "clearhead._kernels":
         raise
     core = None  # type: ignore[assignment]  # a module or nothing; `why_not` tells
+
+# torch's threads, by the name that Linux knows its library by and by the path that others ask for.
+LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.dylib")
+_pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 
 # Known to Python as well, so that a tracer need not look into the core.
 _level: str = core.level() if core else ""
@@ -30,7 +37,8 @@ def status() -> str:
     if not _level:
         return false_level()
     what = {n: text for n, text, _ in core.levels()}[_level]
-    return f"{_level} ({what})"
+    alone = "" if _pool else "; on one thread, as torch's pool was not found in its library"
+    return f"{_level} ({what}){alone}"
 
 
 def left_to_torch() -> str:
