@@ -13,14 +13,17 @@ PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 def transformed() -> bool:
     """Does a transform (vmap, grad, vjp) stand between the numbers and who asked?"""
-    return not torch.compiler.is_compiling() and (
-        torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return not torch.compiler.is_compiling() and _inside_a_transform()
 
 
 def compiles_a_transform() -> bool:
     """Does a transform stand inside of what torch.compile makes a graph of?"""
-    return torch.compiler.is_compiling() and torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+    return torch.compiler.is_compiling() and _inside_a_transform()
+
+
+@torch.compiler.assume_constant_result  # torch.compile 2.10 cannot follow it, and guards its answer
+def _inside_a_transform() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def learns(*tensors: Tensor | None) -> bool:
