@@ -90,6 +90,19 @@ def test_a_folder_without_a_checkpoint(tmp_path):
         Checkpoint(tmp_path)
 
 
+def test_weights_that_are_missing_are_said_to_be(folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=30522, **sizes))
+    place = saved(bert, folder, tmp_path / "clearhead-models" / "bert")  # a path with our name
+    (place / "model.safetensors").unlink()
+    with pytest.raises(BadValue, match="cannot be loaded"):
+        Checkpoint(place)
+
+
 def test_what_is_not_understood_is_refused(checkpoint):
     from clearhead.hf.attention import attention_forward
 

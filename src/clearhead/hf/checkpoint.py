@@ -49,7 +49,8 @@ class Checkpoint:
                 use_safetensors=True,
             ).eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
-            if NAME in str(error):
+            # Their words for a name that they do not know; a path may hold it, too.
+            if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
                 raise _answers_itself(str(folder)) from error
             raise BadValue(
                 f"The checkpoint in {str(folder)!r} cannot be loaded: {error}",
