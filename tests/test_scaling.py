@@ -52,3 +52,8 @@ def test_sizes_are_positive(wrong, said):
         f"{said}\n  Rule: head sizes and counts are whole numbers from 1 to 65536.\n"
         "  Way out: pass a number in between."
     )
+
+
+def test_a_size_may_be_any_whole_number():
+    found = why_scale(torch.tensor(16), sizes=[4, 16], keys=torch.tensor(8))
+    assert found.sizes == [4, 16] and type(found.size) is int and found.weights_raw.shape == (8,)

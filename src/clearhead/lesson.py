@@ -4,7 +4,6 @@ Nothing is learned here: embeddings and projections are drawn from a seed, so th
 be followed and made again.
 """
 
-import operator
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -58,15 +57,8 @@ def explain_text(
             "attention needs at least one token.",
             "pass some words.",
         )
-    for name, value, least, most in (("seed", seed, 0, 2**63 - 1), ("size", size, 1, LARGEST)):
-        if whole(value) is None or not least <= value <= most:
-            raise BadValue(
-                f"{name}={value!r}.",
-                f"the {name} of a lesson is a whole number from {least} to {most}.",
-                "pass a number in between.",
-            )
-    seed = operator.index(seed)
-    if whole(heads) is None or heads < 1 or size % heads:
+    seed, size = _between("seed", seed, 0, 2**63 - 1), _between("size", size, 1, LARGEST)
+    if (count := whole(heads)) is None or count < 1 or size % count:
         raise BadValue(
             f"size={size} and heads={heads}.",
             "each head has size / heads features, so the number of heads divides the size.",
@@ -83,7 +75,7 @@ def explain_text(
         ids = torch.tensor([vocabulary[token] for token in tokens])
         torch.default_generator.manual_seed(seed)
         embed = TokenEmbedding(len(vocabulary), size)
-        attend = MultiHeadAttention(size, heads, out_bias=False)
+        attend = MultiHeadAttention(size, count, out_bias=False)
         x = embed(ids)
         before = [
             Step("ids", "vocabulary[token]", "Each different word gets a number.", "q", ids),
@@ -101,8 +93,19 @@ def explain_text(
             )  # fmt: skip
         trace = attend.explain(x, tokens=tokens, mask=mask, scale=scale, dropout=dropout, seed=seed)
     steps = [*before, *_with_matrices(trace, attend, " + ".join(s.name for s in before[1:]))]
-    count = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
-    return replace(trace, steps=tuple(steps), about=f"{count}, seed {seed}: {trace.about}")
+    length = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
+    return replace(trace, steps=tuple(steps), about=f"{length}, seed {seed}: {trace.about}")
+
+
+def _between(name: str, value: int, least: int, most: int) -> int:
+    number = whole(value)
+    if number is None or not least <= number <= most:
+        raise BadValue(
+            f"{name}={value!r}.",
+            f"the {name} of a lesson is a whole number from {least} to {most}.",
+            "pass a number in between.",
+        )
+    return number
 
 
 def _with_matrices(trace: Trace, layer: MultiHeadAttention, source: str) -> Iterator[Step]:

@@ -88,7 +88,8 @@ def why_scale(
     `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
     or a count is below 1.
     """
-    if whole(seed) is None or not 0 <= seed < 2**63:
+    start = whole(seed)
+    if start is None or not 0 <= start < 2**63:
         raise BadValue(
             f"seed={seed!r}.", "a seed is a whole number from 0 on.", "pass for example seed=0."
         )
@@ -98,33 +99,21 @@ def why_scale(
             "sizes are the head sizes to compare, in a list.",
             "pass for example sizes=[16, 64, 256].",
         )
-    sizes = list(sizes)
     if whole(keys) == 1:
         raise BadValue(
             "keys=1.",
             "of one key the weight is 1, whatever its score: there is nothing to scale.",
             "pass keys=2 or more.",
         )
-    for name, value in (
-        ("size", size),
-        ("keys", keys),
-        ("queries", queries),
-        *(("sizes", s) for s in sizes),
-    ):
-        if whole(value) is None or not 1 <= value <= LARGEST:
-            raise BadValue(
-                f"{name} holds {value!r}." if name == "sizes" else f"{name}={value!r}.",
-                f"head sizes and counts are whole numbers from 1 to {LARGEST}.",
-                "pass a number in between.",
-            )
-    sizes = sorted({*sizes, size})
+    size, keys, queries = _count("size", size), _count("keys", keys), _count("queries", queries)
+    sizes = sorted({size, *(_count("sizes", d) for d in sizes)})
     columns: dict[str, list[float]] = {
         f"{what}_{kind}": []
         for what in ("variance", "gradient", "entropy")
         for kind in ("raw", "scaled")
     }
     shown: dict[str, Tensor] = {}
-    source = torch.Generator("cpu").manual_seed(seed)
+    source = torch.Generator("cpu").manual_seed(start)
     for d in sizes:
         q, k = (
             torch.randn(n, d, generator=source, dtype=torch.float64, device="cpu")
@@ -143,6 +132,17 @@ def why_scale(
     return Scaling(
         keys, size, sizes, weights_raw=shown["raw"], weights_scaled=shown["scaled"], **columns
     )
+
+
+def _count(name: str, value: int) -> int:
+    number = whole(value)
+    if number is None or not 1 <= number <= LARGEST:
+        raise BadValue(
+            f"{name} holds {value!r}." if name == "sizes" else f"{name}={value!r}.",
+            f"head sizes and counts are whole numbers from 1 to {LARGEST}.",
+            "pass a number in between.",
+        )
+    return number
 
 
 def _jacobian_norm(weights: Tensor) -> Tensor:

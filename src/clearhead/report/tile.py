@@ -50,13 +50,7 @@ def tile(
         BadValue, BadType: what `report` raises; a layer, a head, queries or keys that are not
             there; more than 2^20 cells.
     """
-    for what, number in (("layer", layer), ("head", head)):
-        if whole(number) is None:
-            raise BadType(
-                f"tile got {what}={number!r}.",
-                f"the {what} is its number in the report, from 0.",
-                "pass a whole number.",
-            )
+    layer, head = _number("layer", layer), _number("head", head)
     model, run, read, _ = question(model, text)
     texts, places = Texts(read if tokens is None else tokens, decoder_tokens), []
 
@@ -70,6 +64,17 @@ def tile(
             raise _absent("layer", layer, count)
         texts.must_fit()
         return _cut_out(*asked, places[layer], head, queries, keys, layer)
+
+
+def _number(what: str, given: int) -> int:
+    number = whole(given)
+    if number is None:
+        raise BadType(
+            f"tile got {what}={given!r}.",
+            f"the {what} is its number in the report, from 0.",
+            "pass a whole number.",
+        )
+    return number
 
 
 def _cut_out(

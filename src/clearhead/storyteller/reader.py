@@ -121,7 +121,8 @@ class Storyteller:
         >>> st.load().read("Once upon a").guesses[-1][0][0]
         'time'
         """
-        if whole(guesses) is None or guesses < 1:
+        count = whole(guesses)
+        if count is None or count < 1:
             raise BadValue(
                 f"guesses={guesses!r}.",
                 "guesses is how many next words are given, 1 or more.",
@@ -130,7 +131,7 @@ class Storyteller:
         encoded = self.encode(text)
         with torch.no_grad():
             likely = self.model(torch.tensor(encoded.ids)).softmax(-1)
-        top = likely.topk(min(guesses, len(self.vocabulary)))
+        top = likely.topk(min(count, len(self.vocabulary)))
         words = self.vocabulary.words
         return Reading(
             encoded.tokens,
@@ -146,7 +147,8 @@ class Storyteller:
 
         Raises `BadValue` for a layer that the model does not have, and as `encode` does.
         """
-        if whole(layer) is None or not 0 <= layer < self.layers:
+        number = whole(layer)
+        if number is None or not 0 <= number < self.layers:
             raise BadValue(
                 f"layer {layer!r} was asked for.",
                 f"this model has {self.layers} layers, numbered from 0.",
@@ -154,12 +156,12 @@ class Storyteller:
             )
         encoded = self.encode(text)
         with torch.no_grad():
-            asked, _ = heard(lambda: self.model(torch.tensor(encoded.ids)), layer)
+            asked, _ = heard(lambda: self.model(torch.tensor(encoded.ids)), number)
         assert asked is not None
         trace = explain_problem(*asked, tokens=encoded.labels())
-        roles = "; ".join(f"head {h.head} {h.label}" for h in self.heads if h.layer == layer)
+        roles = "; ".join(f"head {h.head} {h.label}" for h in self.heads if h.layer == number)
         return replace(
-            trace, about=f"storyteller, layer {layer}{roles and f' ({roles})'}: {trace.about}"
+            trace, about=f"storyteller, layer {number}{roles and f' ({roles})'}: {trace.about}"
         )
 
     def links(self, text: str | Sequence[str], head: Head) -> list[Link]:

@@ -80,15 +80,17 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
             "heads are the numbers of those to show, in a list; None means all.",
             f"pass heads=[{heads!r}].",
         )
-    heads = list(heads)
+    chosen = []
     for head in heads:
-        if whole(head) is None or not -count <= head < count:
+        number = whole(head)
+        if number is None or not -count <= number < count:
             raise BadValue(
                 f"Head {head!r} was asked for.",
                 f"this trace has {count} query head{'s' * (count != 1)}, counted from 0.",
                 f"ask for a head from 0 to {count - 1}, or for all of them.",
             )
-    return [head % count for head in heads]
+        chosen.append(number % count)
+    return chosen
 
 
 def span(found: list[Sheet]) -> tuple[float, float]:
