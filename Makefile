@@ -1,4 +1,4 @@
-# Every command a developer needs. `make look` and `make test` do their own set-up.
+# Every command a developer needs; each does its own set-up.
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -10,7 +10,7 @@
 // Of statistics dY = w (dreceived + dlog ln w - delta): what their sums of w and of w ln w give to each
 // weight; what softmax takes from them again is in the caller's dlse (engines/cpu/look_back.py).
 //
-// The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/operator.py).
+// The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/back.py).
 //
 // A pair costs five products where the answer costs two; its weight is formed again from the
 // log-sum-exp, so nothing of the size Tq x Tk is kept. Source: Dao et al. 2022, "FlashAttention".
@@ -39,8 +39,8 @@ template <class A> class Backward : Bands<A> {
   using Base = Bands<A>;
   using typename Base::Row, typename Base::Unit, typename Base::E;
   using Wide = Products<Singles<E>>;  // of w and dY with what stands in columns
-  using Base::BAND, Base::BLOCK, Base::PANEL, Base::S_STRIDE;
-  using Base::p_, Base::task_, Base::logits_, Base::n_, Base::bands_, Base::row_, Base::band_;
+  using Base::BLOCK, Base::PANEL, Base::S_STRIDE;
+  using Base::p_, Base::task_, Base::logits_, Base::n_, Base::bands_, Base::row_;
   using Base::q_, Base::k_, Base::s_, Base::bend_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
   using Base::begin_, Base::end_;
   using Base::at, Base::key_row, Base::meets, Base::scores, Base::score_tiles, Base::seen_by;

@@ -20,7 +20,7 @@ template <class A> class Bands : protected Products<A> {
  protected:
   using Base = Products<A>;
   using typename Base::Unit;
-  using Base::BAND, Base::BLOCK, Base::PANEL, Base::PER, Base::S_STRIDE;
+  using Base::BLOCK, Base::PANEL, Base::PER, Base::S_STRIDE;
   using Base::score_tiles;
   using E = typename A::Element;
   static constexpr int BAND_PAD = (BAND + W - 1) / W * W;

@@ -19,7 +19,7 @@ using namespace clearhead;
 
 namespace {
 
-// One struct packed by Python; the layouts are in engines/cpu: call.py, look.py and operator.py.
+// One struct packed by Python; the layouts are in engines/cpu: call.py, look.py and back.py.
 template <class T> bool unpack(nb::bytes packed, T* into) {
   if (packed.size() != sizeof *into) return false;
   memcpy((void*)into, packed.data(), sizeof *into);

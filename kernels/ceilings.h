@@ -17,7 +17,7 @@ inline double fma_rounds(int64_t rounds) {
   F t = zero();
 #pragma GCC unroll 12
   for (int i = 0; i < CHAINS; i++) t = add(t, x[i]);
-  return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 2;
+  return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 2;  // the question keeps the sums alive
 }
 
 #ifdef CLEARHEAD_HAS_PAIRS
@@ -32,7 +32,7 @@ inline double dot_rounds(int64_t rounds) {
   F t = zero();
 #pragma GCC unroll 12
   for (int i = 0; i < CHAINS; i++) t = add(t, x[i]);
-  return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 4;
+  return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 4;  // likewise
 }
 #endif
 

@@ -41,7 +41,7 @@ inline float exp2_one(float x) {
 // double. Beside 3e38, of which masks are made, it would be lost, and with it whether one key has the
 // weight or a hundred; so from 2^32 on, where two logits differ by 256 or not at all, it is counted in
 // 2^-32 of the maximum: still too small to change a float. Whoever takes a weight from it divides the
-// difference by the same (backward.h; engines/cpu/operator.py for sinks).
+// difference by the same (backward.h; engines/cpu/back.py for sinks).
 inline double log_unit(float max) {
   float far = __builtin_fabsf(max);
   return far >= 0x1p32f && far < -NOTHING ? __builtin_ldexp(1.0, __builtin_ilogbf(far) - 32) : 1.0;

@@ -28,9 +28,9 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A> class Tile : Bands<A> {
   using Base = Bands<A>;
   using typename Base::E, typename Base::Row, typename Base::Unit;
-  using Base::BAND, Base::BAND_PAD, Base::BLOCK, Base::PER, Base::S_STRIDE, Base::P_STRIDE, Base::STRIDE;
+  using Base::BAND_PAD, Base::BLOCK, Base::PER, Base::S_STRIDE, Base::P_STRIDE, Base::STRIDE;
   using Base::p_, Base::task_, Base::sight_, Base::logits_, Base::n_, Base::bands_, Base::row_;
-  using Base::band_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
+  using Base::band_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::block_;
   using Base::begin_, Base::end_, Base::tops_;
   using Base::key_row, Base::meets, Base::scores, Base::seen_by;
   using Base::any_band_meets, Base::look, Base::pack_groups, Base::pack_panels;

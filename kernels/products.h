@@ -28,7 +28,6 @@ template <class A> struct Products {
   static constexpr int PANEL = SCORE_VECTORS * W;
   static constexpr int BLOCK = 192;      // keys: a band's scores with them are 18 KB, in L1
   static constexpr int64_t CHAIN = PER == 1 ? 192 : 1 << 30;  // steps of one sum; of pairs, all
-  static constexpr int BAND = clearhead::BAND;
   static constexpr int S_STRIDE = BLOCK + W;            // floats; off a power of two, for L1's sets
   static constexpr int P_STRIDE = (BLOCK + 32) / PER;   // units
   static constexpr int STRIDE = PER == 1 ? S_STRIDE : P_STRIDE;  // of a row of weights

@@ -6,8 +6,8 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 template <class A> class Tallying : Bands<A> {
   using Base = Bands<A>;
-  using Base::BAND, Base::BLOCK, Base::S_STRIDE;
-  using Base::p_, Base::task_, Base::logits_, Base::n_, Base::bands_, Base::row_, Base::band_;
+  using Base::BLOCK, Base::S_STRIDE;
+  using Base::p_, Base::task_, Base::logits_, Base::n_, Base::bands_, Base::row_;
   using Base::q_, Base::k_, Base::s_, Base::hull_, Base::block_, Base::lo_, Base::hi_;
   using Base::begin_, Base::end_;
   using Base::meets, Base::scores;

@@ -14,7 +14,7 @@ from .listening import tell
 from .masks import Mask
 from .matrix import Matrix
 from .problem import Inputs, Problem
-from .stats import Look, Statistic, parse_stats
+from .stats import Look, Statistic, lse_alone, parse_stats
 from .traced import as_asked
 
 Done = TypeVar("Done")
@@ -141,7 +141,7 @@ def look(
     wanted = parse_stats(stats, problem.grid)
     must_have_numbers(problem, "look")
     answer = _looked
-    if torch.compiler.is_compiling() and [s.name for s in wanted] != ["lse"]:
+    if torch.compiler.is_compiling() and not lse_alone(wanted):
         answer = torch.compiler.disable(_looked)  # statistics are counted outside the graph
     return answer(problem, inputs, engine, wanted)
 
@@ -202,7 +202,7 @@ def _looked(problem: Problem, inputs: Inputs, engine: str, wanted: tuple[Statist
 
 def _by_engine(problem: Problem, inputs: Inputs, engine: str, do: Callable[[Engine], Done]) -> Done:
     """Choose an engine, let it `do` the work, and tell whoever listens."""
-    chosen, _ = choose(problem, engine)
+    chosen = choose(problem, engine)
     if torch._C._is_any_autocast_enabled():  # a context costs as much as a tiny question
         with as_asked(problem.device):
             done = do(chosen)

@@ -67,7 +67,7 @@ def explain_problem(
 ) -> Trace:
     """`explain` for a question that was checked before, such as one that was listened to."""
     must_have_numbers(problem, "explain")
-    named = None if engine in ("auto", "steps") else choose(problem, engine)[0]
+    named = None if engine in ("auto", "steps") else choose(problem, engine)
     if named is not None and problem.dropout and problem.seed is None:
         raise BadValue(
             f"explain was asked about dropout={problem.dropout} without a seed, and of {engine!r}.",

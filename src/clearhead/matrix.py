@@ -106,7 +106,7 @@ class Matrix:
         grad = p.grad or (x.requires_grad and torch.is_grad_enabled())
         asked = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
         # Gradients have gradients here, which the core has not.
-        engine, _ = choose(asked, "tiled" if grad and self._engine == "auto" else self._engine)
+        engine = choose(asked, "tiled" if grad and self._engine == "auto" else self._engine)
         with as_asked(p.device):
             return p.shape_back(engine.run(asked, p.widen(self._inputs._replace(v=x))))
 

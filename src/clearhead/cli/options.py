@@ -1,4 +1,4 @@
-"""Options of more than one line, and where commands speak."""
+"""Options of `explain` and of several commands, and where commands speak."""
 
 from pathlib import Path
 from typing import Annotated

@@ -20,14 +20,14 @@ CORE = Cpu()
 ENGINES: tuple[Engine, ...] = (CORE, Sdpa(), Tiled(), Steps())
 
 
-def choose(problem: Problem, engine: str = "auto") -> tuple[Engine, dict[str, list[str]]]:
-    """The engine that answers, and why those before it in the order declined.
+def choose(problem: Problem, engine: str) -> Engine:
+    """The engine that answers.
 
     Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
     """
     chosen, declined = first_able(problem, engine)
     if chosen is not None:
-        return chosen, declined
+        return chosen
     said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
     if engine == "auto":
         raise BadValue(

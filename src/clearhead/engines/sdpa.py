@@ -50,8 +50,6 @@ class Sdpa(Engine):
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         p = problem
         q, k, v = inputs
-        # In a graph for any length, torch takes True and not the comparison.
-        rule: dict[str, object] = {"is_causal": True} if _plainly_causal(p) else {}
         if not p.B or not p.H or not p.Tq or not p.Tk:
             # torch multiplies by 0 what may be infinite, and forgets that a bias learns.
             every = torch.ones((), dtype=torch.bool, device=p.device)
@@ -60,17 +58,18 @@ class Sdpa(Engine):
                 nothing = nothing + _bias(p).sum()
             return nothing.expand(p.B, p.H, p.Tq, p.Dv).contiguous()
         if not p.masked:
-            if p.bias is not None:
-                rule = {"attn_mask": _bias(p)}
-            return _ask_torch(p, q, k, v, **rule)
-        if _plainly_causal(p) and p.bias is None and _tame(q, k, v):
-            return _ask_torch(p, q, k, v, **rule)
+            return _ask_torch(p, q, k, v, **({} if p.bias is None else {"attn_mask": _bias(p)}))
+        # In a graph for any length, torch takes True and not the comparison.
+        causal: dict[str, object] = {} if _needs_matrix(p) else {"is_causal": True}
+        if causal and _tame(q, k, v):
+            return _ask_torch(p, q, k, v, **causal)
         # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
         # mask, there or on the way back. They are cleaned away first; a query that holds or may
         # look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0, because
         # torch's answer to a row without keys depends on the kernel.
         blind = (p.reach.pairs() == 0).unsqueeze(-1)
-        if _needs_matrix(p):
+        rule = causal
+        if not causal:
             keep = p.reach.block()
             rule = {"attn_mask": keep | blind}
             if p.bias is not None:

@@ -148,14 +148,13 @@ def attention_mask(
         range(start, start + q_length), range(kv_offset, kv_offset + kv_length), device
     )
     rule = _recognise(function, places)
-    real = None
-    if rule is not None and attention_mask is not None:
+    if rule is None:
+        return cells(start).as_subclass(Booleans)
+    if attention_mask is not None:
         real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
         real = torch.nn.functional.pad(real, (0, kv_length - real.shape[1]))
         if not bool(real.all()):
             rule = meet(rule, _padding(real))
-    if rule is None:
-        return cells(start).as_subclass(Booleans)
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
 
 

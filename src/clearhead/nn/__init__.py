@@ -1,5 +1,5 @@
-"""Layers to build with. Every one of them asks `clearhead.attention`, so all that looks at that
-door sees them.
+"""Layers to build with. Each that attends asks `clearhead.attention`, so all that looks at that
+door sees it.
 
 Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head size. Inputs are
 (B, T, d), or (T, d) for one sequence.

@@ -105,7 +105,7 @@ class KVCache:
 
     def __repr__(self) -> str:
         limit = "" if self.max_length is None else f" of {self.max_length}"
-        shapes = "" if self._k is None else f", keys {tuple(self._k[..., : self.length, :].shape)}"
+        shapes = "" if self.keys is None else f", keys {tuple(self.keys.shape)}"
         return f"KVCache({self.length}{limit} tokens{shapes})"
 
     def _check(self, k: Tensor, v: Tensor) -> None:
@@ -123,12 +123,11 @@ class KVCache:
                 "every key has one value: k is (B, G, T, D) and v is (B, G, T, Dv).",
                 "give both the same batch, heads and length.",
             )
-        for name, new, held in (("keys", k, self._k), ("values", v, self._v)):
+        for name, new, held in (("keys", k, self.keys), ("values", v, self.values)):
             if held is not None and _kind(new) != _kind(held):
                 raise BadValue(
                     f"KVCache got {name} of shape {tuple(new.shape)}, {new.dtype} on {new.device}; "
-                    f"it holds {tuple(held[..., : self.length, :].shape)}, {held.dtype} on "
-                    f"{held.device}.",
+                    f"it holds {tuple(held.shape)}, {held.dtype} on {held.device}.",
                     "new tokens continue the same sequences: all but the length stays as it was.",
                     "call reset() before another batch, and keep one cache per layer.",
                 )

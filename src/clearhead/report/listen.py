@@ -17,6 +17,7 @@ from ..masks.numbers import corner_of
 from ..problem import Inputs, Problem
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..trace import Trace
+from ..views.html.steps import MAP_SIDE
 from ..views.sheet import evenly
 from .label import LABELS, REPEATS, label_of, separates
 from .repeats import repeats
@@ -24,7 +25,6 @@ from .texts import Place, Texts
 
 EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
 ONE_HEAD = 512  # tokens: one head's matrices are 1 MB each, and let go after the page
-SIDE = 256  # cells a side of a map: a screen gives it about 600 pixels
 LINKS = 8  # weights kept of each query
 KEPT = 512  # queries whose largest weights are kept, evenly spaced in a longer text
 STRONGEST = 10  # links named for each head
@@ -129,7 +129,7 @@ class Listener:
             "entropy",
             "max",
             "received",
-            pooled_map(SIDE, SIDE),
+            pooled_map(MAP_SIDE, MAP_SIDE),
             *more,
         ]
         one_text = not place.crosses and _of_one_text(problem)

@@ -17,8 +17,9 @@ from ..listening import listening
 from ..problem import Inputs, Problem
 from ..running import following
 from ..views import html, plot
+from ..views.html.steps import MAP_SIDE
 from .found import Report
-from .listen import SIDE, Listener
+from .listen import Listener
 from .texts import Texts
 
 LONG = (
@@ -91,7 +92,7 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
     `BadValue` for a folder that cannot be made.
     """
     out = folder(out, "the page and the pictures are")
-    note = LONG if len(found.tokens) > SIDE else ""
+    note = LONG if len(found.tokens) > MAP_SIDE else ""
     paths = {
         "page": html.write_report(found, out / "model.html", note=note),
         "numbers": out / "report.json",  # model.json is what `measure` leaves beside a storyteller

@@ -8,7 +8,7 @@ name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
 
 from .gather import gather
 from .look import Look
-from .parse import parse_stats
+from .parse import lse_alone, parse_stats
 from .partial import Partial
 from .state import Rows, Sums
 from .wanted import (
@@ -28,6 +28,7 @@ __all__ = [
     "Sums",
     "Top",
     "gather",
+    "lse_alone",
     "map",
     "mass",
     "parse_stats",

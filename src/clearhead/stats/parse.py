@@ -55,6 +55,11 @@ def parse_stats(
     return tuple(found.values())
 
 
+def lse_alone(wanted: tuple[Statistic, ...]) -> bool:
+    """Is there nothing to count but what comes with the answer?"""
+    return [s.name for s in wanted] == ["lse"]
+
+
 _EXAMPLES = {
     "topk": "topk(8)",
     "mass": 'mass({"sink": prefix(1)})',

@@ -1,7 +1,8 @@
 """The C++ core: exact attention on a CPU, as `clearhead._kernels` computes it.
 
 What is there and which instructions it uses (`extension`), how a problem becomes a call (`call`),
-the same as an operator with a gradient (`operator`), and statistics in the same sweep (`look`).
+the way back (`back`), both as operators for whoever traces or differentiates a call (`operator`),
+statistics in the same sweep (`look`), and their way back (`look_back`).
 """
 
 import torch
@@ -11,9 +12,10 @@ from ...biases import Alibi, TensorBias
 from ...dropout import FEW
 from ...masks.numbers import start
 from ...problem import Inputs, Problem
-from ...stats import Partial, Statistic
+from ...stats import Partial, Statistic, lse_alone
 from ...traced import compiles_a_transform, exports_onnx, forward_mode
 from ..engine import Engine
+from .back import GRADIENT
 from .call import DTYPES, RULE, TENSORS, direct
 from .extension import (
     core,
@@ -25,7 +27,7 @@ from .extension import (
 )
 from .look import MASK, SURVEY, TALLY, answer_and_lse, survey
 from .look_back import survey_with_gradient
-from .operator import GRADIENT, answer
+from .operator import answer
 
 SIZES = TENSORS.size + RULE.size, *(x.size for x in (SURVEY, TALLY, MASK, GRADIENT))
 if core is not None and core.struct_sizes() != SIZES:
@@ -84,7 +86,7 @@ class Cpu(Engine):
     def look(
         self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
-        if [s.name for s in asked] == ["lse"]:
+        if lse_alone(asked):
             return answer_and_lse(problem, inputs, asked)
         if problem.dropout or problem.learns or not can_count(problem, inputs, asked):
             return super().look(problem, inputs, asked)

@@ -59,23 +59,23 @@ NO_MORE = Asked(1.0, 0.0, EVERY_KEY, EVERY_KEY)[4:]  # of a rule that is a few n
 
 
 def question(p: Problem) -> Asked:
-    # Where it is the whole rule no tensors are needed, which are most of the cost of a small call.
-    diagonal = p.mask.diagonal(p.grid) if p.masked else (EVERY_KEY, EVERY_KEY)
+    before = after = EVERY_KEY
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
-    if diagonal is None and p.masked:
-        reach = p.reach
-        lo, hi, bits = reach.lo, reach.hi, reach.bits
+    if p.masked:
+        # A rule of two numbers needs no tensors, which are most of the cost of a small call.
+        if (diagonal := p.mask.diagonal(p.grid)) is not None:
+            before, after = diagonal
+        else:
+            lo, hi, bits = p.reach.lo, p.reach.hi, p.reach.bits
     if isinstance(p.bias, TensorBias):
         bias = p.bias.four()
         bias = (bias if bias.dtype in DTYPES else bias.float()).resolve_neg()
     elif isinstance(p.bias, Alibi):
         slopes = p.bias.of(p.grid).to("cpu", torch.float32).resolve_neg()
-        place_of_queries = start(p.bias.align, p.grid)
-        shift = 0 if place_of_queries is None else place_of_queries
+        shift = start(p.bias.align, p.grid) or 0  # a position per batch is declined
     if p.sinks is not None:
         sinks = p.sinks.float().resolve_neg()
-    before, after = diagonal or (EVERY_KEY, EVERY_KEY)
     softcap = p.softcap or 0.0
     seed: int | Tensor | None = None
     if p.dropout:

@@ -93,7 +93,7 @@ def survey_and_top(
         slot[needs.exact or []] = torch.arange(len(needs.exact or []), device="cpu")
         check(
             core.tally(
-                pack(q, k, v, None, None, asked),
+                packed,
                 TALLY.pack(
                     *place(kept.max), *place(share),
                     *place(sums.received),

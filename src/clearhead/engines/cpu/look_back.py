@@ -22,9 +22,9 @@ from ...stats.needs import Needs
 from ...stats.partial import Partial
 from ...stats.state import Rows, Sums, finish_rows
 from ...traced import alone, forward_mode
+from .back import CameBack, gradients, log_unit
 from .call import Asked, attend, direct, question
 from .look import everything_of, survey_and_top
-from .operator import CameBack, gradients, log_unit
 
 
 def survey_with_gradient(p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:

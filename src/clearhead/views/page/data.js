@@ -114,7 +114,7 @@ const numbered = (letter, at) => at + (trace.first?.[letter] ?? 0);
 
 const stepNamed = (name) => steps.find((step) => step.name === name);
 
-// Where the reader stands. `go` in page.js is the only one that moves it.
+// Where the reader stands; page.js moves it.
 const state = { show: "weights", layer: 0, head: 0, query: 0, key: 0, row: 0, column: 0, stage: 0 };
 
 function place(changes = {}) {
