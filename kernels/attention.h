@@ -135,6 +135,8 @@ struct Level {
 extern const Level SCALAR_LEVEL;
 #if defined(__x86_64__)
 extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
+#elif defined(__aarch64__)
+extern const Level NEON_LEVEL;
 #endif
 
 enum Code { DONE = 0, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RUNS, NO_MEMORY, NO_LEVEL, INTERRUPTED };

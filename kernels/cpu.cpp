@@ -51,6 +51,8 @@ int levels(Choice (&choices)[LEVELS]) {
   choices[n++] = {&AVX2_LEVEL, has.avx2};
   choices[n++] = {&AVX512_LEVEL, has.avx512};
   choices[n++] = {&AVX512BF16_LEVEL, has.avx512bf16};
+#elif defined(__aarch64__)
+  choices[n++] = {&NEON_LEVEL, true};
 #endif
   return n;
 }

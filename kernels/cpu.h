@@ -10,7 +10,7 @@ struct Choice {
   const Level* level;
   bool present;
 };
-constexpr int LEVELS = 4;
+constexpr int LEVELS = 4;  // at most
 int levels(Choice (&choices)[LEVELS]);
 
 // The level in force. Null until one is chosen; a choice that failed leaves the one before.

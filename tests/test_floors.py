@@ -3,7 +3,7 @@
 Rooms on one floor never import each other. Inside `engines/` and `views/` siblings do not either,
 but for what they share (`engine`; `sheet`, `labels`); `cli/`, `masks/`, `nn/`,
 `hf/`, `stats/`, `report/`, `storyteller/`, `bench/` are one room in several files.
-Run this file to print the map that CONTRIBUTING shows.
+Run this file to print the floors that CONTRIBUTING shows.
 """
 
 import ast
