@@ -25,7 +25,7 @@ FLOORS = [
     {"listening", "running"},
     {"problem"},
     {"biases"},
-    {"masks", "online", "findings"},
+    {"masks", "online", "findings", "saturation"},
     {"intervals", "products", "dropout", "trace", "folder"},
     {"errors", "whole", "traced", "words"},
 ]

@@ -1,12 +1,13 @@
 """Why divide by √d: the picture."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from torch import Tensor
 
 from ...errors import BadValue
+from ...saturation import Scaling
 from .canvas import require_matplotlib, room_for
 
 if TYPE_CHECKING:
@@ -14,31 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RAW, SCALED = "#c1432e", "#2b6cb0"
-
-
-class Scaling(Protocol):
-    """What `scaling` draws: softmax over random scores, by head size, with and without 1/√d."""
-
-    @property
-    def sizes(self) -> list[int]: ...
-    @property
-    def variance_raw(self) -> list[float]: ...
-    @property
-    def variance_scaled(self) -> list[float]: ...
-    @property
-    def gradient_raw(self) -> list[float]: ...
-    @property
-    def gradient_scaled(self) -> list[float]: ...
-    @property
-    def entropy_raw(self) -> list[float]: ...
-    @property
-    def entropy_scaled(self) -> list[float]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def weights_raw(self) -> Tensor: ...
-    @property
-    def weights_scaled(self) -> Tensor: ...
 
 
 @overload
