@@ -68,7 +68,7 @@ def named(engine: object) -> Engine:
 def count_weights(problem: Problem, inputs: Inputs, wanted: Iterable[str | Statistic]) -> Partial:
     """Statistics of all queries on all keys, without the output: by the C++ core where it can, else
     by torch, tile by tile (`stats.gather`). Raises what `parse_stats` raises."""
-    problem, asked = problem.undropped, parse_stats(wanted, problem.grid)
+    problem, parsed = problem.undropped, parse_stats(wanted, problem.grid)
     if CORE.why_not(problem):
-        return gather(problem, inputs, asked)
-    return CORE.count(problem, inputs, asked)
+        return gather(problem, inputs, parsed)
+    return CORE.count(problem, inputs, parsed)

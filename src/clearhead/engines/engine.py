@@ -32,11 +32,11 @@ class Engine(ABC):
         """Answer a problem for which `why_not` is empty: (B, H, Tq, Dv), in its dtype."""
 
     def look(
-        self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
+        self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
         """The output of `run`, the same bits, and the statistics of its weights."""
-        return self.run(problem, inputs), self.count(problem, inputs, asked)
+        return self.run(problem, inputs), self.count(problem, inputs, wanted)
 
-    def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
+    def count(self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:
         """The statistics alone; the values are not read."""
-        return gather(problem, inputs, asked)
+        return gather(problem, inputs, wanted)

@@ -73,7 +73,7 @@ def gather(
         BadValue, BadType: statistics that do not fit the question, a slice with a step, an lse of
             another shape.
     """
-    asked = parse_stats(wanted, problem.grid)
+    parsed = parse_stats(wanted, problem.grid)
     rows_of, columns = _run(queries, problem.Tq, "queries"), _run(keys, problem.Tk, "keys")
     if lse is not None and tuple(lse.shape) != (problem.B, problem.H, len(rows_of)):
         raise BadValue(
@@ -82,7 +82,7 @@ def gather(
             f"{(problem.B, problem.H, len(rows_of))}.",
             "pass the `lse` of the merged first sweep for the same queries.",
         )
-    added = [s.name for s in asked if s.name == "topk" or s.sweep == "second"]
+    added = [s.name for s in parsed if s.name == "topk" or s.sweep == "second"]
     if added and batched(inputs.q, inputs.k):
         raise BadValue(
             f"{', '.join(added)} was asked for inside of torch.func.vmap.",
@@ -95,13 +95,13 @@ def gather(
         _cut(inputs.k, columns, problem.Tk, "keys"),
         rows_of,
         columns,
-        Needs(problem, asked),
+        Needs(problem, parsed),
         lse,
     )
     with as_asked(problem.device):
         first, second = sweep.run()
     at, on = (torch.arange(r.start, r.stop, device=problem.device) for r in (rows_of, columns))
-    return Partial(problem, asked, at, on, first, second)
+    return Partial(problem, parsed, at, on, first, second)
 
 
 def gather_gradients(

@@ -14,45 +14,45 @@ from .wanted import Effective, Entropy, Received, Statistic, bin_of, map, mass, 
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """`asked` holds each kind of statistic at most once, as `parse_stats` sees to."""
+    """`wanted` holds each kind of statistic at most once, as `parse_stats` sees to."""
 
     problem: Problem
-    asked: tuple[Statistic, ...]
+    wanted: tuple[Statistic, ...]
 
     @cached_property
     def weights(self) -> bool:
         """Does anything need the second sweep?"""
-        return any(s.sweep == "second" for s in self.asked)
+        return any(s.sweep == "second" for s in self.wanted)
 
     @cached_property
     def moment(self) -> bool:
-        return any(isinstance(s, (Entropy, Effective)) for s in self.asked)
+        return any(isinstance(s, (Entropy, Effective)) for s in self.wanted)
 
     @cached_property
     def best(self) -> int:
-        return sum(s.n for s in self.asked if isinstance(s, topk))
+        return sum(s.n for s in self.wanted if isinstance(s, topk))
 
     @cached_property
     def groups(self) -> list[Reach]:
         p = self.problem
-        masks = [m for s in self.asked if isinstance(s, mass) for m in s.masks]
+        masks = [m for s in self.wanted if isinstance(s, mass) for m in s.masks]
         return [m.reach(p.grid, p.device) for m in masks]
 
     @cached_property
     def received(self) -> bool:
-        return any(isinstance(s, Received) for s in self.asked)
+        return any(isinstance(s, Received) for s in self.wanted)
 
     @cached_property
     def bins(self) -> tuple[int, int] | None:
         """How many bins of queries and of keys the map has."""
         p = self.problem
-        maps = [s for s in self.asked if isinstance(s, map)]
+        maps = [s for s in self.wanted if isinstance(s, map)]
         return (min(maps[0].rows, p.Tq), min(maps[0].cols, p.Tk)) if maps else None
 
     @cached_property
     def exact(self) -> list[int] | None:
         """The queries whose rows are wanted."""
-        lists = [s.places(self.problem.grid) for s in self.asked if isinstance(s, rows)]
+        lists = [s.places(self.problem.grid) for s in self.wanted if isinstance(s, rows)]
         return lists[0] if lists else None
 
     def exact_in(self, queries: slice) -> list[int]:

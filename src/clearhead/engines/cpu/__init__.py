@@ -84,22 +84,22 @@ class Cpu(Engine):
         return answer(problem, inputs, False)[0]
 
     def look(
-        self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]
+        self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
-        if lse_alone(asked):
-            return answer_and_lse(problem, inputs, asked)
-        if problem.dropout or problem.learns or not can_count(problem, inputs, asked):
-            return super().look(problem, inputs, asked)
+        if lse_alone(wanted):
+            return answer_and_lse(problem, inputs, wanted)
+        if problem.dropout or problem.learns or not can_count(problem, inputs, wanted):
+            return super().look(problem, inputs, wanted)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
-        return out, survey(problem, inputs, asked, out)
+        return out, survey(problem, inputs, wanted, out)
 
-    def count(self, problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> Partial:
+    def count(self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:
         problem = problem.undropped
-        if not can_count(problem, inputs, asked):
-            return super().count(problem, inputs, asked)
+        if not can_count(problem, inputs, wanted):
+            return super().count(problem, inputs, wanted)
         if problem.learns:
-            return survey_with_gradient(problem, inputs, asked)
-        return survey(problem, inputs, asked, None)
+            return survey_with_gradient(problem, inputs, wanted)
+        return survey(problem, inputs, wanted, None)
 
 
 def _few_weights(p: Problem) -> bool:
@@ -107,9 +107,9 @@ def _few_weights(p: Problem) -> bool:
     return not torch.compiler.is_compiling() and p.all_pairs <= FEW
 
 
-def can_count(problem: Problem, inputs: Inputs, asked: tuple[Statistic, ...]) -> bool:
+def can_count(problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> bool:
     """Can the core count this itself? It keeps no tracer's graph. Gradients come from torch, which
     may call another of two nearly equal weights the largest: so the largest are not counted here if
     they are to learn."""
-    learned = problem.learns and any(s.name == "topk" for s in asked)
+    learned = problem.learns and any(s.name == "topk" for s in wanted)
     return direct(problem, inputs) and not learned
