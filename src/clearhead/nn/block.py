@@ -184,34 +184,30 @@ class TransformerBlock(nn.Module):
         def step(name: str, formula: str, why: str, tensor: Tensor) -> Step:
             return Step(name, formula, why, axes, tensor)
 
-        if self.norm == "pre":
+        pre = self.norm == "pre"
+        normed = (self.norm_2 if pre else self.norm_1)(attended)
+        fed = self.feed_forward(normed)
+        if pre:
+            stream, norm = "stream", "norm_2"
             begun = step("stream", "x", "What enters the block; it flows past both branches.", x)
             why = "What the attention is given: each token on one scale."
             given = replace(trace.step("inputs"), formula="norm_1(stream)", why=why)
-            trace = replace(trace, steps=(given, *trace.steps[1:]))
-            normed = self.norm_2(attended)
-            fed = self.feed_forward(normed)
-            ended = (
-                step("attended", f"stream + {dropped('projected')}",
-                     "What was found is added to the stream.", attended),
-                step("normed", "norm_2(attended)", "Each token on one scale again.", normed),
-                step("fed", worked, "Each token is worked on by itself.", fed),
-                step("block", f"attended + {dropped('fed')}", "And added to the stream.",
-                     attended + self.dropout(fed)),
-            )  # fmt: skip
-            return replace(trace, steps=(begun, *trace.steps, *ended))
-        normed = self.norm_1(attended)
-        fed = self.feed_forward(normed)
-        ended = (
-            step("attended", f"inputs + {dropped('projected')}",
+            before = begun, given, *trace.steps[1:]
+            block = step("block", f"attended + {dropped('fed')}", "And added to the stream.",
+                         attended + self.dropout(fed))  # fmt: skip
+        else:
+            stream, norm, before = "inputs", "norm_1", trace.steps
+            block = step("block", f"norm_2(normed + {dropped('fed')})",
+                         "Added to the stream, and on one scale again.",
+                         self.norm_2(normed + self.dropout(fed)))  # fmt: skip
+        after = (
+            step("attended", f"{stream} + {dropped('projected')}",
                  "What was found is added to the stream.", attended),
-            step("normed", "norm_1(attended)", "Each token on one scale again.", normed),
+            step("normed", f"{norm}(attended)", "Each token on one scale again.", normed),
             step("fed", worked, "Each token is worked on by itself.", fed),
-            step("block", f"norm_2(normed + {dropped('fed')})",
-                 "Added to the stream, and on one scale again.",
-                 self.norm_2(normed + self.dropout(fed))),
+            block,
         )  # fmt: skip
-        return replace(trace, steps=(*trace.steps, *ended))
+        return replace(trace, steps=(*before, *after))
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}"
