@@ -404,6 +404,22 @@ def test_a_cap_that_is_next_to_nothing(name):
     torch.testing.assert_close(out, torch.ones(1, 1, 3, 4))
 
 
+@pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
+def test_a_cap_that_no_float_holds_bends_nothing(name):
+    q, k, v = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 2)
+    capped, free = (ch.attention(q, k, v, softcap=cap, engine=name) for cap in (1e39, None))
+    assert torch.equal(capped, free)
+
+
+@pytest.mark.parametrize("name", ["cpu", "sdpa", "tiled", "steps"])
+@pytest.mark.parametrize("number", [1e300, -1e300])
+def test_a_bias_that_only_float64_holds_blocks_nobody(name, number):
+    zeros, v = torch.zeros(1, 3, 2), torch.randn(1, 3, 2)
+    bias = torch.full((3, 3), number, dtype=torch.float64)
+    out = ch.attention(zeros, zeros, v, bias=bias, engine=name)
+    torch.testing.assert_close(out, v.mean(1, keepdim=True).expand(1, 3, 2))
+
+
 # ------------------------------------------------------------------------------ tiles, derivatives
 
 

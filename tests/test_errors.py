@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -218,9 +219,27 @@ TYPES = {
     ),
     "a mask by its name": (
         lambda: ask(mask="causal"),
-        """mask is 'causal'.
-  Rule: a mask is a rule made by clearhead.
-  Way out: pass clearhead.causal, window(before=...), lengths(...), documents(...) or dense(...).""",
+        """mask is the text 'causal'.
+  Rule: a mask is a rule made by clearhead, such as clearhead.causal.
+  Way out: pass the rule itself, or clearhead.masks.parse('causal').""",
+    ),
+    "an array of booleans": (
+        lambda: ask(mask=np.ones((5, 7), bool)),
+        """mask is an array of booleans of shape (5, 7).
+  Rule: a bare boolean does not say what its True means; libraries disagree.
+  Way out: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
+    ),
+    "dense without a word": (
+        lambda: ch.dense(torch.ones(5, 7).bool()),
+        """dense got a Tensor without a word.
+  Rule: a bare boolean does not say what its True means; libraries disagree.
+  Way out: pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.""",
+    ),
+    "an additive mask of booleans": (
+        lambda: ch.causal.to_additive(3, dtype=torch.bool),
+        """to_additive got dtype=torch.bool.
+  Rule: an additive mask holds 0 and -inf, which are floating-point numbers.
+  Way out: pass a floating dtype; to_bool() gives booleans.""",
     ),
     "a class of masks": (
         lambda: ask(mask=ch.Causal),
@@ -232,7 +251,7 @@ TYPES = {
         lambda: ask(bias=torch.ones(5, 7).bool()),
         """bias got torch.bool.
   Rule: a bias is a floating-point tensor that is added to the scores.
-  Way out: pass tensor.float(); booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
+  Way out: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a mask as bias": (
         lambda: ask(bias=ch.causal),

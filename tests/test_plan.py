@@ -153,6 +153,13 @@ def test_the_reference_declines_what_it_cannot_hold():
     assert reasons == ["would hold about 6 matrices of 1x8x20000x20000 (76.8 GB, more than 4.3 GB)"]
 
 
+def test_a_long_question_in_float64_takes_no_square():
+    mask = ch.window(before=64, after=0)
+    for tokens, chosen in ((1000, "sdpa"), (24000, "tiled")):
+        q = torch.empty(1, 1, tokens, 8, dtype=torch.float64)
+        assert ch.plan(q, q, q, mask=mask).engine == chosen
+
+
 def test_a_plan_of_a_million_tokens_comes_at_once():
     q = torch.zeros(()).expand(1, 1, 2**20, 8)
     plan = ch.plan(q, q, q, mask=ch.causal)

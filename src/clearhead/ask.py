@@ -14,6 +14,7 @@ from .traced import autocasts, learns, readable
 from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NO_CAP = 2.0**100  # so large a cap bends nothing
 
 
 def ask(
@@ -44,6 +45,8 @@ def ask(
             if bias.tensor.device != q.device:
                 bias = TensorBias(bias.tensor.to(q.device))
             mask, bias = _blocked_by(bias, mask)
+            if isinstance(bias, TensorBias) and q.dtype != torch.float64:
+                bias = bias.within(torch.float32)
     if sinks is not None:
         sinks = _checked_sinks(sinks, H)
         _has_numbers_beside("sinks", sinks, q)
@@ -64,7 +67,7 @@ def ask(
         mask,
         bias,
         scale=given if given is not None else 1.0 / math.sqrt(max(D, 1)),
-        softcap=_checked_number("softcap", softcap, positive=True),
+        softcap=_checked_cap(softcap),
         sinks=sinks,
         dropout=_checked_dropout(dropout),
         seed=_checked_seed(seed),
@@ -196,9 +199,16 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
             "a mask is a rule, made by calling its class.",
             f"call it: {mask.__name__}(...); plain causal is `clearhead.causal`.",
         )
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+    if isinstance(mask, str):
         raise BadType(
-            f"mask is a boolean tensor of shape {tuple(mask.shape)}.",
+            f"mask is the text {mask!r}.",
+            "a mask is a rule made by clearhead, such as clearhead.causal.",
+            f"pass the rule itself, or clearhead.masks.parse({mask!r}).",
+        )
+    if str(getattr(mask, "dtype", None)) in ("bool", "torch.bool"):  # NumPy's or torch's
+        raise BadType(
+            f"mask is {'a boolean tensor' if isinstance(mask, Tensor) else 'an array of booleans'} "
+            f"of shape {tuple(mask.shape)}.",  # type: ignore[attr-defined]  # what has a dtype has a shape
             "a bare boolean does not say what its True means; libraries disagree.",
             "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.",
         )
@@ -293,6 +303,11 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
             f"pass another {name}, or leave it out.",
         )
     return number
+
+
+def _checked_cap(value: object) -> float | None:
+    cap = _checked_number("softcap", value, positive=True)
+    return None if cap is None or cap >= NO_CAP else cap
 
 
 def _checked_dropout(p: object) -> float:

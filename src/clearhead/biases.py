@@ -62,6 +62,13 @@ class TensorBias(Bias):
     def four(self) -> Tensor:
         return four(self.tensor)
 
+    def within(self, dtype: torch.dtype) -> "TensorBias":
+        """The same for what is computed in a narrower dtype: what is finite stays finite."""
+        x, most = self.tensor, torch.finfo(dtype).max
+        if torch.finfo(x.dtype).max <= most:
+            return self
+        return TensorBias(torch.where(x.isinf(), x, x.clamp(-most, most)).to(dtype))
+
     def check(self, grid: Grid) -> None:
         check_broadcasts(
             self.tensor, grid, "bias has", "a bias",
@@ -146,7 +153,8 @@ def bias(tensor: Tensor) -> TensorBias:
         raise BadType(
             f"bias got {kind}.",
             "a bias is a floating-point tensor that is added to the scores.",
-            "pass tensor.float(); booleans go to mask=dense(keep=...) or mask=dense(drop=...).",
+            "pass tensor.float(), or torch.tensor(...) of numbers; booleans go to "
+            "mask=dense(keep=...) or mask=dense(drop=...).",
         )
     if tensor.dim() > 4:
         raise BadValue(

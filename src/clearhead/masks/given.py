@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import intervals
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, kind_of
 from ..intervals import Reach
 from ..traced import readable
 from .mask import Grid, Kept, Mask
@@ -130,12 +130,19 @@ class Dense(Mask):
         return f"dense: the cell holds {self.allows(grid, b, h, q, k)}"
 
 
-def dense(*, keep: object = None, drop: object = None) -> Dense:
+def dense(bare: object = None, /, *, keep: object = None, drop: object = None) -> Dense:
     """A mask from booleans that broadcast to (B, H, Tq, Tk), with 1 to 4 dimensions.
 
     `keep` has True where a query may look, `drop` where it must not; give exactly one.
-    Raises `BadType` for anything but booleans, `BadValue` if both or neither are given.
+    Raises `BadType` for anything but booleans and for booleans without a word, `BadValue` if both
+    or neither are given.
     """
+    if bare is not None:
+        raise BadType(
+            f"dense got {kind_of(bare)} without a word.",
+            "a bare boolean does not say what its True means; libraries disagree.",
+            "pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.",
+        )
     if (keep is None) == (drop is None):
         raise BadValue(
             "dense got "

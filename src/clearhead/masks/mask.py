@@ -194,7 +194,13 @@ class Mask(ABC):
         device: torch.device | None = None,
     ) -> Tensor:
         """The mask as something to add to scores: 0 where allowed, -inf where not. Sizes as in
-        `to_bool`."""
+        `to_bool`. Raises `BadType` for a dtype that has no -inf."""
+        if not dtype.is_floating_point:
+            raise BadType(
+                f"to_additive got dtype={dtype}.",
+                "an additive mask holds 0 and -inf, which are floating-point numbers.",
+                "pass a floating dtype; to_bool() gives booleans.",
+            )
         keep = self.to_bool(Tq, Tk, B=B, H=H, device=device)
         return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(
             ~keep, float("-inf")
