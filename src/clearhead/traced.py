@@ -21,9 +21,13 @@ def compiles_a_transform() -> bool:
     return torch.compiler.is_compiling() and _inside_a_transform()
 
 
-@torch.compiler.assume_constant_result  # torch.compile 2.10 cannot follow it, and guards its answer
 def _inside_a_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+# `torch.compiler.assume_constant_result`, without loading the compiler: torch.compile 2.10 cannot
+# follow the question, and guards the answer.
+_inside_a_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's own
 
 
 def learns(*tensors: Tensor | None) -> bool:
