@@ -52,7 +52,8 @@ def attention(
         bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`;
             None adds nothing.
         scale: multiplies Q K^T; None means 1/sqrt(D), and 1 is the unscaled attention.
-        softcap: scores become softcap * tanh(scores / softcap); None means no cap.
+        softcap: scores become softcap * tanh(scores / softcap); None means no cap, and so does one
+            of 2^100 or more, which would bend nothing.
         sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
             means no such logit.
         dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
@@ -62,7 +63,13 @@ def attention(
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
 
     Returns:
-        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0.
+        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0. What stands behind
+        the mask changes nothing, NaN and infinity too; a row that sees an infinity is what the
+        formula gives, but on `sdpa` under a mask (float64, GPU) it is NaN.
+
+        From the C++ core (fp32, bf16, fp16 on a CPU) an answer has the same bits for any number of
+        threads, alone or in a batch, on one instruction-set level. The other engines are made of
+        torch's products, whose last bits follow both.
 
     Raises:
         BadValue, BadType: shapes, dtypes or values that do not fit, an engine that cannot answer.
