@@ -66,9 +66,12 @@ class Reach:
             return (self.inverse() & other.inverse()).inverse()
         return from_bits(self.block() | other.block(), self.Tq, self.Tk)
 
-    def block(self, queries: slice | Tensor = slice(None), keys: slice = slice(None)) -> Tensor:
-        """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look. A
-        tensor means the queries at these positions."""
+    def block(self, queries: slice | Tensor | None = None, keys: slice | None = None) -> Tensor:
+        """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look; None
+        means all of them (torch.compile 2.10 takes no slice as a default), a tensor the queries at
+        these positions."""
+        queries = slice(0, self.Tq) if queries is None else queries
+        keys = keys or slice(0, self.Tk)
         lo, hi = self.rows(queries)
         k = torch.arange(self.Tk, device=lo.device)[keys]
         keep = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)

@@ -165,7 +165,7 @@ class Problem:
     # columns, shards) asks here; `engines/steps.py` says the same as a lesson, step by step.
 
     def logits(
-        self, q: Tensor, k: Tensor, queries: slice = slice(None), keys: slice = slice(None)
+        self, q: Tensor, k: Tensor, queries: slice, keys: slice
     ) -> tuple[Tensor, Tensor | None]:
         """What goes into softmax for a block, (B, H, q, k), and who may look (None = everyone).
 
@@ -181,7 +181,7 @@ class Problem:
             scores = scores.masked_fill(~keep, float("-inf"))
         return scores, keep
 
-    def survivors(self, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:
+    def survivors(self, queries: slice, keys: slice) -> Tensor:
         """Dropout with a seed, for a block: 1 / (1 - p) where the weight survives, else 0."""
         assert self.seed is not None
         b, h, q, k = (

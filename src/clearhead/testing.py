@@ -151,7 +151,7 @@ def plain(
     weights = weights.masked_fill(torch.isneginf(x[..., :Tk]), 0.0)
     if dropout:
         problem, _ = ask(q, k, v, dropout=dropout, seed=seed)
-        weights = weights * problem.survivors().to(weights.dtype)
+        weights = weights * problem.survivors(slice(None), slice(None)).to(weights.dtype)
     return weights @ v
 
 

@@ -89,8 +89,8 @@ def exports_onnx() -> bool:
 
 def autocasts(device: torch.device) -> bool:
     """Does autocast convert what is computed on this device? Where there is none (meta), no."""
-    kind = device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    kind, any_does = device.type, torch._C._is_any_autocast_enabled()
+    return any_does and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def as_asked(device: torch.device) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ def whole(value: object) -> int | None:
     """
     if type(value) is int:
         return value
-    if isinstance(value, (bool, str)) or getattr(value, "dtype", None) == torch.bool:
+    if isinstance(value, (bool, str, list, tuple)) or getattr(value, "dtype", None) == torch.bool:
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]  # it says what is none

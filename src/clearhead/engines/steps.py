@@ -17,6 +17,7 @@ from ..trace import Step
 from .engine import Engine
 
 MOST_BYTES = 4 * 2**30
+ALL = slice(None)
 
 WHY = {
     "query": "What each query is looking for.",
@@ -64,7 +65,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
 
     # 4. What is known about a pair besides its contents: a bias, and who may look at all.
     if p.bias is not None:
-        x = x + p.bias.block(p.grid, slice(None), slice(None), x)
+        x = x + p.bias.block(p.grid, ALL, ALL, x)
         yield _step("biased", f"{last} + bias", "b h q k", x)
         last = "biased"
     if keep is not None:
@@ -80,7 +81,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
     # 6. In training some weights are dropped, and the others grow to make up for it.
     used = weights
     if p.dropout:
-        used = F.dropout(weights, p.dropout) if p.seed is None else weights * p.survivors()
+        used = F.dropout(weights, p.dropout) if p.seed is None else weights * p.survivors(ALL, ALL)
         share = f"weights · kept / (1 − {p.dropout:g})" if p.dropout < 1 else "0, all are dropped"
         yield _step("dropped", share, "b h q k", used)
 
