@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -340,3 +341,42 @@ def test_one_head_alone_is_written(run, tmp_path):
     [weights] = [step for step in told["steps"] if step["name"] == "weights"]
     assert torch.tensor(weights["values"]).allclose(whole["weights"][1:2])
     assert '"first":{"h":1,"g":1}' in page.read_text()
+
+
+def test_an_encoding_without_arrows_gets_question_marks(tmp_path):
+    """As where output is redirected on Windows: half of a page would be lost otherwise."""
+    command = [str(Path(sys.executable).parent / "clearhead"), "explain", "The cat sat"]
+    narrow = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=narrow)
+    assert done.returncode == 0 and not done.stderr
+    assert "Q K?" in done.stdout.decode("cp1252")
+
+
+def test_a_text_in_utf_16_is_told_how_to_convert(run, tmp_path):
+    (tmp_path / "note.txt").write_bytes("The cat".encode("utf-16"))
+    code, _, err = run("explain", tmp_path / "note.txt")
+    assert code == 2 and "iconv -f utf-16 -t utf-8" in err
+
+
+def test_a_page_keeps_a_joined_emoji_in_its_title(run, tmp_path):
+    family = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
+    assert run("explain", f"a {family} b", "--html", tmp_path / "page.html")[0] == 0
+    assert f"<title>a {family} b" in (tmp_path / "page.html").read_text()
+
+
+def test_a_table_of_heads_fits_a_terminal(run, tmp_path):
+    _, out, _ = run("look", "Long ago there lived a funny mouse.", "--out", tmp_path)
+    table = out[out.index("layer head") : out.index("by: the share")]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_storyteller_is_explained_as_a_checkpoint_is(run):
+    weights = Path(ch.__file__).parent / "storyteller" / "weights" / "storyteller.safetensors"
+    code, out, _ = run("explain", "The cat sat.", "--model", weights, "--layer", 1)
+    assert code == 0 and "storyteller, layer 1" in out
+
+
+def test_a_plan_of_absurd_sizes_is_refused(run):
+    code, _, err = run("plan", "--queries", 10**9)
+    assert code == 2 and "--queries is 1000000000." in err
+    assert run("plan", "--queries", 10**6, "--mask", "causal")[0] == 0

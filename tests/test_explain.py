@@ -178,6 +178,16 @@ def test_the_steps_keep_their_gradients(qkv):
     )
 
 
+def test_tokens_may_be_numbers_in_a_tensor():
+    x = torch.randn(3, 4)
+    assert ch.explain(x, x, x, tokens=torch.tensor([5, 2, 7])).queries == ("5", "2", "7")
+
+
+def test_a_notebook_shows_a_trace_of_nothing_as_text():
+    trace = ch.explain(torch.zeros(0, 3), torch.zeros(2, 3), torch.zeros(2, 3))
+    assert trace._repr_html_().startswith("<pre>")
+
+
 def test_tokens_label_queries_and_keys():
     q, k = torch.randn(3, 4), torch.randn(2, 4)
     same = ch.explain(q, q, q, tokens=["the", "cat", "sat"])

@@ -603,7 +603,7 @@ ERRORS = {
         lambda: ch.dense(drop=torch.zeros(2, 2)),
         """dense got drop= with dtype torch.float32.
   Rule: a dense mask holds booleans.
-  Way out: pass drop=tensor.bool() for a mask of 0 and 1; an additive mask (0 and -inf) goes to bias=.""",
+  Way out: pass drop=tensor.bool() for a mask of 0 and 1, or write True and False; an additive mask (0 and -inf) goes to bias=.""",
     ),
     "dense of ragged rows": (
         lambda: ch.dense(keep=[[True, False], [True]]),

@@ -6,6 +6,7 @@ import torch
 import clearhead as ch
 from clearhead import engines as room
 from clearhead.engines.engine import Engine
+from clearhead.masks import Grid
 
 
 class Refuses(Engine):
@@ -173,3 +174,21 @@ def test_a_plan_says_whether_empty_tiles_are_skipped():
         str(ch.plan(q, q, q, mask=ch.window(before=9), engine=e)) for e in ("tiled", "sdpa")
     )
     assert "empty ones are skipped" in skipped and "computes them all" in computed
+
+
+@pytest.mark.parametrize("tile", [1, 4, 7, 300])
+def test_tiles_are_counted_by_the_ends_of_runs(tile):
+    T, draw = 33, torch.Generator().manual_seed(1)
+    rules = (
+        ch.causal, ch.window(before=3) | ch.prefix(2), ~ch.window(before=5, after=5), ch.prefix(4),
+        ~ch.everything, ch.documents([i // 5 for i in range(T)]),
+        ch.lengths(keys=[7, 31]) & ch.causal, ch.dense(keep=torch.rand(T, T, generator=draw) > 0.5),
+    )  # fmt: skip
+    for rule in rules:
+        reach = rule.reach(Grid(T, T, 2, 3))
+        some, full = reach.count_tiles(tile)
+        keep = reach.block().expand(2, 3, T, T).flatten(0, 1)
+        cells = [keep[:, :, i : i + tile] for i in range(0, T, tile)]
+        blocks = [c[:, i : i + tile] for c in cells for i in range(0, T, tile)]
+        assert some == sum(bool(b.any()) for b in blocks)
+        assert full == sum(bool(b.all()) for b in blocks)

@@ -270,6 +270,8 @@ def test_which_folders_hold_a_storyteller(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
     assert st.is_storyteller(tmp_path / "ours")
     assert st.is_storyteller(tmp_path / "ours" / "model.safetensors")
+    (tmp_path / "ours" / "model.safetensors").write_bytes(b"no weights")
+    assert st.is_storyteller(tmp_path / "ours")  # so that what is said is what is wrong with it
     for other in (tmp_path, "other.safetensors", "broken.safetensors", "missing"):
         assert not st.is_storyteller(tmp_path / other)
 

@@ -77,4 +77,4 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
 __version__ = "0.1.0"
 
 # A trace is pure data and knows no view; here, where both are known, a notebook learns to show it.
-Trace._repr_html_ = lambda trace: views.html.in_notebook(views.html.page(trace))  # type: ignore[attr-defined]  # given here, as said above
+Trace._repr_html_ = views.html.notebook  # type: ignore[attr-defined]  # given here, as said above

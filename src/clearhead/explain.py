@@ -140,9 +140,13 @@ def _labels(
         if given is not None and len(given) != size:
             raise wrong_count(name, len(given), size)
     return (
-        None if tokens is None else tuple(map(str, tokens)),
-        None if key_tokens is None else tuple(map(str, key_tokens)),
+        None if tokens is None else tuple(map(_label, tokens)),
+        None if key_tokens is None else tuple(map(_label, key_tokens)),
     )
+
+
+def _label(token: object) -> str:
+    return str(token.item() if isinstance(token, Tensor) and token.dim() == 0 else token)
 
 
 def _without_lead(step: Step, rank: int) -> Step:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .traced import readable
 
 EVERY_KEY = 2**60  # farther than any key: a distance without a limit
+MOST_EDGES = 1 << 22  # of runs, sorted at once: 100 MB
 MANY = 64  # pairs of runs, beyond which bits, a byte for each key, may be the smaller way to say it
 
 
@@ -106,6 +107,39 @@ class Reach:
         filled = _covered(-(-lo // width), end, count)
         return touched > 0, filled == rows
 
+    def count_tiles(self, width: int) -> tuple[int, int]:
+        """How many tiles of `width` queries and keys hold a pair that is allowed, and how many hold
+        no other, in every batch and head. By the ends of runs, not tile by tile."""
+        strips = -(-self.Tq // width)
+        if self.bits is not None:
+            counts = [self._tiles_of_bits(i * width, width) for i in range(strips)]
+        elif self.lo.shape[2] == 1:  # all queries alike
+            counts = strips * [self._tiles_of_runs(slice(0, width), 1, width)]
+        else:
+            whole, runs = self.Tq // width, self.lo[:, :, :1].numel()
+            each = max(1, MOST_EDGES // max(1, width * runs))
+            starts = range(0, whole, each)
+            parts = [(i * width, min(i + each, whole) * width, width) for i in starts]
+            if whole < strips:
+                parts.append((whole * width, self.Tq, self.Tq - whole * width))
+            counts = [
+                self._tiles_of_runs(slice(start, end), (end - start) // rows, width)
+                for start, end, rows in parts
+            ]
+        return sum(some for some, _ in counts), sum(full for _, full in counts)
+
+    def _tiles_of_bits(self, start: int, width: int) -> tuple[int, int]:
+        some, full = self.tiles(slice(start, start + width), width)
+        return int(some.sum()), int((some & full).sum())
+
+    def _tiles_of_runs(self, queries: slice, strips: int, width: int) -> tuple[int, int]:
+        """The same for so many strips of as many queries each."""
+        lo, hi = (x.unflatten(2, (strips, -1)).movedim(2, 0).flatten(1) for x in self.rows(queries))
+        rows, count = lo.shape[1] // self.lo.shape[-1], -(-self.Tk // width)
+        touched = lo // width, torch.where(lo < hi, -(-hi // width), 0)
+        filled = -(-lo // width), torch.where(hi == self.Tk, count, hi // width)
+        return _held(*touched, 1), _held(*filled, rows)
+
     def flags(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
         """The same as lists. While the mask's numbers are still to come, in a graph or under vmap,
         any tile may hold a pair, and none is full for certain."""
@@ -121,6 +155,15 @@ class Reach:
             return self.block().sum(-1)
         count = (self.hi - self.lo).clamp(min=0).sum(-1)
         return count.expand(*count.shape[:2], self.Tq)
+
+
+def _held(first: Tensor, last: Tensor, least: int) -> int:
+    """How many places at least so many ranges [first, last) of one row hold, all rows together;
+    crossed ranges hold none."""
+    ones = (first < last).long()
+    edges, order = torch.cat([first, last], -1).sort(-1)
+    held = torch.cat([ones, -ones], -1).gather(-1, order).cumsum(-1)[..., :-1]
+    return int((edges.diff(dim=-1) * (held >= least)).sum())
 
 
 def _covered(first: Tensor, last: Tensor, count: int) -> Tensor:

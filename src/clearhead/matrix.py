@@ -263,6 +263,9 @@ class Transposed:
         *lead, Tq, Tk = self._matrix.shape
         return (*lead, Tk, Tq)
 
+    def __repr__(self) -> str:
+        return f"the transpose, of shape {self.shape}, of: {self._matrix!r}"
+
     def __matmul__(self, x: Tensor) -> Tensor:
         return self._matrix._transposed_matmul(x)
 

@@ -110,15 +110,10 @@ def plan(
 def _count_tiles(problem: Problem) -> dict[str, int]:
     """Blocks where everyone may look, in every batch and head; where no one may; and the rest."""
     columns = -(-problem.Tk // TILE)
-    counts = {"full": 0, "partial": 0, "empty": 0}
     if not problem.masked:
-        return {**counts, "full": -(-problem.Tq // TILE) * columns}
-    for start in range(0, problem.Tq, TILE):
-        some, full = problem.reach.tiles(slice(start, start + TILE), TILE)
-        counts["full"] += int((full & some).sum())
-        counts["empty"] += int((~some).sum())
-        counts["partial"] += int((some & ~full).sum())
-    return counts
+        return {"full": -(-problem.Tq // TILE) * columns, "partial": 0, "empty": 0}
+    some, full = problem.reach.count_tiles(TILE)
+    return {"full": full, "partial": some - full, "empty": -(-problem.Tq // TILE) * columns - some}
 
 
 def _si(number: float) -> str:

@@ -1,6 +1,7 @@
 """The same verbs, from a shell."""
 
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -25,6 +26,9 @@ for verb in (explain, look, scale, train, measure, ablate, plan, bench, doctor):
 
 def main() -> None:
     """Run the command line. An error prints its three parts and exits with 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what an encoding lacks becomes a question mark
+            stream.reconfigure(errors="replace")
     try:
         app()
     except AttentionError as error:

@@ -20,6 +20,8 @@ from ..views import plot
 from . import checks
 from .options import OTHER, MaskText, say
 
+LARGEST = 2**25  # queries to plan: their runs are counted in some seconds and GB
+
 
 def plan(
     batch: Annotated[int, typer.Option(help="B")] = 1,
@@ -51,9 +53,11 @@ def plan(
     for name, value in (("--batch", batch), ("--heads", heads), ("--queries", queries),
                         ("--head-size", head_size), ("--kv-heads", kv_heads), ("--keys", keys),
                         ("--value-size", value_size)):  # fmt: skip
-        if value is not None and value < 0:
+        if value is not None and not 0 <= value <= LARGEST:
             raise BadValue(
-                f"{name} is {value}.", "a size is 0 or more.", f"pass another number with {name}."
+                f"{name} is {value}.",
+                f"a size is from 0 to {LARGEST}: what each query may look at is counted.",
+                f"pass another number with {name}.",
             )
     G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys
     Dv = head_size if value_size is None else value_size

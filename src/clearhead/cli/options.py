@@ -22,7 +22,10 @@ MaskText = Annotated[
 ]
 Positions = Annotated[bool, typer.Option(help="Add sinusoidal positions to the embeddings.")]
 Model = Annotated[
-    Path | None, typer.Option(help="Take tokens, Q, K and V from this Hugging Face checkpoint.")
+    Path | None,
+    typer.Option(
+        help="Take tokens, Q, K and V from a Hugging Face checkpoint, or a trained storyteller."
+    ),
 ]
 Layer = Annotated[int, typer.Option(help="With --model: which layer, from 0.")]
 

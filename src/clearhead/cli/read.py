@@ -1,5 +1,6 @@
 """Where a text comes from: typed, in a file, or piped in."""
 
+import codecs
 import errno
 import sys
 from pathlib import Path
@@ -69,8 +70,9 @@ def _decoded(raw: bytes, source: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         raise BadValue(
             f"Byte {error.start} of {source} is not UTF-8.",
             "a text is UTF-8.",
-            "convert it, for example with iconv -f latin1 -t utf-8.",
+            f"convert it, for example with iconv -f {'utf-16' if marked else 'latin1'} -t utf-8.",
         ) from error

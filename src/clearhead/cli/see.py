@@ -1,6 +1,8 @@
 """Commands that show attention on a text, and what its scaling is for."""
 
 import json
+import shutil
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,9 +84,13 @@ def _trace(
     words = text_of(text)
     if model is None:
         return lesson.explain_text(words, mask=masks.parse(mask), **options)
+    if (checkpoint := _checkpoint(model)) is None:
+        from ..storyteller import load
+
+        return load(model).explain(words, layer)
     from ..hf import Checkpoint
 
-    return Checkpoint(model).explain(words, layer)
+    return Checkpoint(checkpoint).explain(words, layer)
 
 
 def look(
@@ -162,11 +168,16 @@ def _look_teller(model: Path | None, words: str, out: Path) -> None:
     typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
     typer.echo(f"{found}\n")
     for head in teller.heads:
-        links = ", ".join(map(str, teller.links(words, head)))
-        typer.echo(f"{head}; here, right or wrong:\n{links or 'no word of this text asks it'}\n")
+        links = ", ".join(map(str, teller.links(words, head))) or "no word of this text asks it"
+        typer.echo(f"{head}; here, right or wrong:\n{_wrapped(links)}\n")
         terminal.heat(teller.explain(words, head.layer), heads=[head.head])
         typer.echo()
     _say_written(written)
+
+
+def _wrapped(line: str) -> str:
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _look_tile(model: Path, words: str, asked: str, out: Path) -> None:
@@ -197,8 +208,9 @@ def _say_written(written: dict[str, Path]) -> None:
 
 def _page(trace: Trace, path: Path, note: str, query: int | None = None) -> Path:
     """A page that has its text for a title."""
-    title = visible(" ".join(trace.queries or ()), 60) or "clearhead"
-    return html.write_page(trace, path, title=title, note=note, query=query)
+    words = " ".join(trace.queries or ())
+    title = words if len(words) <= 60 else f"{words[:59]}…"
+    return html.write_page(trace, path, title=title or "clearhead", note=note, query=query)
 
 
 def _look_random(trace: Trace, out: Path, seed: int) -> None:

@@ -163,7 +163,8 @@ def _answers_itself() -> BadValue:
         "The model puts its mask on scores of its own, and the mask is booleans.",
         "clearhead answers models that hand attention to transformers' interface; this one "
         "computes it itself, or needs a mask of numbers.",
-        "load this model with attn_implementation='eager'.",
+        "load this model with attn_implementation='eager', or take one that goes through the "
+        "interface, for example a BERT, GPT-2, Llama, Mistral, Qwen or Gemma.",
     )
 
 

@@ -163,8 +163,8 @@ def dense(bare: object = None, /, *, keep: object = None, drop: object = None) -
         raise BadType(
             f"dense got {word}= with dtype {bits.dtype}.",
             "a dense mask holds booleans.",
-            f"pass {word}=tensor.bool() for a mask of 0 and 1; an additive mask (0 and -inf) goes "
-            "to bias=.",
+            f"pass {word}=tensor.bool() for a mask of 0 and 1, or write True and False; an "
+            "additive mask (0 and -inf) goes to bias=.",
         )
     if not 1 <= bits.dim() <= 4:
         raise BadValue(

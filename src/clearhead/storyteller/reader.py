@@ -227,8 +227,8 @@ def is_storyteller(path: str | Path) -> bool:
     try:
         with safe_open(str(path), framework="pt") as file:
             return "vocabulary" in (file.metadata() or {})
-    except (OSError, SafetensorError):
-        return False
+    except (OSError, SafetensorError):  # damaged: whose it was, its folder tells
+        return path.name == "model.safetensors" and not (path.parent / "config.json").exists()
 
 
 def keep_table(path: str | Path, table: dict[str, Any]) -> Path:

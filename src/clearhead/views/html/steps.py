@@ -11,7 +11,7 @@ from ...errors import BadType, BadValue, kind_of
 from ...trace import AXES, Step, Trace
 from ..labels import in_browser
 from ..sheet import ends, evenly
-from .document import document, stored, table, write
+from .document import document, in_notebook, stored, table, write
 
 # What a page holds of a long text, so that one of five maps stays under 50 MB.
 MAP_SIDE = 256  # cells a side of a map: a screen gives it about 600 pixels
@@ -65,6 +65,13 @@ def write_page(
 ) -> Path:
     """Write `page(trace)` to `path` and return the path. Raises `BadValue` where it cannot."""
     return write(page(trace, title=title, note=note, query=query), path)
+
+
+def notebook(trace: Trace) -> str:
+    """A trace in a notebook: its page, or its text where nothing can be drawn."""
+    if any(step.tensor.numel() == 0 for step in trace):
+        return f"<pre>{html.escape(repr(trace))}</pre>"
+    return in_notebook(page(trace))
 
 
 # ---- the numbers ---------------------------------------------------------------------
