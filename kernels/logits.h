@@ -7,14 +7,11 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// A cap this large bends nothing, and what it divides would be lost.
-constexpr double NO_CAP = 0x1p100;
-
 class Logits {
  public:
   explicit Logits(const Problem& p)
       : p_(p),
-        capped_(p.softcap > 0 && p.softcap < NO_CAP),
+        capped_(p.softcap > 0),
         // A scale that rounds to 0 would turn the -inf of an unseen row into NaN: not folded then.
         plain_(!capped_ && !p.bias.data && !p.slopes.data && p.scale > 1e-30),
         first_(all(finite(capped_ ? p.scale / p.softcap : p.scale))),

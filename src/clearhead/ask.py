@@ -14,7 +14,7 @@ from .traced import autocasts, learns, readable
 from .whole import whole
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NO_CAP = 2.0**100  # so large a cap bends nothing
+NO_CAP = 2.0**100  # so large a cap bends nothing, and what float32 divides by it is lost
 
 
 def ask(

@@ -100,12 +100,16 @@ class Reach:
         lo, hi = self.rows(queries)
         rows = lo[..., 0].numel()
         lo, hi = lo.flatten(), hi.flatten()
-        # A run touches the tiles from lo // width on and fills those from the next edge on; the
-        # last tile ends at Tk. Runs of a query never meet, so no two of them fill a tile together.
-        touched = _covered(lo // width, torch.where(lo < hi, -(-hi // width), 0), count)
-        end = torch.where(hi == self.Tk, count, hi // width)
-        filled = _covered(-(-lo // width), end, count)
-        return touched > 0, filled == rows
+        touched, filled = self._spans(lo, hi, width)
+        return _covered(*touched, count) > 0, _covered(*filled, count) == rows
+
+    def _spans(self, lo: Tensor, hi: Tensor, width: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The tiles [first, last) that each run touches, from lo // width on, and those that it
+        fills, from the next edge on; the last tile ends at Tk. Runs of a query never meet, so no
+        two of them fill a tile together."""
+        touched = lo // width, torch.where(lo < hi, -(-hi // width), 0)
+        end = torch.where(hi == self.Tk, -(-self.Tk // width), hi // width)
+        return touched, (-(-lo // width), end)
 
     def count_tiles(self, width: int) -> tuple[int, int]:
         """How many tiles of `width` queries and keys hold a pair that is allowed, and how many hold
@@ -135,10 +139,8 @@ class Reach:
     def _tiles_of_runs(self, queries: slice, strips: int, width: int) -> tuple[int, int]:
         """The same for so many strips of as many queries each."""
         lo, hi = (x.unflatten(2, (strips, -1)).movedim(2, 0).flatten(1) for x in self.rows(queries))
-        rows, count = lo.shape[1] // self.lo.shape[-1], -(-self.Tk // width)
-        touched = lo // width, torch.where(lo < hi, -(-hi // width), 0)
-        filled = -(-lo // width), torch.where(hi == self.Tk, count, hi // width)
-        return _held(*touched, 1), _held(*filled, rows)
+        touched, filled = self._spans(lo, hi, width)
+        return _held(*touched, 1), _held(*filled, lo.shape[1] // self.lo.shape[-1])
 
     def flags(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
         """The same as lists. While the mask's numbers are still to come, in a graph or under vmap,

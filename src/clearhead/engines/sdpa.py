@@ -17,9 +17,8 @@ from ..products import cleaned
 from ..traced import forward_mode, readable, transformed
 from .engine import Engine
 
-# What a mask as a matrix may take. A CPU has `tiled` for what is larger, in 0.8 to 1.5 of the time.
-MOST_MASK_BYTES = {"cpu": 2**28}
-MOST_ELSEWHERE = 2**32
+# What a mask as a matrix may take. On a CPU `tiled` answers beyond, in 0.3 to 1.7 of the time.
+MOST_MASK_BYTES, MOST_ELSEWHERE = 2**28, 2**32
 MOST_WEIGHTS_BYTES = 2**30  # of float64 that is differentiated
 
 
@@ -43,7 +42,7 @@ class Sdpa(Engine):
         if _needs_matrix(p):
             # Booleans twice, and the numbers torch makes of them (measured: 10 bytes in float64).
             need = (2 + p.dtype.itemsize) * p.all_pairs
-            if need > MOST_MASK_BYTES.get(p.device.type, MOST_ELSEWHERE):
+            if need > (MOST_MASK_BYTES if p.device.type == "cpu" else MOST_ELSEWHERE):
                 reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
         return reasons
 
