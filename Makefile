@@ -6,8 +6,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constr
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
 # The manual is of what a user calls; a module that has the name of its one function says nothing more.
-PAGES := clearhead clearhead.masks clearhead.seen clearhead.report \
-	'!clearhead.(explain|matrix|watch|plan|hf.register|masks.parse|report.tile)' \
+PAGES := clearhead clearhead.masks clearhead.api.recording clearhead.report \
+	'!clearhead.(api.compat|hf.register|masks.parse|report.tile)' \
 	'!clearhead.views.text.(follow|heat|show)'
 
 .PHONY: look test slow setup check bench docs clean help
@@ -27,7 +27,7 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_floors.py tests/test_figures.py tests/test_masks.py tests/test_online.py
+	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_figures.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
 
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
 	$(BIN)/clearhead bench --out out/bench.json

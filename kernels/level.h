@@ -1,7 +1,7 @@
 // One level: the generic algorithms over the vocabulary that was included before this file.
 //
 // Every name lives in the level's own namespace and no function of the C++ library is called, so
-// no wide instruction can end up in a function that other levels share (tests/test_kernels.py
+// no wide instruction can end up in a function that other levels share (tests/engines/cpu/test_kernels.py
 // holds this).
 #pragma once
 

@@ -24,6 +24,6 @@ END
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so) \
 $("$compiler" -print-file-name=libstdc++.so)" \
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-"$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 "$root/tests/test_kernels.py" "$root/tests/test_kernel_stats.py" \
-  "$root/tests/test_backward.py" \
+"$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 "$root/tests/engines/cpu/test_kernels.py" "$root/tests/engines/cpu/test_stats.py" \
+  "$root/tests/engines/cpu/test_backward.py" \
   -k "not grow and not wide_instruction and not compile and not fork" "$@"

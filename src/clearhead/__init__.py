@@ -4,38 +4,23 @@ The letters, in every docstring and error: B batch, H query heads, G key/value h
 Tk keys, D head size, Dv value size. True means "may look".
 """
 
-from . import compat, hf, nn, views
-from .attend import (
-    attention,
-    look,
-    matrix,
-)
-from .biases import alibi, bias
+import sys
+
+from . import hf, nn, views
+from .api import compat
+from .api.attention import attention, look, matrix
+from .api.explain import explain
+from .api.matrix import Matrix
+from .api.plan import Plan, plan
+from .api.recording import Recording
+from .api.watch import watch
+from .api.why_scale import why_scale
 from .errors import AttentionError, BadType, BadValue
-from .explain import explain
-from .lesson import explain_text
-from .masks import (
-    Causal,
-    causal,
-    dense,
-    documents,
-    everything,
-    lengths,
-    prefix,
-    window,
-)
-from .matrix import Matrix
-from .plan import Plan, plan
-from .scaling import why_scale
-from .stats import (
-    Look,
-    map,
-    mass,
-    rows,
-    topk,
-)
-from .trace import Step, Trace
-from .watch import watch
+from .masks import Causal, causal, dense, documents, everything, lengths, prefix, window
+from .nn.lesson import explain_text
+from .problem.biases import alibi, bias
+from .results.trace import Step, Trace
+from .stats import Look, map, mass, rows, topk
 
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "attention",
@@ -52,6 +37,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "matrix",
     "Matrix",
     "watch",
+    "Recording",
     "plan",
     "Plan",
     "causal",
@@ -75,6 +61,9 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
 ]
 
 __version__ = "0.1.0"
+
+# `import clearhead.compat` is as good as `clearhead.compat`.
+sys.modules[f"{__name__}.compat"] = compat
 
 # A trace is pure data and knows no view; here, where both are known, a notebook learns to show it.
 Trace._repr_html_ = views.html.notebook  # type: ignore[attr-defined]  # given here, as said above

@@ -1,4 +1,13 @@
-"""Errors in three parts: what you gave, the rule, the way out."""
+"""Errors in three parts: what you gave, the rule, the way out.
+
+And the checks of arguments that many rooms make: a whole number, a folder to write to.
+"""
+
+import operator
+import os
+from pathlib import Path
+
+import torch
 
 
 class AttentionError(Exception):
@@ -40,3 +49,40 @@ class Missing(BadValue, ImportError):
 
 class BadType(AttentionError, TypeError):
     """An argument of a kind (a type or a dtype) that the rule does not allow."""
+
+
+def whole_number(value: object) -> int | None:
+    """`value` as an int if Python can count with it (an int, NumPy's, a tensor of one); else None.
+
+    A boolean says yes or no, and is none.
+
+    >>> whole_number(3), whole_number(3.0), whole_number(True)
+    (3, None, None)
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, str, list, tuple)) or getattr(value, "dtype", None) == torch.bool:
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # it says what is none
+    except TypeError:
+        return None
+
+
+def folder(path: str | Path, what: str, way: str = "pass another folder.") -> Path:
+    """The folder of that name, made if need be. `what` will be written there, and `way` says how to
+    name another one. Raises `BadValue` if it cannot be made or written to."""
+    made, fails = Path(path), "cannot be made"
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+        fails = "cannot be written to"
+        trial = made / f".trial.{os.getpid()}"
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as error:
+        raise BadValue(
+            f"The folder {str(path)!r} {fails}: {error.strerror}.",
+            f"{what} written to a folder.",
+            way,
+        ) from error
+    return made

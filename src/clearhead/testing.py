@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .ask import ask
-from .biases import Bias, alibi, bias
 from .masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
+from .problem.biases import Bias, alibi, bias
+from .problem.check import make_problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ PROBLEMS: dict[str, Callable[[torch.dtype, int], Case]] = {
 }
 
 
-def plain(
+def naive_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -142,7 +142,7 @@ def plain(
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
     if bias is not None:
-        problem, _ = ask(q, k, v, bias=bias)
+        problem, _ = make_problem(q, k, v, bias=bias)
         x = x + bias.block(problem.grid, slice(None), slice(None), x)
     x = x.masked_fill(~mask.to_bool(Tq, Tk, B=B, H=H), float("-inf"))
     if sinks is not None:
@@ -150,7 +150,7 @@ def plain(
     weights = torch.softmax(x, -1)[..., :Tk]
     weights = weights.masked_fill(torch.isneginf(x[..., :Tk]), 0.0)
     if dropout:
-        problem, _ = ask(q, k, v, dropout=dropout, seed=seed)
+        problem, _ = make_problem(q, k, v, dropout=dropout, seed=seed)
         weights = weights * problem.survivors(slice(None), slice(None)).to(weights.dtype)
     return weights @ v
 

@@ -48,8 +48,8 @@ class Case:
     def pairs(self) -> int:
         if not self.masked:
             return self.B * self.H * self.Tq * self.Tk
-        reach = self.mask.reach(masks.Grid(self.Tq, self.Tk, self.B, self.H))
-        return int(reach.pairs().expand(self.B, self.H, self.Tq).sum())
+        ranges = self.mask.key_ranges(masks.Grid(self.Tq, self.Tk, self.B, self.H))
+        return int(ranges.pairs().expand(self.B, self.H, self.Tq).sum())
 
     def flops(self) -> float:
         """Of the two products, and five on the way back; a causal question counts half."""

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .. import __version__, engines, masks
+from ..api.plan import plan as plan_of
 from ..engines import cpu
-from ..errors import BadValue
-from ..folder import folder
-from ..plan import plan as plan_of
+from ..errors import BadValue, folder
 from ..views import plot
 from . import checks
 from .options import OTHER, MaskText, say

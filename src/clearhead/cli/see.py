@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import lesson, masks
-from ..folder import folder
-from ..scaling import why_scale
-from ..trace import Trace
+from .. import masks
+from ..api.why_scale import why_scale
+from ..errors import folder
+from ..nn import lesson
+from ..results.trace import Trace
 from ..views import html, plot, text as terminal
 from ..views.labels import visible
 from ..views.text.follow import find

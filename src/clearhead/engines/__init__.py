@@ -8,12 +8,12 @@ on.
 from collections.abc import Iterable
 
 from ..errors import BadValue
-from ..problem import Inputs, Problem
-from ..stats import Partial, Statistic, gather, parse_stats
+from ..problem.problem import Inputs, Problem
+from ..stats import Partial, Statistic, parse_stats, sweep
 from .cpu import Cpu
 from .engine import Engine
+from .reference import Steps
 from .sdpa import Sdpa
-from .steps import Steps
 from .tiled import Tiled
 
 CORE = Cpu()
@@ -65,10 +65,10 @@ def named(engine: object) -> Engine:
     )
 
 
-def count_weights(problem: Problem, inputs: Inputs, wanted: Iterable[str | Statistic]) -> Partial:
+def compute_stats(problem: Problem, inputs: Inputs, wanted: Iterable[str | Statistic]) -> Partial:
     """Statistics of all queries on all keys, without the output: by the C++ core where it can, else
     by torch, tile by tile (`stats.gather`). Raises what `parse_stats` raises."""
     problem, parsed = problem.undropped, parse_stats(wanted, problem.grid)
     if CORE.why_not(problem):
-        return gather(problem, inputs, parsed)
+        return sweep(problem, inputs, parsed)
     return CORE.count(problem, inputs, parsed)

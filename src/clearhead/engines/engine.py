@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from ..problem import Inputs, Problem
-from ..stats import Partial, Statistic, gather
+from ..problem.problem import Inputs, Problem
+from ..stats import Partial, Statistic, sweep
 
 
 class Engine(ABC):
@@ -39,4 +39,4 @@ class Engine(ABC):
 
     def count(self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:
         """The statistics alone; the values are not read."""
-        return gather(problem, inputs, wanted)
+        return sweep(problem, inputs, wanted)

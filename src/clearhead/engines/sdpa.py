@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # F.scaled_dot_product_attention does not make this engine call itself.
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
-from ..intervals import EVERY_KEY
-from ..problem import Inputs, Problem
-from ..products import cleaned
-from ..traced import forward_mode, readable, transformed
+from ..masks.key_ranges import EVERY_KEY
+from ..problem.nan_safe import cleaned
+from ..problem.problem import Inputs, Problem
+from ..torch_state import has_values, in_forward_mode, in_transform
 from .engine import Engine
 
 # What a mask as a matrix may take. On a CPU `tiled` answers beyond, in 0.3 to 1.7 of the time.
@@ -35,7 +35,7 @@ class Sdpa(Engine):
             reasons.append("torch has no soft cap")
         if p.sinks is not None:
             reasons.append("torch has no sinks")
-        if forward_mode():
+        if in_forward_mode():
             reasons.append("torch's kernel carries no forward-mode derivatives")
         if p.dropout and p.seed is not None:
             reasons.append("torch's dropout knows no seed of its own")
@@ -69,10 +69,10 @@ class Sdpa(Engine):
         # mask, there or on the way back. They are cleaned away first; a query that holds or may
         # look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0, because
         # torch's answer to a row without keys depends on the kernel.
-        blind = (p.reach.pairs() == 0).unsqueeze(-1)
+        blind = (p.key_ranges.pairs() == 0).unsqueeze(-1)
         rule = causal
         if not causal:
-            keep = p.reach.block()
+            keep = p.key_ranges.block()
             rule = {"attn_mask": keep | blind}
             if p.bias is not None:
                 added = _bias(p).masked_fill(~keep, float("-inf"))
@@ -84,7 +84,7 @@ class Sdpa(Engine):
 
 def _plainly_causal(p: Problem) -> bool:
     # torch's fused kernel scales its own -inf, which a scale that rounds to 0 or below turns over.
-    return p.scale > 1e-30 and p.mask.diagonal(p.grid) == (EVERY_KEY, 0)
+    return p.scale > 1e-30 and p.mask.band(p.grid) == (EVERY_KEY, 0)
 
 
 def _tame(*tensors: Tensor) -> bool:
@@ -92,7 +92,7 @@ def _tame(*tensors: Tensor) -> bool:
 
     Only asked where the answer is at hand: not under a tracer, nor where it would stop a GPU.
     """
-    return readable(*tensors) and all(
+    return has_values(*tensors) and all(
         x.device.type == "cpu" and bool(torch.isfinite(x.sum())) for x in tensors
     )
 
@@ -107,9 +107,9 @@ def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> T
     # What is computed in float64 is often differentiated twice (gradgradcheck). Of torch's kernels
     # on a CPU only the one that forms the weights knows how. It also is the one for a bias that
     # learns; inside a transform torch does not see that it does.
-    hard = p.dtype == torch.float64 or (p.bias is not None and transformed())
-    plain = p.grad and hard and p.device.type == "cpu" and _weights_fit(p)
-    with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
+    hard = p.dtype == torch.float64 or (p.bias is not None and in_transform())
+    is_plain = p.grad and hard and p.device.type == "cpu" and _weights_fit(p)
+    with sdpa_kernel(SDPBackend.MATH) if is_plain else nullcontext():
         return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
 
 
@@ -129,13 +129,13 @@ def _sees_bad(p: Problem, k: Tensor, v: Tensor) -> Tensor:
     in O(Tq x runs), where the mask has no bits."""
     bad = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))
     bad = bad.repeat_interleave(p.H // max(p.G, 1), 1) if p.G != p.H else bad
-    if p.reach.bits is not None:
-        looks = p.reach.block().to(p.wide) @ bad.to(p.wide).unsqueeze(-1)
+    if p.key_ranges.bits is not None:
+        looks = p.key_ranges.block().to(p.wide) @ bad.to(p.wide).unsqueeze(-1)
         return (looks.squeeze(-1) > 0).expand(p.B, p.H, p.Tq)
     before = F.pad(bad.long().cumsum(-1), (1, 0))
-    runs = p.reach.lo.shape[-1]
+    runs = p.key_ranges.lo.shape[-1]
     lo, hi = (
         before.gather(-1, edge.expand(p.B, p.H, p.Tq, runs).flatten(2))
-        for edge in (p.reach.lo, p.reach.hi)
+        for edge in (p.key_ranges.lo, p.key_ranges.hi)
     )
     return (hi > lo).unflatten(2, (p.Tq, runs)).any(-1)

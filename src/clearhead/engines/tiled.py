@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .. import online
-from ..problem import Inputs, Problem, repeat_heads
-from ..traced import exports_onnx, transformed
+from ..problem import online_softmax
+from ..problem.problem import Inputs, Problem, repeat_heads
+from ..torch_state import in_transform, is_onnx_export
 from .engine import Engine
 
 TILE_QUERIES = 256
@@ -27,7 +27,7 @@ class Tiled(Engine):
     caption = "tiles and a mergeable softmax, in plain torch"
 
     def why_not(self, problem: Problem) -> list[str]:
-        return ["an ONNX model would have the tiles of one length"] if exports_onnx() else []
+        return ["an ONNX model would have the tiles of one length"] if is_onnx_export() else []
 
     def skips_tiles(self, problem: Problem) -> bool:
         return True
@@ -36,7 +36,7 @@ class Tiled(Engine):
         rows: list[Tensor] = []
         for start in range(0, problem.Tq, TILE_QUERIES):
             queries = slice(start, min(start + TILE_QUERIES, problem.Tq))
-            if problem.grad and not transformed():  # checkpoint does not work under torch.func
+            if problem.grad and not in_transform():  # checkpoint does not work under torch.func
                 rows.append(checkpoint(_answer_rows, problem, inputs, queries, use_reentrant=False))
             else:
                 rows.append(_answer_rows(problem, inputs, queries))
@@ -50,25 +50,27 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> Tensor:
     p = problem
     q = inputs.q[:, :, queries].to(p.wide)
 
-    def piece(keys: slice, full: bool = False) -> online.State:
+    def piece(keys: slice, full: bool = False) -> online_softmax.State:
         k, v = (repeat_heads(x[:, :, keys].to(p.wide), p.H) for x in (inputs.k, inputs.v))
         scores, keep = (p.unmasked if full else p).logits(q, k, queries, keys)
-        return online.begin(scores, v, keep, _drop(p, scores, queries, keys))
+        return online_softmax.begin(scores, v, keep, _drop(p, scores, queries, keys))
 
     rows = piece(slice(0, 0))  # no key seen yet; joins the output to its inputs, for autograd
     for tile, full in _tiles(p, queries):
         keys = slice(tile * TILE_KEYS, min((tile + 1) * TILE_KEYS, p.Tk))
-        rows = online.merge(rows, piece(keys, full))
+        rows = online_softmax.merge(rows, piece(keys, full))
     if p.sinks is None:
-        return online.finish(rows)[0].to(p.dtype)
-    blind = (rows.max == online.NOTHING).unsqueeze(-1)  # whatever the sink is
-    rows = online.merge(rows, online.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows))
-    return online.finish(rows)[0].masked_fill(blind, 0.0).to(p.dtype)
+        return online_softmax.finish(rows)[0].to(p.dtype)
+    blind = (rows.max == online_softmax.NOTHING).unsqueeze(-1)  # whatever the sink is
+    rows = online_softmax.merge(
+        rows, online_softmax.sink(p.sinks.to(p.wide).reshape(1, -1, 1), rows)
+    )
+    return online_softmax.finish(rows)[0].masked_fill(blind, 0.0).to(p.dtype)
 
 
 def _tiles(p: Problem, queries: slice) -> list[tuple[int, bool]]:
     """The tiles of keys that these queries may look at, and whether the mask leaves them full."""
-    some, full = p.reach.flags(queries, TILE_KEYS)
+    some, full = p.key_ranges.flags(queries, TILE_KEYS)
     return [(tile, full[tile]) for tile in range(len(some)) if some[tile]]
 
 

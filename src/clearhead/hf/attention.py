@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import attend
+from ..api.attention import attention, matrix
 from ..errors import BadValue
 from ..masks import Mask, causal, dense, everything
 from .masks import Booleans, RuleTensor
@@ -90,10 +90,10 @@ def _answer(
         "sinks": s_aux if s_aux is None else s_aux.to(query.dtype),
         "dropout": dropout if module.training else 0.0,
     }
-    out = attend.attention(query, key, value, **keywords)
+    out = attention(query, key, value, **keywords)
     weights = None
     if output_attentions or _collected():
-        weights = attend.matrix(query, key, **keywords).to_dense().to(query.dtype)
+        weights = matrix(query, key, **keywords).to_dense().to(query.dtype)
     return out.transpose(1, 2).contiguous(), weights
 
 

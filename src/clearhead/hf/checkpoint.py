@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..api.explain import explain_problem
+from ..api.hooks import capture_call
 from ..errors import AttentionError, BadValue
-from ..explain import explain_problem
-from ..listening import heard
-from ..trace import Trace
+from ..results.trace import Trace
 from ..views.labels import visible
 from .register import NAME, register, transformers
 
@@ -135,7 +135,7 @@ class Checkpoint:
         Raises `BadValue` for a layer that the model does not have.
         """
         tokens, given = self.read(text)
-        asked, count = heard(lambda: self.run(given), layer)
+        asked, count = capture_call(lambda: self.run(given), layer)
         if asked is None:
             raise BadValue(
                 f"layer {layer} was asked for.",

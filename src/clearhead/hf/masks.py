@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..errors import BadValue
-from ..masks import Causal, Mask, dense, documents, everything, lengths, meet, prefix, window
+from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 
 # What may be asked of a tensor without looking at its cells.
 _SHAPE_ONLY = {
@@ -154,7 +154,7 @@ def attention_mask(
         real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
         real = torch.nn.functional.pad(real, (0, kv_length - real.shape[1]))
         if not bool(real.all()):
-            rule = meet(rule, _padding(real))
+            rule = intersect(rule, _padding(real))
     return RuleTensor.of(rule, batch_size, q_length, kv_length, torch.device(device))
 
 
@@ -222,7 +222,7 @@ def _all_of(functions: tuple[Callable[..., Any], ...], at: _Places) -> Mask | No
         part = _recognise(function, at)
         if part is None:
             return None
-        rule = meet(rule, part)
+        rule = intersect(rule, part)
     return rule
 
 

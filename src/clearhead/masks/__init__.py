@@ -2,24 +2,15 @@
 
 A mask is a small immutable rule over positions. Rules compose with `&`, `|` and `~`; a rule prints
 its formula and its picture, says `why(q, k)` a pair is allowed or blocked, and exports itself.
-Each rule is written twice on purpose, once cell by cell (`keep`) and once as runs of keys (`reach`,
-what the engines read); the tests hold the two against each other.
+Each rule is written twice on purpose, once cell by cell (`allowed`) and once as ranges of keys per
+query (`key_ranges`, what the engines read); the tests hold the two against each other.
 """
 
-from .compose import And, Not, Or
-from .given import Dense, dense, documents
-from .mask import Grid, Mask
+from .data import Dense, dense, documents
+from .grid import Grid
+from .mask import And, Mask, Not, Or
 from .parse import parse
-from .positions import (
-    Causal,
-    Everything,
-    causal,
-    everything,
-    lengths,
-    meet,
-    prefix,
-    window,
-)
+from .positions import Causal, Everything, causal, everything, intersect, lengths, prefix, window
 
 __all__ = [
     "And",
@@ -34,8 +25,8 @@ __all__ = [
     "dense",
     "documents",
     "everything",
+    "intersect",
     "lengths",
-    "meet",
     "parse",
     "prefix",
     "window",

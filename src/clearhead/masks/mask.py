@@ -1,37 +1,24 @@
-"""What a mask is; `compose.py` has what is made of two.
+"""What a mask is, and what is made of masks: both, either, not.
 
 Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue
-from ..intervals import Reach
-from ..traced import plain
-from ..whole import whole
-
-if TYPE_CHECKING:
-    from .numbers import Align
-
-CPU = torch.device("cpu")  # where what is printed is found, whatever the default device
+from ..torch_state import is_plain
+from .export import Exports, as_whole_number
+from .grid import Grid
+from .key_ranges import KeyRanges
+from .values import Align, start, tensor
 
 
-class Grid(NamedTuple):
-    """How many queries and keys a mask is asked about, in how many batches and heads."""
-
-    Tq: int
-    Tk: int
-    B: int = 1
-    H: int = 1
-
-
-class Mask(ABC):
+class Mask(Exports):
     """A rule that says which query may look at which key."""
 
     @property
@@ -39,47 +26,27 @@ class Mask(ABC):
     def formula(self) -> str:
         """The rule in a line, in the letters q (query position) and k (key position)."""
 
-    @abstractmethod
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The rule cell by cell: index tensors in (they broadcast), booleans out."""
-
-    @abstractmethod
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        """The rule as runs of keys per query, plus bits where runs cannot say it."""
-
-    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+    def band(self, grid: Grid) -> tuple[int, int] | None:
         """(before, after) if every query q sees the keys q - before to q + after in every batch and
         head, and else None. It is the whole rule where there is one, and needs no tensors."""
         return None
 
     @abstractmethod
-    def check(self, grid: Grid) -> None:
-        """Raise `BadValue` if the rule has no meaning for these sizes."""
-
-    @abstractmethod
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         """The clause that decides this cell, for a reader."""
 
-    def sizes(self) -> dict[str, int]:
-        """The sizes that the rule itself fixes, of "B", "H", "Tq", "Tk"."""
-        return {}
-
-    def corners(self) -> "list[Align]":
+    def corners(self) -> list[Align]:
         """Where its parts say that query 0 stands among the keys (`align=`)."""
         return []
 
-    def aligned(self, align: "Align") -> "Mask":
+    def with_align(self, align: Align) -> "Mask":
         """The same rule; parts that leave open where query 0 stands (`align=None`) take this."""
         return self
 
     def __and__(self, other: "Mask") -> "Mask":
-        from .compose import And
-
         return self if self._is(_mask(other, "&")) else And(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
-        from .compose import Or
-
         return self if self._is(_mask(other, "|")) else Or(self, other)
 
     def __rand__(self, other: object) -> "Mask":
@@ -89,8 +56,6 @@ class Mask(ABC):
         return _mask(other, "|") | self
 
     def __invert__(self) -> "Mask":
-        from .compose import Not
-
         return self.mask if isinstance(self, Not) else Not(self)
 
     def __bool__(self) -> bool:
@@ -139,7 +104,7 @@ class Mask(ABC):
         pair asks, or as the rule itself fixes". Raises `BadValue` for a pair outside the sizes, and
         `BadType` for what is no whole number.
         """
-        q, k, b, h = (_whole(n, x) for n, x in (("q", q), ("k", k), ("b", b), ("h", h)))
+        q, k, b, h = (as_whole_number(n, x) for n, x in (("q", q), ("k", k), ("b", b), ("h", h)))
         if min(q, k, b, h) < 0:
             raise BadValue(
                 f"why was asked about query {q}, key {k}, batch {b}, head {h}.",
@@ -164,130 +129,7 @@ class Mask(ABC):
 
     def allows(self, grid: Grid, b: int, h: int, q: int, k: int) -> bool:
         """One cell."""
-        return bool(self.keep(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
-
-    def to_bool(
-        self,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        *,
-        B: int | None = None,
-        H: int | None = None,
-        device: torch.device | None = None,
-    ) -> Tensor:
-        """The mask written out, True = may look: (Tq, Tk), or (B, H or 1, Tq, Tk) if it differs
-        between batches or heads. `Tk=None` means as many keys as queries, `Tq=None` the size that
-        the rule itself fixes.
-        """
-        grid = self._grid(Tq, Tk, B, H)
-        keep = self.reach(grid, device).block()
-        return keep[0, 0] if keep.shape[:2] == (1, 1) else keep
-
-    def to_additive(
-        self,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        *,
-        B: int | None = None,
-        H: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-    ) -> Tensor:
-        """The mask as something to add to scores: 0 where allowed, -inf where not. Sizes as in
-        `to_bool`. Raises `BadType` for a dtype that has no -inf."""
-        if not dtype.is_floating_point:
-            raise BadType(
-                f"to_additive got dtype={dtype}.",
-                "an additive mask holds 0 and -inf, which are floating-point numbers.",
-                "pass a floating dtype; to_bool() gives booleans.",
-            )
-        keep = self.to_bool(Tq, Tk, B=B, H=H, device=device)
-        return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(
-            ~keep, float("-inf")
-        )
-
-    def to_flex(
-        self,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        *,
-        B: int | None = None,
-        H: int | None = None,
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The mask as a `mask_mod(b, h, q, k)` for torch's FlexAttention. Sizes as in `to_bool`."""
-        grid = self._grid(Tq, Tk, B, H)
-
-        def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return self.keep(grid, b, h, q, k)
-
-        return mask_mod
-
-    def tile(
-        self,
-        q: range,
-        k: range,
-        *,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        B: int | None = None,
-        H: int | None = None,
-    ) -> str:
-        """ "empty", "full" or "partial": what the rule leaves of a block of queries and keys."""
-        for name, run in (("q", q), ("k", k)):
-            if not isinstance(run, range) or run.step != 1:
-                raise BadType(
-                    f"tile got {name}={run!r}.",
-                    "a tile is a run of queries and a run of keys, ranges without a step.",
-                    "pass for example range(0, 64).",
-                )
-        grid = self._grid(Tq, Tk, B, H, default=max(q.stop, k.stop))
-        keep = self.reach(grid, CPU).block(slice(q.start, q.stop), slice(k.start, k.stop))
-        return "full" if keep.all() else "partial" if keep.any() else "empty"
-
-    def picture(self, Tq: int | None = None, Tk: int | None = None) -> str:
-        """Rows are queries, columns keys: ■ may look, · may not, ▒ some may in that block."""
-        grid = self._grid(Tq, Tk, None, None, default=8)
-        reach = self.reach(grid, CPU)
-        step = max(1, -(-max(grid.Tq, grid.Tk) // 32))
-        rows = []
-        for start in range(0, grid.Tq, step):
-            some, full = reach.tiles(slice(start, start + step), step)
-            marks = ("■" if f else "▒" if s else "·" for s, f in zip(some, full, strict=True))
-            rows.append(" ".join(marks))
-        return "\n".join(rows)
-
-    def _grid(
-        self,
-        Tq: int | None,
-        Tk: int | None,
-        B: int | None,
-        H: int | None,
-        default: int | None = None,
-        at_least: tuple[int, int] = (0, 0),
-    ) -> Grid:
-        known = self.sizes()
-        Tq = known.get("Tq", default) if Tq is None else Tq
-        if Tk is None:
-            Tk = known.get("Tk", Tq if Tq is not None else default)
-        Tq = Tk if Tq is None else Tq
-        if Tq is None or Tk is None:
-            raise BadValue(
-                f"{self!r} does not know how many queries and keys there are.",
-                "a rule over positions has no size of its own.",
-                "pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).",
-            )
-        B = known.get("B", at_least[0] + 1) if B is None else B
-        H = known.get("H", at_least[1] + 1) if H is None else H
-        sizes = (("Tq", Tq), ("Tk", Tk), ("B", B), ("H", H))
-        grid = Grid(*(_whole(name, size) for name, size in sizes))
-        if min(grid.Tq, grid.Tk, grid.B, grid.H) < 0:
-            raise BadValue(
-                f"{self!r} was asked about {grid}.",
-                "sizes are 0 or more.",
-                "pass how many queries, keys, batches and heads there are.",
-            )
-        self.check(grid)
-        return grid
+        return bool(self.allowed(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
 
 
 class Kept(Mask):
@@ -295,33 +137,143 @@ class Kept(Mask):
     kept, unless a tracer or a transform is about."""
 
     @abstractmethod
-    def find_reach(self, grid: Grid, device: torch.device | None) -> Reach:
-        """What `reach` keeps."""
+    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        """What `key_ranges` keeps."""
 
     def __getstate__(self) -> dict[str, object]:
         return {name: x for name, x in self.__dict__.items() if name != "_kept"}
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        if not plain():
-            return self.find_reach(grid, device)
+    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
+        if not is_plain():
+            return self.find_key_ranges(grid, device)
         kept = self.__dict__.get("_kept")
         if kept is not None and kept[0] == (grid, device):
             return kept[1]
-        reach = self.find_reach(grid, device)
-        if type(reach.lo) is Tensor and reach.bits is None and not reach.lo.is_inference():
-            object.__setattr__(self, "_kept", ((grid, device), reach))
-        return reach
+        ranges = self.find_key_ranges(grid, device)
+        if type(ranges.lo) is Tensor and ranges.bits is None and not ranges.lo.is_inference():
+            object.__setattr__(self, "_kept", ((grid, device), ranges))
+        return ranges
 
 
-def _whole(name: str, value: object) -> int:
-    number = whole(value)
-    if number is None:
-        raise BadType(
-            f"A mask was asked with {name}={value!r}.",
-            "positions and sizes are whole numbers.",
-            "pass an int.",
-        )
-    return number
+@dataclass(frozen=True, eq=False, repr=False)
+class _Pair(Kept):
+    left: Mask
+    right: Mask
+
+    def sizes(self) -> dict[str, int]:
+        return {**self.left.sizes(), **self.right.sizes()}
+
+    def corners(self) -> list[Align]:
+        return self.left.corners() + self.right.corners()
+
+    def with_align(self, align: Align) -> Mask:
+        return replace(self, left=self.left.with_align(align), right=self.right.with_align(align))
+
+    def check(self, grid: Grid) -> None:
+        self.left.check(grid)
+        self.right.check(grid)
+
+
+class And(_Pair):
+    """Both rules allow it."""
+
+    def __repr__(self) -> str:
+        return f"{_side(self.left, And)} & {_side(self.right, ())}"
+
+    @property
+    def formula(self) -> str:
+        return f"({self.left.formula}) and ({self.right.formula})"
+
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.left.allowed(grid, b, h, q, k) & self.right.allowed(grid, b, h, q, k)
+
+    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        return self.left.key_ranges(grid, device) & self.right.key_ranges(grid, device)
+
+    def band(self, grid: Grid) -> tuple[int, int] | None:
+        left, right = self.left.band(grid), self.right.band(grid)
+        if left is None or right is None:
+            return None
+        return min(left[0], right[0]), min(left[1], right[1])
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        both = (self.left, self.right)
+        against = [m for m in both if not m.allows(grid, b, h, q, k)]
+        return "; ".join(m.reason(grid, b, h, q, k) for m in against or both)
+
+
+class Or(_Pair):
+    """Either rule allows it."""
+
+    def __repr__(self) -> str:
+        return f"{_side(self.left, (And, Or))} | {_side(self.right, And)}"
+
+    @property
+    def formula(self) -> str:
+        return f"({self.left.formula}) or ({self.right.formula})"
+
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.left.allowed(grid, b, h, q, k) | self.right.allowed(grid, b, h, q, k)
+
+    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        return self.left.key_ranges(grid, device) | self.right.key_ranges(grid, device)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        both = (self.left, self.right)
+        allow = [m for m in both if m.allows(grid, b, h, q, k)]
+        return "; ".join(m.reason(grid, b, h, q, k) for m in allow or both)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Kept):
+    """The rule forbids it."""
+
+    mask: Mask
+
+    def __repr__(self) -> str:
+        return f"~{_side(self.mask, ())}"
+
+    @property
+    def formula(self) -> str:
+        return f"not ({self.mask.formula})"
+
+    def sizes(self) -> dict[str, int]:
+        return self.mask.sizes()
+
+    def corners(self) -> list[Align]:
+        return self.mask.corners()
+
+    def with_align(self, align: Align) -> Mask:
+        return replace(self, mask=self.mask.with_align(align))
+
+    def check(self, grid: Grid) -> None:
+        self.mask.check(grid)
+
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return ~self.mask.allowed(grid, b, h, q, k)
+
+    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        return self.mask.key_ranges(grid, device).inverse()
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        return f"the opposite of: {self.mask.reason(grid, b, h, q, k)}"
+
+
+def _side(mask: Mask, is_plain: type | tuple[type, ...]) -> str:
+    """A part of a composition; in brackets if it is one itself, unless its kind is `is_plain`."""
+    bare = not isinstance(mask, _Pair) or isinstance(mask, is_plain)
+    return repr(mask) if bare else f"({mask!r})"
+
+
+def corner_of(rule: Mask, grid: Grid) -> int | Tensor | None:
+    """Where the parts of a mask let query 0 stand; None if they say nothing, or disagree."""
+    corners = {
+        tuple(x.tolist()) if isinstance(x, Tensor) else start(x, grid): x for x in rule.corners()
+    }
+    if len(corners) != 1:
+        return None
+    ((place, corner),) = corners.items()
+    return place if isinstance(place, int) else tensor(corner)
 
 
 def _mask(other: object, sign: str) -> Mask:

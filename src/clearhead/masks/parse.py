@@ -5,7 +5,7 @@ import difflib
 from typing import TypeVar
 
 from ..errors import AttentionError, BadValue
-from .given import dense, documents
+from .data import dense, documents
 from .mask import Mask
 from .positions import Causal, causal, everything, lengths, prefix, window
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .. import intervals
-from ..errors import BadType, BadValue
-from ..intervals import EVERY_KEY, Reach
-from ..whole import whole
-from .mask import Grid, Mask
-from .numbers import (
+from ..errors import BadType, BadValue, whole_number
+from . import key_ranges
+from .grid import Grid
+from .key_ranges import EVERY_KEY, KeyRanges
+from .mask import Mask
+from .values import (
     FARTHEST,
     Align,
     Ints,
@@ -49,13 +49,13 @@ class Everything(Mask):
     def check(self, grid: Grid) -> None:
         pass
 
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= 0) & (k >= 0)
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
-        return intervals.whole(grid.Tq, grid.Tk, device)
+    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
+        return key_ranges.whole(grid.Tq, grid.Tk, device)
 
-    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+    def band(self, grid: Grid) -> tuple[int, int] | None:
         return EVERY_KEY, EVERY_KEY
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
@@ -96,21 +96,21 @@ class Causal(Mask):
     def corners(self) -> list[Align]:
         return [] if self.align is None else [self.align]
 
-    def aligned(self, align: Align) -> Mask:
+    def with_align(self, align: Align) -> Mask:
         return replace(self, align=align) if self.align is None else self
 
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
         check_corner(self, self.align, grid, "Causal")
 
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k <= q + offset(self.align, grid, b)
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         q = positions(self.align, grid, device)
-        return intervals.from_bounds(torch.zeros_like(q), q + 1, grid.Tq, grid.Tk)
+        return key_ranges.from_bounds(torch.zeros_like(q), q + 1, grid.Tq, grid.Tk)
 
-    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+    def band(self, grid: Grid) -> tuple[int, int] | None:
         first = start(self.align, grid)
         return None if first is None else (EVERY_KEY, first)
 
@@ -136,7 +136,7 @@ class window(Mask):
         object.__setattr__(self, "align", align(self.align))
         for name in ("before", "after"):
             given = getattr(self, name)
-            value = None if given is None else whole(given)
+            value = None if given is None else whole_number(given)
             object.__setattr__(self, name, value)
             if value is None and given is not None:
                 raise BadType(
@@ -170,7 +170,7 @@ class window(Mask):
     def corners(self) -> list[Align]:
         return [] if self.align is None else [self.align]
 
-    def aligned(self, align: Align) -> Mask:
+    def with_align(self, align: Align) -> Mask:
         return replace(self, align=align) if self.align is None else self
 
     def check(self, grid: Grid) -> None:
@@ -178,7 +178,7 @@ class window(Mask):
         if self.before is not None or self.after is not None:
             check_corner(self, self.align, grid, "window")
 
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         place = q + offset(self.align, grid, b)
         inside = (q >= 0) & (k >= 0)
         if self.before is not None:
@@ -187,13 +187,13 @@ class window(Mask):
             inside = inside & (k <= place + self.after)
         return inside
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         q = positions(self.align, grid, device)
         lo = torch.zeros_like(q) if self.before is None else q - self.before
         hi = torch.full_like(q, grid.Tk) if self.after is None else q + self.after + 1
-        return intervals.from_bounds(lo, hi, grid.Tq, grid.Tk)
+        return key_ranges.from_bounds(lo, hi, grid.Tq, grid.Tk)
 
-    def diagonal(self, grid: Grid) -> tuple[int, int] | None:
+    def band(self, grid: Grid) -> tuple[int, int] | None:
         first = start(self.align, grid)
         if first is None:
             return None
@@ -233,12 +233,12 @@ class prefix(Mask):
     def check(self, grid: Grid) -> None:
         check_batch(self, self.n, grid)
 
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k < pick(self.n, b)) & (q >= 0)
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         hi = column(self.n, device)
-        return intervals.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
+        return key_ranges.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         n = int(pick(self.n, torch.tensor(b, device="cpu")))
@@ -291,7 +291,7 @@ class lengths(Mask):
         for value in (self.keys, self.queries):
             check_batch(self, value, grid)
 
-    def keep(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         keep = (q >= 0) & (k >= 0)
         if self.keys is not None:
             keep = keep & (k < pick(self.keys, b))
@@ -299,13 +299,13 @@ class lengths(Mask):
             keep = keep & (q < pick(self.queries, b))
         return keep
 
-    def reach(self, grid: Grid, device: torch.device | None = None) -> Reach:
+    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
         hi = torch.full_like(q, grid.Tk) if self.keys is None else column(self.keys, device)
         hi = hi.expand(-1, -1, grid.Tq)
         if self.queries is not None:
             hi = torch.where(q < column(self.queries, device), hi, 0)
-        return intervals.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
+        return key_ranges.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         says = []
@@ -320,7 +320,7 @@ everything = Everything()
 causal = Causal()
 
 
-def meet(a: Mask, b: Mask) -> Mask:
+def intersect(a: Mask, b: Mask) -> Mask:
     """``a & b``, without the part that allows everything."""
     if isinstance(a, Everything):
         return b

@@ -7,18 +7,9 @@ Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head
 
 from .block import FeedForward, TransformerBlock
 from .cache import KVCache
-from .embed import (
-    RelativePositions,
-    RotaryPositions,
-    SinusoidalPositions,
-    TokenEmbedding,
-)
+from .embed import RelativePositions, RotaryPositions, SinusoidalPositions, TokenEmbedding
 from .multihead import MultiHeadAttention
-from .simple import (
-    CausalAttention,
-    SelfAttention,
-    SimpleAttention,
-)
+from .simple import CausalAttention, SelfAttention, SimpleAttention
 
 __all__ = [
     "CausalAttention",

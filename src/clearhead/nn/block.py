@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import BadValue
 from ..masks import Mask
-from ..trace import Step, Trace
+from ..results.trace import Step, Trace
 from .cache import KVCache, unspoiled
 from .checks import placed, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadValue
-from ..traced import on_the_way_back
-from ..whole import whole
+from ..errors import BadValue, whole_number
+from ..torch_state import in_backward
 from .checks import instance, size
 
 
@@ -88,7 +87,7 @@ class KVCache:
 
     def cut(self, length: int) -> None:
         """Forget all but the first `length` tokens; with 0, shapes and reserved room too."""
-        kept = whole(length)
+        kept = whole_number(length)
         if kept is None or not 0 <= kept <= self.length:
             raise BadValue(
                 f"cut was asked for length={length!r}.",
@@ -109,7 +108,7 @@ class KVCache:
         return f"KVCache({self.length}{limit} tokens{shapes})"
 
     def _check(self, k: Tensor, v: Tensor) -> None:
-        if on_the_way_back():
+        if in_backward():
             raise BadValue(
                 "KVCache got tokens in a backward pass, where a checkpoint computes again.",
                 "a cache takes every token once, and computing again would add it twice.",

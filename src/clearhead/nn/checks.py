@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, kind_of
-from ..traced import autocasts
-from ..whole import whole
+from ..errors import BadType, BadValue, kind_of, whole_number
+from ..torch_state import is_autocast
 
 
 def size(layer: str, name: str, value: object) -> int:
     """`value`, if it is a whole number from 1 on."""
-    number = whole(value)
+    number = whole_number(value)
     if number is None or number < 1:
         raise BadValue(
             f"{layer} got {name}={value!r}.",
@@ -95,7 +94,7 @@ def sequence(
     # What is no plain Linear, or has hooks, may convert what it is given.
     if type(reader) is nn.Linear and not reader._forward_pre_hooks:
         dtype = reader.weight.dtype
-        if x.dtype != dtype and not autocasts(x.device):
+        if x.dtype != dtype and not is_autocast(x.device):
             raise BadType(
                 f"{layer} got {name} of {x.dtype}, and its weights are {dtype}.",
                 "a layer and what it reads have one dtype, unless autocast is on.",

@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue
-from ..traced import plain
-from ..whole import whole
+from ..errors import BadType, BadValue, whole_number
+from ..torch_state import is_plain
 from .checks import base as checked_base, instance, placed, sequence, size
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -50,7 +49,7 @@ class TokenEmbedding(nn.Module):
                 "pass an integer tensor, for example torch.tensor([0, 2, 1]).",
             )
         # Elsewhere the check would make the host wait for the device; a tracer has no numbers yet.
-        if ids.device.type == "cpu" and ids.numel() and plain(ids):
+        if ids.device.type == "cpu" and ids.numel() and is_plain(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= len(self.table.weight):
                 raise BadValue(
@@ -236,7 +235,7 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
 
 
 def _position(layer: str, start: object) -> int:
-    number = whole(start)
+    number = whole_number(start)
     if number is None or number < 0:
         raise BadValue(
             f"{layer} got start={start!r}.",

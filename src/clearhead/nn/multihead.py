@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..attend import attention
-from ..biases import bias
+from ..api.attention import attention
+from ..api.explain import explain
 from ..errors import BadType, BadValue, kind_of
-from ..explain import explain
 from ..masks import Causal, Mask
-from ..trace import Step, Trace
+from ..problem.biases import bias
+from ..results.trace import Step, Trace
 from .cache import KVCache, length_of, unspoiled
 from .checks import instance, placed, probability, sequence, size
 from .embed import RelativePositions, RotaryPositions

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ..biases import Bias
 from ..masks import Mask
-from ..trace import Step
+from ..problem.biases import Bias
+from ..results.trace import Step
 
 
 class Question(NamedTuple):

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..attend import attention
+from ..api.attention import attention
+from ..api.explain import explain
 from ..errors import BadType, BadValue, kind_of
-from ..explain import explain
 from ..masks import Mask, causal
-from ..trace import Trace
+from ..results.trace import Trace
 from .checks import instance, placed, probability, sequence, size
 from .question import Question, both, inputs, projected
 

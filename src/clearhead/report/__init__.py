@@ -9,7 +9,7 @@ heard, `run` runs the model, `tile` cuts exact weights out of a long text, `tell
 storyteller.
 """
 
-from ..findings import Head, Layer, Link
+from ..results.report import Head, Layer, Link
 from .found import Report
 from .run import report, write
 from .teller import report_teller

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from ..findings import Findings, Head
+from ..results.report import Findings, Head
 from ..views import html
 from ..views.labels import visible
 from .label import LABELS, REPEATS

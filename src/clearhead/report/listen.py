@@ -8,15 +8,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..engines import count_weights
+from ..api.explain import explain_problem
+from ..engines import compute_stats
 from ..errors import BadValue
-from ..explain import explain_problem
-from ..findings import Head, Layer, Link
 from ..masks import Mask, window
-from ..masks.numbers import corner_of
-from ..problem import Inputs, Problem
+from ..masks.mask import corner_of
+from ..problem.problem import Inputs, Problem
+from ..results.report import Head, Layer, Link
+from ..results.trace import Trace
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
-from ..trace import Trace
 from ..views.html.steps import MAP_SIDE
 from ..views.sheet import evenly
 from .label import LABELS, REPEATS, label_of, separates
@@ -58,7 +58,7 @@ class Listener:
     layers: list[Layer]
     evens: list[tuple[Mask, tuple[object, ...], _Found]] = field(default_factory=list)
 
-    def hear(self, problem: Problem, inputs: Inputs) -> None:
+    def on_call(self, problem: Problem, inputs: Inputs) -> None:
         if problem.B != 1:
             raise BadValue(
                 f"The model was run on a batch of {problem.B}.",
@@ -135,7 +135,7 @@ class Listener:
         one_text = not place.crosses and _of_one_text(problem)
         if one_text:
             wanted.append(mass(groups))
-        numbers = count_weights(problem, inputs, wanted).finish()
+        numbers = compute_stats(problem, inputs, wanted).finish()
         largest, entropy, received, maps = (
             cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "map")
         )
@@ -162,7 +162,7 @@ class Listener:
         for mask, same, found in self.evens:
             if mask is problem.mask and same == like:
                 return found
-        H = problem.reach.pairs().shape[1] if problem.masked else 1
+        H = problem.key_ranges.pairs().shape[1] if problem.masked else 1
         asked = replace(
             problem, H=H, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0
         )
@@ -202,8 +202,8 @@ def _of_one_text(problem: Problem) -> bool:
     mask is the same for every query: then it is cross-attention, and no key is the one before."""
     if problem.Tq == problem.Tk or not problem.masked or not problem.Tq:
         return problem.Tq == problem.Tk
-    reach = problem.reach
-    edges = (reach.lo, reach.hi) if reach.bits is None else (reach.lo, reach.hi, reach.bits)
+    ranges = problem.key_ranges
+    edges = (ranges.lo, ranges.hi) if ranges.bits is None else (ranges.lo, ranges.hi, ranges.bits)
     return not all(bool((x == x[..., :1, :]).all()) for x in edges)
 
 
@@ -211,7 +211,7 @@ def _first_key(problem: Problem) -> int:
     """The first key that anybody may look at: what stands before it is padding."""
     if not problem.masked or not problem.Tk:
         return 0
-    some, _ = problem.reach.tiles(slice(0, problem.Tq), 1)
+    some, _ = problem.key_ranges.tiles(slice(0, problem.Tq), 1)
     return int(some.int().argmax())
 
 

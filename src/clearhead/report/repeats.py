@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..biases import bias
-from ..engines import count_weights
+from ..engines import compute_stats
 from ..masks import dense
-from ..problem import Inputs, Problem
+from ..problem.biases import bias
+from ..problem.problem import Inputs, Problem
 from ..stats import mass
 from ..views.sheet import evenly
 
@@ -46,7 +46,7 @@ def repeats(
     for at in stood.split(max(1, CELLS // (p.H * p.Tk))):
         seen = ((keys > first) & (keys < at.unsqueeze(-1) - 1)).to(p.device)
         here, every = at.to(p.device), slice(0, p.Tk)
-        keep = p.reach.block(here, every)
+        keep = p.key_ranges.block(here, every)
         again = (ids[at].unsqueeze(-1) == ids).to(p.device)
         after = torch.cat([torch.zeros_like(again[:, :1]), again[:, :-1]], 1)
         places = {"induction": after & seen & keep, "duplicate": again & seen & keep}
@@ -54,7 +54,7 @@ def repeats(
         added = None if p.bias is None else bias(p.bias.block(p.grid, here, every, like))
         part = replace(p, Tq=len(at), mask=dense(keep=keep), bias=added)
         groups = mass({name: dense(keep=place) for name, place in places.items()})
-        counted = count_weights(part, inputs._replace(q=inputs.q[:, :, here]), [groups]).finish()
+        counted = compute_stats(part, inputs._replace(q=inputs.q[:, :, here]), [groups]).finish()
         for name, weights in cast(dict[str, Tensor], counted["mass"]).items():
             total[name] += weights[0].sum(-1).float().cpu()
             asked[name] += places[name][0].any(-1).sum(-1).cpu()

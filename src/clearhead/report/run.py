@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, kind_of
-from ..folder import folder
+from ..api.hooks import listening, module_hooks
+from ..errors import BadType, BadValue, folder, kind_of
 from ..hf import Checkpoint
-from ..listening import listening
-from ..problem import Inputs, Problem
-from ..running import following
+from ..problem.problem import Inputs, Problem
 from ..views import html, plot
 from ..views.html.steps import MAP_SIDE
 from .found import Report
@@ -63,11 +61,11 @@ def report(
     listener = Listener(texts, [])
     with _bar(layers, progress) as step, torch.no_grad():
 
-        def hear(problem: Problem, inputs: Inputs) -> None:
-            listener.hear(problem, inputs)
+        def on_call(problem: Problem, inputs: Inputs) -> None:
+            listener.on_call(problem, inputs)
             step()
 
-        with following(module_of(model), texts.enter, texts.leave), listening(hear):
+        with module_hooks(module_of(model), texts.enter, texts.leave), listening(on_call):
             run()
     if not listener.layers:
         raise BadValue(

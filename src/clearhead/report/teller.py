@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from ..findings import Head
+from ..results.report import Head
 from ..storyteller import Head as Role, Storyteller
 from .found import Report
 from .run import report

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ..api.explain import wrong_count
 from ..errors import BadValue
-from ..explain import wrong_count
 
 # What modules call the other text that they are given.
 OTHER = (

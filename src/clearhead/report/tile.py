@@ -6,14 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue
+from ..api.hooks import capture_call, listening, module_hooks
+from ..api.matrix import Matrix
+from ..errors import BadType, BadValue, whole_number
 from ..hf import Checkpoint
-from ..listening import heard, listening
-from ..matrix import Matrix
-from ..problem import Inputs, Problem
-from ..running import following
-from ..trace import Step, Trace
-from ..whole import whole
+from ..problem.problem import Inputs, Problem
+from ..results.trace import Step, Trace
 from .run import module_of, question
 from .texts import Place, Texts
 
@@ -54,12 +52,12 @@ def tile(
     model, run, read, _ = question(model, text)
     texts, places = Texts(read if tokens is None else tokens, decoder_tokens), []
 
-    def hear(problem: Problem, inputs: Inputs) -> None:
+    def on_call(problem: Problem, inputs: Inputs) -> None:
         places.append(texts.place(problem.Tq, problem.Tk))
 
     with torch.no_grad():
-        with following(module_of(model), texts.enter, texts.leave), listening(hear):
-            asked, count = heard(run, layer)
+        with module_hooks(module_of(model), texts.enter, texts.leave), listening(on_call):
+            asked, count = capture_call(run, layer)
         if asked is None:
             raise _absent("layer", layer, count)
         texts.must_fit()
@@ -67,7 +65,7 @@ def tile(
 
 
 def _number(what: str, given: int) -> int:
-    number = whole(given)
+    number = whole_number(given)
     if number is None:
         raise BadType(
             f"tile got {what}={given!r}.",

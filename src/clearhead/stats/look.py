@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..problem import Problem
+from ..problem.problem import Problem
 from .parse import ALL_NAMES
-from .wanted import Result, Top, each
+from .statistics import Result, Top, each
 
 
 class NotAsked(BadValue, AttributeError):

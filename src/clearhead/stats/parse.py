@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ..errors import BadType, BadValue
 from ..masks import Grid
-from .wanted import Effective, Entropy, Largest, LogSumExp, Received, Statistic
+from .statistics import Effective, Entropy, Largest, LogSumExp, Received, Statistic
 
 PLAIN: dict[str, Statistic] = {
     s.name: s for s in (LogSumExp(), Largest(), Entropy(), Effective(), Received())

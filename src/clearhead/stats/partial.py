@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..problem import Problem
+from ..problem.problem import Problem
 from .state import Final, Rows, Sums, added, finish_rows, merge_rows
-from .wanted import Result, RowStatistic, Statistic, SumStatistic
+from .statistics import Result, RowStatistic, Statistic, SumStatistic
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import online
-from ..online import NOTHING
+from ..problem import online_softmax
+from ..problem.online_softmax import NOTHING
 
 LOWEST = -1000.0  # exp of it is 0 even in fp64, and unlike -inf it may be multiplied by 0
 
@@ -74,15 +74,15 @@ class Final(NamedTuple):
 
 def exps(scores: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """exp(x - m) and x - m, where what is masked has 0 and a large negative number."""
-    base = online.anchor(top)
+    base = online_softmax.anchor(top)
     below = (scores - base.unsqueeze(-1)).clamp(min=LOWEST)
-    return online.unseen_are_zero(torch.exp(below), scores, base), below
+    return online_softmax.unseen_are_zero(torch.exp(below), scores, base), below
 
 
 def merge_rows(a: Rows, b: Rows) -> Rows:
     """The same queries after the keys of both. Associative, commutative, neutral to no keys."""
     top = torch.maximum(a.max, b.max)
-    base = online.anchor(top.detach())
+    base = online_softmax.anchor(top.detach())
     a, b = moved(a, base), moved(b, base)
     best, where = a.best, a.where
     if best is not None and where is not None and b.best is not None and b.where is not None:
@@ -111,7 +111,7 @@ def finish_rows(rows: Rows, sinks: Tensor | None) -> Final:
     if sinks is not None:
         sink = sinks.to(most).unsqueeze(-1)
         top = torch.maximum(most, sink.detach())
-    base = online.anchor(top)
+    base = online_softmax.anchor(top)
     factor = torch.exp(most - base)
     total = rows.sum * factor
     if sink is not None:

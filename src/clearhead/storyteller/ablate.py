@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..folder import folder
+from ..errors import folder
 from . import checkpoint
 from .data import Stories, tell
 from .measure import guess, heads

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..api.watch import Call, watch
 from ..errors import BadValue
 from ..stats import Top, topk
-from ..watch import Call, watch
 from .baselines import Bigram, Unigram
 from .data import SKIP, pad, tell
 from .grammar import Story, lexicon

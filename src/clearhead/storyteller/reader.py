@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..errors import BadValue
-from ..explain import explain_problem
-from ..listening import heard
-from ..trace import Trace
+from ..api.explain import explain_problem
+from ..api.hooks import capture_call
+from ..errors import BadValue, whole_number
+from ..results.trace import Trace
 from ..views.labels import visible
-from ..whole import whole
 from . import checkpoint
 from .grammar import pronouns, verbs
 from .model import Config, Decoder, untrained
@@ -121,7 +120,7 @@ class Storyteller:
         >>> st.load().read("Once upon a").guesses[-1][0][0]
         'time'
         """
-        count = whole(guesses)
+        count = whole_number(guesses)
         if count is None or count < 1:
             raise BadValue(
                 f"guesses={guesses!r}.",
@@ -147,7 +146,7 @@ class Storyteller:
 
         Raises `BadValue` for a layer that the model does not have, and as `encode` does.
         """
-        number = whole(layer)
+        number = whole_number(layer)
         if number is None or not 0 <= number < self.layers:
             raise BadValue(
                 f"layer {layer!r} was asked for.",
@@ -156,7 +155,7 @@ class Storyteller:
             )
         encoded = self.encode(text)
         with torch.no_grad():
-            asked, _ = heard(lambda: self.model(torch.tensor(encoded.ids)), number)
+            asked, _ = capture_call(lambda: self.model(torch.tensor(encoded.ids)), number)
         assert asked is not None
         trace = explain_problem(*asked, tokens=encoded.labels())
         roles = "; ".join(f"head {h.head} {h.label}" for h in self.heads if h.layer == number)

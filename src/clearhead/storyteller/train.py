@@ -20,8 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim import AdamW
 
-from ..errors import BadValue
-from ..folder import folder
+from ..errors import BadValue, folder
 from . import checkpoint
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import BadValue
-from ..words import tokenize
+from ..nn.words import tokenize
 
 UNKNOWN, END = "<unknown>", "<end>"
 

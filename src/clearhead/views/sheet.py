@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import BadType, BadValue
-from ..trace import AXES, Step, Trace
-from ..whole import whole
+from ..errors import BadType, BadValue, whole_number
+from ..results.trace import AXES, Step, Trace
 from .labels import visible
 
 # Viridis at five points (Smith & van der Walt 2015); between them colours are mixed.
@@ -82,7 +81,7 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
         )
     chosen = []
     for head in heads:
-        number = whole(head)
+        number = whole_number(head)
         if number is None or not -count <= number < count:
             raise BadValue(
                 f"Head {head!r} was asked for.",

@@ -8,15 +8,14 @@ statistics in the same sweep (`look`), and their way back (`look_back`).
 import torch
 from torch import Tensor
 
-from ...biases import Alibi, TensorBias
-from ...dropout import FEW
-from ...masks.numbers import start
-from ...problem import Inputs, Problem
+from ...masks.values import start
+from ...problem.biases import Alibi, TensorBias
+from ...problem.dropout import FEW
+from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
-from ...traced import compiles_a_transform, exports_onnx, forward_mode
+from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
 from ..engine import Engine
-from .back import GRADIENT
-from .call import DTYPES, RULE, TENSORS, direct
+from .backward import GRADIENT
 from .extension import (
     core,
     false_level as false_level,
@@ -25,9 +24,10 @@ from .extension import (
     status as status,
     use_level as use_level,
 )
-from .look import MASK, SURVEY, TALLY, answer_and_lse, survey
-from .look_back import survey_with_gradient
 from .operator import answer
+from .pack import DTYPES, RULE, TENSORS, direct
+from .stats import MASK, SURVEY, TALLY, answer_and_lse, survey
+from .stats_backward import survey_with_gradient
 
 SIZES = TENSORS.size + RULE.size, *(x.size for x in (SURVEY, TALLY, MASK, GRADIENT))
 if core is not None and core.struct_sizes() != SIZES:
@@ -61,11 +61,11 @@ class Cpu(Engine):
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:
             reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
-        if forward_mode():
+        if in_forward_mode():
             reasons.append("the C++ core carries no forward-mode derivatives")
-        if exports_onnx():
+        if is_onnx_export():
             reasons.append("ONNX has no operator for the C++ core")
-        if compiles_a_transform():
+        if compiles_transform():
             reasons.append("the C++ core follows no torch.func inside of torch.compile")
         if p.dropout and p.seed is None and _few_weights(p):
             reasons.append("the C++ core drops by a seed; without one torch draws so few weights")
@@ -88,7 +88,7 @@ class Cpu(Engine):
     ) -> tuple[Tensor, Partial]:
         if lse_alone(wanted):
             return answer_and_lse(problem, inputs, wanted)
-        if problem.dropout or problem.learns or not can_count(problem, inputs, wanted):
+        if problem.dropout or problem.records_grad or not can_count(problem, inputs, wanted):
             return super().look(problem, inputs, wanted)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
         return out, survey(problem, inputs, wanted, out)
@@ -97,7 +97,7 @@ class Cpu(Engine):
         problem = problem.undropped
         if not can_count(problem, inputs, wanted):
             return super().count(problem, inputs, wanted)
-        if problem.learns:
+        if problem.records_grad:
             return survey_with_gradient(problem, inputs, wanted)
         return survey(problem, inputs, wanted, None)
 
@@ -111,5 +111,5 @@ def can_count(problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -
     """Can the core count this itself? It keeps no tracer's graph. Gradients come from torch, which
     may call another of two nearly equal weights the largest: so the largest are not counted here if
     they are to learn."""
-    learned = problem.learns and any(s.name == "topk" for s in wanted)
+    learned = problem.records_grad and any(s.name == "topk" for s in wanted)
     return direct(problem, inputs) and not learned

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...errors import BadValue
-from ...problem import Inputs, Problem
-from ...traced import alone, carries_derivatives, plain, transformed
-from .back import CameBack, gradients
-from .call import Asked, attend, direct, question, rows_of
+from ...problem.problem import Inputs, Problem
+from ...torch_state import has_tangents, in_transform, is_plain, is_unbatched
+from .backward import CameBack, gradients
+from .pack import Asked, attend, direct, question, rows_of
 
 # SymInt: in a graph for any length, where the queries stand may follow from the length.
 QUESTION = (
@@ -172,24 +172,24 @@ torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_l
 
 
 def _dispatch(*arguments: Any) -> Any:
-    if transformed():
+    if in_transform():
         return Attend.apply(*arguments)
-    if plain(*_tensors(arguments)):
+    if is_plain(*_tensors(arguments)):
         return Learn.apply(*arguments)
     return torch.ops.clearhead.attend(*arguments)
 
 
 def _dispatch_back(*arguments: Any) -> Any:
-    if transformed():
+    if in_transform():
         return AttendBackward.apply(*arguments)
     tensors = _tensors(arguments)
-    if carries_derivatives(*tensors):
+    if has_tangents(*tensors):
         raise BadValue(
             "A gradient of attention is asked for derivatives in forward mode.",
             "the C++ core carries none along, on the way back neither.",
             "pass engine='tiled', which torch differentiates in every mode.",
         )
-    if not torch.is_grad_enabled() and alone(*tensors):
+    if not torch.is_grad_enabled() and is_unbatched(*tensors):
         return _attend_backward(*arguments)
     return torch.ops.clearhead.attend_backward(*arguments)
 

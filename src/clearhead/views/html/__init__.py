@@ -7,7 +7,7 @@ never as markup.
 """
 
 from .document import in_notebook
-from .ladder import report_page, write_report
+from .report import report_page, write_report
 from .steps import notebook, page, write_page
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BadType, BadValue, kind_of
-from ...trace import AXES, Step, Trace
+from ...results.trace import AXES, Step, Trace
 from ..labels import in_browser
 from ..sheet import ends, evenly
 from .document import document, in_notebook, stored, table, write

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import Missing
-from ...trace import AXES
+from ...results.trace import AXES
 from ..sheet import Sheet, number, span
 
 if TYPE_CHECKING:

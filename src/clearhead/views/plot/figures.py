@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ...errors import BadType, BadValue, kind_of, why_failed
-from ...trace import Trace
+from ...results.trace import Trace
 from ..sheet import Sheet, number, sheets, span
 from .canvas import draw, drawable, in_lines, new_figure, require_matplotlib, room_for, size
 

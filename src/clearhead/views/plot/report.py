@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ...errors import BadValue
-from ...findings import Findings
+from ...results.report import Findings
 from ..labels import visible
 from .canvas import LABELLED, drawable, in_lines, new_figure, require_matplotlib, room_for
 

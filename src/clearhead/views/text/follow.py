@@ -12,7 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ...errors import BadValue
-from ...trace import Trace
+from ...results.trace import Trace
 from ..labels import visible
 from ..sheet import choose_heads, ends, number, sheets
 from .paper import checked, first_of_many, indented, paper

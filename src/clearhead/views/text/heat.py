@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
-from ...trace import Trace
+from ...results.trace import Trace
 from ..sheet import Sheet, counted, ends, number, sheets, span
 from .paper import checked, coloured, first_of_many, paper, shade
 from .show import heading

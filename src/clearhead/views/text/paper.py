@@ -9,9 +9,8 @@ from rich.padding import Padding
 from rich.style import Style
 from rich.text import Text
 
-from ...errors import BadType, BadValue, kind_of
-from ...trace import Trace
-from ...whole import whole
+from ...errors import BadType, BadValue, kind_of, whole_number
+from ...results.trace import Trace
 from ..sheet import VIRIDIS, Sheet, ends
 
 ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut there
@@ -35,7 +34,7 @@ def checked(trace: object, decimals: int) -> None:
             "views show the steps of a Trace.",
             "pass what explain(...) returns.",
         )
-    digits = whole(decimals)
+    digits = whole_number(decimals)
     if digits is None or not 0 <= digits <= MOST_DECIMALS:
         raise BadValue(
             f"decimals={decimals!r}.",
@@ -46,7 +45,7 @@ def checked(trace: object, decimals: int) -> None:
 
 def at_least_one(name: str, value: object) -> int:
     """`value`, if it is a whole number from 1 on."""
-    number = whole(value)
+    number = whole_number(value)
     if number is None or number < 1:
         raise BadValue(
             f"{name}={value!r}.",

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from ...trace import Trace
+from ...results.trace import Trace
 
 
 def to_json(trace: Trace) -> dict[str, object]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from ...trace import Step, Trace
+from ...results.trace import Step, Trace
 from ..labels import visible
 from ..sheet import Sheet, choose_heads, counted, number, sheets, span
 from .paper import (

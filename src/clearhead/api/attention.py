@@ -1,0 +1,220 @@
+"""The one door: a question is checked, an engine is chosen (`engines`), it answers."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ..engines import choose, named
+from ..engines.engine import Engine
+from ..masks import Mask
+from ..problem.biases import Bias
+from ..problem.check import make_problem, must_have_numbers
+from ..problem.problem import Inputs, Problem
+from ..stats import Look, Statistic, lse_alone, parse_stats
+from ..torch_state import no_autocast
+from .hooks import notify
+from .matrix import Matrix
+
+Done = TypeVar("Done")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Tensor:
+    """Scaled dot-product attention: ``softmax(scale * Q K^T + ...) V``.
+
+    The order is scale, soft cap, bias, mask, softmax (in fp32 or wider), dropout, values.
+
+    >>> import torch, clearhead as ch
+    >>> q = torch.tensor([[0.0, 2.0 ** 0.5]]); k = torch.eye(2); v = torch.eye(2)
+    >>> ch.attention(q, k, v)  # weights 1/(1+e) and e/(1+e)
+    tensor([[0.2689, 0.7311]])
+
+    Args:
+        q: queries, (B, H, Tq, D). Leading dimensions may be missing from q, k and v alike. Under
+            autocast, three of one dtype keep it, and mixed ones are narrowed.
+        k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads key head i // (H // G).
+        v: values, (B, G, Tk, Dv).
+        mask: who may look at whom, for example `causal`; None means everyone at everything.
+        bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`;
+            None adds nothing.
+        scale: multiplies Q K^T; None means 1/sqrt(D), and 1 is the unscaled attention.
+        softcap: scores become softcap * tanh(scores / softcap); None means no cap, and so does one
+            of 2^100 or more, which would bend nothing.
+        sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
+            means no such logit.
+        dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
+        seed: makes dropout a function of (seed, b, h, q, k). None means torch's generator decides:
+            it draws up to 65536 weights (B H Tq Tk) one by one, as `nn.Dropout` would, and for more
+            it draws a seed where the C++ core answers.
+        engine: "auto", or an engine by name, which then answers or raises, and never falls back.
+
+    Returns:
+        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0. What stands behind
+        the mask changes nothing, NaN and infinity too; a row that sees an infinity is what the
+        formula gives, but on `sdpa` under a mask (float64, GPU) it is NaN.
+
+        From the C++ core (fp32, bf16, fp16 on a CPU) an answer has the same bits for any number of
+        threads, alone or in a batch, on one instruction-set level. The other engines are made of
+        torch's products, whose last bits follow both.
+
+    Raises:
+        BadValue, BadType: shapes, dtypes or values that do not fit, an engine that cannot answer.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need"; heads that share keys Ainslie et al.
+    2023, "GQA"; the soft cap Gemma Team 2024, "Gemma 2"; sinks Xiao et al. 2023, "Efficient
+    Streaming Language Models with Attention Sinks", as a learned logit OpenAI 2025, "gpt-oss".
+    """
+    problem, inputs = make_problem(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    return problem.shape_back(_output(problem, inputs, engine))
+
+
+def look(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    stats: Iterable[str | Statistic] = ("lse", "entropy"),
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Look:
+    """The output of `attention`, the same bits, and exact statistics of its weights.
+
+    Nothing of the size Tq x Tk is formed. `stats` names what is gathered of the masked logits x and
+    the weights w = softmax(x):
+
+    | statistic         | what it is                            | shape              |
+    |-------------------|---------------------------------------|--------------------|
+    | ``"lse"``         | log of the sum of exp(x), and sink    | (B, H, Tq)         |
+    | ``"max"``         | the largest logit x                   | (B, H, Tq)         |
+    | ``"entropy"``     | - sum of w log w over keys, in nats   | (B, H, Tq)         |
+    | ``"effective"``   | exp(entropy), a number of keys        | (B, H, Tq)         |
+    | `topk(n)`         | the n largest w, and their keys       | (B, H, Tq, n)      |
+    | `mass(groups)`    | the sum of w over each group of keys  | (B, H, Tq) each    |
+    | ``"received"``    | the sum of w that a key gets          | (B, H, Tk)         |
+    | `map(rows, cols)` | w, pooled                             | (B, H, rows, cols) |
+    | `rows([...])`     | w of some queries, whole              | (B, H, n, Tk)      |
+
+    The first six need one sweep over the keys, the last three a second. Weights never carry
+    dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
+    core stays in the graph. Other arguments and errors as in `attention`, and `BadValue` for
+    statistics that are unknown or do not fit.
+
+    Returns:
+        A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
+    """
+    problem, inputs = make_problem(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    wanted = parse_stats(stats, problem.grid)
+    must_have_numbers(problem, "look")
+    answer = _looked
+    if torch.compiler.is_compiling() and not lse_alone(wanted):
+        answer = torch.compiler.disable(_looked)  # statistics are counted outside the graph
+    return answer(problem, inputs, engine, wanted)
+
+
+def matrix(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Matrix:
+    """The attention matrix, lazy and exact: `rows`, `cols`, `block`, `A @ x`, `A.T @ x`.
+
+    Nothing of the size Tq x Tk is formed unless `to_dense()` is asked for. Weights never carry
+    dropout, so `dropout` and `seed` are checked and change nothing. The blocks are those of the
+    reference; `engine` says who answers `A @ x`, as in `attention`. Other arguments and errors as
+    in `attention`.
+    """
+    problem, inputs = make_problem(
+        q,
+        k,
+        k,  # the question is about the weights alone
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    must_have_numbers(problem, "matrix")
+    if engine != "auto":
+        named(engine)
+    return Matrix(problem.undropped, inputs, engine)
+
+
+def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    """The output, (B, H, Tq, Dv), by the engine that can."""
+    if inputs.q.is_meta:  # shapes without numbers: nothing to compute
+        choose(problem, engine)
+        out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
+        return out + sum(x.sum() for x in inputs) if problem.grad else out  # joined, for autograd
+    return _by_engine(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs))
+
+
+def _looked(problem: Problem, inputs: Inputs, engine: str, wanted: tuple[Statistic, ...]) -> Look:
+    out, counted = _by_engine(
+        problem, inputs, engine, lambda chosen: chosen.look(problem, inputs, wanted)
+    )
+    return Look(problem, out, counted.finish())
+
+
+def _by_engine(problem: Problem, inputs: Inputs, engine: str, do: Callable[[Engine], Done]) -> Done:
+    """Choose an engine, let it `do` the work, and tell whoever listens."""
+    chosen = choose(problem, engine)
+    if torch._C._is_any_autocast_enabled():  # a context costs as much as a tiny question
+        with no_autocast(problem.device):
+            done = do(chosen)
+    else:
+        done = do(chosen)
+    if not torch.compiler.is_compiling():  # a compiled graph has no one to tell
+        notify(problem, inputs)
+    return done

@@ -1,0 +1,158 @@
+"""The same question, step by step: every matrix on the way, as a `Trace`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from ..engines import CORE, choose, reference
+from ..errors import BadType, BadValue
+from ..masks import Mask
+from ..problem.biases import Bias
+from ..problem.check import make_problem, must_have_numbers
+from ..problem.dropout import draw_seed
+from ..problem.problem import Inputs, Problem
+from ..results.trace import Step, Trace
+from ..torch_state import no_autocast
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """The same question, answered step by step: a `Trace` with every matrix on the way.
+
+    `tokens` name the queries and, where Tq = Tk and `key_tokens` is None, the keys too; None means
+    numbers. The steps are `query`, `key`, `value`, `scores`, `scaled`, `capped`, `biased`,
+    `masked`, `weights` (the softmax), `dropped` and `output` (the context vectors), as far as they
+    were asked for. They are those of the reference; with an engine asked for by name, `output` is
+    that engine's own answer. All other arguments are those of `attention`: three dimensions are
+    (H, T, D), so a batch of one head is x.unsqueeze(1).
+
+    Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
+    """
+    problem, inputs = make_problem(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    return explain_problem(problem, inputs, tokens, key_tokens, engine)
+
+
+def explain_problem(
+    problem: Problem,
+    inputs: Inputs,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """`explain` for a question that was checked before, such as one that was listened to."""
+    must_have_numbers(problem, "explain")
+    named = None if engine in ("auto", "steps") else choose(problem, engine)
+    if named is not None and problem.dropout and problem.seed is None:
+        raise BadValue(
+            f"explain was asked about dropout={problem.dropout} without a seed, and of {engine!r}.",
+            "without a seed each engine makes its own draw, so the output would not be that of the "
+            "weights that are shown.",
+            "pass a seed=, or leave engine= out.",
+        )
+    if reasons := reference.too_large(problem):
+        raise BadValue(
+            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
+            "explain holds every matrix it shows.",
+            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
+            "only what is asked for.",
+        )
+    queries, keys = _labels(problem, tokens, key_tokens)
+    if engine == "auto" and problem.dropout and problem.seed is None and not CORE.why_not(problem):
+        problem = replace(problem, seed=int(draw_seed()))  # as the core does when it answers
+    made = []
+    with no_autocast(problem.device):
+        for step in reference.steps(problem, inputs):
+            if step.name == "output" and named is not None:
+                step = replace(step, tensor=named.run(problem, inputs))
+            if step.name == "weights":
+                step = replace(step, why=step.why + _exceptions(problem, step.tensor))
+            made.append(_without_lead(step, problem.rank))
+    answered = "" if named is None else f", answered by {named.name}"
+    settings = {
+        "mask": repr(problem.mask),
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "bias": None if problem.bias is None else repr(problem.bias),
+        "dropout": problem.dropout,
+        "seed": problem.seed,
+    }
+    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+
+
+def _exceptions(problem: Problem, weights: Tensor) -> str:
+    """Which rows of these weights do not sum to 1, and why."""
+    said = "" if problem.sinks is None else " What is missing went to the sink."
+    if problem.masked and bool((weights == 0).all(-1).any()):
+        said += " A query that may see nothing gives 0."
+    return said
+
+
+def wrong_count(name: str, given: int, size: int) -> BadValue:
+    """What is wrong with so many labels for so many positions."""
+    return BadValue(
+        f"{name} has {given} entries for {size} positions.",
+        "tokens label the positions, one each.",
+        f"pass {size} of them, or none.",
+    )
+
+
+def _labels(
+    problem: Problem, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    if key_tokens is None and tokens is not None and problem.Tq == problem.Tk:
+        key_tokens = tokens
+    for name, given, size in (
+        ("tokens", tokens, problem.Tq),
+        ("key_tokens", key_tokens, problem.Tk),
+    ):
+        if isinstance(given, str) or not (given is None or hasattr(given, "__len__")):
+            raise BadType(
+                f"{name} is {'one string, ' * isinstance(given, str)}{given!r}.",
+                "tokens are a list of strings, one for each position.",
+                f"split it first, for example {name}=text.split().",
+            )
+        if given is not None and len(given) != size:
+            raise wrong_count(name, len(given), size)
+    return (
+        None if tokens is None else tuple(map(_label, tokens)),
+        None if key_tokens is None else tuple(map(_label, key_tokens)),
+    )
+
+
+def _label(token: object) -> str:
+    return str(token.item() if isinstance(token, Tensor) and token.dim() == 0 else token)
+
+
+def _without_lead(step: Step, rank: int) -> Step:
+    """The step without the leading dimensions that the question did not have."""
+    drop = 4 - rank
+    if not drop:  # the very tensor that was computed with, so that gradients can be asked of it
+        return step
+    tensor = step.tensor.reshape(step.tensor.shape[drop:])
+    return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)

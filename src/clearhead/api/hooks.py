@@ -1,0 +1,87 @@
+"""The window that `watch`, reports and checkpoints look through.
+
+It sees what is asked of attention, and cannot change what is answered.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import TypeAlias
+
+from torch import nn
+
+from ..problem.problem import Inputs, Problem
+
+Hear: TypeAlias = Callable[[Problem, Inputs], None]
+_listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
+
+
+@contextmanager
+def listening(on_call: Hear) -> Iterator[None]:
+    """Call `on_call` with every question that is answered inside the `with` block."""
+    _listeners.set((*_listeners.get(), on_call))
+    try:
+        yield
+    finally:  # the others may have come and gone meanwhile
+        _listeners.set(tuple(other for other in _listeners.get() if other is not on_call))
+
+
+def notify(problem: Problem, inputs: Inputs) -> None:
+    """A question was answered."""
+    for on_call in _listeners.get():
+        on_call(problem, inputs)
+
+
+def capture_call(
+    run: Callable[[], object], number: int
+) -> tuple[tuple[Problem, Inputs] | None, int]:
+    """Of the questions that are asked while `run` runs, the one of this number, from 0 (None if
+    there is none), and how many there were. The others are let go."""
+    kept: list[tuple[Problem, Inputs]] = []
+    count = 0
+
+    def on_call(problem: Problem, inputs: Inputs) -> None:
+        nonlocal count
+        if count == number:
+            kept.append((problem, inputs))
+        count += 1
+
+    with listening(on_call):
+        run()
+    return (kept[0] if kept else None), count
+
+
+@contextmanager
+def module_hooks(
+    model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]
+) -> Iterator[None]:
+    """Inside the `with` block, call ``enter(name, module, args, kwargs)`` where a module of the
+    model begins, and ``leave(module, args, result)`` where it ends, however it ends."""
+    hooks = []
+    for name, module in model.named_modules():
+        begins = _Hook(partial(enter, name))
+        hooks.append(module.register_forward_pre_hook(begins, with_kwargs=True))
+        hooks.append(module.register_forward_hook(_Hook(leave), always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Hook:
+    """What listens at a module. A checkpoint that is saved meanwhile, or a copy, hears nothing."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+    def __call__(self, *given: object) -> None:
+        self.run(*given)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Hook, (_deaf,)
+
+
+def _deaf(*given: object) -> None:
+    pass

@@ -1,0 +1,306 @@
+"""The attention matrix as a thing to ask, not to hold: exact rows, columns, blocks and products.
+
+A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
+these two are kept, O(Tq); everything else is computed when asked for. `A @ x` is attention with x
+for values, so an engine answers it.
+"""
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engines import choose, compute_stats
+from ..errors import BadType, BadValue, whole_number
+from ..masks.values import four
+from ..problem import online_softmax
+from ..problem.nan_safe import weighted_sum
+from ..problem.problem import Inputs, Problem, repeat_heads
+from ..stats import Statistic, Top, map, sweep, topk
+from ..stats.state import Rows, finish_rows
+from ..stats.statistics import each
+from ..torch_state import no_autocast
+from ..views.png import png
+
+STRIP_CELLS = 2**21
+MOST_CELLS = 2**27
+SUMMARY_PAIRS = 2**24
+THUMBNAIL = 64
+MANY_RUNS = 16  # a run of keys by itself costs as much as so many keys in a row
+ALL = slice(None)
+
+
+class Matrix:
+    """The weights softmax(...) of one question, (B, H, Tq, Tk), computed on demand.
+
+    Weights never carry dropout. Every result has the leading dimensions the question had, is in
+    fp32 or wider, and carries gradients where the question does. q and k are not copied, and stay
+    as they are while the matrix is asked: for others, make another.
+    """
+
+    def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
+        self._problem, self._inputs, self._engine = problem, inputs, engine
+        self._kept: Rows | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, Tq, Tk), without the leading dimensions that the question did not have."""
+        p = self._problem
+        return (p.B, p.H, p.Tq, p.Tk)[4 - p.rank :]
+
+    @property
+    def lse(self) -> Tensor:
+        """The natural log-sum-exp of each query's scores and its sink, (B, H, Tq); -inf if it has
+        neither."""
+        sums = self._sums(slice(0, self._problem.Tq))
+        return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
+
+    def rows(self, queries: int | slice | Sequence[int]) -> Tensor:
+        """The exact weights of some queries, (B, H, n, Tk)."""
+        return self._weights(queries, ALL)
+
+    def cols(self, keys: int | slice | Sequence[int]) -> Tensor:
+        """The exact weights that some keys receive, (B, H, Tq, n)."""
+        return self._weights(ALL, keys)
+
+    def block(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """The exact weights of some queries on some keys, (B, H, q, k)."""
+        return self._weights(queries, keys)
+
+    def entropy(self) -> Tensor:
+        """-Σ w log w of each query's weights, in nats, (B, H, Tq); 0 where it sees nothing."""
+        return self._counted("entropy")
+
+    def topk(self, n: int) -> Top:
+        """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
+        lower key. Where a query sees fewer keys, the rest have weight 0 and key -1."""
+        return self._counted(topk(n))
+
+    def pool(self, rows: int, cols: int) -> Tensor:
+        """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of
+        the weight they put into a bin of keys."""
+        return self._counted(map(rows, cols))
+
+    def to_dense(self, most: int = MOST_CELLS) -> Tensor:
+        """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
+        p = self._problem
+        cells = p.all_pairs
+        if cells > most:
+            raise BadValue(
+                f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",
+                f"to_dense writes at most {most:,} cells unless it is told more.",
+                f"ask for rows, cols, a block or a product, or say to_dense(most={cells}).",
+            )
+        return self._weights(ALL, ALL)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """A @ x for x of shape (B, G or H, Tk, n): what the weights make of other values."""
+        p = self._problem
+        x = self._operand(x, p.Tk, "keys", "A @ x")
+        grad = p.grad or (x.requires_grad and torch.is_grad_enabled())
+        asked = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
+        # Gradients have gradients here, which the core has not.
+        engine = choose(asked, "tiled" if grad and self._engine == "auto" else self._engine)
+        with no_autocast(p.device):
+            return p.shape_back(engine.run(asked, p.widen(self._inputs._replace(v=x))))
+
+    @property
+    def T(self) -> "Transposed":
+        """The transpose: `A.T @ x` sums, for each key, over the queries that look at it."""
+        return Transposed(self)
+
+    def _transposed_matmul(self, x: Tensor) -> Tensor:
+        p = self._problem
+        x = self._operand(x, p.Tq, "queries", "A.T @ x")
+        total = x.new_zeros(p.B, p.H, p.Tk, x.shape[-1])
+        for strip in self._strips(slice(0, p.Tq)):
+            weights, keep = self._block(strip, slice(0, p.Tk))
+            looked_at = None if keep is None else keep.transpose(-1, -2)
+            with no_autocast(p.device):
+                total = total + weighted_sum(weights.transpose(-1, -2), x[:, :, strip], looked_at)
+        return p.shape_back(total)
+
+    def __repr__(self) -> str:
+        p = self._problem
+        size = " x ".join(str(n) for n in self.shape)
+        head = f"attention matrix {size} of {p.describe()}"
+        if not 0 < p.pairs <= SUMMARY_PAIRS:
+            return head
+        with torch.no_grad():
+            entropy = self.entropy()
+        mean, most = float(entropy.mean()), float(entropy.max())
+        return f"{head}\n  entropy {mean:.3f} nats on average, at most {most:.3f}"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the summary and a thumbnail of every head of the first batch, pooled."""
+        if 0 in self.shape:
+            return f"<pre>{html.escape(repr(self))}</pre>"
+        with torch.no_grad():
+            maps = four(self.pool(THUMBNAIL, THUMBNAIL))[0]
+        pictures = "".join(
+            f'<img alt="head {h}" title="head {h}" style="image-rendering:pixelated;width:8em;'
+            f'height:8em;margin:2px" src="data:image/png;base64,{png(m)}">'
+            for h, m in enumerate(maps)
+        )
+        return f"<pre>{html.escape(repr(self))}</pre>{pictures}"
+
+    # ------------------------------------------------------------------------------- inside
+
+    def _counted(self, statistic: str | Statistic) -> Any:
+        (result,) = compute_stats(self._problem, self._inputs, [statistic]).finish().values()
+        return each(result, self._problem.shape_back)
+
+    def _weights(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """Some queries on some keys, in the order asked for: block by block, a block for each run
+        of keys. Where these are many, whole rows cost less, and the keys are picked out of them."""
+        p = self._problem
+        columns = _runs(keys, p.Tk, "key")
+        places = [key for column in columns for key in range(column.start, column.stop)]
+        rows = []
+        for run in _runs(queries, p.Tq, "query"):
+            if len(columns) * MANY_RUNS > p.Tk:
+                for strip in self._strips(run):
+                    rows.append(self._block(strip, slice(0, p.Tk))[0][..., places])
+                continue
+            sums = self._sums(run) if len(columns) > 1 else None
+            parts = [self._block(run, column, sums)[0] for column in columns]
+            rows.append(torch.cat(parts, 3))
+        return p.shape_back(torch.cat(rows, 2))
+
+    def _block(
+        self, queries: slice, keys: slice, sums: Rows | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """exp(score - max) / sum, 0 where a query sees nothing; and who may look. `sums` are those
+        of the queries over all keys, if they are known."""
+        p = self._problem
+        scores, keep = self._logits(queries, keys)
+        if sums is None and keys == slice(0, p.Tk):
+            top = online_softmax.largest(scores)
+            sums = Rows(top, online_softmax.powers(scores, top).sum(-1))
+        elif sums is None:
+            sums = self._sums(queries)
+        weights = finish_rows(sums, p.sinks).weight(
+            online_softmax.powers(scores, sums.max.detach())
+        )
+        return weights.masked_fill(scores == online_softmax.NOTHING, 0.0), keep
+
+    def _sums(self, queries: slice) -> Rows:
+        """The maximum and the sum of some queries over all keys.
+
+        Kept once all queries were asked for; but not where gradients flow, because a graph can be
+        walked back only once.
+        """
+        p = self._problem
+        if self._kept is not None and not p.records_grad:
+            return Rows(*(x[:, :, queries] for x in self._kept[:2]))
+        every = queries == slice(0, p.Tq)
+        counted = (
+            compute_stats(p, self._inputs, ["lse"])
+            if every
+            else sweep(p, self._inputs, ["lse"], queries)
+        )
+        assert counted.rows is not None
+        if every and not p.records_grad:
+            self._kept = counted.rows
+        return counted.rows
+
+    def _strips(self, queries: slice) -> Iterator[slice]:
+        """The queries in strips whose rows over all keys hold at most about `STRIP_CELLS` cells."""
+        p = self._problem
+        size = max(1, STRIP_CELLS // max(1, p.B * p.H * p.Tk))
+        if queries.start == queries.stop:
+            yield queries
+        for start in range(queries.start, queries.stop, size):
+            yield slice(start, min(start + size, queries.stop))
+
+    def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        p = self._problem
+        q = self._inputs.q[:, :, queries].to(p.wide)
+        k = repeat_heads(self._inputs.k[:, :, keys].to(p.wide), p.H)
+        with no_autocast(p.device):
+            return p.logits(q, k, queries, keys)
+
+    def _operand(self, x: Tensor, length: int, what: str, call: str) -> Tensor:
+        p = self._problem
+        if not isinstance(x, Tensor):
+            raise BadType(
+                f"{call} got x of type {type(x).__name__}.",
+                "the attention matrix is multiplied with a tensor.",
+                "pass torch.as_tensor(x).",
+            )
+        fits = x.dim() == p.rank and x.shape[-2] == length
+        if fits:
+            B, heads = four(x).shape[:2]
+            fits = B in (1, p.B) and heads in (1, p.G, p.H)
+        if not fits:
+            raise BadValue(
+                f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
+                f"x has as many dimensions as the question and one row for each of the {length} "
+                f"{what}.",
+                f"pass x with second-to-last size {length}.",
+            )
+        return repeat_heads(four(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)
+
+
+class Transposed:
+    """`A.T`, for `A.T @ x` with x of shape (B, H, Tq, n): what each key receives."""
+
+    def __init__(self, matrix: Matrix):
+        self._matrix = matrix
+
+    @property
+    def T(self) -> Matrix:
+        return self._matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, Tq, Tk = self._matrix.shape
+        return (*lead, Tk, Tq)
+
+    def __repr__(self) -> str:
+        return f"the transpose, of shape {self.shape}, of: {self._matrix!r}"
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self._matrix._transposed_matmul(x)
+
+
+def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
+    """The positions asked for, as runs of consecutive ones, in the order asked for."""
+    runs: list[slice] = []
+    for i in _places(which, size, name):
+        if runs and runs[-1].stop == i:
+            runs[-1] = slice(runs[-1].start, i + 1)
+        else:
+            runs.append(slice(i, i + 1))
+    return runs or [slice(0, 0)]
+
+
+def _places(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
+    if isinstance(which, slice):
+        return range(*which.indices(size))
+    one = not isinstance(which, Iterable) or (isinstance(which, Tensor) and not which.dim())
+    given: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # told apart above
+    places = []
+    for i in given:
+        place = whole_number(i)
+        if place is None:
+            raise BadType(
+                f"{name} {i!r} was asked for.",
+                "positions are whole numbers.",
+                "pass an int, a slice or a list of ints.",
+            )
+        if not -size <= place < size:
+            raise BadValue(
+                f"{name} {place} was asked for, and there are {size}.",
+                "positions count from 0 and stay below the size; -1 is the last.",
+                f"ask for a {name} from {-size} to {size - 1}.",
+            )
+        places.append(place % size)
+    return places

@@ -1,0 +1,97 @@
+"""Why divide by sqrt(d)? Softmax over random queries and keys, with and without the scaling.
+
+A dot product of d independent terms of variance 1 has variance d. Unscaled, scores therefore spread
+as sqrt(d), softmax puts all its weight on one key, and its gradient vanishes; scaled, the variance
+stays 1 whatever d is. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue, kind_of, whole_number
+from ..results.scaling import Scaling
+from .explain import explain
+
+SIZES = (4, 16, 64, 256, 1024)
+LARGEST = 2**16
+
+
+def why_scale(
+    size: int = 256,
+    *,
+    keys: int = 32,
+    queries: int = 256,
+    seed: int = 0,
+    sizes: Sequence[int] = SIZES,
+) -> Scaling:
+    """Measure scores, weights and gradients over random normal queries and keys, by `explain`.
+
+    `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
+    or a count is below 1.
+    """
+    start = whole_number(seed)
+    if start is None or not 0 <= start < 2**63:
+        raise BadValue(
+            f"seed={seed!r}.", "a seed is a whole number from 0 on.", "pass for example seed=0."
+        )
+    if not isinstance(sizes, Iterable):
+        raise BadType(
+            f"sizes is {kind_of(sizes)}.",
+            "sizes are the head sizes to compare, in a list.",
+            "pass for example sizes=[16, 64, 256].",
+        )
+    if whole_number(keys) == 1:
+        raise BadValue(
+            "keys=1.",
+            "of one key the weight is 1, whatever its score: there is nothing to scale.",
+            "pass keys=2 or more.",
+        )
+    size, keys, queries = _count("size", size), _count("keys", keys), _count("queries", queries)
+    sizes = sorted({size, *(_count("sizes", d) for d in sizes)})
+    columns: dict[str, list[float]] = {
+        f"{what}_{kind}": []
+        for what in ("variance", "gradient", "entropy")
+        for kind in ("raw", "scaled")
+    }
+    shown: dict[str, Tensor] = {}
+    source = torch.Generator("cpu").manual_seed(start)
+    for d in sizes:
+        q, k = (
+            torch.randn(n, d, generator=source, dtype=torch.float64, device="cpu")
+            for n in (queries, keys)
+        )
+        for kind, scale in (("raw", 1.0), ("scaled", None)):
+            trace = explain(q, k, k, scale=scale)
+            weights = trace["weights"]
+            scores = trace["scaled"] if "scaled" in trace else trace["scores"]
+            columns[f"variance_{kind}"].append(float(scores.var()))
+            columns[f"gradient_{kind}"].append(float(_jacobian_norm(weights).mean()))
+            entropy = torch.special.entr(weights).sum(-1)
+            columns[f"entropy_{kind}"].append(float(entropy.mean()))
+            if d == size:
+                shown[kind] = weights[0].sort(descending=True).values
+    return Scaling(
+        keys, size, sizes, weights_raw=shown["raw"], weights_scaled=shown["scaled"], **columns
+    )
+
+
+def _count(name: str, value: int) -> int:
+    number = whole_number(value)
+    if number is None or not 1 <= number <= LARGEST:
+        raise BadValue(
+            f"{name} holds {value!r}." if name == "sizes" else f"{name}={value!r}.",
+            f"head sizes and counts are whole numbers from 1 to {LARGEST}.",
+            "pass a number in between.",
+        )
+    return number
+
+
+def _jacobian_norm(weights: Tensor) -> Tensor:
+    """|diag(w) - w w^T| of each row, the derivative of softmax, in closed form.
+
+    Its squared Frobenius norm is sum(w_i^2) - 2 sum(w_i^3) + sum(w_i^2)^2.
+    """
+    squares = weights.square().sum(-1)
+    return (squares - 2 * weights.pow(3).sum(-1) + squares.square()).clamp(min=0).sqrt()

@@ -1,0 +1,127 @@
+"""From a sentence to a `Trace`: tokens, embeddings, positions, projections, then attention.
+
+Nothing is learned here: embeddings and projections are drawn from a seed, so that every number can
+be followed and made again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ..errors import BadType, BadValue, kind_of, whole_number
+from ..masks import Mask
+from ..results.trace import Step, Trace
+from . import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
+from .words import tokenize
+
+LONGEST = 2048
+LARGEST = 4096
+WIDEST = 64  # features up to which the matrices of the projections are shown
+
+
+def explain_text(
+    text: str,
+    *,
+    size: int = 8,
+    heads: int = 2,
+    seed: int = 123,
+    mask: Mask | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    positions: bool = True,
+) -> Trace:
+    """Explain self-attention over the words of a text, with random embeddings and projections.
+
+    Equal words have equal embeddings, (T, size), drawn in the order in which words first appear: a
+    row belongs to a word of this text only. With `positions`, sinusoids are added to them. Q, K and
+    V are projected from the sum for `heads` heads of size / heads features each; up to size 64 the
+    matrices that project are steps too (`W_query`, (H, size, size / H), and so on).
+    `mask=None` lets everyone look at everything, `scale=None` means 1/sqrt(size / heads). Dropout
+    drops the cells that `seed` decides.
+
+    Raises `BadValue` for a text without words or with more than 2048, for a size or a seed out of
+    range, and for heads that do not divide the size.
+    """
+    if not isinstance(text, str):
+        raise BadType(
+            f"explain_text got {kind_of(text)}.",
+            "a text is one string, which is split into words here.",
+            "pass a string; tokens of your own go to explain(q, k, v, tokens=[...]).",
+        )
+    tokens = tokenize(text)
+    if not tokens:
+        raise BadValue(
+            f"The text {text!r} has no words.",
+            "attention needs at least one token.",
+            "pass some words.",
+        )
+    seed, size = _between("seed", seed, 0, 2**63 - 1), _between("size", size, 1, LARGEST)
+    if (count := whole_number(heads)) is None or count < 1 or size % count:
+        raise BadValue(
+            f"size={size} and heads={heads}.",
+            "each head has size / heads features, so the number of heads divides the size.",
+            "pass another number of heads, or another size.",
+        )
+    if len(tokens) > LONGEST:
+        raise BadValue(
+            f"The text has {len(tokens)} tokens.",
+            f"explain holds every matrix it shows, for at most {LONGEST} tokens.",
+            "pass a shorter text.",
+        )
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
+        ids = torch.tensor([vocabulary[token] for token in tokens])
+        torch.default_generator.manual_seed(seed)
+        embed = TokenEmbedding(len(vocabulary), size)
+        attend = MultiHeadAttention(size, count, out_bias=False)
+        x = embed(ids)
+        before = [
+            Step("ids", "vocabulary[token]", "Each different word gets a number.", "q", ids),
+            Step("embeddings", "E[ids]", "Each word is looked up as a row of numbers; equal words "
+                 "have equal rows.", "q e", x),
+        ]  # fmt: skip
+        if positions:
+            place = SinusoidalPositions(size)
+            wave = place(torch.zeros_like(x))
+            x = place(x)
+            before.append(
+                Step("positions", "sin(p / 10000^(2i/d)) in column 2i, cos in column 2i + 1",
+                     "Attention does not know order, so each position p adds its own pattern of d "
+                     "features.", "q e", wave)
+            )  # fmt: skip
+        trace = attend.explain(x, tokens=tokens, mask=mask, scale=scale, dropout=dropout, seed=seed)
+    steps = [*before, *_with_matrices(trace, attend, " + ".join(s.name for s in before[1:]))]
+    length = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
+    return replace(trace, steps=tuple(steps), about=f"{length}, seed {seed}: {trace.about}")
+
+
+def _between(name: str, value: int, least: int, most: int) -> int:
+    number = whole_number(value)
+    if number is None or not least <= number <= most:
+        raise BadValue(
+            f"{name}={value!r}.",
+            f"the {name} of a lesson is a whole number from {least} to {most}.",
+            "pass a number in between.",
+        )
+    return number
+
+
+def _with_matrices(trace: Trace, layer: MultiHeadAttention, source: str) -> Iterator[Step]:
+    """The layer's steps: its inputs say where they came from, and before a projection stands its
+    matrix, if a page can show it."""
+    heads, shown = layer.heads, layer.d <= WIDEST
+    turns = {"query": "h e d", "key": "g e d", "value": "g e v"}
+    for step in trace:
+        if step.name == "inputs":
+            step = replace(step, formula=f"X = {source}")
+        if shown and step.name in turns:
+            name = f"W_{step.name}"
+            matrix = getattr(layer, name).weight.detach().T.unflatten(1, (heads, -1)).movedim(1, 0)
+            why = f"Drawn at random: what turns a token into a {step.name}. Each head has its own."
+            yield Step(name, "", why, turns[step.name], matrix)
+        if shown and step.name == "projected":
+            matrix = layer.out_proj.weight.detach().T.unflatten(0, (heads, -1))
+            why = "Drawn at random: what mixes the answers of the heads. Each head has its rows."
+            yield Step("W_out", "", why, "h v e", matrix)
+        yield step

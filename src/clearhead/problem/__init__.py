@@ -1,0 +1,1 @@
+"""The question: checked once (`check`), then a `Problem` and its tensors, which engines answer."""

@@ -1,0 +1,205 @@
+"""What is added to the scores before the mask: a tensor of one's own, or ALiBi.
+
+Letters: B batch, H query heads, Tq queries, Tk keys.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue
+from ..masks import Grid, Mask
+from ..masks.values import (
+    Align,
+    align as corner,
+    check_batch,
+    check_broadcasts,
+    check_corner,
+    four,
+    positions,
+    text,
+)
+from ..torch_state import requires_grad
+
+
+class Bias(ABC):
+    """A number added to the score of every pair."""
+
+    @abstractmethod
+    def check(self, grid: Grid) -> None:
+        """Raise `BadValue` if it does not fit these sizes."""
+
+    @abstractmethod
+    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
+        """The numbers for a block, broadcastable to (B, H, q, k), in the dtype of `like`. A tensor
+        says the queries one by one."""
+
+    @property
+    def numbers(self) -> Tensor | None:
+        """The tensor it was given, if any."""
+        return None
+
+    @property
+    def needs_grad(self) -> bool:
+        return requires_grad(self.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBias(Bias):
+    """A tensor that broadcasts to (B, H, Tq, Tk); gradients flow to it. Made by `bias(tensor)`."""
+
+    tensor: Tensor
+
+    def __repr__(self) -> str:
+        return f"bias({'x'.join(map(str, self.tensor.shape))} {self.tensor.dtype})"
+
+    @property
+    def numbers(self) -> Tensor:
+        return self.tensor
+
+    def four(self) -> Tensor:
+        return four(self.tensor)
+
+    def within(self, dtype: torch.dtype) -> "TensorBias":
+        """The same for what is computed in a narrower dtype: what is finite stays finite."""
+        x, most = self.tensor, torch.finfo(dtype).max
+        if torch.finfo(x.dtype).max <= most:
+            return self
+        return TensorBias(torch.where(x.isinf(), x, x.clamp(-most, most)).to(dtype))
+
+    def check(self, grid: Grid) -> None:
+        check_broadcasts(
+            self.tensor, grid, "bias has", "a bias",
+            "a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk)",
+        )  # fmt: skip
+
+    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
+        part = self.four()
+        part = part if part.shape[2] == 1 else part[:, :, queries]
+        part = part if part.shape[3] == 1 else part[..., keys]
+        return part.to(device=like.device, dtype=like.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Alibi(Bias):
+    """-slope[h] * |q - k|: nearer keys score higher, by a slope per head. Made by `alibi(...)`.
+
+    Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
+    Enables Input Length Extrapolation". Under a causal mask |q - k| is q - k, as in the paper.
+    """
+
+    slopes: Tensor | None
+    align: Align = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "align", corner(self.align))
+
+    def __repr__(self) -> str:
+        slopes = "" if self.slopes is None else repr([round(s, 6) for s in self.slopes.tolist()])
+        align = "" if self.align is None else f"align={text(self.align)}"
+        return f"alibi({', '.join(part for part in (slopes, align) if part)})"
+
+    @property
+    def numbers(self) -> Tensor | None:
+        return self.slopes
+
+    def check(self, grid: Grid) -> None:
+        if self.slopes is not None and self.slopes.shape[0] != 1 and self.slopes.shape[0] != grid.H:
+            raise BadValue(
+                f"alibi got {self.slopes.shape[0]} slopes for H={grid.H} heads.",
+                "every query head has one slope.",
+                f"pass {grid.H} slopes, or none for the paper's own.",
+            )
+        check_batch(self, self.align, grid)
+        check_corner(self, self.align, grid, "alibi")
+
+    def of(self, grid: Grid) -> Tensor:
+        """The slope of each head, (H,); by default 2^(-8/H), 2^(-16/H), ... as in the paper."""
+        if self.slopes is not None:
+            return self.slopes.expand(grid.H)
+        slopes = [2.0 ** (-8.0 * (i + 1) / grid.H) for i in range(grid.H)]
+        return torch.tensor(slopes, dtype=torch.float64, device="cpu")
+
+    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
+        q = positions(self.align, grid, like.device)[..., queries]
+        k = torch.arange(grid.Tk, device=like.device)[keys]
+        distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)
+        slopes = self.of(grid).to(device=like.device, dtype=like.dtype)
+        return -slopes.reshape(1, -1, 1, 1) * distance
+
+
+def bias(tensor: Tensor) -> TensorBias:
+    """A bias from a floating tensor that broadcasts to (B, H, Tq, Tk), with 0 to 4 dimensions.
+
+    It is added after scale and soft cap and before the mask; -inf blocks a pair. Raises `BadType`
+    for booleans (which do not say what their True means) and other dtypes.
+    """
+    if tensor is alibi:
+        raise BadType(
+            "bias got the function alibi.",
+            "a bias is made by it.",
+            "call it: bias=alibi().",
+        )
+    if isinstance(tensor, Mask):
+        raise BadType(
+            f"bias got the mask {tensor!r}.",
+            "a bias is a floating-point tensor that is added to the scores.",
+            "pass a mask as mask=.",
+        )
+    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise BadType(
+            f"bias got {kind}.",
+            "a bias is a floating-point tensor that is added to the scores.",
+            "pass tensor.float(), or torch.tensor(...) of numbers; booleans go to "
+            "mask=dense(keep=...) or mask=dense(drop=...).",
+        )
+    if tensor.dim() > 4:
+        raise BadValue(
+            f"bias got a tensor with {tensor.dim()} dimensions.",
+            "a bias broadcasts to (B, H, Tq, Tk).",
+            "give it at most 4 dimensions.",
+        )
+    return TensorBias(tensor)
+
+
+def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
+    """ALiBi: -slope[h] * |q - k|. `slopes` holds one per query head, (H,); None means the paper's
+    2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
+
+    Raises `BadType` for slopes that are no real numbers, `BadValue` for more than one dimension.
+    Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
+    Enables Input Length Extrapolation".
+    """
+    try:
+        numbers = None
+        if slopes is not None:
+            given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
+            if isinstance(slopes, list | tuple) and given.dtype == torch.get_default_dtype():
+                # A default dtype would round them; the paper's own are not rounded either.
+                given = torch.tensor(slopes, dtype=torch.float64, device="cpu")
+            if not given.dim():
+                raise TypeError("one number")
+            numbers = given
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(
+            f"alibi got slopes={slopes!r}.",
+            "slopes are numbers, one per query head.",
+            "pass a floating tensor or a list of floats; alibi() has the paper's own, for as many "
+            "heads as there are.",
+        ) from error
+    if numbers is not None and (numbers.is_complex() or numbers.dtype == torch.bool):
+        raise BadType(
+            f"alibi got slopes of {numbers.dtype}.",
+            "slopes are real numbers, one per query head.",
+            "pass a floating tensor or a list of floats, or none for the paper's own.",
+        )
+    if numbers is not None and numbers.dim() > 1:
+        raise BadValue(
+            f"alibi got slopes of shape {tuple(numbers.shape)}.",
+            "slopes are one per query head, (H,).",
+            "flatten them to one dimension.",
+        )
+    return Alibi(numbers, align)

@@ -1,0 +1,335 @@
+"""The question is checked once, here, and brought to four dimensions."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue, kind_of, whole_number
+from ..masks import Dense, Grid, Mask, everything, intersect
+from ..masks.values import four
+from ..torch_state import has_values, is_autocast, requires_grad
+from .biases import Bias, TensorBias, bias as as_bias
+from .problem import Inputs, Problem
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NO_CAP = 2.0**100  # so large a cap bends nothing, and what float32 divides by it is lost
+
+
+def make_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> tuple[Problem, Inputs]:
+    """Check a question once, and give it with its tensors brought to four dimensions."""
+    rank = 4
+    if not _usual(q, k, v):
+        q, k, v, rank = _four_dimensions(*_as_autocast(q, k, v))
+    (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
+    grid = Grid(Tq, Tk, B, H)
+    mask = _checked_mask(mask, grid)
+    if bias is not None:
+        bias = bias if isinstance(bias, Bias) else as_bias(bias)
+        bias.check(grid)
+        _has_numbers_beside("bias", bias.numbers, q)
+        if isinstance(bias, TensorBias) and "meta" not in (bias.tensor.device.type, q.device.type):
+            if bias.tensor.device != q.device:
+                bias = TensorBias(bias.tensor.to(q.device))
+            mask, bias = _blocked_by(bias, mask)
+            if isinstance(bias, TensorBias) and q.dtype != torch.float64:
+                bias = bias.within(torch.float32)
+    if sinks is not None:
+        sinks = _checked_sinks(sinks, H)
+        _has_numbers_beside("sinks", sinks, q)
+        sinks = sinks.to(q.device)
+    learned = None if bias is None else bias.numbers
+    grad = torch.is_grad_enabled() and requires_grad(q, k, v, sinks, learned)
+    given = _checked_number("scale", scale, positive=False)
+    problem = Problem(
+        B,
+        H,
+        G,
+        Tq,
+        Tk,
+        D,
+        Dv,
+        q.dtype,
+        q.device,
+        mask,
+        bias,
+        scale=given if given is not None else 1.0 / math.sqrt(max(D, 1)),
+        softcap=_checked_cap(softcap),
+        sinks=sinks,
+        dropout=_checked_dropout(dropout),
+        seed=_checked_seed(seed),
+        grad=grad,
+        rank=rank,
+    )
+    return problem, Inputs(q, k, v)
+
+
+# ------------------------------------------------------------------------------------- the checks
+
+
+def must_have_numbers(problem: Problem, verb: str) -> None:
+    """Raises `BadValue` where there is nothing to look at: a question of meta tensors."""
+    if problem.device.type == "meta":
+        raise BadValue(
+            f"{verb} was asked about meta tensors: {problem.describe()}.",
+            "meta tensors have shapes and no numbers to look at.",
+            "use plan(...), or attention(...) for the shape of the output.",
+        )
+
+
+def _usual(q: object, k: object, v: object) -> bool:
+    """Is everything as most questions have it? One look, for small calls are mostly checks."""
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return False
+    if q.is_nested or not (
+        q.dim() == 4 == k.dim() == v.dim() and q.dtype is k.dtype is v.dtype in DTYPES
+    ):
+        return False
+    B, H, _, D = q.shape
+    Bk, G, Tk, Dk = k.shape
+    Bv, Gv, Tv, _ = v.shape
+    same = B == Bk == Bv and D == Dk and G == Gv and Tk == Tv
+    same = same and G > 0 and H % G == 0 and q.device == k.device == v.device
+    return same and q.layout is k.layout is v.layout is torch.strided
+
+
+def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast some layers narrow what they give and some do not; torch then narrows all."""
+    if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
+        return tensors
+    device = tensors[0].device
+    if len({x.dtype for x in tensors}) == 1 or not is_autocast(device):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device.type)) for x in tensors)
+
+
+def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise BadType(
+                f"{name} is {kind_of(x)}.",
+                "queries, keys and values are torch tensors.",
+                f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor.",
+            )
+        if x.is_nested or x.layout is not torch.strided:
+            raise BadType(
+                f"{name} is {'nested' if x.is_nested else f'of layout {x.layout}'}.",
+                "queries, keys and values are dense tensors with strides.",
+                f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one "
+                "after the other with mask=documents(...)."
+                if x.is_nested
+                else f"pass {name}.to_dense().",
+            )
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
+        raise BadValue(
+            f"The shapes are {shapes}.",
+            "q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may "
+            "be missing, from all three alike.",
+            "give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).",
+        )
+    if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in DTYPES:
+        raise BadType(
+            f"The dtypes are q {q.dtype}, k {k.dtype}, v {v.dtype}.",
+            "queries, keys and values have one dtype: float16, bfloat16, float32 or float64.",
+            "convert them, for example with .float() or .to(q.dtype).",
+        )
+    if len({x.device for x in (q, k, v)}) > 1:
+        raise BadValue(
+            f"The devices are q {q.device}, k {k.device}, v {v.device}.",
+            "queries, keys and values live on one device.",
+            "move them, for example with .to(q.device).",
+        )
+    rank = q.dim()
+    q, k, v = (four(x) if rank < 4 else x for x in (q, k, v))
+    if q.shape[-1] != k.shape[-1]:
+        raise BadValue(
+            f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",
+            "a score is a dot product, so queries and keys have the same head size D.",
+            "project both to the same size; a common slip is a transposed key.",
+        )
+    if k.shape[1:3] != v.shape[1:3]:
+        raise BadValue(
+            f"Keys have (G, Tk) = {tuple(k.shape[1:3])} and values {tuple(v.shape[1:3])} "
+            f"({shapes}).",
+            "every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).",
+            "give both the same heads and the same length.",
+        )
+    H, G = q.shape[1], k.shape[1]
+    if (G == 0 and H != 0) or (G and H % G):
+        raise BadValue(
+            f"There are H={H} query heads and G={G} key heads ({shapes}).",
+            "H is a multiple of G, and query head i reads key head i // (H // G).",
+            "change the number of heads, or repeat the key heads yourself.",
+        )
+    batches = {x.shape[0] for x in (q, k, v)} - {1}
+    if len(batches) > 1:
+        raise BadValue(
+            f"The batch sizes are {q.shape[0]}, {k.shape[0]} and {v.shape[0]} ({shapes}).",
+            "q, k and v have one batch size; 1 stands for all.",
+            "give all three the same batch size, or 1.",
+        )
+    B = batches.pop() if batches else 1
+    q, k, v = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
+    return q, k, v, rank
+
+
+def _checked_mask(mask: object, grid: Grid) -> Mask:
+    if mask is None:
+        return everything
+    if isinstance(mask, Mask):
+        mask.check(grid)
+        return mask
+    if isinstance(mask, type) and issubclass(mask, Mask):
+        raise BadType(
+            f"mask is the class {mask.__name__}.",
+            "a mask is a rule, made by calling its class.",
+            f"call it: {mask.__name__}(...); plain causal is `clearhead.causal`.",
+        )
+    if isinstance(mask, str):
+        raise BadType(
+            f"mask is the text {mask!r}.",
+            "a mask is a rule made by clearhead, such as clearhead.causal.",
+            f"pass the rule itself, or clearhead.masks.parse({mask!r}).",
+        )
+    if str(getattr(mask, "dtype", None)) in ("bool", "torch.bool"):  # NumPy's or torch's
+        raise BadType(
+            f"mask is {'a boolean tensor' if isinstance(mask, Tensor) else 'an array of booleans'} "
+            f"of shape {tuple(mask.shape)}.",  # type: ignore[attr-defined]  # what has a dtype has a shape
+            "a bare boolean does not say what its True means; libraries disagree.",
+            "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.",
+        )
+    if isinstance(mask, Tensor):
+        raise BadType(
+            f"mask is a tensor of dtype {mask.dtype}.",
+            "a mask is a rule about who may look; numbers added to scores are a bias.",
+            "pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 "
+            "and -inf) goes to attention as bias=.",
+        )
+    if callable(mask) or hasattr(mask, "mask_mod"):
+        raise BadType(
+            f"mask is {kind_of(mask)}.",
+            "a mask is a rule made by clearhead; what FlexAttention is given is a function.",
+            "pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, "
+            "dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).",
+        )
+    if isinstance(mask, Bias):
+        raise BadType(
+            f"mask is {mask!r}.",
+            "a mask says who may look; what is added to the scores is a bias.",
+            "pass it as bias=.",
+        )
+    raise BadType(
+        f"mask is {mask!r}.",
+        "a mask is a rule made by clearhead.",
+        "pass clearhead.causal, window(before=...), lengths(...), documents(...) or dense(...).",
+    )
+
+
+def _has_numbers_beside(name: str, x: Tensor | None, q: Tensor) -> None:
+    if x is not None and x.device.type == "meta" != q.device.type:
+        raise BadValue(
+            f"{name} is a meta tensor of shape {tuple(x.shape)}; q is on {q.device}.",
+            "meta tensors have shapes and no numbers to compute with.",
+            f"pass {name} with numbers, or everything on meta for the shape of the output.",
+        )
+
+
+def _blocked_by(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
+    """-inf in a bias blocks a pair, so it becomes a mask: then NaN behind it cannot leak."""
+    numbers, known = bias.tensor.detach(), has_values(bias.tensor)
+    if known and (not numbers.numel() or math.isfinite(numbers.amin().item())):
+        return mask, bias
+    blocked = torch.isneginf(numbers)
+    if known and not bool(blocked.any()):
+        return mask, bias
+    rule = Dense(~blocked if blocked.dim() else ~blocked.reshape(1))
+    return intersect(mask, rule), TensorBias(bias.tensor.masked_fill(blocked, 0.0))
+
+
+def _checked_sinks(sinks: object, H: int) -> Tensor:
+    if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
+        raise BadType(
+            f"sinks is {getattr(sinks, 'dtype', type(sinks).__name__)}.",
+            "sinks are extra logits, one floating-point number per query head.",
+            f"pass a floating tensor of shape ({H},).",
+        )
+    # Compared one by one: in a graph for any H, a size is no number that a tuple could hold.
+    if sinks.dim() > 1 or (sinks.dim() and sinks.shape[0] != 1 and sinks.shape[0] != H):
+        raise BadValue(
+            f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.",
+            "sinks are extra logits, one per query head, (H,).",
+            f"pass a tensor of shape ({H},).",
+        )
+    return sinks.reshape(-1).expand(H)
+
+
+def _checked_number(name: str, value: object, positive: bool) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise BadType(
+            f"{name} is a tensor that requires a gradient.",
+            f"{name} is a constant of the question, and no gradient flows to it.",
+            f"pass {name}=float({name}) for a constant; a learned temperature multiplies the "
+            "queries: attention(temperature * q, k, v, scale=1).",
+        )
+    try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError("float() would read a number into it")
+        number = float(value)  # type: ignore[arg-type]  # float says what is none
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(
+            f"{name} is {value!r}.", f"{name} is a number, or None.", f"pass a float as {name}=."
+        ) from error
+    if not -math.inf < number < math.inf or (positive and number <= 0):
+        raise BadValue(
+            f"{name}={number!r}.",
+            f"{name} is a {'positive, ' if positive else ''}finite number, or None for "
+            + ("no cap." if positive else "1/sqrt(D)."),
+            f"pass another {name}, or leave it out.",
+        )
+    return number
+
+
+def _checked_cap(value: object) -> float | None:
+    cap = _checked_number("softcap", value, positive=True)
+    return None if cap is None or cap >= NO_CAP else cap
+
+
+def _checked_dropout(p: object) -> float:
+    # Of a number that is open in its graph torch.compile can tell the kind, and no attribute.
+    is_plain = isinstance(p, (int, float)) or hasattr(p, "__float__")
+    number = float(p) if is_plain and not isinstance(p, (bool, Tensor)) else None  # type: ignore[arg-type]  # it has __float__
+    if number is None or not 0.0 <= number <= 1.0:
+        raise (BadType if number is None else BadValue)(
+            f"dropout={p!r}.",
+            "dropout is the probability that a weight is dropped, from 0 to 1.",
+            "pass a number such as 0.1; layers pass 0.0 outside training.",
+        )
+    return number
+
+
+def _checked_seed(seed: object) -> int | None:
+    if seed is None:
+        return None
+    number = whole_number(seed)
+    if number is not None and 0 <= number < 2**63:
+        return number
+    raise (BadType if number is None else BadValue)(
+        f"seed={seed!r}.",
+        "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
+        "pass a number such as 42.",
+    )

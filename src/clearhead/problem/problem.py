@@ -1,0 +1,209 @@
+"""The question, once it is checked (`ask.py`).
+
+The letters, everywhere in clearhead (docstrings, errors, C++, JavaScript):
+
+    B batch            H query heads    G key/value heads
+    Tq queries         Tk keys
+    D head size        Dv value size
+
+H is a multiple of G, and query head i reads key head i // (H // G). Queries are (B, H, Tq, D), keys
+(B, G, Tk, D), values (B, G, Tk, Dv), with any strides; leading dimensions may be missing from all
+three alike, so a lone (Tq, D) works. A batch of size 1 stands for all.
+
+The order of steps is: S = scale * Q K^T, soft cap, + bias, mask, softmax (in fp32 or wider),
+dropout, @ V. A query that may see nothing gets output 0 and weights 0. The log-sum-exp is natural,
+in fp32 (fp64 for fp64). Sinks are extra logits per head that take weight and give no value.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..masks import Everything, Grid, Mask, everything
+from ..masks.key_ranges import KeyRanges
+from . import dropout as cells
+from .biases import Bias
+from .nan_safe import dot
+
+Made = TypeVar("Made")
+
+
+class Inputs(NamedTuple):
+    """The tensors with all dimensions: (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class remembered(Generic[Made]):
+    """functools.cached_property without the lock that it had until Python 3.12, and that no tracer
+    of torch.compile enters."""
+
+    def __init__(self, make: Callable[[Any], Made]):
+        self.make, self.__doc__ = make, make.__doc__
+
+    def __get__(self, owner: Any, kind: Any = None) -> Made:
+        if owner is None:
+            return self  # type: ignore[return-value]  # asked of the class, as help() does
+        made = self.make(owner)
+        if not torch.compiler.is_compiling():
+            owner.__dict__[self.make.__name__] = made
+        return made
+
+
+# Not frozen, which costs a tenth of a tiny question; to be read as if it were.
+@dataclass(eq=False)
+class Problem:
+    """One attention question without its tensors (but for what belongs to the rule: mask, bias,
+    sinks), so that it can be costed, listed and declined without touching any data."""
+
+    B: int
+    H: int
+    G: int
+    Tq: int
+    Tk: int
+    D: int
+    Dv: int
+    dtype: torch.dtype
+    device: torch.device
+    mask: Mask
+    bias: Bias | None
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+    seed: int | None
+    grad: bool
+    rank: int
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.Tq, self.Tk, self.B, self.H)
+
+    @property
+    def masked(self) -> bool:
+        return not isinstance(self.mask, Everything)
+
+    @remembered
+    def key_ranges(self) -> KeyRanges:
+        """Which keys each query reaches, on the problem's device (on the CPU for meta tensors, so
+        that shapes alone can be planned)."""
+        meta = self.device.type == "meta"
+        return self.mask.key_ranges(self.grid, torch.device("cpu") if meta else self.device)
+
+    @remembered
+    def unmasked(self) -> "Problem":
+        """The same question where everyone may look: for tiles that the mask leaves full."""
+        return replace(self, mask=everything)
+
+    @property
+    def records_grad(self) -> bool:
+        """Is a gradient wanted of what is computed now? `grad` says so of when it was asked."""
+        return self.grad and torch.is_grad_enabled()
+
+    @property
+    def undropped(self) -> "Problem":
+        """The same question with every weight kept: what statistics are about."""
+        return replace(self, dropout=0.0, seed=None) if self.dropout else self
+
+    @property
+    def wide(self) -> torch.dtype:
+        """What softmax is computed in: fp32, or fp64 for fp64 inputs."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def all_pairs(self) -> int:
+        """How many (query, key) pairs there are, whoever may look: the cells of every matrix."""
+        return self.B * self.H * self.Tq * self.Tk
+
+    @remembered
+    def pairs(self) -> int:
+        """How many (query, key) pairs may look, over all batches and query heads."""
+        if not self.masked:
+            return self.all_pairs
+        return int(self.key_ranges.pairs().expand(self.B, self.H, self.Tq).sum())
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the two products, over the pairs that may look."""
+        return 2 * self.pairs * (self.D + self.Dv)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move at least: q, k, v read once, the output written once."""
+        width = torch.empty((), dtype=self.dtype).element_size()
+        keys = self.B * self.G * self.Tk * (self.D + self.Dv)
+        return width * (keys + self.B * self.H * self.Tq * (self.D + self.Dv))
+
+    def describe(self) -> str:
+        """The question in a line."""
+        heads = f"H={self.H}" if self.G == self.H else f"H={self.H} G={self.G}"
+        size = f"D={self.D}" if self.D == self.Dv else f"D={self.D} Dv={self.Dv}"
+        kind = str(self.dtype).removeprefix("torch.")
+        parts = [f"B={self.B} {heads} Tq={self.Tq} Tk={self.Tk} {size}, {kind} on {self.device}"]
+        if self.masked:
+            shown = repr(self.mask)
+            parts.append(f"mask {shown if len(shown) <= 80 else shown[:77] + '...'}")
+        if self.bias is not None:
+            parts.append(f"{self.bias!r}")
+        if self.softcap is not None:
+            parts.append(f"softcap {self.softcap:g}")
+        if self.sinks is not None:
+            parts.append("sinks")
+        if self.dropout:
+            seed = "torch's generator" if self.seed is None else f"seed {self.seed}"
+            parts.append(f"dropout {self.dropout:g} by {seed}")
+        if self.grad:
+            parts.append("with gradient")
+        return ", ".join(parts)
+
+    # What a block of the attention matrix is. Everything that works block by block (tiles, rows,
+    # columns, shards) asks here; `engines/steps.py` says the same as a lesson, step by step.
+
+    def logits(
+        self, q: Tensor, k: Tensor, queries: slice, keys: slice
+    ) -> tuple[Tensor, Tensor | None]:
+        """What goes into softmax for a block, (B, H, q, k), and who may look (None = everyone).
+
+        `q` and `k` are already cut to the block, in the wide dtype, keys repeated to H heads.
+        """
+        keep = self.key_ranges.block(queries, keys) if self.masked else None
+        scores = dot(q, k, keep) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if self.bias is not None:
+            scores = scores + self.bias.block(self.grid, queries, keys, scores)
+        if keep is not None:
+            scores = scores.masked_fill(~keep, float("-inf"))
+        return scores, keep
+
+    def survivors(self, queries: slice, keys: slice) -> Tensor:
+        """Dropout with a seed, for a block: 1 / (1 - p) where the weight survives, else 0."""
+        assert self.seed is not None
+        b, h, q, k = (
+            torch.arange(size, device=self.device) for size in (self.B, self.H, self.Tq, self.Tk)
+        )
+        b, h = b.reshape(-1, 1, 1, 1), h.reshape(-1, 1, 1)
+        kept = cells.kept(self.seed, self.dropout, b, h, q[queries].unsqueeze(-1), k[keys])
+        return kept.to(self.wide) / max(1.0 - self.dropout, 1e-30)
+
+    def widen(self, inputs: Inputs) -> Inputs:
+        """The inputs in the wide dtype, every query head with the key head it reads."""
+        q, k, v = (x.to(self.wide) for x in inputs)
+        return Inputs(q, repeat_heads(k, self.H), repeat_heads(v, self.H))
+
+    def shape_back(self, out: Tensor) -> Tensor:
+        """Take away the leading dimensions that the question did not have."""
+        return out if self.rank == 4 else out.reshape(out.shape[4 - self.rank :])
+
+
+def repeat_heads(x: Tensor, H: int) -> Tensor:
+    """(B, G, T, d) -> (B, H, T, d): each key head stands H // G times in a row."""
+    B, G, T, d = x.shape
+    if G == H:
+        return x
+    return x.unsqueeze(2).expand(B, G, H // G, T, d).reshape(B, H, T, d)

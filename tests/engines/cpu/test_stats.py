@@ -1,0 +1,383 @@
+"""Statistics by the C++ core, on every instruction-set level, against dense float64 weights."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import clearhead as ch
+from clearhead import stats
+from clearhead.engines import compute_stats
+from clearhead.engines.cpu import Cpu, stats_backward
+from clearhead.problem.check import make_problem
+from clearhead.stats import parse_stats, sweep
+from clearhead.testing import PROBLEMS
+from tests.engines.cpu.test_kernels import draw, level as level, question, threads as threads
+from tests.stats.test_stats import LEARNED, assert_same, dense, everything_for, flat, score, tiles
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def by_core(*qkv, wanted=None, **keywords):
+    """(output, statistics) of the core itself, whoever `auto` would ask."""
+    problem, inputs = make_problem(*qkv, **keywords)
+    assert Cpu().why_not(problem) == []
+    asked = parse_stats(everything_for(problem) if wanted is None else wanted, problem.grid)
+    out, partial = Cpu().look(problem, inputs, asked)
+    return out, partial.finish()
+
+
+def truth(*qkv, wanted=None, **keywords):
+    problem, inputs = make_problem(*(x.double() for x in qkv), **keywords)
+    return dense(problem, inputs, everything_for(problem) if wanted is None else wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_equal_to_dense_weights(name, dtype, level):
+    case = PROBLEMS[name](dtype, 0)
+    if name == "large scores" and dtype != torch.float32:
+        pytest.skip("products of half precision, times 300, leave no digit to compare")
+    out, found = by_core(*case.tensors, **case.keywords)
+    assert torch.equal(out, ch.attention(*case.tensors, engine="cpu", **case.keywords).view_as(out))
+    # "large scores" multiplies the rounding of a dot product by 300: torch's own softmax is as far.
+    rtol, atol = (1e-3, 1e-4) if name == "large scores" else (1e-5, 4e-6)
+    true = truth(*case.tensors, **case.keywords)
+    assert_same(found, true, rtol, atol, keys_of="float64")
+
+
+MASKS = {
+    "full": ch.everything,
+    "causal": ch.Causal(align="end"),
+    "window": ch.window(before=70, after=9, align="end"),
+    "holes": ch.window(before=300, after=0, align="end") | ch.prefix(5),
+}
+
+
+@pytest.mark.parametrize("Tq, Tk", [(1, 1), (1, 2500), (3, 800), (50, 49), (391, 193), (700, 1700)])
+@pytest.mark.parametrize("mask", MASKS)
+def test_lengths_around_tiles_and_stretches(Tq, Tk, mask, level):
+    qkv = question(B=1, H=2, G=1, Tq=Tq, Tk=Tk, D=16, dtype=torch.float32)
+    wanted = [
+        "lse", "max", "entropy", stats.topk(9), "received", stats.map(13, 29),
+        stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end")}),
+        stats.rows([0, Tq - 1, Tq // 2, 0]),
+    ]  # fmt: skip
+    _, found = by_core(*qkv, wanted=wanted, mask=MASKS[mask])
+    true = truth(*qkv, wanted=wanted, mask=MASKS[mask])
+    assert_same(found, true, 1e-5, 4e-6, keys_of="float64")
+    best = found["topk"]
+    every = truth(*qkv, wanted=[stats.rows(range(Tq))], mask=MASKS[mask])["rows"]
+    there = every.gather(-1, best.keys.clamp(min=0)).masked_fill(best.keys < 0, 0.0)
+    torch.testing.assert_close(best.weights.double(), there, rtol=1e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("Tq, Tk", [(2, 3000), (130, 900)])
+def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
+    qkv = question(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=64, dtype=dtype)
+    threads(1)
+    alone = by_core(*qkv)
+    threads(2)
+    both = by_core(*qkv)
+    assert torch.equal(alone[0], both[0])
+    for name, x in flat(alone[1]).items():
+        assert torch.equal(x, flat(both[1])[name]), name
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 17, 40, 300])
+def test_ties_go_to_the_lower_key(n, level):
+    """Scores of few different values, so that ties lie inside the n, at its edge, across blocks."""
+    x = torch.randint(0, 3, (23, 411), generator=torch.Generator().manual_seed(n)).float()
+    x[3] = 1.0
+    q, k = torch.zeros(23, 2), torch.zeros(411, 2)
+    _, found = by_core(q, k, k, bias=ch.bias(x), wanted=[stats.topk(n)])
+    keys = found["topk"].keys[0, 0]
+    assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
+
+
+def test_nan_stays_where_it_may_look(level):
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one band with 9, sees it."""
+    q, k, v = draw(13, 4), draw(13, 4, seed=1), draw(13, 4, seed=2)
+    broken = k.clone()
+    broken[10] = float("nan")
+    wanted = ["lse", "max", "entropy", stats.topk(2), stats.map(13, 13), stats.rows([9])]
+    clean, dirty = (flat(by_core(q, x, v, mask=ch.causal, wanted=wanted)[1]) for x in (k, broken))
+    for name in ("lse", "max", "entropy", "topk.weights", "map"):
+        assert torch.equal(dirty[name][:, :, :10], clean[name][:, :, :10]), name
+        assert dirty[name][:, :, 10:].isnan().any(), name
+    assert torch.equal(dirty["rows"], clean["rows"])
+
+
+@pytest.mark.parametrize(
+    "sizes", [dict(B=0), dict(Tq=0), dict(Tk=0), dict(D=0), dict(Dv=0), dict(H=0, G=0)], ids=str
+)
+def test_sizes_of_zero(sizes, level):
+    qkv = question(**sizes)
+    problem, inputs = make_problem(*qkv)
+    wanted = ["lse", "max", "entropy", stats.topk(2), "received", stats.map(2, 2)]
+    _, found = by_core(*qkv, wanted=wanted)
+    assert_same(found, sweep(problem, inputs, wanted).finish(), 1e-6, 1e-6)
+
+
+def test_the_values_are_not_read_where_no_answer_is_wanted(level):
+    q, k, _ = question(Tq=40, Tk=60)
+    problem, inputs = make_problem(q, k, torch.full((1, 2, 60, 8), float("nan")))
+    asked = parse_stats(["entropy", "received"], problem.grid)
+    counted = Cpu().count(problem, inputs, asked).finish()
+    looked = Cpu().look(problem, inputs, asked)[1].finish()
+    assert all(torch.equal(counted[name], looked[name]) for name in counted)
+    assert counted["entropy"].isfinite().all()
+
+
+def test_the_core_counts_what_merged_chunks_come_to():
+    """All queries at once, by the core, beside two chunks of them by torch."""
+    q, k, v = question(Tq=90, Tk=90, D=16)
+    problem, inputs = make_problem(q, k, v)
+    asked = parse_stats(["lse", "entropy", "received", stats.map(9, 9)], problem.grid)
+    whole = Cpu().count(problem, inputs, asked)
+    halves = sweep(problem, inputs, asked, slice(0, 40)).merge(
+        sweep(problem, inputs, asked, slice(40, 90))
+    )
+    assert_same(whole.finish(), halves.finish(), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("size", [278, 31_100, 700_001])
+def test_large_logits_give_every_statistic_the_same_weights(level, size):
+    """Whole numbers that float32 holds: the weights are as exact as those of small logits."""
+    source = torch.Generator().manual_seed(0)
+    q = torch.full((1, 1, 20, 1), 1.0)
+    k = torch.randint(-size, size, (1, 1, 300, 1), generator=source).float()
+    k[0, 0, :4, 0] = torch.tensor([size, size - 1, size - 2, size - 2])
+    stats = [ch.topk(4), ch.rows([0]), ch.mass({"first": ch.prefix(4)}), "entropy"]
+    seen = ch.look(q, k, k, scale=1.0, stats=stats, engine="cpu")
+    weights = torch.softmax(q.double() @ k.double().mT, -1)
+    torch.testing.assert_close(seen.rows, weights[:, :, :1].float(), rtol=1e-6, atol=1e-12)
+    best = weights.topk(4).values.float()
+    torch.testing.assert_close(seen.topk.weights, best, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(seen.mass["first"], weights[..., :4].sum(-1).float())
+    torch.testing.assert_close(seen.entropy, torch.special.entr(weights).sum(-1).float())
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled"])
+def test_the_largest_of_a_row_with_nan_beside_ties(engine):
+    q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 5, 4)
+    bias = torch.tensor([[math.nan, math.nan, 1.0, 1.0, 0.0]])
+    assert ch.look(q, k, k, bias=bias, stats=[ch.topk(3)], engine=engine).topk.weights.isnan().all()
+
+
+@pytest.mark.parametrize("base", [1e6, 1e7])
+def test_the_largest_weights_are_those_of_the_rows(level, base):
+    """A scale that no float holds: the differences are taken before it."""
+    k = torch.zeros(1, 1, 8, 80)
+    k[..., 0] = base + torch.arange(8.0)
+    q = torch.zeros(1, 1, 20, 80)
+    q[..., 0] = 1.0
+    seen = ch.look(q, k, k, stats=[ch.topk(8), ch.rows([0])], engine="cpu")
+    true = torch.softmax(torch.arange(7.0, -1, -1) / 80**0.5, 0)
+    torch.testing.assert_close(seen.topk.weights[0, 0, 0], true)
+    torch.testing.assert_close(seen.rows[0, 0, 0].flip(0), true)
+
+
+# --------------------------------------------------------------------------------------- gradients
+
+
+def learning(case, dtype):
+    """The question of a case in another dtype, and its leaves, which learn."""
+    keywords = {name: x for name, x in case.keywords.items() if name != "dropout"}
+    q, k, v = (x.detach().to(dtype) for x in case.tensors)
+    leaves = [q, k]
+    if isinstance(keywords.get("sinks"), torch.Tensor):
+        keywords["sinks"] = keywords["sinks"].detach().to(dtype)
+        leaves.append(keywords["sinks"])
+    if getattr(keywords.get("bias"), "tensor", None) is not None:
+        leaves.append(keywords["bias"].tensor.detach().to(dtype))
+        keywords["bias"] = ch.bias(leaves[-1])
+    for x in leaves:
+        x.requires_grad_()
+    return make_problem(q, k, v, **keywords), leaves
+
+
+@pytest.mark.parametrize("only", LEARNED)
+@pytest.mark.parametrize(
+    "name", ["full", "sinks and blind queries", "everything at once", "lengths"]
+)
+def test_gradients_equal_autograd_through_dense_weights(name, only):
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        (problem, inputs), leaves = learning(PROBLEMS[name](torch.float32, 0), dtype)
+        wanted = [s for s in parse_stats(everything_for(problem)) if s.name == only]
+        if dtype == torch.float64:
+            found = dense(problem, inputs, wanted)
+        else:
+            found = Cpu().look(problem, inputs, tuple(wanted))[1].finish()
+        total = score(found, only)
+        learned = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        results.append([x.double().nan_to_num() for x in learned])
+    for got, want in zip(*results, strict=True):
+        near = 2e-5 * float(want.abs().max())
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=near)
+    assert any(bool(g.any()) for g in results[0])
+
+
+CLOSED = {"lse", "entropy", "effective", "mass", "received"}
+NEAR = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch):
+    results = []
+    for wide in (False, True):
+        case = PROBLEMS[name](dtype, 0)
+        (problem, inputs), leaves = learning(case, torch.float64 if wide else dtype)
+        wanted = [s for s in parse_stats(everything_for(problem)) if s.name in CLOSED]
+        if wide:
+            found = dense(problem, inputs, wanted)
+        else:
+            monkeypatch.setattr(stats_backward, "sweep_gradients", None)
+            found = Cpu().look(problem, inputs, parse_stats(wanted, problem.grid))[1].finish()
+        assert set(found) == CLOSED
+        total = sum(score(found, only) for only in sorted(CLOSED))
+        learned = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        results.append([x.double().nan_to_num() for x in learned])
+    for got, want in zip(*results, strict=True):
+        near = NEAR[dtype] * float(want.abs().max()) if want.numel() else 0.0
+        torch.testing.assert_close(got, want, rtol=10 * NEAR[dtype], atol=near)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_gradients_of_statistics_of_large_scores(scale):
+    """All of about 1e4, so that a float has three digits left for what sets them apart."""
+    learned = []
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (x.to(dtype) for x in question(H=1, G=1, Tq=40, Tk=60, D=16))
+        q[..., 0] = k[..., 0] = 100
+        q, k = q.requires_grad_(), k.requires_grad_()
+        engine = "cpu" if dtype == torch.float32 else "tiled"
+        seen = ch.look(q, k, v, scale=scale, stats=["entropy", "received"], engine=engine)
+        total = seen.entropy.square().sum() + seen.received.square().sum()
+        learned.append([x.double() for x in torch.autograd.grad(total, (q, k))])
+    for got, want in zip(*learned, strict=True):
+        assert float((got - want).abs().max() / want.abs().max()) < 0.01
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
+def test_the_way_back_of_statistics_carries_derivatives_along():
+    q, k, v = question(H=2, G=2, Tq=8, Tk=8, D=4)
+    found = []
+    for engine in ("cpu", "tiled"):
+        x = q.clone().requires_grad_()
+        entropy = ch.look(x, k, v, stats=["entropy"], engine=engine).entropy
+        with forward_ad.dual_level():
+            back = forward_ad.make_dual(torch.ones_like(entropy), torch.ones_like(entropy))
+            (g,) = torch.autograd.grad(entropy, x, back)
+            found.append(forward_ad.unpack_dual(g).tangent)
+    torch.testing.assert_close(*found)
+    out = ch.attention(q.requires_grad_(), k, v, engine="cpu")
+    with forward_ad.dual_level(), pytest.raises(ch.BadValue, match="forward mode"):
+        torch.autograd.grad(out, q, forward_ad.make_dual(out.detach(), out.detach()))
+
+
+def test_a_gradient_that_is_a_negative_view():
+    q, k, v = question(H=2, G=2, Tq=8, Tk=8, D=4)
+    received = ch.look(q.requires_grad_(), k, v, stats=["received"], engine="cpu").received
+    back = torch._neg_view(draw(*received.shape))
+    twice = [torch.autograd.grad(received, q, g, True)[0] for g in (back, back.resolve_neg())]
+    assert torch.equal(*twice)
+
+
+def test_watching_what_learns_changes_no_bit_and_keeps_nothing(monkeypatch):
+    q, k, v = (x.requires_grad_() for x in question(H=4, G=2, Tq=300, Tk=300, D=16))
+    wanted = ["lse", "entropy", "max", "received", stats.map(7, 9), stats.rows([5])]
+    with torch.no_grad():
+        naive_attention = ch.look(q, k, v, stats=wanted, mask=ch.causal, engine="cpu")
+    monkeypatch.setattr(tiles._Sweep, "strip", None)  # torch is not asked to count
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        seen = ch.look(q, k, v, stats=wanted, mask=ch.causal, engine="cpu")
+    assert max(x.numel() for x in kept) <= q.numel() + v.numel()
+    for name in ("out", "lse", "entropy", "max", "received", "map", "rows"):
+        assert torch.equal(getattr(seen, name), getattr(naive_attention, name)), name
+        assert getattr(seen, name).requires_grad, name
+    seen.out.sum().backward()  # gradients of the answer alone need no statistics
+    assert bool(torch.isfinite(q.grad).all())
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_what_is_dropped_is_counted_whole_and_by_the_core(seed, monkeypatch):
+    q, k, v = (x.requires_grad_() for x in question(H=2, G=2, Tq=50, Tk=50, D=16))
+    naive_attention = ch.look(q, k, v, stats=["entropy", "received"], engine="cpu")
+    monkeypatch.setattr(tiles._Sweep, "strip", None)
+    problem, inputs = make_problem(q, k, v, dropout=0.5, seed=seed)
+    found = compute_stats(problem, inputs, ["entropy", "received"]).finish()
+    if seed is not None:
+        seen = ch.look(q, k, v, dropout=0.5, seed=seed, stats=["entropy"], engine="cpu")
+        assert torch.equal(seen.entropy, naive_attention.entropy)
+        assert torch.equal(seen.out, ch.attention(q, k, v, dropout=0.5, seed=seed, engine="cpu"))
+    assert torch.equal(found["entropy"], naive_attention.entropy)
+    assert torch.equal(found["received"], naive_attention.received)
+
+
+def test_gradients_of_statistics_twice_and_after_a_change():
+    q, k, v = (x.requires_grad_() for x in question(H=1, G=1, Tq=5, Tk=9, D=4))
+
+    def entropy(engine):
+        return ch.look(q, k, v, stats=["entropy"], engine=engine).entropy.square().sum()
+
+    second = []
+    for engine in ("cpu", "tiled"):
+        (first,) = torch.autograd.grad(entropy(engine), q, create_graph=True)
+        second.append(torch.autograd.grad(first.square().sum(), (q, k)))
+    for got, want in zip(*second, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    total = entropy("cpu")
+    with torch.no_grad():
+        k.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_the_way_back_lets_go_of_what_learned():
+    import gc
+    import weakref
+
+    q, k, v = question(H=2, G=2, Tq=50, Tk=50, D=16)
+    learning = [x.requires_grad_() * 1 for x in (q, k, v)]
+    bias, sinks = torch.zeros(50, requires_grad=True) * 1, torch.zeros(2, requires_grad=True) * 1
+    keywords = {"bias": bias, "sinks": sinks, "engine": "cpu"}
+    entropy = ch.look(*learning, stats=["entropy"], **keywords).entropy
+    held = [weakref.ref(x) for x in (*learning, bias, sinks)]
+    entropy.sum().backward()
+    del learning, bias, sinks, keywords
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 5
+
+
+def test_batched_gradients_of_statistics():
+    q, k, v = question(H=1, G=1, Tq=5, Tk=6, D=4)
+
+    def found(q):
+        seen = ch.look(q, k, v, stats=["entropy", stats.map(2, 3)], engine="cpu")
+        return seen.entropy.sum(-1), seen.map
+
+    one, many = (
+        torch.autograd.functional.jacobian(found, q, vectorize=batched) for batched in (False, True)
+    )
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_of_statistics_where_one_tensor_comes_from_another():
+    x = draw(1, 2, 6, 4).requires_grad_()
+    learned = []
+    for engine in ("cpu", "tiled"):
+        q = x * 1.5
+        k = q + 1
+        bias, sinks = k.sum(-1, keepdim=True), q[0, :, 0, 0]
+        keywords = {"bias": bias, "sinks": sinks, "engine": engine}
+        seen = ch.look(q, k, q, stats=["entropy", "received"], **keywords)
+        total = seen.out.sum() + seen.entropy.square().sum() + seen.received.square().sum()
+        learned += torch.autograd.grad(total, x)
+    torch.testing.assert_close(*learned)

@@ -1,0 +1,325 @@
+"""The C++ core below torch's tracers: inductor in one graph, and an exported program."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from tests.engines.cpu.test_kernels import question
+
+pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
+
+
+RULES = {
+    "causal": {"mask": ch.causal},
+    "window, cap": {"mask": ch.causal & ch.window(before=5, after=0), "softcap": 20.0},
+    "everything": {},
+}
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, q, k, v):
+        return ch.attention(q, k, v, engine="cpu", **self.rule) * 2
+
+
+# Inductor itself still uses what torch calls deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_inductor_compiles_it_in_one_graph(rule):
+    qkv = question(2, 4, 2, 37, 37, 16)
+    compiled = torch.compile(Layer(rule), fullgraph=True, backend="inductor")
+    with torch.no_grad():
+        assert torch.equal(compiled(*qkv), Layer(rule)(*qkv))
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_an_exported_program_holds_one_operator_and_gives_the_same_bits(rule):
+    qkv, others = question(2, 4, 2, 37, 37, 16), question(2, 4, 2, 37, 37, 16, seed=9)
+    with torch.no_grad():
+        program = torch.export.export(Layer(rule), qkv)
+        assert torch.equal(program.module()(*others), Layer(rule)(*others))
+    calls = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert calls.count("clearhead.attend.default") == 1, calls
+    assert not any("softmax" in call or "bmm" in call for call in calls), calls
+
+
+def given(kind):
+    """Rules that hold numbers, which a graph does not know: how to make one, and the numbers."""
+    source = torch.Generator().manual_seed(3)
+    bias = torch.randn(2, 1, 37, 37, generator=source)
+    bias[0, 0, 3, 5] = -torch.inf
+    keep = torch.rand(2, 1, 37, 37, generator=source) < 0.6
+    outside = ch.causal | ~ch.prefix(30)  # in a graph torch reads no ~ but its own
+    return {
+        "bias": (lambda x: {"bias": x}, bias),
+        "dense": (lambda x: {"mask": ch.dense(keep=x) & ch.dense(keep=~x[:, :, :1])}, keep),
+        "documents": (lambda x: {"mask": ch.documents(x) & ch.causal}, torch.arange(37) // 9),
+        "lengths": (lambda x: {"mask": ch.lengths(keys=x)}, torch.tensor([37, 20])),
+        "prefix": (lambda x: {"mask": ch.causal | ch.prefix(x)}, torch.tensor([3, 9])),
+        "outside": (lambda x: {"mask": outside, "bias": x}, bias),
+    }[kind]
+
+
+@pytest.mark.parametrize("engine", ["auto", "sdpa"])
+@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "outside"])
+def test_rules_of_tensors_are_one_graph(kind, engine):
+    rule, numbers = given(kind)
+    qkv = question(2, 4, 4, 37, 37, 16)
+
+    def make_problem(q, k, v, x):
+        return ch.attention(q, k, v, engine=engine, **rule(x))
+
+    torch.compiler.reset()  # or it would count every rule as the same function compiled again
+    compiled = torch.compile(make_problem, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*qkv, numbers), make_problem(*qkv, numbers))
+    learning = [x.clone().requires_grad_() for x in qkv]
+    got = torch.autograd.grad(compiled(*learning, numbers).square().sum(), learning)
+    want = torch.autograd.grad(make_problem(*learning, numbers).square().sum(), learning)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_statistics_in_a_compiled_function_are_counted_as_outside():
+    """The graph breaks for them; output and statistics have the bits they have without a graph."""
+    q, k, v = question(2, 4, 2, 37, 37, 16)
+
+    def make_problem(q):
+        seen = ch.look(q * 2, k, v, mask=ch.causal, stats=["entropy", "received", ch.topk(2)])
+        return seen.out, seen.entropy, seen.received, seen.topk.keys
+
+    for got, want in zip(
+        torch.compile(make_problem, backend="aot_eager")(q), make_problem(q), strict=True
+    ):
+        assert torch.equal(got, want)
+    alone = torch.compile(
+        lambda q: ch.look(q, k, v, stats=["lse"]).lse, fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(alone(q), ch.look(q, k, v, stats=["lse"]).lse)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("engine", ["auto", "sdpa", "tiled", "steps"])
+@pytest.mark.parametrize("rule", [{"mask": ch.causal}, {"mask": ch.documents([0, 1, 1, 0, 0])}])
+def test_a_torchscript_trace_computes(rule, engine):
+    first, second = torch.randn(2, 1, 4, 5, 8)
+
+    def make_problem(x):
+        return ch.attention(x, x[:, :2], x[:, 2:], bias=torch.zeros(5), engine=engine, **rule)
+
+    traced = torch.jit.trace(make_problem, first)
+    torch.testing.assert_close(traced(second), make_problem(second))
+
+
+@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix"])
+def test_graphs_drawn_by_make_fx_and_fake_tensors(kind):
+    rule, numbers = given(kind)
+    q, k, v = question(2, 4, 4, 37, 37, 16)
+
+    def make_problem(q, x):
+        return ch.attention(q, k, v, **rule(x))
+
+    drawn = torch.fx.experimental.proxy_tensor.make_fx(make_problem)(q, numbers)
+    torch.testing.assert_close(drawn(q + 1, numbers), make_problem(q + 1, numbers))
+    with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
+        assert make_problem(torch.empty(2, 4, 37, 16), numbers.clone()).shape == q.shape
+
+
+END = {
+    "causal": {"mask": ch.Causal(align="end")},
+    "window": {"mask": ch.window(before=5, after=0, align="end") & ch.Causal(align="end")},
+    "alibi": {"bias": ch.alibi(align="end"), "mask": ch.Causal(align="end")},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+}
+
+
+@pytest.mark.parametrize("name, engine", [*((name, "auto") for name in END), ("causal", "sdpa")])
+def test_one_graph_for_every_length(name, engine):
+    """Where the queries stand at the end of the keys, too: a cache grows from call to call."""
+
+    def make_problem(q, k):
+        return ch.attention(q, k, k, engine=engine, **END[name])
+
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(make_problem, dynamic=True, fullgraph=True, backend="aot_eager")
+    for length in range(20, 31, 2):
+        q, k = torch.randn(2, 4, 3, 16), torch.randn(2, 2, length, 16)
+        torch.testing.assert_close(compiled(q, k), make_problem(q, k))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_log_sum_exp_compiles_once_for_every_length():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    make_problem = torch.compile(
+        lambda q: ch.look(q, q, q, stats=["lse"]).lse,
+        dynamic=True, fullgraph=True, backend="aot_eager",
+    )  # fmt: skip
+    for length in (5, 9, 14):
+        q = torch.randn(1, 2, length, 8)
+        assert torch.equal(make_problem(q), ch.look(q, q, q, stats=["lse"]).lse)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_layers_with_a_cache_or_relative_positions_compile_for_any_length():
+    layer = ch.nn.MultiHeadAttention(16, heads=2, causal=True)
+    relative = ch.nn.MultiHeadAttention(
+        16, heads=2, causal=True, relative=ch.nn.RelativePositions(2)
+    )
+    relative.relative.table.data.normal_()
+    torch.compiler.reset()
+    step = torch.compile(
+        lambda x, cache: layer(x, cache=cache), dynamic=True, fullgraph=True, backend="aot_eager"
+    )
+    whole = torch.compile(relative, dynamic=True, fullgraph=True, backend="aot_eager")
+    ours, theirs = ch.nn.KVCache(40), ch.nn.KVCache(40)
+    with torch.no_grad():
+        for n in range(5, 20):
+            x = torch.randn(2, 1 if n > 5 else n, 16)
+            torch.testing.assert_close(step(x, ours), layer(x, cache=theirs))
+            x = torch.randn(2, n, 16)
+            torch.testing.assert_close(whole(x), relative(x))
+        layer(x[:, :1], cache=ours)  # a cache knows its layer, compiled or not
+        with pytest.raises(ch.BadValue, match="another layer has filled"):
+            relative(x[:, :1], cache=ours)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: ch.lengths(keys=[2, 3]), lambda: ch.prefix([2, 3]), lambda: ch.Causal(align=[0, 1]),
+    lambda: ch.documents([[0, 0, 1, 1, 1]] * 2), lambda: ch.dense(keep=torch.ones(5, 5).bool()),
+])  # fmt: skip
+def test_a_rule_of_fixed_size_is_made_inside_of_a_graph_for_any(make):
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
+    torch.compiler.reset()
+    step = torch.compile(
+        lambda: ch.attention(q, k, v, mask=make()), dynamic=True, fullgraph=True, backend="eager"
+    )
+    given = torch.compile(
+        lambda q, k, v: ch.attention(q, k, v, mask=make()),
+        dynamic=True, fullgraph=True, backend="eager",
+    )  # fmt: skip
+    for answer in (step(), given(q, k, v)):
+        torch.testing.assert_close(answer, ch.attention(q, k, v, mask=make()))
+
+
+def test_a_mask_of_fixed_size_goes_to_torchs_signature_in_a_graph_for_any():
+    keep = torch.ones(5, 5).tril().bool()
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
+
+    def make_problem(q, k, v):
+        return ch.compat.scaled_dot_product_attention(q, k, v, keep, enable_gqa=True)
+
+    step = torch.compile(make_problem, dynamic=True, fullgraph=True, backend="eager")
+    torch.testing.assert_close(step(q, k, v), make_problem(q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("layer", [
+    ch.nn.SelfAttention(8, 8), ch.nn.CausalAttention(8, 8, 5), ch.nn.TransformerBlock(8, 2),
+])  # fmt: skip
+def test_a_layer_that_learns_is_traced_by_the_old_tracer(layer):
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(torch.jit.trace(layer, x)(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("engine", ["auto", "tiled", "steps"])
+def test_torch_func_and_graphs_follow_every_engine(engine):
+    """A soft cap in float64 leaves `auto` to the tiles in torch."""
+
+    rule = ch.documents([0, 0, 0, 0, 1, 1])
+
+    def answer(x):
+        return ch.attention(x, x, x, mask=rule, softcap=2.0, engine=engine)
+
+    x = torch.randn(3, 1, 6, 4, dtype=torch.float64)
+    true = torch.stack([answer(one[None])[0] for one in x])
+    torch.testing.assert_close(torch.func.vmap(lambda one: answer(one[None])[0])(x), true)
+    by_func = torch.func.grad(lambda x: answer(x).square().sum())(x)
+    x.requires_grad_()
+    (by_graph,) = torch.autograd.grad(answer(x).square().sum(), x)
+    torch.testing.assert_close(by_func, by_graph)
+    one = x[:1].detach()
+    assert torch.func.hessian(lambda x: answer(x).sum())(one).isfinite().all()
+    compiled = torch.compile(answer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(one), true[:1])
+
+
+def test_one_graph_serves_every_size():
+    def answer(x):
+        return ch.attention(x, x, x, mask=ch.causal, softcap=3.0)
+
+    graph = torch.compile(answer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in ((2, 2, 8, 8), (2, 2, 9, 8), (3, 4, 9, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(graph(x), answer(x))
+
+
+def test_layers_of_words_go_into_a_graph():
+    embed, ids = ch.nn.TokenEmbedding(9, 4), torch.tensor([[1, 2], [3, 4]])
+    compiled = torch.compile(embed, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids), embed(ids))
+    assert torch.equal(torch.func.vmap(embed)(ids), embed(ids))
+    block = ch.nn.TransformerBlock(8, 2, causal=True, relative=ch.nn.RelativePositions(2)).eval()
+    graph = torch.compile(block, fullgraph=True, backend="aot_eager")
+    for shape in ((2, 7, 8), (2, 9, 8), (3, 11, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(graph(x), block(x))
+    assert block(torch.randn(2, 0, 8)).shape == (2, 0, 8)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("transform", [
+    torch.func.grad, lambda f: torch.func.vmap(torch.func.grad(f)), torch.func.jacrev,
+    lambda f: lambda x: torch.func.grad(f)(x) * 2,
+], ids=["grad", "vmap of grad", "jacrev", "inside"])  # fmt: skip
+def test_a_gradient_of_torch_func_goes_into_a_graph(transform):
+    """The core says that it does not follow there, and torch answers."""
+
+    def total(x):
+        return ch.attention(x, x, x, mask=ch.causal).sin().sum()
+
+    asked, x = transform(total), torch.randn(3, 2, 6, 8)
+    graph = torch.compile(asked, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(graph(x), asked(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_causal_question_of_symbols_goes_to_torch():
+    """Tq == Tk makes it torch's own causal rule, which torch takes as True only."""
+
+    def make_problem(q, k):
+        return ch.attention(q, k, k, mask=ch.Causal(align="end"))
+
+    compiled = torch.compile(make_problem, dynamic=True, fullgraph=True, backend="eager")
+    for Tq, Tk in ((5, 5), (7, 7), (3, 7)):
+        q, k = torch.randn(2, 4, Tq, 8).double(), torch.randn(2, 4, Tk, 8).double()
+        torch.testing.assert_close(compiled(q, k), make_problem(q, k))
+
+
+def test_a_program_for_any_batch_takes_lengths():
+    class Asks(torch.nn.Module):
+        def forward(self, x, lengths):
+            return ch.attention(x, x, x, mask=ch.lengths(keys=lengths))
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    given = torch.randn(2, 4, 5, 8), torch.tensor([3, 5])
+    program = torch.export.export(Asks(), given, dynamic_shapes=({0: batch}, {0: batch}))
+    other = torch.randn(3, 4, 5, 8), torch.tensor([1, 4, 5])
+    torch.testing.assert_close(program.module()(*other), Asks()(*other))
+
+
+def test_a_program_exported_where_nothing_learned_has_gradients():
+    block = ch.nn.TransformerBlock(16, 2, causal=True).requires_grad_(False).eval()
+    program = torch.export.export(block, (torch.randn(1, 5, 16),))
+    x = torch.randn(1, 5, 16, requires_grad=True)
+    (asked,) = torch.autograd.grad(program.module()(x).square().sum(), x)
+    (wanted,) = torch.autograd.grad(block(x).square().sum(), x)
+    torch.testing.assert_close(asked, wanted)

@@ -1,0 +1,137 @@
+"""Runs of keys against the same thing written out: operations, blocks, tiles, counts."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from clearhead.masks import key_ranges
+from clearhead.masks.key_ranges import KeyRanges
+
+
+@st.composite
+def written_out(draw, Tq: int, Tk: int) -> tuple[KeyRanges, torch.Tensor]:
+    """A reach and the same as booleans (B, H, Tq, Tk), made from bounds or from bits."""
+    B, H = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 3)]))
+    k = torch.arange(Tk)
+    if draw(st.booleans()):
+        bounds = st.integers(-3, Tk + 3)
+        rows = draw(st.sampled_from([1, Tq]))
+        lo, hi = (
+            torch.tensor(
+                draw(st.lists(bounds, min_size=B * H * rows, max_size=B * H * rows)),
+                dtype=torch.long,
+            ).reshape(B, H, rows)
+            for _ in range(2)
+        )
+        keep = (lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))
+        return key_ranges.from_bounds(lo, hi, Tq, Tk), keep.expand(B, H, Tq, Tk)
+    shape = [draw(st.sampled_from([1, size])) for size in (Tq, Tk)]
+    cells = B * H * shape[0] * shape[1]
+    bits = torch.tensor(
+        draw(st.lists(st.booleans(), min_size=cells, max_size=cells)), dtype=torch.bool
+    ).reshape(B, H, *shape)
+    return key_ranges.from_bits(bits, Tq, Tk), bits.expand(B, H, Tq, Tk)
+
+
+@st.composite
+def composed(draw) -> tuple[KeyRanges, torch.Tensor]:
+    Tq, Tk = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    reach, keep = draw(written_out(Tq, Tk))
+    for _ in range(draw(st.integers(0, 3))):
+        other, also = draw(written_out(Tq, Tk))
+        if draw(st.booleans()):
+            reach, keep = ~reach, ~keep
+        if draw(st.booleans()):
+            reach, keep = reach & other, keep & also
+        else:
+            reach, keep = reach | other, keep | also
+    return reach, keep
+
+
+@settings(deadline=None)
+@given(composed())
+def test_operations_are_those_of_booleans(pair):
+    reach, keep = pair
+    assert torch.equal(reach.block().expand_as(keep), keep)
+    assert torch.equal((~reach).block().expand_as(keep), ~keep)
+    assert torch.equal(reach.pairs().expand(keep.shape[:3]), keep.sum(-1))
+
+
+@settings(deadline=None)
+@given(composed())
+def test_runs_are_sorted_disjoint_and_within_bounds(pair):
+    reach, _ = pair
+    lo, hi = reach.lo, reach.hi
+    used = lo < hi
+    assert ((lo >= 0) & (hi <= reach.Tk)).all()
+    assert ((lo == reach.Tk) & (hi == reach.Tk))[~used].all()
+    assert (hi[..., :-1] <= lo[..., 1:]).all()
+
+
+@settings(deadline=None)
+@given(composed(), st.data())
+def test_blocks_and_tiles(pair, data):
+    reach, keep = pair
+    start = data.draw(st.integers(0, reach.Tq - 1))
+    queries = slice(start, data.draw(st.integers(start + 1, reach.Tq)))
+    keys = slice(data.draw(st.integers(0, reach.Tk)), None, data.draw(st.integers(1, 3)))
+    part = keep[:, :, queries]
+    assert torch.equal(reach.block(queries, keys).expand_as(part[..., keys]), part[..., keys])
+
+    width = data.draw(st.integers(1, reach.Tk + 2))
+    some, full = reach.tiles(queries, width)
+    tiles = part.split(width, -1)
+    assert some.tolist() == [bool(t.any()) for t in tiles]
+    assert full.tolist() == [bool(t.all()) for t in tiles]
+
+
+def test_one_run_by_hand():
+    """Bounds are cut to the keys there are; crossed ones reach nothing."""
+    reach = key_ranges.from_bounds(torch.tensor([[[-2, 1, 4]]]), torch.tensor([[[2, 9, 3]]]), 3, 5)
+    assert reach.lo.flatten().tolist() == [0, 1, 5] and reach.hi.flatten().tolist() == [2, 5, 5]
+    assert reach.pairs().tolist() == [[[2, 4, 0]]]
+
+
+def test_the_gap_between_two_runs_is_a_run():
+    whole = key_ranges.whole(1, 9)
+    middle = key_ranges.from_bounds(torch.tensor([[[3]]]), torch.tensor([[[6]]]), 1, 9)
+    sides = ~middle
+    assert sides.bits is None  # no bits are needed
+    assert torch.stack([sides.lo, sides.hi], -1).tolist() == [[[[[0, 3], [6, 9]]]]]
+    assert torch.equal((sides | middle).block(), whole.block())
+
+
+@pytest.mark.parametrize("Tq, Tk", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("bits", [False, True])
+def test_no_queries_or_no_keys(Tq, Tk, bits):
+    reach = key_ranges.whole(Tq, Tk)
+    if bits:
+        reach = key_ranges.from_bits(torch.ones(1, 1, Tq, Tk, dtype=torch.bool), Tq, Tk)
+    assert reach.block().shape == (1, 1, Tq, Tk) and reach.pairs().shape == (1, 1, Tq)
+    assert (~reach).block().shape == (1, 1, Tq, Tk)
+    some, full = reach.tiles(slice(0, Tq), 4)
+    assert some.shape == full.shape == ((Tk + 3) // 4,)
+
+
+def test_runs_need_no_square():
+    """A million queries against a million keys is a question of a few numbers."""
+    T = 2**20
+    end = torch.arange(1, T + 1).reshape(1, 1, T)
+    reach = key_ranges.from_bounds(torch.zeros_like(end), end, T, T)
+    assert int((~reach).pairs().sum()) == T * (T - 1) // 2
+    some, full = reach.tiles(slice(T - 4, T), 2**18)
+    assert some.all() and full.tolist() == [True, True, True, False]
+
+
+def test_many_runs_meet_as_bits():
+    """Scattered, 50 runs and 50 would make 2500 pairs a query, of which few hold a key."""
+    Tk = 400
+    keep = torch.rand(2, 1, 1, 3, Tk, generator=torch.Generator().manual_seed(0)) < 0.5
+    edges = torch.arange(50) * 8
+    odd, even = (KeyRanges(lo := edges.reshape(1, 1, 1, -1) + at, lo + 5, 3, Tk) for at in (0, 3))
+    both = odd & even
+    assert both.bits is not None and torch.equal(both.block(), odd.block() & even.block())
+    with_bits = KeyRanges(odd.lo, odd.hi, 3, Tk, keep[0]) & KeyRanges(
+        even.lo, even.hi, 3, Tk, keep[1]
+    )
+    assert torch.equal(with_bits.block(), both.block() & keep[0] & keep[1])

@@ -1,0 +1,731 @@
+"""Statistics gathered while streaming equal those of the dense float64 weights, in parts or whole.
+
+The weights that everything is held against are those of the reference, step by step.
+"""
+
+import importlib
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import clearhead as ch
+from clearhead import (
+    BadType,
+    BadValue,
+    Causal,
+    alibi,
+    bias,
+    causal,
+    everything,
+    look,
+    prefix,
+    window,
+)
+from clearhead.engines.reference import steps
+from clearhead.problem.check import make_problem
+from clearhead.stats import Look, Top, map as pooled, mass, parse_stats, rows, sweep, topk
+from clearhead.stats.state import largest_of_tile
+from clearhead.testing import PROBLEMS, make
+
+tiles = importlib.import_module("clearhead.stats.sweep")
+
+NOTHING = float("-inf")
+GROUPS = {
+    "sink": prefix(1),
+    "local": window(before=2, after=1, align="start"),
+    "all": everything,
+    "name": (2, 9),
+    "none": (4, 4),
+}
+
+
+def everything_for(problem):
+    picked = [5, 0, -1] if problem.Tq > 5 else [0, -1] if problem.Tq else []
+    return [
+        "lse",
+        "max",
+        "entropy",
+        "effective",
+        topk(4),
+        mass(GROUPS),
+        "received",
+        pooled(3, 5),
+        rows(picked),
+    ]
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 3 queries and 5 keys, so that every problem has many, cut at no convenient place."""
+    for name, size in (("TILE_QUERIES", 3), ("LEAST_QUERIES", 3), ("LEAST_KEYS", 5)):
+        monkeypatch.setattr(tiles, name, size)
+    monkeypatch.setattr(tiles, "TILE_CELLS", 1)
+    monkeypatch.setattr(tiles._Sweep, "least_keys", 5)
+
+
+def dense(problem, inputs, wanted):
+    """Every statistic as one would write it with the whole matrix at hand."""
+    made = {s.name: s.tensor for s in steps(problem, inputs)}
+    w = made["weights"]
+    x = [made[n] for n in ("scores", "scaled", "capped", "biased", "masked") if n in made][-1]
+    p = problem
+    found = {}
+    for s in parse_stats(wanted, p.grid):
+        if s.name == "lse":
+            sink = x.new_full((1, p.H, 1, 1), NOTHING)
+            sink = sink if p.sinks is None else p.sinks.to(x).reshape(1, -1, 1, 1)
+            every = torch.cat([x, sink.expand(p.B, p.H, p.Tq, 1)], -1)
+            found["lse"] = every.logsumexp(-1)
+        elif s.name == "max":
+            found["max"] = F.pad(x, (0, 1), value=NOTHING).amax(-1)
+        elif s.name in ("entropy", "effective"):
+            logs = torch.where(w > 0, w, 1.0).log()
+            entropy = -(w * logs).sum(-1)
+            found[s.name] = entropy if s.name == "entropy" else entropy.exp()
+        elif s.name == "topk":
+            best, keys = F.pad(x, (0, s.n), value=NOTHING).sort(
+                dim=-1, descending=True, stable=True
+            )
+            best, keys = best[..., : s.n], keys[..., : s.n]
+            weights = F.pad(w, (0, s.n)).gather(-1, keys)
+            found["topk"] = Top(weights, keys.masked_fill(best == NOTHING, -1))
+        elif s.name == "mass":
+            found["mass"] = {
+                name: (w * mask.key_ranges(p.grid).block()).sum(-1)
+                for name, mask in s.groups.items()
+            }
+        elif s.name == "received":
+            found["received"] = w.sum(2)
+        elif s.name == "map":
+            found["map"] = mean_pool(w, min(s.rows, p.Tq), min(s.cols, p.Tk))
+        elif s.name == "rows":
+            found["rows"] = w[:, :, list(s.queries)]
+    return found
+
+
+def mean_pool(w, r, c):
+    """Bin by bin, as the docstring of `map` says it."""
+    Tq, Tk = w.shape[2:]
+    out = w.new_zeros(*w.shape[:2], r, c)
+    for i in range(r):
+        for j in range(c):
+            block = w[:, :, i * Tq // r : (i + 1) * Tq // r, j * Tk // c : (j + 1) * Tk // c]
+            out[:, :, i, j] = block.sum(-1).mean(-1)
+    return out
+
+
+def flat(results):
+    """Every tensor by a name: topk.weights, topk.keys, mass.sink ..."""
+    out = {}
+    for name, result in results.items():
+        if isinstance(result, Top):
+            out |= {f"{name}.weights": result.weights, f"{name}.keys": result.keys}
+        elif isinstance(result, dict):
+            out |= {f"{name}.{group}": x for group, x in result.items()}
+        else:
+            out[name] = result
+    return out
+
+
+def assert_same(got, want, rtol=1e-12, atol=1e-12, keys_of=None):
+    got, want = flat(got), flat(want)
+    assert list(got) == list(want)
+    for name, x in want.items():
+        if name == "topk.keys" and keys_of is not None:
+            # In fp32 two weights may change places; then the fp64 weights there are as good.
+            assert torch.equal(got[name] < 0, x < 0), name
+            continue
+        torch.testing.assert_close(
+            got[name].to(x.dtype), x, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def question(name, dtype, **more):
+    case = PROBLEMS[name](dtype, 0) if isinstance(name, str) else name(dtype, 0)
+    return make_problem(*case.tensors, **(case.keywords | more))
+
+
+# -------------------------------------------------------------------------- against dense weights
+
+
+@pytest.mark.parametrize("held", [2**24, 0], ids=["held", "computed twice"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_equal_to_dense_weights_in_float64(name, held, small_tiles, monkeypatch):
+    monkeypatch.setattr(tiles, "HELD_CELLS", held)
+    if name == "large":
+        monkeypatch.setattr(tiles, "TILE_QUERIES", 101)
+        monkeypatch.setattr(tiles, "LEAST_QUERIES", 101)
+        monkeypatch.setattr(tiles._Sweep, "least_keys", 67)
+    problem, inputs = question(name, torch.float64)
+    wanted = everything_for(problem)
+    assert_same(sweep(problem, inputs, wanted).finish(), dense(problem, inputs, wanted))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_float32_is_within_a_hundred_thousandth(name):
+    problem, inputs = question(name, torch.float32)
+    wanted = everything_for(problem)
+    got = sweep(problem, inputs, wanted).finish()
+    exact, wide = question(name, torch.float64)
+    # "large scores" multiplies the rounding of a dot product by 300: torch's own softmax is as far.
+    rtol = 1e-3 if name == "large scores" else 1e-5
+    atol = 1e-4 if name == "large scores" else 2e-6
+    assert_same(got, dense(exact, wide, wanted), rtol, atol, keys_of="float64")
+    assert all(x.dtype in (torch.float32, torch.int64) for x in flat(got).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_computed_wide(dtype):
+    problem, inputs = question("grouped", dtype)
+    exact, wide = make_problem(*(x.double() for x in inputs), mask=problem.mask)
+    wanted = ["lse", "entropy", "received"]
+    assert_same(
+        sweep(problem, inputs, wanted).finish(), dense(exact, wide, wanted), rtol=1e-5, atol=2e-6
+    )
+
+
+def test_weights_never_carry_dropout():
+    with_it = question("dropout by seed", torch.float64)
+    without = question("dropout by seed", torch.float64, dropout=0.0)
+    wanted = everything_for(with_it[0])
+    assert_same(sweep(*with_it, wanted).finish(), sweep(*without, wanted).finish(), 0, 0)
+
+
+# ---------------------------------------------------------------------------------- by the pencil
+
+
+def test_two_keys_by_hand():
+    """q·k = 0 and √2, scaled by 1/√2: logits 0 and 1, weights 1/(1+e) and e/(1+e)."""
+    q, k = torch.tensor([[0.0, math.sqrt(2)]], dtype=torch.float64), torch.eye(2).double()
+    problem, inputs = make_problem(q, k, k)
+    a, b = 1 / (1 + math.e), math.e / (1 + math.e)
+    found = sweep(problem, inputs, ["lse", "max", "entropy", "effective", topk(3)]).finish()
+    entropy = -a * math.log(a) - b * math.log(b)
+    look = Look(problem, torch.zeros(1, 1, 1, 2), found)
+    assert look.lse.tolist() == pytest.approx([math.log(1 + math.e)])
+    assert look.max.tolist() == pytest.approx([1.0])
+    assert look.entropy.tolist() == pytest.approx([entropy])
+    assert look.effective.tolist() == pytest.approx([math.exp(entropy)])
+    assert look.topk.weights[0].tolist() == pytest.approx([b, a, 0.0])
+    assert look.topk.keys.tolist() == [[1, 0, -1]]
+
+
+def test_a_sink_of_the_same_logit_takes_an_equal_share():
+    """Three keys of logit 0 and a sink of logit 0: four shares of 1/4, one of them no key's."""
+    q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
+    found = sweep(
+        *make_problem(q, k, k, sinks=torch.zeros(1)), ["lse", "max", "entropy", "received"]
+    ).finish()
+    assert found["lse"].flatten().tolist() == pytest.approx([math.log(4)] * 2)
+    assert found["max"].flatten().tolist() == [0, 0]
+    assert found["entropy"].flatten().tolist() == pytest.approx([0.75 * math.log(4)] * 2)
+    assert found["received"].flatten().tolist() == pytest.approx([0.5] * 3)
+
+
+def test_mass_by_hand():
+    """Five keys alike, so each has 1/5. A group counts its keys, wherever the query stands."""
+    groups = {
+        "sink": prefix(1),
+        "local": window(before=1, after=0),
+        "name": (1, 4),
+        "tail": (3, 99),
+    }
+    found = sweep(*make_problem(*(torch.zeros(5, 2),) * 3), [mass(groups)]).finish()["mass"]
+    shares = {name: x.flatten().tolist() for name, x in found.items()}
+    assert shares["sink"] == pytest.approx([0.2] * 5)
+    assert shares["local"] == pytest.approx([0.2, 0.4, 0.4, 0.4, 0.4])
+    assert shares["name"] == pytest.approx([0.6] * 5)
+    assert shares["tail"] == pytest.approx([0.4] * 5)
+
+
+def test_a_tile_has_no_more_keys_than_may_be_seen():
+    scores = torch.tensor([[[[NOTHING, 2.0, NOTHING]]]])
+    best, where = largest_of_tile(scores, 7, 2)
+    assert best.flatten().tolist() == [2.0, NOTHING] and where.flatten().tolist() == [8, -1]
+    assert largest_of_tile(scores, 7, 4)[1].flatten().tolist() == [8, -1, -1, -1]
+
+
+def test_a_blind_query():
+    problem, inputs = make_problem(torch.randn(1, 3), *(torch.randn(4, 3),) * 2, mask=~everything)
+    found = sweep(problem, inputs, everything_for(problem)).finish()
+    assert found["lse"].item() == found["max"].item() == float("-inf")
+    assert found["entropy"].item() == 0 and found["effective"].item() == 1
+    assert found["topk"].keys.flatten().tolist() == [-1] * 4
+    for zero in (found["topk"].weights, found["received"], found["map"], found["rows"]):
+        assert not zero.any()
+
+
+def test_bins_that_do_not_divide():
+    """7 queries in 3 bins: 2, 2 and 3 of them. 2 queries in 5 bins are 2 bins."""
+    p, i = make_problem(torch.zeros(7, 2), *(torch.zeros(5, 2),) * 2)
+    found = sweep(p, i, [pooled(3, 2)]).finish()["map"]
+    torch.testing.assert_close(found, torch.tensor([[[[0.4, 0.6]] * 3]]))
+    p, i = make_problem(torch.zeros(2, 2), *(torch.zeros(3, 2),) * 2, mask=Causal(align="start"))
+    found = sweep(p, i, [pooled(5, 5)]).finish()["map"]
+    torch.testing.assert_close(found, torch.tensor([[[[1.0, 0, 0], [0.5, 0.5, 0]]]]))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+def test_ties_go_to_the_lower_key(n, small_tiles):
+    """Scores of few different values, so that ties lie inside the n, at its edge, across tiles."""
+    source = torch.Generator().manual_seed(n)
+    x = torch.randint(0, 3, (23, 41), generator=source).double()
+    x[3] = 1.0
+    problem, inputs = make_problem(
+        torch.zeros(23, 2).double(), *(torch.zeros(41, 2).double(),) * 2, bias=bias(x)
+    )
+    keys = sweep(problem, inputs, [topk(n)]).finish()["topk"].keys[0, 0]
+    assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
+    assert keys[3].tolist() == list(range(n))
+
+
+def test_nan_stays_where_it_may_look(small_tiles):
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one tile with 9, sees it."""
+    q, k = torch.randn(13, 4), torch.randn(13, 4)
+    clean = make_problem(q, k, k, mask=causal)
+    k = k.clone()
+    k[10] = float("nan")
+    wanted = ["lse", "entropy", topk(2), pooled(13, 13), rows([9])]
+    dirty = make_problem(q, k, k, mask=causal)
+    first = sweep(*dirty, wanted)
+    got = flat(first.finish())
+    want = flat(sweep(*clean, wanted).finish())
+    for name in ("lse", "entropy", "topk.weights", "map"):
+        assert torch.equal(got[name][:, :, :10], want[name][:, :, :10]), name
+        assert got[name][:, :, 10:].isnan().any(), name
+    assert torch.equal(got["rows"], want["rows"])
+    again = sweep(*dirty, wanted, lse=first.lse).finish()["map"]
+    torch.testing.assert_close(again[:, :, :10], want["map"][:, :, :10])
+
+
+def test_a_mask_of_ones_own_batch_in_a_group():
+    problem, inputs = question(make(Tq=17), torch.float64)
+    wanted = [mass({"own": prefix([3, 8])})]
+    assert_same(sweep(problem, inputs, wanted).finish(), dense(problem, inputs, wanted))
+
+
+# ----------------------------------------------------------------------------------------- merging
+
+
+def cuts(size):
+    return st.lists(st.integers(0, size), max_size=3).map(
+        lambda inner: list(zip([0, *sorted(inner)], [*sorted(inner), size], strict=True))
+    )
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    name=st.sampled_from(["sinks and blind queries", "everything at once", "documents", "lengths"]),
+    data=st.data(),
+)
+def test_parts_merge_to_the_whole_in_any_order(name, data, small_tiles):
+    problem, inputs = question(name, torch.float64)
+    wanted = everything_for(problem)
+    whole = sweep(problem, inputs, wanted).finish()
+    chunks = data.draw(cuts(problem.Tq).flatmap(st.permutations))
+    shards = data.draw(cuts(problem.Tk).flatmap(st.permutations))
+    left = data.draw(st.booleans())
+
+    def merged(parts):
+        """((a b) c) or (a (b c)), in the order drawn."""
+        parts = list(parts)
+        while len(parts) > 1:
+            a, b = (parts.pop(0), parts.pop(0)) if left else (parts.pop(-2), parts.pop(-1))
+            parts.insert(0 if left else len(parts), a.merge(b))
+        return parts[0]
+
+    done = []
+    for chunk in chunks:
+        q = slice(*chunk)
+        first = merged(sweep(problem, inputs, wanted, q, slice(*s)) for s in shards)
+        second = merged(sweep(problem, inputs, wanted, q, slice(*s), lse=first.lse) for s in shards)
+        if len(shards) == 1:  # all keys at once: the first call has made both sweeps
+            assert first.sums is not None
+            done.append(first)
+        else:
+            done.append(first.merge(second) if first.sums is None else first)
+    assert_same(merged(done).finish(), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_two_steps_over_shards_that_hold_only_their_own_keys():
+    """As on machines that each hold a part of the cache: q and k are cut before they are asked."""
+    problem, inputs = question("grouped", torch.float64)
+    wanted = everything_for(problem)
+    shards = [slice(0, 5), slice(5, 6), slice(6, 17)]
+    cut = [inputs._replace(k=inputs.k[:, :, s]) for s in shards]
+    a, b, c = (sweep(problem, i, wanted, keys=s) for i, s in zip(cut, shards, strict=True))
+    first = c.merge(a).merge(b)
+    a, b, c = (
+        sweep(problem, i, wanted, keys=s, lse=first.lse) for i, s in zip(cut, shards, strict=True)
+    )
+    found = first.merge(b.merge(c).merge(a)).finish()
+    assert_same(found, sweep(problem, inputs, wanted).finish(), rtol=1e-9)
+    assert a.finish()["received"].shape == (2, 6, 5)  # a shard may keep its own part
+    assert list(first.finish()) == ["lse", "max", "entropy", "effective", "topk", "mass"]
+
+
+def test_a_chunk_of_queries_is_finished_by_itself():
+    problem, inputs = question("window", torch.float64)
+    wanted = everything_for(problem)
+    whole = sweep(problem, inputs, [*wanted[:6]]).finish()
+    w = dense(problem, inputs, [rows(range(17))])["rows"][:, :, 4:9]
+    found = sweep(problem, inputs, wanted, queries=slice(4, 9)).finish()
+    torch.testing.assert_close(found["lse"], whole["lse"][:, :, 4:9])
+    torch.testing.assert_close(found["received"], w.sum(2))
+    torch.testing.assert_close(found["rows"], w[:, :, 1:2])  # of 5, 0 and -1 it holds query 5
+    assert not found["map"][:, :, 2].any()  # no query of the last bin, 11 to 16, is in the chunk
+
+
+def test_what_does_not_merge_says_so():
+    problem, inputs = question("full", torch.float64)
+
+    def part(q, k, wanted=("lse", "received"), **more):
+        return sweep(problem, inputs, wanted, slice(*q), slice(*k), **more)
+
+    a = part((0, 5), (0, 9))
+    for other, why in (
+        (part((0, 5), (8, 17)), "overlap"),
+        (part((5, 13), (9, 17)), "corner uncovered"),
+        (part((0, 5), (9, 17), ["lse"]), "different statistics"),
+        (part((0, 5), (9, 17), lse=torch.zeros(2, 6, 5).double()), "different sweeps"),
+    ):
+        with pytest.raises(BadValue, match=why):
+            a.merge(other)
+    with pytest.raises(BadValue, match=r"9 of 17 keys(?s:.*)merge it with the partials"):
+        a.finish()
+    with pytest.raises(BadValue, match="9 of 17 keys"):
+        _ = a.lse
+    with pytest.raises(BadValue, match=r"shape \(5,\)"):
+        part((0, 5), (0, 9), lse=torch.zeros(5))
+    with pytest.raises(BadValue, match="got 4 keys, for 3 of 17"):
+        short = inputs._replace(k=inputs.k[:, :, :4])
+        sweep(problem, short, ["lse"], keys=slice(0, 3))
+    with pytest.raises(BadValue, match="without a step"):
+        sweep(problem, inputs, ["lse"], keys=slice(0, 9, 2))
+
+
+# --------------------------------------------------------------------------------------- gradients
+
+
+LEARNED = ["lse", "max", "entropy", "effective", "topk", "mass", "received", "map", "rows"]
+
+
+def learning(name):
+    case = PROBLEMS[name](torch.float64, 0)
+    case.keywords.pop("dropout", None)
+    for x in case.wanted:
+        x.requires_grad_()
+    return case, *make_problem(*case.tensors, **case.keywords)
+
+
+def score(results, only):
+    """One number that depends on every finite entry, each in its own way."""
+    total = 0.0
+    for name, x in flat(results).items():
+        if name.startswith(only) and x.is_floating_point():
+            finite = torch.where(torch.isfinite(x), x, 0.0)
+            total = total + (finite * torch.linspace(0.3, 1.7, x.numel()).reshape(x.shape)).sum()
+    return total
+
+
+@pytest.mark.parametrize("only", LEARNED)
+@pytest.mark.parametrize(
+    "name", ["full", "sinks and blind queries", "everything at once", "lengths", "no keys"]
+)
+def test_gradients_equal_autograd_through_dense_weights(name, only, small_tiles):
+    case, problem, inputs = learning(name)
+    asked = {s.name: s for s in parse_stats(everything_for(problem))}
+    wanted = [asked[only]]
+    results = []
+    for found in (sweep(problem, inputs, wanted).finish(), dense(problem, inputs, wanted)):
+        leaves = (case.q, case.k, *case.learn)
+        total = score(found, only)
+        results.append(
+            torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            if isinstance(total, torch.Tensor) and total.requires_grad
+            else [torch.zeros_like(x) for x in leaves]
+        )
+    for got, want in zip(*results, strict=True):
+        assert bool(torch.isfinite(got).all())
+        torch.testing.assert_close(got, want.nan_to_num(), rtol=1e-9, atol=1e-11)
+    if name != "no keys":
+        assert any(bool(g.any()) for g in results[0])
+
+
+def test_gradients_flow_through_the_two_steps(small_tiles):
+    case, problem, inputs = learning("everything at once")
+    wanted = ["received", pooled(3, 5)]
+    shards = [slice(0, 7), slice(7, 17)]
+    a, b = (sweep(problem, inputs, wanted, keys=s) for s in shards)
+    first = a.merge(b)
+    a, b = (sweep(problem, inputs, wanted, keys=s, lse=first.lse) for s in shards)
+    leaves = (case.q, case.k, *case.learn)
+    got = torch.autograd.grad(score(a.merge(b).finish(), ""), leaves)
+    want = torch.autograd.grad(score(dense(problem, inputs, wanted), ""), leaves)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-11)
+
+
+def test_slopes_of_alibi_learn():
+    slopes = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    q, k = torch.randn(2, 5, 3).double(), torch.randn(2, 5, 3).double()
+    asked = make_problem(q, k, k, bias=alibi(slopes), mask=causal)
+    got = torch.autograd.grad(sweep(*asked, ["entropy"]).finish()["entropy"].sum(), slopes)
+    want = torch.autograd.grad(dense(*asked, ["entropy"])["entropy"].sum(), slopes)
+    torch.testing.assert_close(got, want)
+
+
+# ----------------------------------------------------------------------------------- time and space
+
+
+class Allocations(TorchDispatchMode):
+    """The most elements in a tensor that any operation gives back."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self.largest = max(self.largest, x.numel())
+        return result
+
+
+def test_nothing_grows_with_the_square(monkeypatch):
+    S = 16384
+    monkeypatch.setattr(tiles, "TILE_CELLS", 2**17)
+    q = torch.randn(1, 1, S, 4)
+    problem, inputs = make_problem(q, q, q, mask=window(before=100, after=0))
+    with torch.no_grad(), Allocations() as seen:
+        sweep(problem, inputs, everything_for(problem))
+    assert seen.largest <= 16 * S  # S * S is a thousand times that
+
+
+def test_nothing_grows_with_the_square_in_training():
+    S = 1024
+    q = torch.randn(1, 1, S, 4, requires_grad=True)
+    problem, inputs = make_problem(q, q, q, mask=causal)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x.numel()) or x, lambda x: x
+    ):
+        found = sweep(problem, inputs, ["entropy", "received", pooled(8, 8)]).finish()
+    assert max(kept) <= 16 * S
+    (found["entropy"].sum() + found["received"].square().sum()).backward()
+    assert bool(torch.isfinite(q.grad).all())
+
+
+def test_empty_tiles_are_skipped_and_each_product_is_made_once(monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_CELLS", 32 * 128)
+    monkeypatch.setattr(tiles, "TILE_QUERIES", 128)
+    monkeypatch.setattr(tiles, "LEAST_QUERIES", 128)
+    q = torch.randn(1, 1, 1024, 4)
+    products = 0
+    original = type(make_problem(q, q, q)[0]).logits
+
+    def counted(self, *args):
+        nonlocal products
+        products += 1
+        return original(self, *args)
+
+    monkeypatch.setattr("clearhead.problem.problem.Problem.logits", counted)
+    sweep(*make_problem(q, q, q, mask=causal), ["lse", "entropy", "received", pooled(8, 8)])
+    assert products == 8 * 9 // 2  # 8 x 8 tiles of 128 x 128, at and below the diagonal
+
+
+PEAK = """
+import resource, sys, torch, clearhead
+from clearhead import stats
+from clearhead.ask import ask
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def gather(S):
+    groups = {"sink": clearhead.prefix(1), "local": clearhead.window(before=15)}
+    wanted = ["lse", "max", "entropy", "effective", stats.topk(8), stats.mass(groups), "received",
+              stats.map(256, 256), stats.rows([0, -1])]
+    if "look" in sys.argv:
+        return clearhead.look(q[:S], k[:S], k[:S], mask=clearhead.causal, stats=wanted)
+    problem, inputs = ask(q[:S], k[:S], k[:S], mask=clearhead.causal)
+    return stats.sweep(problem, inputs, wanted).finish()
+
+torch.set_grad_enabled(False)
+q, k = torch.randn(65536, 64), torch.randn(65536, 64)
+gather(300)
+before = peak()
+gather(65536)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("by", ["gather", "look"])
+def test_65536_tokens_within_200_megabytes(by):
+    """A dense fp32 matrix would be 17 GB. `sweep` counts in torch, `look` in the C++ core."""
+    command = [sys.executable, "-c", PEAK, by]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(said.stdout) < 200, said.stdout
+
+
+# ------------------------------------------------------------------------------ asking and the look
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "says"),
+    [
+        ("lse", BadType, r"stats=\['lse'\]"),
+        (["variance"], BadValue, r"'variance'(?s:.*)\"lse\".*topk\(n\).*rows"),
+        (["topk"], BadValue, r"topk\(8\)"),
+        ([7], BadValue, "asks for 7"),
+        (["lse", "lse"], BadValue, "lse twice"),
+        ([topk(2), topk(3)], BadValue, "topk twice"),
+        ([rows([13])], BadValue, "query 13, and there are 13"),
+        ([rows([0, -14])], BadValue, "query -14"),
+        ([mass({"near": window(before=1)})], BadValue, "Tq=13 queries and Tk=17"),
+    ],
+)
+def test_wrong_requests_are_refused(entries, error, says):
+    with pytest.raises(error, match=says) as caught:
+        parse_stats(entries, question("full", torch.float32)[0].grid)
+    assert caught.value.gave and caught.value.rule and caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("make_it", "error", "says"),
+    [
+        (lambda: topk(0), BadValue, "topk got n=0"),
+        (lambda: topk(True), BadType, "topk got n=True"),
+        (lambda: pooled(0, 3), BadValue, "map got rows=0"),
+        (lambda: pooled(3, 2.5), BadType, "map got cols=2.5"),
+        (lambda: mass({}), BadType, "mass got {}"),
+        (lambda: mass({"a": (3, 1)}), BadValue, r"\(3, 1\) for the group 'a'"),
+        (lambda: mass({"a": 3}), BadValue, "3 for the group 'a'"),
+        (lambda: rows(3), BadType, "rows got 3"),
+        (lambda: rows([1.5]), BadType, r"rows got \[1.5\]"),
+    ],
+)
+def test_wrong_statistics_are_refused(make_it, error, says):
+    with pytest.raises(error, match=says):
+        make_it()
+
+
+def test_every_statistic_declares_itself():
+    problem, inputs = question("full", torch.float32)
+    asked = parse_stats(everything_for(problem), problem.grid)
+    assert parse_stats(asked) == asked
+    found = sweep(problem, inputs, asked).finish()
+    sizes = {"B": 2, "H": 6, "Tq": 13, "Tk": 17, "min(rows,Tq)": 3, "min(cols,Tk)": 5}
+    for s in asked:
+        result = found[s.name]
+        each = (
+            result.values()
+            if isinstance(result, dict)
+            else result
+            if isinstance(result, Top)
+            else [result]
+        )
+        count = {"topk": 4, "rows": 3}.get(s.name, 0)
+        shape = tuple({**sizes, "n": count}[letter] for letter in s.shape.split())
+        assert {tuple(x.shape) for x in each} == {shape}
+        assert s.sweep == ("second" if s.name in ("received", "map", "rows") else "first")
+        assert s.formula
+
+
+def test_a_look_shows_itself():
+    q = torch.randn(5, 3)
+    problem, inputs = make_problem(q, q, q, mask=causal & ~prefix(1))
+    found = sweep(problem, inputs, ["lse", topk(2), mass({"sink": prefix(1)}), "received"]).finish()
+    look = Look(problem, torch.ones(1, 1, 5, 3), found)
+    assert look.out.shape == (5, 3) and look.lse.shape == (5,) and look.received.shape == (5,)
+    assert look.topk.weights.shape == look.topk.keys.shape == (5, 2)
+    assert look.names == ("lse", "topk", "mass", "received") and "lse" in dir(look)
+    lines = repr(look).splitlines()
+    assert lines[0].startswith("look at B=1 H=1 Tq=5 Tk=5") and len(lines) == 6
+    assert lines[1].split() == "out 5 x 3 1 to 1, mean 1".split()
+    assert lines[2].endswith("1 not finite")
+    assert lines[4].split() == "mass sink 5 0 to 0, mean 0".split()
+    assert "empty" in repr(Look(problem, torch.zeros(1, 1, 5, 0), {}))
+
+
+def test_a_look_says_what_it_does_not_have():
+    problem, _ = question("full", torch.float32)
+    look = Look(problem, torch.zeros(2, 6, 13, 5), {"lse": torch.zeros(2, 6, 13)})
+    with pytest.raises(AttributeError, match=r"no 'entropy'(?s:.*)out, lse(?s:.*)stats=") as caught:
+        _ = look.entropy
+    assert isinstance(caught.value, BadValue) and caught.value.gave
+    assert not hasattr(look, "_repr_html_")
+
+
+def test_numbers_of_another_engine_finish_the_same():
+    """What a native kernel would fill: the maximum, the sum and the moment, from outside."""
+    from clearhead.stats import Partial, Rows
+
+    problem, inputs = question("sinks", torch.float64)
+    made = {s.name: s.tensor for s in steps(problem, inputs)}
+    x = made["masked"]
+    top = x.amax(-1)
+    below = (x - top.unsqueeze(-1)).clamp(min=-1000)
+    state = Rows(top, below.exp().sum(-1), (below.exp() * below).sum(-1))
+    asked = parse_stats(["lse", "max", "entropy"])
+    q, k = torch.arange(13), torch.arange(17)
+    got = Partial(problem, asked, q, k, state, None).finish()
+    assert_same(got, dense(problem, inputs, asked))
+
+
+@pytest.mark.parametrize("statistic", [topk(2), "received", pooled(2, 2), rows([0])], ids=str)
+def test_what_vmap_does_not_follow_is_refused(statistic):
+    x = torch.randn(3, 2, 5, 4)
+    with pytest.raises(BadValue, match="inside of torch"):
+        torch.func.vmap(lambda x: look(x, x, x, stats=[statistic]).out)(x)
+    entropy = torch.func.vmap(lambda x: look(x, x, x).entropy)(x)
+    torch.testing.assert_close(entropy, look(x, x, x).entropy)
+
+
+def test_unknown_statistics_are_refused_before_the_model_runs():
+    with (
+        pytest.raises(ch.BadValue, match="entropi"),
+        ch.watch(torch.nn.Linear(2, 2), stats=["entropi"]),
+    ):
+        raise AssertionError("the block was entered")
+
+
+@pytest.mark.parametrize("verb", [ch.look, ch.explain, lambda q, k, v: ch.matrix(q, k)])
+def test_meta_tensors_have_nothing_to_look_at(verb):
+    q = torch.empty(1, 2, 3, 5, device="meta")
+    with pytest.raises(ch.BadValue, match="meta tensors"):
+        verb(q, q, q)
+
+
+def test_statistics_follow_torch_func():
+    x = torch.randn(1, 2, 6, 4)
+    for stats in ("entropy", "received"):
+
+        def total(x, stats=stats):
+            return getattr(ch.look(x, x, x, mask=ch.causal, stats=[stats]), stats).square().sum()
+
+        by_func = torch.func.grad(total)(x)
+        y = x.clone().requires_grad_()
+        torch.testing.assert_close(by_func, torch.autograd.grad(total(y), y)[0])
+    biases = torch.randn(3, 6, 6)
+    got = torch.func.vmap(lambda b: ch.attention(x, x, x, bias=b))(biases)
+    for a, b in zip(got, biases, strict=True):
+        torch.testing.assert_close(a, ch.attention(x, x, x, bias=b))
+
+
+def test_the_entropy_of_one_key_is_no_negative_zero():
+    q = torch.randn(1, 1, 64, 16)
+    for engine in ("tiled", "steps"):
+        mask = ch.window(before=0, after=0)
+        entropy = ch.look(q, q, q, mask=mask, engine=engine, stats=["entropy"]).entropy
+        assert (entropy == 0).all() and not torch.signbit(entropy).any()
