@@ -1,7 +1,7 @@
-"""The house: a room imports only the rooms below it, and no two files import each other in a circle.
+"""The house: a room imports only the rooms below it, and files do not import each other in a circle.
 
-A room is a folder or a file of `src/clearhead`. Inside `engines/` and `views/` siblings do not import
-each other either, but for what they share. Run this file to print every room and what it imports.
+A room is a folder or a file of `src/clearhead`. Inside `engines/` and `views/` siblings do not
+import each other either, but for what they share. Run this file to print what each room imports.
 """
 
 import ast

@@ -4,7 +4,29 @@ The letters, in every docstring and error: B batch, H query heads, G key/value h
 Tk keys, D head size, Dv value size. True means "may look".
 """
 
+import importlib
 import sys
+
+
+def _in_subinterpreter() -> bool:
+    for name in ("_interpreters", "_xxsubinterpreters"):  # since Python 3.13, and before
+        try:
+            interpreters = importlib.import_module(name)
+        except ImportError:
+            continue
+        return bool(interpreters.get_current() != interpreters.get_main())
+    return False
+
+
+if (
+    _in_subinterpreter()
+):  # asked before torch is imported, which would hang here or raise SystemError
+    raise ImportError(
+        "clearhead was imported in a subinterpreter.\n"
+        "  Rule: torch keeps one state for a process, and can be imported in its main interpreter "
+        "only.\n"
+        "  Way out: import clearhead in the main interpreter, or in a process of its own."
+    )
 
 from . import hf, nn, views
 from .api import compat

@@ -1,5 +1,6 @@
 """Who else follows a call: a compiler, a transform of torch.func, derivatives that ride along."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
@@ -125,3 +126,24 @@ def is_plain(*tensors: Tensor | None) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and all(map(PLAIN.__contains__, map(type, tensors)))
     )
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def one_thread_after_fork() -> None:
+    """In a forked child, let torch compute on one thread, once: the threads of its pool do not
+    survive a fork, and an operation that waits for them would wait for ever."""
+    global _forked
+    if _forked:
+        _forked = False
+        torch.set_num_threads(1)

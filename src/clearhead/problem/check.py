@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue, kind_of, whole_number
 from ..masks import Dense, Grid, Mask, everything, intersect
 from ..masks.values import four
-from ..torch_state import has_values, is_autocast, requires_grad
+from ..torch_state import has_values, is_autocast, one_thread_after_fork, requires_grad
 from .biases import Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
 
@@ -30,6 +30,7 @@ def make_problem(
     seed: int | None = None,
 ) -> tuple[Problem, Inputs]:
     """Check a question once, and give it with its tensors brought to four dimensions."""
+    one_thread_after_fork()
     rank = 4
     if not _usual(q, k, v):
         q, k, v, rank = _four_dimensions(*_as_autocast(q, k, v))
