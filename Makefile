@@ -45,7 +45,7 @@ help:  ## This list.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/look: pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/simd/*) | .venv/bin/python
+.venv/look: pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/*/*) | .venv/bin/python
 	$(PIP) --editable '.[plot]'
 	@touch $@
 

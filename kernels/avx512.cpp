@@ -2,7 +2,7 @@
 #define CLEARHEAD_LEVEL avx512
 #include "simd/avx512.h"
 
-#include "level.h"
+#include "generic/level.h"
 
 namespace clearhead::CLEARHEAD_LEVEL { constexpr char NAME[] = "avx512"; }
 CLEARHEAD_DEFINE_LEVEL(AVX512_LEVEL, "16 lanes, fused multiply-add")

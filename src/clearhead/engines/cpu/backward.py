@@ -1,4 +1,4 @@
-"""The way back by the core (kernels/backward.h): from what came back to the gradients."""
+"""The way back by the core (kernels/generic/backward.h): from what came back to the gradients."""
 
 import math
 import struct
@@ -91,7 +91,7 @@ def _sum(x: Tensor, dim: int, size: int) -> Tensor:
 
 
 def log_unit(lse: Tensor) -> Tensor:
-    """What the logarithm of the sum is counted in (kernels/functions.h, `log_unit`)."""
+    """What the logarithm of the sum is counted in (kernels/generic/functions.h, `log_unit`)."""
     power = torch.frexp(lse.nan_to_num(0.0, 0.0, 0.0)).exponent - 33
     return torch.ldexp(torch.ones_like(lse), power.clamp(min=0))
 

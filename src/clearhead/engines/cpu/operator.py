@@ -1,7 +1,7 @@
 """`clearhead::attend` as an operator: for whoever traces, transforms or differentiates a call.
 
 Its gradient is a second operator, `clearhead::attend_backward`, which the core answers too, from
-the output, what rounding took from it, and the log-sum-exp (kernels/backward.h). Both have shapes
+the output, what rounding took from it, and the log-sum-exp (kernels/generic/backward.h). Both have shapes
 without numbers, for tracers, and a rule for vmap: a call for each example.
 """
 

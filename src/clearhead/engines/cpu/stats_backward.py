@@ -1,7 +1,7 @@
 """The way back of statistics that the core counted.
 
 Those that come from sums of weights and of their logarithms (`lse`, `entropy`, `effective`, `mass`,
-`received`) have gradients in closed form, and the core answers (kernels/backward.h). The others,
+`received`) have gradients in closed form, and the core answers (kernels/generic/backward.h). The others,
 and derivatives of derivatives, are counted again by torch, strip by strip (stats/gather.py).
 """
 

@@ -1,5 +1,5 @@
 // Queries in bands against the keys in blocks, up to the scores: what the answer (prefill.h), the second
-// sweep (tally.h) and the way back (backward.h) have in common.
+// sweep (weight_sums.h) and the way back (backward.h) have in common.
 //
 // A task has some queries of one or several heads that share a key head; they are its rows, BAND of
 // them a band. It walks over blocks of BLOCK keys. A band takes a block where a row of it sees a key:

@@ -14,7 +14,7 @@
 // What a survey adds. The statistics of a row ride in the softmax pass: a moment beside the sum (one FMA
 // a vector), the largest logits before they turn into weights (a comparison a vector, in blocks whose
 // maximum may enter the list), groups of keys after. The answer's own operations stay as they are, so
-// its bits do. What needs finished weights (received, maps, exact rows) is the second sweep (tally.h).
+// its bits do. What needs finished weights (received, maps, exact rows) is the second sweep (weight_sums.h).
 //
 // Why the bits do not depend on company. A row's sums run over d, then over the keys of a block,
 // then over blocks on a grid that starts at key 0, always in the same order, whichever rows share

@@ -16,7 +16,7 @@
 #include "bands.h"
 #include "epilogue.h"
 #include "prefill.h"
-#include "tally.h"
+#include "weight_sums.h"
 #include "backward.h"
 #include "decode.h"
 #include "ceilings.h"
