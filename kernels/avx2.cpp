@@ -4,5 +4,6 @@
 
 #include "generic/level.h"
 
-namespace clearhead::CLEARHEAD_LEVEL { constexpr char NAME[] = "avx2"; }
-CLEARHEAD_DEFINE_LEVEL(AVX2_LEVEL, "8 lanes, fused multiply-add")
+namespace clearhead {
+constinit const Level AVX2_LEVEL = avx2::make_level("avx2", "8 lanes, fused multiply-add");
+}

@@ -4,5 +4,7 @@
 
 #include "generic/level.h"
 
-namespace clearhead::CLEARHEAD_LEVEL { constexpr char NAME[] = "scalar"; }
-CLEARHEAD_DEFINE_LEVEL(SCALAR_LEVEL, "four lanes of the platform's baseline")
+namespace clearhead {
+constinit const Level SCALAR_LEVEL =
+    scalar::make_level("scalar", "four lanes of the platform's baseline");
+}

@@ -1,79 +1,65 @@
-// One level: the generic algorithms over the vocabulary that was included before this file.
+// One level: the generic algorithms over the vocabulary (simd/*.h) that was included before this
+// file.
 //
 // Every name lives in the level's own namespace and no function of the C++ library is called, so
-// no wide instruction can end up in a function that other levels share (tests/engines/cpu/test_kernels.py
-// holds this).
+// no wide instruction can end up in a function that other levels share (checked by
+// tests/engines/cpu/test_kernels.py).
 #pragma once
 
-// Each builds on those before it.
-#include "functions.h"
-#include "memory.h"
-#include "mask.h"
 #include "arithmetic.h"
+#include "backward.h"
+#include "ceilings.h"
+#include "decode.h"
+#include "dtype.h"
 #include "logits.h"
-#include "dropout.h"
-#include "products.h"
-#include "bands.h"
-#include "epilogue.h"
 #include "prefill.h"
 #include "weight_sums.h"
-#include "backward.h"
-#include "decode.h"
-#include "ceilings.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// What the tensors hold, and the arithmetic for it, as a template argument of `then`.
-template <class Then> auto with_element(const Problem& p, Then then) {
-  if (p.dtype == BFLOAT16) return then(bf16());
-  if (p.dtype == FLOAT16) return then(half());
-  return then(float());
-}
-template <class Then> auto with_arithmetic(const Problem& p, Then then) {
-#ifdef CLEARHEAD_HAS_PAIRS
-  if (p.dtype == BFLOAT16) return then(Pairs());
-#endif
-  return with_element(p, [&]<class E>(E) { return then(Singles<E>()); });
+// Calls `then` with the arithmetic for the dtype of q, k and v.
+template <class Then>
+[[gnu::always_inline]] inline auto with_arithmetic(const Problem& p, Then then) {
+  return with_dtype(p.dtype, [&]<class E>(E) { return then(ArithmeticOf<E>()); });
 }
 
-// Rows of a stream are padded to a power of two.
+// Calls `then` with the Decode for this many rows, padded to a power of two.
 template <class A, class Then> auto with_rows(const Problem& p, Then then) {
   const int64_t rows = p.H / p.G * p.Tq;
   if constexpr (W >= 8)
-    if (rows > 4) return then.template operator()<Stream<A, 8>>();
-  if (rows > 2) return then.template operator()<Stream<A, 4>>();
-  if (rows > 1) return then.template operator()<Stream<A, 2>>();
-  return then.template operator()<Stream<A, 1>>();
+    if (rows > 4) return then.template operator()<Decode<A, 8>>();
+  if (rows > 2) return then.template operator()<Decode<A, 4>>();
+  if (rows > 1) return then.template operator()<Decode<A, 2>>();
+  return then.template operator()<Decode<A, 1>>();
 }
 
-inline size_t tile_scratch(const Problem& p, int64_t rows) {
-  return with_arithmetic(p, [&]<class A>(A) { return Tile<A>::scratch(p, rows); });
+inline size_t prefill_scratch(const Problem& p, int64_t rows) {
+  return with_arithmetic(p, [&]<class A>(A) { return Prefill<A>::scratch(p, rows); });
 }
-inline void tile(const Problem& p, const TileTask& task, char* scratch) {
-  with_arithmetic(p, [&]<class A>(A) { Tile<A>::run(p, task, scratch); });
+inline void prefill(const Problem& p, const PrefillTask& task, char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { Prefill<A>::run(p, task, scratch); });
 }
-inline size_t stream_scratch(const Problem& p) {
-  return with_arithmetic(p, [&]<class A>(A) {
-    return with_rows<A>(p, [&]<class S>() { return S::scratch(p); });
-  });
+inline size_t decode_scratch(const Problem& p) {
+  return with_arithmetic(
+      p, [&]<class A>(A) { return with_rows<A>(p, [&]<class D>() { return D::scratch(p); }); });
 }
-inline void stream(const Problem& p, const StreamTask& task, char* scratch) {
-  with_arithmetic(p, [&]<class A>(A) {
-    with_rows<A>(p, [&]<class S>() { S::run(p, task, scratch); });
-  });
+inline void decode(const Problem& p, const DecodeTask& task, char* scratch) {
+  with_arithmetic(
+      p, [&]<class A>(A) { with_rows<A>(p, [&]<class D>() { D::run(p, task, scratch); }); });
 }
-inline void merge(const Problem& p, int64_t b, int64_t group, int64_t stretches,
-                  const float* states) {
-  with_element(p, [&]<class E>(E) { merge_stretches<E>(p, b, group, stretches, states); });
+inline void merge_splits(const Problem& p, int64_t b, int64_t group, int64_t splits,
+                         const float* states) {
+  with_dtype(p.dtype, [&]<class E>(E) { merge_splits_of<E>(p, b, group, splits, states); });
 }
 
-inline double unit(const Problem& p) { return Logits(p).unit(); }
+inline double logit_scale(const Problem& p) { return Logits(p).logit_scale(); }
 
-inline size_t tally_scratch(const Problem& p) {
-  return with_arithmetic(p, [&]<class A>(A) { return Tallying<A>::scratch(p); });
+inline size_t weight_sums_scratch(const Problem& p) {
+  return with_arithmetic(p, [&]<class A>(A) { return WeightSummer<A>::scratch(p); });
 }
-inline void tally(const Problem& p, const Tally& wanted, const TallyTask& task, char* scratch) {
-  with_arithmetic(p, [&]<class A>(A) { Tallying<A>::run(p, wanted, task, scratch); });
+inline void sum_weights(const Problem& p, const WeightSums& sums, const WeightSumsTask& task,
+                        char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { WeightSummer<A>::run(p, sums, task, scratch); });
 }
 
 inline size_t backward_scratch(const Problem& p) {
@@ -82,10 +68,11 @@ inline size_t backward_scratch(const Problem& p) {
 inline int64_t backward_rows(const Problem& p) {
   return with_arithmetic(p, [&]<class A>(A) { return Backward<A>::rows(p); });
 }
-inline void deltas(const Problem& p, const Gradient& g, int64_t b, int64_t h) {
+inline void deltas(const Problem& p, const Gradients& g, int64_t b, int64_t h) {
   with_arithmetic(p, [&]<class A>(A) { Backward<A>::deltas(p, g, b, h); });
 }
-inline void backward(const Problem& p, const Gradient& g, const BackwardTask& task, char* scratch) {
+inline void backward(const Problem& p, const Gradients& g, const BackwardTask& task,
+                     char* scratch) {
   with_arithmetic(p, [&]<class A>(A) { Backward<A>::run(p, g, task, scratch); });
 }
 
@@ -93,29 +80,25 @@ inline void backward(const Problem& p, const Gradient& g, const BackwardTask& ta
 constexpr double (*dot_rounds)(int64_t) = nullptr;
 #endif
 
-}  // namespace clearhead::CLEARHEAD_LEVEL
+constexpr Level make_level(const char* name, const char* what) {
+  return {.name = name,
+          .what = what,
+          .max_decode_rows = min(W, 8),
+          .prefill_scratch = prefill_scratch,
+          .prefill = prefill,
+          .decode_scratch = decode_scratch,
+          .decode = decode,
+          .merge_splits = merge_splits,
+          .weight_sums_scratch = weight_sums_scratch,
+          .sum_weights = sum_weights,
+          .backward_scratch = backward_scratch,
+          .backward_rows = backward_rows,
+          .deltas = deltas,
+          .backward = backward,
+          .logit_scale = logit_scale,
+          .fma_rounds = fma_rounds,
+          .dot_rounds = dot_rounds,
+          .read = read_sum};
+}
 
-#define CLEARHEAD_DEFINE_LEVEL(SYMBOL, WHAT)                             \
-  namespace clearhead {                                                  \
-  extern const Level SYMBOL;                                             \
-  const Level SYMBOL = {                                                 \
-      .name = CLEARHEAD_LEVEL::NAME,                                     \
-      .what = WHAT,                                                      \
-      .most_stream_rows = CLEARHEAD_LEVEL::least(CLEARHEAD_LEVEL::W, 8), \
-      .tile_scratch = CLEARHEAD_LEVEL::tile_scratch,                     \
-      .tile = CLEARHEAD_LEVEL::tile,                                     \
-      .stream_scratch = CLEARHEAD_LEVEL::stream_scratch,                 \
-      .stream = CLEARHEAD_LEVEL::stream,                                 \
-      .merge = CLEARHEAD_LEVEL::merge,                                   \
-      .tally_scratch = CLEARHEAD_LEVEL::tally_scratch,                   \
-      .tally = CLEARHEAD_LEVEL::tally,                                   \
-      .backward_scratch = CLEARHEAD_LEVEL::backward_scratch,             \
-      .backward_rows = CLEARHEAD_LEVEL::backward_rows,                   \
-      .deltas = CLEARHEAD_LEVEL::deltas,                                 \
-      .backward = CLEARHEAD_LEVEL::backward,                             \
-      .unit = CLEARHEAD_LEVEL::unit,                                     \
-      .fma_rounds = CLEARHEAD_LEVEL::fma_rounds,                         \
-      .dot_rounds = CLEARHEAD_LEVEL::dot_rounds,                         \
-      .read = CLEARHEAD_LEVEL::read_sum,                                 \
-  };                                                                     \
-  }
+}  // namespace clearhead::CLEARHEAD_LEVEL
