@@ -493,12 +493,12 @@ def test_the_environment_forces_a_level():
         assert process.communicate()[0].startswith(name + " (")
 
 
-def test_matrix_tiles_that_the_core_leaves_alone_are_named(monkeypatch):
+def test_has_amx_that_the_core_leaves_alone_are_named(monkeypatch):
     flags = Path("/proc/cpuinfo")
     if flags.exists():
-        assert cpu.core.matrix_tiles() == ("amx_bf16" in flags.read_text())
+        assert cpu.core.has_amx() == ("amx_bf16" in flags.read_text())
     for there in (True, False):
-        tiles = SimpleNamespace(matrix_tiles=partial(bool, there))
+        tiles = SimpleNamespace(has_amx=partial(bool, there))
         monkeypatch.setattr("clearhead.engines.cpu.extension.core", tiles)
         assert ("AMX" in cpu.left_to_torch()) == there
 
