@@ -10,11 +10,13 @@ import math
 import mmap
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 from ctypes import CDLL, addressof, c_char, c_int, c_size_t, c_void_p
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -538,6 +540,18 @@ def test_no_wide_instruction_outside_its_level():
         pytest.skip("the core was stripped of its symbols")
     assert not wide, sorted(wide)
     assert seen or LEVELS == ["scalar"]
+
+
+def test_headers_include_each_other_in_no_circle():
+    root = Path(__file__).parents[3] / "kernels"
+    includes = {
+        path: {
+            (path.parent / name).resolve()
+            for name in re.findall('#include "(.+)"', path.read_text())
+        }
+        for path in root.rglob("*.h")
+    }
+    TopologicalSorter(includes).prepare()  # raises CycleError
 
 
 # ------------------------------------------------------------------------------------ under tracers
