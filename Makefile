@@ -26,6 +26,7 @@ setup: .venv/test .venv/check  ## Install everything a developer needs into .ven
 check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_figures.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
 
@@ -45,7 +46,7 @@ help:  ## This list.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/look: pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/simd/*) | .venv/bin/python
+.venv/look: pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/*/*) | .venv/bin/python
 	$(PIP) --editable '.[plot]'
 	@touch $@
 

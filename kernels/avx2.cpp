@@ -2,7 +2,8 @@
 #define CLEARHEAD_LEVEL avx2
 #include "simd/avx2.h"
 
-#include "level.h"
+#include "generic/level.h"
 
-namespace clearhead::CLEARHEAD_LEVEL { constexpr char NAME[] = "avx2"; }
-CLEARHEAD_DEFINE_LEVEL(AVX2_LEVEL, "8 lanes, fused multiply-add")
+namespace clearhead {
+constinit const Level AVX2_LEVEL = avx2::make_level("avx2", "8 lanes, fused multiply-add");
+}

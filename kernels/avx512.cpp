@@ -2,7 +2,8 @@
 #define CLEARHEAD_LEVEL avx512
 #include "simd/avx512.h"
 
-#include "level.h"
+#include "generic/level.h"
 
-namespace clearhead::CLEARHEAD_LEVEL { constexpr char NAME[] = "avx512"; }
-CLEARHEAD_DEFINE_LEVEL(AVX512_LEVEL, "16 lanes, fused multiply-add")
+namespace clearhead {
+constinit const Level AVX512_LEVEL = avx512::make_level("avx512", "16 lanes, fused multiply-add");
+}

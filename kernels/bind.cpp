@@ -1,4 +1,4 @@
-// The door from Python: bytes in, a number out; and the clock around the ceilings.
+// The Python module: packed structs in, a code out; and the clock of the benchmark's peak rates.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -12,6 +12,7 @@
 
 #include "attention.h"
 #include "cpu.h"
+#include "fields.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -19,7 +20,7 @@ using namespace clearhead;
 
 namespace {
 
-// One struct packed by Python; the layouts are in engines/cpu: call.py, look.py and back.py.
+// A struct that Python packed by the fields it asked for (fields.h).
 template <class T> bool unpack(nb::bytes packed, T* into) {
   if (packed.size() != sizeof *into) return false;
   memcpy((void*)into, packed.data(), sizeof *into);
@@ -32,25 +33,25 @@ double seconds(clockid_t clock) {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-// Python sees signals only where it is asked: by a long call, now and then, but not more often than ten
-// times a second.
-constexpr double BETWEEN_LOOKS = 0.1;
-thread_local double last_look;
-bool signalled() {
+// Python handles signals only when told to: a long call checks now and then, but not more often
+// than ten times a second.
+constexpr double BETWEEN_CHECKS = 0.1;
+thread_local double last_check;
+bool signal_pending() {
   double now = seconds(CLOCK_MONOTONIC);
-  if (now - last_look < BETWEEN_LOOKS) return false;
-  last_look = now;
-  nb::gil_scoped_acquire python;
+  if (now - last_check < BETWEEN_CHECKS) return false;
+  last_check = now;
+  nb::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
 
-// Other Python threads run meanwhile. Memory that ran out is Python's MemoryError, Ctrl-C its
-// KeyboardInterrupt; every other refusal is a mistake of ours.
+// Runs without the GIL. Failed allocations become Python's MemoryError, Ctrl-C its
+// KeyboardInterrupt; any other code is a bug on the Python side, and returned.
 template <class Work> int run(Work work) {
   Code code;
   {
-    nb::gil_scoped_release others_may_run;
-    last_look = seconds(CLOCK_MONOTONIC);
+    nb::gil_scoped_release no_gil;
+    last_check = seconds(CLOCK_MONOTONIC);
     code = work();
   }
   if (code == NO_MEMORY) throw std::bad_alloc();
@@ -58,43 +59,60 @@ template <class Work> int run(Work work) {
   return code;
 }
 
-int attend_packed(nb::bytes packed) {
+int attend_packed(nb::bytes problem) {
   Problem p;
-  if (!unpack(packed, &p)) return -1;
+  if (!unpack(problem, &p)) return -1;
   return run([&] { return attend(p); });
 }
 
-// The same, and what the rows leave beside their output; the groups of keys are masks, packed.
-int survey_packed(nb::bytes packed, nb::bytes survey, nb::bytes groups) {
+// The same, with statistics of the rows; `groups` is one packed Mask after another.
+int attend_with_stats(nb::bytes problem, nb::bytes row_stats, nb::bytes groups) {
   Problem p;
-  Survey s;
-  if (!unpack(packed, &p) || !unpack(survey, &s)) return -1;
-  std::vector<Mask> group(groups.size() / sizeof(Mask));
-  if (groups.size() != size_t(s.groups) * sizeof(Mask)) return -1;
-  if (s.groups) memcpy((void*)group.data(), groups.data(), groups.size());
-  s.group = group.data();
-  p.survey = &s;
+  RowStats stats;
+  if (!unpack(problem, &p) || !unpack(row_stats, &stats)) return -1;
+  if (groups.size() != size_t(stats.n_groups) * sizeof(Mask)) return -1;
+  std::vector<Mask> masks(size_t(stats.n_groups));
+  if (stats.n_groups) memcpy((void*)masks.data(), groups.data(), groups.size());
+  stats.group_masks = masks.data();
+  p.row_stats = &stats;
   return run([&] { return attend(p); });
 }
 
-// What takes the scores of a question, as a survey leaves them, to natural logits.
-double unit(nb::bytes packed) {
+// What turns the scores in RowStats into natural logits.
+double logit_scale(nb::bytes problem) {
   Problem p;
-  return level() && unpack(packed, &p) ? level()->unit(p) : 0;
+  return level() && unpack(problem, &p) ? level()->logit_scale(p) : 0;
 }
 
-int tally_packed(nb::bytes packed, nb::bytes wanted) {
+int sum_weights_packed(nb::bytes problem, nb::bytes weight_sums) {
   Problem p;
-  Tally t;
-  if (!unpack(packed, &p) || !unpack(wanted, &t)) return -1;
-  return run([&] { return tally(p, t); });
+  WeightSums sums;
+  if (!unpack(problem, &p) || !unpack(weight_sums, &sums)) return -1;
+  return run([&] { return sum_weights(p, sums); });
 }
 
-int backward_packed(nb::bytes packed, nb::bytes gradient) {
+int backward_packed(nb::bytes problem, nb::bytes gradients) {
   Problem p;
-  Gradient g;
-  if (!unpack(packed, &p) || !unpack(gradient, &g)) return -1;
+  Gradients g;
+  if (!unpack(problem, &p) || !unpack(gradients, &g)) return -1;
   return run([&] { return backward(p, g); });
+}
+
+// {struct: [(member, its format in Python's `struct` module), ...]}, in order.
+nb::dict field_table() {
+  nb::dict table;
+  for_each_struct([&](const char* name, auto&& fields) {
+    nb::list list;
+    for (const Field& f : fields) list.append(nb::make_tuple(f.name, f.format));
+    table[name] = list;
+  });
+  return table;
+}
+
+nb::list dtype_list() {
+  nb::list list;
+  for (const char* name : DTYPE_NAMES) list.append(name);
+  return list;
 }
 
 nb::list level_list() {
@@ -106,9 +124,10 @@ nb::list level_list() {
   return list;
 }
 
-// The clock of clearhead.bench: with one thread its processor time, so that what other programs take
-// meanwhile is not counted; with more the time on the wall, because a thread that waits its turn
-// leaves its share of the memory to the others and the sum of their rates would be a fiction.
+// The clock of clearhead.bench: with one thread its processor time, so that the time of other
+// programs is not counted; with more the wall clock, because a thread that waits for its turn
+// leaves its share of the memory bandwidth to the others, and the sum of their rates would be
+// fictitious.
 double seconds_now(int64_t threads) {
   return seconds(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC);
 }
@@ -116,29 +135,28 @@ double seconds_now(int64_t threads) {
 // Runs `body` on `threads` threads, each for `seconds`; the sum of what each counted, per second.
 template <class Body> double per_second(int64_t threads, double seconds, Body body) {
   if (!level()) return 0;
-  struct Race {
+  struct Measurement {
     Body& body;
     double seconds;
     int64_t threads;
     std::atomic<double> rate{0};
     std::atomic<int64_t> number{0};
-  } race{body, seconds, threads};
+  } measurement{body, seconds, threads};
   auto run = [](void* context) {
-    Race& race = *(Race*)context;
-    int64_t number = race.number++;
-    double start = seconds_now(race.threads);
+    Measurement& m = *(Measurement*)context;
+    int64_t number = m.number++;
+    double start = seconds_now(m.threads);
     double count = 0, took;
     do {
-      count += race.body(number);
-      took = seconds_now(race.threads) - start;
-    } while (took < race.seconds);
-    double old = race.rate;
-    while (!race.rate.compare_exchange_weak(old, old + count / took)) {
-    }
+      count += m.body(number);
+      took = seconds_now(m.threads) - start;
+    } while (took < m.seconds);
+    double old = m.rate;
+    while (!m.rate.compare_exchange_weak(old, old + count / took)) {}
   };
-  nb::gil_scoped_release others_may_run;
-  on_threads(threads, run, &race);
-  return race.rate;
+  nb::gil_scoped_release no_gil;
+  on_threads(threads, run, &measurement);
+  return measurement.rate;
 }
 
 double fma_ceiling(int64_t threads, double seconds) {
@@ -163,26 +181,25 @@ double read_ceiling(uintptr_t address, size_t bytes, int64_t threads, double sec
 }  // namespace
 
 NB_MODULE(_kernels, m) {
-  // A false name leaves no level: `attend` then refuses, and Python says which names there are.
+  // With an unknown name there is no level: `attend` refuses, and Python says which names there
+  // are.
   const char* named = getenv("CLEARHEAD_CPU");
   choose_level(named ? named : "");
-  interrupted = signalled;
+  interrupted = signal_pending;
   m.def("attend", &attend_packed);
-  m.def("survey", &survey_packed);
-  m.def("unit", &unit);
-  m.def("tally", &tally_packed);
+  m.def("attend_with_stats", &attend_with_stats);
+  m.def("logit_scale", &logit_scale);
+  m.def("sum_weights", &sum_weights_packed);
   m.def("backward", &backward_packed);
-  m.def("complaint", &complaint);
-  m.def("struct_sizes", [] {
-    return nb::make_tuple(sizeof(Problem), sizeof(Survey), sizeof(Tally), sizeof(Mask),
-                          sizeof(Gradient));
-  });
+  m.def("describe", &describe);
+  m.def("fields", &field_table);
+  m.def("dtypes", &dtype_list);
   m.def("take_pool", &take_pool);
   m.def("threads_available", &threads_available);
   m.def("levels", &level_list);
   m.def("level", []() -> std::string { return level() ? level()->name : ""; });
   m.def("choose_level", &choose_level);
-  m.def("matrix_tiles", &matrix_tiles);
+  m.def("has_amx", &has_amx);
   m.def("fma_ceiling", &fma_ceiling);
   m.def("dot_ceiling", &dot_ceiling);
   m.def("read_ceiling", &read_ceiling);

@@ -70,7 +70,7 @@ bool choose_level(const char* name) {
   return false;
 }
 
-bool matrix_tiles() {
+bool has_amx() {
 #if defined(__x86_64__)
   return features().amx;
 #else

@@ -19,7 +19,7 @@ const Level* level();
 // Chooses by name; an empty name means the widest present. False if there is no such level here.
 bool choose_level(const char* name);
 
-// Has this machine tiles of bf16 that it multiplies as matrices (AMX)? No level uses them.
-bool matrix_tiles();
+// Does this machine have AMX, tiles of bf16 that it multiplies as matrices? No level uses them.
+bool has_amx();
 
 }  // namespace clearhead

@@ -2,7 +2,9 @@
 #define CLEARHEAD_LEVEL neon
 #include "simd/neon.h"
 
-#include "level.h"
+#include "generic/level.h"
 
-namespace clearhead::CLEARHEAD_LEVEL { constexpr char NAME[] = "neon"; }
-CLEARHEAD_DEFINE_LEVEL(NEON_LEVEL, "4 lanes in 32 registers, fused multiply-add")
+namespace clearhead {
+constinit const Level NEON_LEVEL =
+    neon::make_level("neon", "4 lanes in 32 registers, fused multiply-add");
+}

@@ -6,12 +6,13 @@ set -eu
 python=$1 folder=$2
 shift 2
 root=$(cd "$(dirname "$0")/.." && pwd)
+tests="$root/tests/engines/cpu"
 build="$folder/build" package="$folder/package"
-"$python" -m pip --quiet wheel --no-deps --wheel-dir "$folder" --config-settings "build-dir=$build" \
-  --config-settings cmake.define.CLEARHEAD_SANITIZE=ON "$root"
+"$python" -m pip --quiet wheel --no-deps --wheel-dir "$folder" \
+  --config-settings "build-dir=$build" --config-settings cmake.define.CLEARHEAD_SANITIZE=ON "$root"
 "$python" -m pip --quiet install --no-deps --target "$package" "$folder"/clearhead-*.whl
 compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$build/CMakeCache.txt")
-# An editable install answers `import clearhead` before any path does: its finder has to go first.
+# An editable install finds clearhead before any path does: its finder has to be removed.
 cat >"$folder/run.py" <<END
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "skbc" not in type(finder).__module__]
@@ -20,10 +21,10 @@ import clearhead._kernels, pytest
 assert clearhead._kernels.__file__.startswith("$package"), clearhead._kernels.__file__
 sys.exit(pytest.main(sys.argv[1:]))
 END
-# The sanitizers must come first in a process that did not ask for them, and Python itself leaks.
+# The sanitizers must be loaded first, as Python was built without them; and Python itself leaks.
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so) \
 $("$compiler" -print-file-name=libstdc++.so)" \
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-"$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 "$root/tests/engines/cpu/test_kernels.py" "$root/tests/engines/cpu/test_stats.py" \
-  "$root/tests/engines/cpu/test_backward.py" \
+"$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 \
+  "$tests/test_kernels.py" "$tests/test_stats.py" "$tests/test_backward.py" \
   -k "not grow and not wide_instruction and not compile and not fork" "$@"

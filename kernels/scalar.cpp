@@ -2,7 +2,9 @@
 #define CLEARHEAD_LEVEL scalar
 #include "simd/scalar.h"
 
-#include "level.h"
+#include "generic/level.h"
 
-namespace clearhead::CLEARHEAD_LEVEL { constexpr char NAME[] = "scalar"; }
-CLEARHEAD_DEFINE_LEVEL(SCALAR_LEVEL, "four lanes of the platform's baseline")
+namespace clearhead {
+constinit const Level SCALAR_LEVEL =
+    scalar::make_level("scalar", "four lanes of the platform's baseline");
+}

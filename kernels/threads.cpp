@@ -16,7 +16,7 @@ struct Pool {
 Pool pool;  // taken while the module is imported, before any call
 
 // The pool's threads do not survive a fork, and a child that waited for them would wait for ever:
-// from then on it computes on its one thread. The answer is the same bits.
+// so a child computes on its one thread, with the same bits.
 bool forked = false;
 const int fork_watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 

@@ -45,8 +45,11 @@ def test_a_core_of_another_version_is_named():
         "package.__path__ = spec.submodule_search_locations\n"
         "sys.modules['clearhead'] = package\n"
         "import clearhead._kernels as core\n"
-        "core.struct_sizes = lambda: (1, 2)\n"
+        "fields = core.fields()\n"
+        "fields['Mask'][:2] = reversed(fields['Mask'][:2])  # of the same size\n"
+        "core.fields = lambda: fields\n"
         "import clearhead.engines\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode and "of another version than its Python code" in done.stderr
+    assert "the members of Mask" in done.stderr

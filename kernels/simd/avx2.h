@@ -18,8 +18,8 @@ constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 3;
 constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 3;
 
 inline F zero() { return _mm256_setzero_ps(); }
-inline F all(float x) { return _mm256_set1_ps(x); }
-inline F count_up() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
+inline F splat(float x) { return _mm256_set1_ps(x); }
+inline F iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 
 inline __m256i first_words(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -30,7 +30,7 @@ inline Lanes lanes(uint64_t word, int from) {
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit));
 }
 inline uint64_t word(Lanes m) { return uint64_t(_mm256_movemask_ps(m)); }
-inline F pick(Lanes m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
+inline F select(Lanes m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
 
 inline F widen(__m128i h) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
@@ -52,8 +52,8 @@ inline F load_part(const half* p, int n) { return _mm256_cvtph_ps(few(p, n)); }
 inline __m128i narrow(F x) {
   __m256i i = _mm256_castps_si256(x);
   __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
-  __m256i r = _mm256_srli_epi32(
-      _mm256_add_epi32(i, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i r =
+      _mm256_srli_epi32(_mm256_add_epi32(i, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
   r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
   return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
@@ -76,12 +76,12 @@ inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
 inline F div(F a, F b) { return _mm256_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F max(F a, F b) { return _mm256_max_ps(a, b); }  // b if either is NaN
-inline F abs(F a) { return _mm256_andnot_ps(all(-0.0f), a); }
+inline F abs(F a) { return _mm256_andnot_ps(splat(-0.0f), a); }
 inline F sign_of(F magnitude, F sign) {
-  return _mm256_or_ps(magnitude, _mm256_and_ps(all(-0.0f), sign));
+  return _mm256_or_ps(magnitude, _mm256_and_ps(splat(-0.0f), sign));
 }
 inline Lanes less(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
-inline Lanes same(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+inline Lanes equal(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 inline float total(F a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -89,14 +89,14 @@ inline float total(F a) {
 }
 
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
-constexpr float LEAST_POWER = -127.0f;
-// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes LEAST_POWER.
+constexpr float MIN_POWER = -127.0f;
+// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER.
 inline F split(F x, F* n) {
-  x = max(all(LEAST_POWER), x);
+  x = max(splat(MIN_POWER), x);
   *n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return sub(x, *n);
 }
-inline F times_power(F p, F n) {
+inline F scale_by_power(F p, F n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
@@ -127,7 +127,8 @@ template <class Op> inline F fold(const F* x, Op op) {
   F a[4], b[2];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++)
-    a[i] = op(_mm256_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm256_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    a[i] =
+        op(_mm256_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm256_unpackhi_ps(x[2 * i], x[2 * i + 1]));
 #pragma GCC unroll 2
   for (int i = 0; i < 2; i++)
     b[i] = op(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44),

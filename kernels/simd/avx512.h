@@ -19,15 +19,13 @@ constexpr int SCORE_ROWS = 8, SCORE_VECTORS = 3;
 constexpr int VALUE_ROWS = 6, VALUE_VECTORS = 4;
 
 inline F zero() { return _mm512_setzero_ps(); }
-inline F all(float x) { return _mm512_set1_ps(x); }
-inline F count_up() {
-  return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
+inline F splat(float x) { return _mm512_set1_ps(x); }
+inline F iota() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
 inline Lanes first(int n) { return Lanes((1u << n) - 1); }
 inline Lanes lanes(uint64_t word, int from) { return Lanes(word >> from); }
 inline uint64_t word(Lanes m) { return m; }
-inline F pick(Lanes m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
+inline F select(Lanes m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
 
 // Widening: a bf16 is the upper half of a float32.
 inline F widen(__m256i h) {
@@ -48,8 +46,8 @@ inline F load_part(const half* p, int n) {
 inline __m256i narrow(F x) {
   __m512i i = _mm512_castps_si512(x);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(i, 16), _mm512_set1_epi32(1));
-  __m512i r = _mm512_srli_epi32(
-      _mm512_add_epi32(i, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  __m512i r =
+      _mm512_srli_epi32(_mm512_add_epi32(i, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   Lanes nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(r, nan, _mm512_set1_epi32(0x7fc0)));
 }
@@ -58,9 +56,7 @@ inline __m256i narrow_half(F x) {
 }
 inline void store(float* p, F x) { _mm512_storeu_ps(p, x); }
 inline void store_part(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
-inline void store_part(bf16* p, F x, int n) {
-  _mm256_mask_storeu_epi16(p, first(n), narrow(x));
-}
+inline void store_part(bf16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
 inline void store_part(half* p, F x, int n) {
   _mm256_mask_storeu_epi16(p, first(n), narrow_half(x));
 }
@@ -78,19 +74,19 @@ inline F sign_of(F magnitude, F sign) {  // a magnitude with the sign of another
                                              _mm512_and_si512(_mm512_castps_si512(sign), top)));
 }
 inline Lanes less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-inline Lanes same(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+inline Lanes equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline float total(F a) { return _mm512_reduce_add_ps(a); }
 
-// p * 2^n for whole n. Below 2^-149 the product is 0, so `LEAST_POWER` stands for -infinity where
+// p * 2^n for whole n. Below 2^-149 the product is 0, so `MIN_POWER` stands for -infinity where
 // that would be multiplied by 0.
-constexpr float LEAST_POWER = -192.0f;
+constexpr float MIN_POWER = -192.0f;
 // x = n + rest with n whole and |rest| <= 1/2; of -infinity the rest is 0.
 inline F split(F x, F* n) {
   F rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   *n = _mm512_sub_ps(x, rest);
   return rest;
 }
-inline F times_power(F p, F n) { return _mm512_scalef_ps(p, n); }
+inline F scale_by_power(F p, F n) { return _mm512_scalef_ps(p, n); }
 
 // Sixteen rows of sixteen become sixteen columns: pairs, then quadruples, then whole lanes.
 inline void transpose(F (&x)[W]) {
@@ -111,7 +107,8 @@ inline void transpose(F (&x)[W]) {
   }
 #pragma GCC unroll 4
   for (int j = 0; j < 4; j++) {
-    F p = _mm512_shuffle_f32x4(b[j], b[j + 4], 0x88), q = _mm512_shuffle_f32x4(b[j], b[j + 4], 0xdd);
+    F p = _mm512_shuffle_f32x4(b[j], b[j + 4], 0x88),
+      q = _mm512_shuffle_f32x4(b[j], b[j + 4], 0xdd);
     F r = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0x88);
     F s = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0xdd);
     x[j] = _mm512_shuffle_f32x4(p, r, 0x88);
@@ -127,7 +124,8 @@ template <class Op> inline F fold(const F* x, Op op) {
   F a[8], b[4];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; i++)  // vectors 2i and 2i + 1, in the even and the odd lanes
-    a[i] = op(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    a[i] =
+        op(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
     __m512d lo = _mm512_castps_pd(a[2 * i]), hi = _mm512_castps_pd(a[2 * i + 1]);
@@ -150,7 +148,7 @@ inline F dot(F sum, P a, P b) { return _mm512_dpbf16_ps(sum, a, b); }
 inline void store_narrow(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
-// 2 n halves (or fewer, the rest 0) as they lie in memory, dressed as float lanes.
+// 2 n halves (or fewer, the rest 0) as they are in memory, in float lanes.
 inline F load_raw(const bf16* p, int n) {
   return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(uint32_t((uint64_t(1) << n) - 1), p));
 }
@@ -160,7 +158,7 @@ inline F interleave(const bf16* even, const bf16* odd, int n) {
   __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd ? first(n) : 0, odd));
   return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-inline Lanes special_pairs(F x) {  // lane 0 if any half of any lane is NaN or infinite
+inline Lanes nonfinite_pairs(F x) {  // lane 0 if any half of any lane is NaN or infinite
   const __m512i e = _mm512_set1_epi32(0x7f807f80);
   __mmask32 m = _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_castps_si512(x), e), e);
   return Lanes(m != 0 ? 1 : 0);

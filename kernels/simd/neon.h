@@ -13,20 +13,20 @@ constexpr int W = 4;
 
 constexpr int REGISTERS = 32;
 
-// Register tiles: 4 x 4 = 16 sums, as many as four pipes of latency 4 keep busy, 4 keys (or values) and
-// 4 queries (or weights). Of 6 x 4 sums gcc 12 spills three.
+// Register tiles: 4 x 4 = 16 sums, as many as four pipes of latency 4 keep busy, 4 keys (or values)
+// and 4 queries (or weights). Of 6 x 4 sums gcc 12 spills three.
 constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 4;
 constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 4;
 
 inline F zero() { return vdupq_n_f32(0); }
-inline F all(float x) { return vdupq_n_f32(x); }
-inline F count_up() { return F{0, 1, 2, 3}; }
+inline F splat(float x) { return vdupq_n_f32(x); }
+inline F iota() { return F{0, 1, 2, 3}; }
 
 inline Lanes lanes(uint64_t word, int from) {
   return vtstq_u32(vdupq_n_u32(uint32_t(word >> from)), Lanes{1, 2, 4, 8});
 }
 inline uint64_t word(Lanes m) { return vaddvq_u32(vandq_u32(m, Lanes{1, 2, 4, 8})); }
-inline F pick(Lanes m, F yes, F no) { return vbslq_f32(m, yes, no); }
+inline F select(Lanes m, F yes, F no) { return vbslq_f32(m, yes, no); }
 
 inline F widen(uint16x4_t h, bf16) { return vreinterpretq_f32_u32(vshll_n_u16(h, 16)); }
 inline F widen(uint16x4_t h, half) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
@@ -68,18 +68,18 @@ inline F sign_of(F magnitude, F sign) {
   return vbslq_f32(vdupq_n_u32(0x80000000), sign, magnitude);
 }
 inline Lanes less(F a, F b) { return vcltq_f32(a, b); }
-inline Lanes same(F a, F b) { return vceqq_f32(a, b); }
+inline Lanes equal(F a, F b) { return vceqq_f32(a, b); }
 inline float total(F a) { return vaddvq_f32(a); }
 
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
-constexpr float LEAST_POWER = -127.0f;
-// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes LEAST_POWER.
+constexpr float MIN_POWER = -127.0f;
+// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER.
 inline F split(F x, F* n) {
-  x = max(all(LEAST_POWER), x);
+  x = max(splat(MIN_POWER), x);
   *n = vrndnq_f32(x);
   return sub(x, *n);
 }
-inline F times_power(F p, F n) {
+inline F scale_by_power(F p, F n) {
   int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
   return mul(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
 }

@@ -1,5 +1,5 @@
-// The vocabulary without any instruction set: four lanes in the compiler's own vectors, which are
-// whatever the baseline of the platform offers (SSE2 on x86-64, NEON on ARM). The C++ oracle.
+// The vocabulary without a particular instruction set: four lanes in the compiler's own vectors,
+// which are compiled to the platform's baseline (SSE2 on x86-64, NEON on ARM). The C++ oracle.
 #pragma once
 
 #include <cstring>
@@ -20,8 +20,8 @@ constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 2;
 constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 2;
 
 inline F zero() { return F{0, 0, 0, 0}; }
-inline F all(float x) { return F{x, x, x, x}; }
-inline F count_up() { return F{0, 1, 2, 3}; }
+inline F splat(float x) { return F{x, x, x, x}; }
+inline F iota() { return F{0, 1, 2, 3}; }
 inline Lanes lanes(uint64_t word, int from) {
   word >>= from;
   return -Lanes{int(word & 1), int(word >> 1 & 1), int(word >> 2 & 1), int(word >> 3 & 1)};
@@ -29,7 +29,7 @@ inline Lanes lanes(uint64_t word, int from) {
 inline uint64_t word(Lanes m) {  // a bit for each lane
   return uint64_t((m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8));
 }
-inline F pick(Lanes m, F yes, F no) { return m ? yes : no; }
+inline F select(Lanes m, F yes, F no) { return m ? yes : no; }
 
 inline float number(float x) { return x; }
 inline float number(bf16 x) {
@@ -66,7 +66,7 @@ inline void put(half* p, float x) {
     p->bits = uint16_t(sign | 0x7e00);
   } else if (i >= 0x47800000) {  // 65536 and more, or infinite
     p->bits = uint16_t(sign | 0x7c00);
-  } else if (i < 0x38800000) {   // below 2^-14: let the float adder round to a multiple of 2^-24
+  } else if (i < 0x38800000) {  // below 2^-14: let the float adder round to a multiple of 2^-24
     float f;
     memcpy(&f, &i, 4);
     f += 0.5f;
@@ -102,20 +102,20 @@ inline F sign_of(F magnitude, F sign) {
   return (F)((Words)magnitude | ((Words)sign & 0x80000000u));
 }
 inline Lanes less(F a, F b) { return a < b; }
-inline Lanes same(F a, F b) { return a == b; }
+inline Lanes equal(F a, F b) { return a == b; }
 inline float total(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
 // p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
-constexpr float LEAST_POWER = -127.0f;
-// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes LEAST_POWER. Below 2^22, adding
+constexpr float MIN_POWER = -127.0f;
+// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER. Below 2^22, adding
 // 1.5 * 2^23 leaves no room for a fraction.
 inline F split(F x, F* n) {
-  const F shift = all(0x1.8p23f);
-  x = max(all(LEAST_POWER), x);
+  const F shift = splat(0x1.8p23f);
+  x = max(splat(MIN_POWER), x);
   *n = (x + shift) - shift;
   return x - *n;
 }
-inline F times_power(F p, F n) {
+inline F scale_by_power(F p, F n) {
   return p * (F)((__builtin_convertvector(n, Lanes) + 127) << 23);
 }
 

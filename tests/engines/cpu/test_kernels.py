@@ -10,11 +10,13 @@ import math
 import mmap
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 from ctypes import CDLL, addressof, c_char, c_int, c_size_t, c_void_p
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -493,12 +495,12 @@ def test_the_environment_forces_a_level():
         assert process.communicate()[0].startswith(name + " (")
 
 
-def test_matrix_tiles_that_the_core_leaves_alone_are_named(monkeypatch):
+def test_has_amx_that_the_core_leaves_alone_are_named(monkeypatch):
     flags = Path("/proc/cpuinfo")
     if flags.exists():
-        assert cpu.core.matrix_tiles() == ("amx_bf16" in flags.read_text())
+        assert cpu.core.has_amx() == ("amx_bf16" in flags.read_text())
     for there in (True, False):
-        tiles = SimpleNamespace(matrix_tiles=partial(bool, there))
+        tiles = SimpleNamespace(has_amx=partial(bool, there))
         monkeypatch.setattr("clearhead.engines.cpu.extension.core", tiles)
         assert ("AMX" in cpu.left_to_torch()) == there
 
@@ -538,6 +540,18 @@ def test_no_wide_instruction_outside_its_level():
         pytest.skip("the core was stripped of its symbols")
     assert not wide, sorted(wide)
     assert seen or LEVELS == ["scalar"]
+
+
+def test_headers_include_each_other_in_no_circle():
+    root = Path(__file__).parents[3] / "kernels"
+    includes = {
+        path: {
+            (path.parent / name).resolve()
+            for name in re.findall('#include "(.+)"', path.read_text())
+        }
+        for path in root.rglob("*.h")
+    }
+    TopologicalSorter(includes).prepare()  # raises CycleError
 
 
 # ------------------------------------------------------------------------------------ under tracers

@@ -1,8 +1,8 @@
 """The C++ core: exact attention on a CPU, as `clearhead._kernels` computes it.
 
-What is there and which instructions it uses (`extension`), how a problem becomes a call (`call`),
-the way back (`back`), both as operators for whoever traces or differentiates a call (`operator`),
-statistics in the same sweep (`look`), and their way back (`look_back`).
+The compiled module and its instruction sets (`extension`), how a problem becomes a call (`pack`),
+gradients (`backward`), both as operators for autograd and tracers (`operator`), statistics in the
+same sweep (`stats`), and their gradients (`stats_backward`).
 """
 
 import torch
@@ -15,7 +15,6 @@ from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
 from ..engine import Engine
-from .backward import GRADIENT
 from .extension import (
     core,
     false_level as false_level,
@@ -25,17 +24,9 @@ from .extension import (
     use_level as use_level,
 )
 from .operator import answer
-from .pack import DTYPES, RULE, TENSORS, direct
-from .stats import MASK, SURVEY, TALLY, answer_and_lse, survey
-from .stats_backward import survey_with_gradient
-
-SIZES = TENSORS.size + RULE.size, *(x.size for x in (SURVEY, TALLY, MASK, GRADIENT))
-if core is not None and core.struct_sizes() != SIZES:
-    raise ImportError(
-        "clearhead's compiled core is of another version than its Python code. Both come from one "
-        "installation. Install clearhead again: pip install --force-reinstall --no-deps clearhead, "
-        "or pip install -e . in a checkout."
-    )
+from .pack import DTYPES, all_plain
+from .stats import answer_and_lse, core_stats
+from .stats_backward import core_stats_with_grad
 
 
 class Cpu(Engine):
@@ -84,32 +75,32 @@ class Cpu(Engine):
         return answer(problem, inputs, False)[0]
 
     def look(
-        self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
-        if lse_alone(wanted):
-            return answer_and_lse(problem, inputs, wanted)
-        if problem.dropout or problem.records_grad or not can_count(problem, inputs, wanted):
-            return super().look(problem, inputs, wanted)
+        if lse_alone(statistics):
+            return answer_and_lse(problem, inputs, statistics)
+        if problem.dropout or problem.records_grad or not can_count(problem, inputs, statistics):
+            return super().look(problem, inputs, statistics)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
-        return out, survey(problem, inputs, wanted, out)
+        return out, core_stats(problem, inputs, statistics, out)
 
-    def count(self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:
+    def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
         problem = problem.undropped
-        if not can_count(problem, inputs, wanted):
-            return super().count(problem, inputs, wanted)
+        if not can_count(problem, inputs, statistics):
+            return super().count(problem, inputs, statistics)
         if problem.records_grad:
-            return survey_with_gradient(problem, inputs, wanted)
-        return survey(problem, inputs, wanted, None)
+            return core_stats_with_grad(problem, inputs, statistics)
+        return core_stats(problem, inputs, statistics, None)
 
 
 def _few_weights(p: Problem) -> bool:
-    """As few as `nn.Dropout` is to draw. A graph has its own draws, and does not ask for a size."""
+    """Few enough that torch draws as `nn.Dropout` does. A graph does not depend on the sizes."""
     return not torch.compiler.is_compiling() and p.all_pairs <= FEW
 
 
-def can_count(problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> bool:
-    """Can the core count this itself? It keeps no tracer's graph. Gradients come from torch, which
-    may call another of two nearly equal weights the largest: so the largest are not counted here if
-    they are to learn."""
-    learned = problem.records_grad and any(s.name == "topk" for s in wanted)
-    return direct(problem, inputs) and not learned
+def can_count(problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
+    """Can the core compute these statistics? Not under a tracer or transform. The gradient of topk
+    comes from torch, which may consider another of two nearly equal weights the largest: so with
+    gradients the core does not compute it."""
+    topk_grad = problem.records_grad and any(s.name == "topk" for s in statistics)
+    return all_plain(problem, inputs) and not topk_grad

@@ -1,30 +1,32 @@
-"""The way back by the core (kernels/backward.h): from what came back to the gradients."""
+"""Gradients by the core (kernels/generic/backward.h): from those of the outputs to the inputs'."""
 
 import math
-import struct
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .extension import core
-from .pack import NO_GRID, Asked, check, grid, pack, place, rows_of
+from .extension import core, layout
+from .pack import KernelArgs, check, matrix_view, pack, tensor_view, with_rows
 
-# `Gradient` in kernels/attention.h.
-GRADIENT = struct.Struct("=" + 6 * "4q" + "2q" + 2 * "4q" + "5q")
+(GRADIENTS,) = layout(
+    "Gradients",
+    "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias",
+)
 
-# Heads are the tasks of the way back. Fewer than this are cut into stretches of keys, of at least
-# so many; each stretch then has its own dq, and they are added in their order. The batch has no
-# say, so an example learns the same bits in any company.
-TASKS, LEAST_STRETCH = 16, 1024
+# A task of the backward pass is a head. If there are fewer than TASKS, the keys are split, into
+# ranges of at least MIN_SPLIT; each split then has its own dq, and they are added in order. The
+# batch size has no influence, so an example's gradients have the same bits in any batch.
+TASKS, MIN_SPLIT = 16, 1024
 
 
-class CameBack(NamedTuple):
-    """What `Gradient` in kernels/attention.h says came back; None is what was not used."""
+class OutputGrads(NamedTuple):
+    """Gradients of the outputs (kernels/attention.h, `Gradients`), None for an unused output; the
+    output itself and what rounding it lost."""
 
     dlse: Tensor | None = None
-    dlog: Tensor | None = None
+    dw_log_w: Tensor | None = None
     dreceived: Tensor | None = None
     dout: Tensor | None = None
     out: Tensor | None = None
@@ -32,33 +34,34 @@ class CameBack(NamedTuple):
 
 
 def gradients(
-    q: Tensor, k: Tensor, v: Tensor, asked: Asked, lse: Tensor, came: CameBack, learn_bias: bool
+    q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: Tensor, of: OutputGrads, bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and sinks; empty for a bias not wanted or sinks not there."""
-    bias, sinks = asked.bias if learn_bias else None, asked.sinks
-    q, k, v = (rows_of(x) for x in (q, k, v))
+    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    bias, sinks = args.bias if bias_grad else None, args.sinks
+    q, k, v = (with_rows(x) for x in (q, k, v))
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
 
     def zeros(*shape: int) -> Tensor:
         return q.new_zeros(shape, dtype=torch.float32)
 
-    parts = min(math.ceil(TASKS / max(H, 1)), max(Tk // LEAST_STRETCH, 1))
+    splits = min(math.ceil(TASKS / max(H, 1)), max(Tk // MIN_SPLIT, 1))
     dbias = zeros(0)
     if bias is not None:
-        # A bias that is the same for all queries or keys is added up per head first: O(T) numbers.
+        # A bias that broadcasts over queries or keys is summed per head first: O(T) numbers.
         matrix = bias.shape[2] > 1 and bias.shape[3] > 1
         dbias = zeros(*(bias.shape if matrix else (B, H, *bias.shape[2:])))
-        parts = 1 if bias.shape[3] == 1 else parts
+        splits = 1 if bias.shape[3] == 1 else splits
     delta = zeros(B, H, Tq)
-    dq = q.new_zeros((parts, B, H, Tq, D), dtype=q.dtype if parts == 1 else torch.float32)
+    dq = q.new_zeros((splits, B, H, Tq, D), dtype=q.dtype if splits == 1 else torch.float32)
     dk, dv = zeros(B, H, Tk, D), zeros(B, H, Tk, Dv)
     check(
         core.backward(
-            pack(q, k, v, came.out, lse, asked, came.rounding),
-            GRADIENT.pack(
-                *place(came.dout), *place(came.dlse), *place(came.dlog), *place(came.dreceived),
-                *place(delta), *place(dq[0]), parts, dq.stride(0), *place(dk), *place(dv),
-                *(NO_GRID if bias is None else grid(dbias)),
+            pack(q, k, v, of.out, lse, args, of.rounding),
+            GRADIENTS.pack(
+                *tensor_view(of.dout), *tensor_view(of.dlse), *tensor_view(of.dw_log_w),
+                *tensor_view(of.dreceived), *tensor_view(delta), *tensor_view(dq[0]),
+                splits, dq.stride(0), *tensor_view(dk), *tensor_view(dv),
+                *matrix_view(None if bias is None else dbias),
             ),
         )
     )  # fmt: skip
@@ -68,8 +71,8 @@ def gradients(
         dbias = dbias.to(bias.dtype)
     dsinks = zeros(0)
     if sinks is not None:
-        taken = torch.exp((sinks.view(-1, 1) - lse) / log_unit(lse)).float() * delta
-        dsinks = -_over_queries(_sum(taken.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
+        grads = torch.exp((sinks.view(-1, 1) - lse) / log_unit(lse)).float() * delta
+        dsinks = -_over_queries(_sum(grads.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
     return (
         _sum(dq, 0, 1).squeeze(0).to(q.dtype),
         _sum(dk.view(B, G, H // max(G, 1), Tk, D), 2, 1).squeeze(2).to(q.dtype),
@@ -80,8 +83,8 @@ def gradients(
 
 
 def _sum(x: Tensor, dim: int, size: int) -> Tensor:
-    """The sum over a dimension that is to have this size, one slice after the other, so that it has
-    the same bits however many threads torch has."""
+    """Sums a dimension, if it is not of this size yet, one slice after the other, so that the bits
+    do not depend on torch's number of threads."""
     if x.shape[dim] == size:
         return x
     total = torch.zeros_like(x.narrow(dim, 0, 0).sum(dim, keepdim=True))
@@ -91,13 +94,13 @@ def _sum(x: Tensor, dim: int, size: int) -> Tensor:
 
 
 def log_unit(lse: Tensor) -> Tensor:
-    """What the logarithm of the sum is counted in (kernels/functions.h, `log_unit`)."""
+    """The unit of log(sum) in a log-sum-exp (kernels/generic/functions.h, `log_unit`)."""
     power = torch.frexp(lse.nan_to_num(0.0, 0.0, 0.0)).exponent - 33
     return torch.ldexp(torch.ones_like(lse), power.clamp(min=0))
 
 
 def _over_queries(x: Tensor) -> Tensor:
-    """(H, Tq) -> (H,): the sum in halves, likewise always in one order."""
+    """(H, Tq) -> (H,): a sum of pairs of pairs, so again always in one order."""
     while x.shape[-1] > 1:
         x = pad(x, (0, x.shape[-1] % 2))
         x = x[:, ::2] + x[:, 1::2]

@@ -1,6 +1,7 @@
 """The compiled core, if it is there, and which instructions it uses."""
 
 import os
+import struct
 from pathlib import Path
 
 import torch
@@ -12,13 +13,29 @@ try:
 except ModuleNotFoundError as error:  # a broken core is an error; a missing one is a fact
     if error.name != "clearhead._kernels":
         raise
-    core = None  # type: ignore[assignment]  # a module or nothing; `why_not` tells
+    core = None  # type: ignore[assignment]  # a module or None; `why_not` says so
 
-# torch's threads, by the name that Linux knows its library by and by the path that others ask for.
+
+def layout(name: str, *parts: str) -> tuple[struct.Struct, ...]:
+    """How to pack a struct of the core whose members, in order, are those of all the parts."""
+    if core is None:
+        return (struct.Struct(""),) * len(parts)
+    fields = core.fields().get(name, []) if hasattr(core, "fields") else []
+    if [field for field, _ in fields] != " ".join(parts).split():
+        raise ImportError(
+            "clearhead's compiled core is of another version than its Python code: they differ in "
+            f"the members of {name}. Both come from one installation. Install clearhead again: "
+            "pip install --force-reinstall --no-deps clearhead, or pip install -e . in a checkout."
+        )
+    formats = dict(fields)
+    return tuple(struct.Struct("=" + "".join(formats[x] for x in p.split())) for p in parts)
+
+
+# The library with torch's threads: by name on Linux, by path elsewhere.
 LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.dylib")
 _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 
-# Known to Python as well, so that a tracer need not look into the core.
+# A copy of the core's, so that a tracer need not call the core.
 _level: str = core.level() if core else ""
 
 
@@ -37,20 +54,20 @@ def status() -> str:
     if not _level:
         return false_level()
     what = {n: text for n, text, _ in core.levels()}[_level]
-    alone = "" if _pool else "; on one thread, as torch's pool was not found in its library"
-    return f"{_level} ({what}){alone}"
+    threads = "" if _pool else "; on one thread, as torch's pool was not found in its library"
+    return f"{_level} ({what}){threads}"
 
 
 def left_to_torch() -> str:
     """What this processor has that torch uses and the core does not; empty if nothing.
 
-    No processor with matrix tiles has been measured, so `auto` prefers nobody there.
+    No processor with matrix tiles has been measured, so `auto` has no preference there.
     """
-    if core is None or not core.matrix_tiles():
+    if core is None or not core.has_amx():
         return ""
     return (
         "in bfloat16 torch has matrix tiles (AMX), which the core does not use: "
-        "`clearhead bench prefill` shows who is faster, engine='sdpa' takes torch's"
+        "`clearhead bench prefill` shows which is faster, engine='sdpa' takes torch's"
     )
 
 

@@ -1,10 +1,11 @@
-"""`clearhead::attend` as an operator: for whoever traces, transforms or differentiates a call.
+"""The operator `clearhead::attend`: the core under autograd, tracing and torch.func.
 
-Its gradient is a second operator, `clearhead::attend_backward`, which the core answers too, from
-the output, what rounding took from it, and the log-sum-exp (kernels/backward.h). Both have shapes
-without numbers, for tracers, and a rule for vmap: a call for each example.
+Its gradient is a second operator, `clearhead::attend_backward`, computed by the core as well, from
+the output, what rounding took from it, and the log-sum-exp (kernels/generic/backward.h). Both have
+a fake implementation for tracers, and a rule for vmap: a call for each example.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,56 +14,55 @@ from torch import Tensor
 from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_tangents, in_transform, is_plain, is_unbatched
-from .backward import CameBack, gradients
-from .pack import Asked, attend, direct, question, rows_of
+from .backward import OutputGrads, gradients
+from .pack import KernelArgs, all_plain, attend, kernel_args, with_rows
 
-# SymInt: in a graph for any length, where the queries stand may follow from the length.
-QUESTION = (
+# SymInt: in a graph for any length, the positions of the queries may depend on the length.
+SIGNATURE = (
     "Tensor q, Tensor k, Tensor v, float scale, float softcap, SymInt before, SymInt after, "
     "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, SymInt shift, "
     "Tensor? sinks, float dropout, Tensor? seed"
 )
-BIAS, SINKS = (3 + Asked._fields.index(name) for name in ("bias", "sinks"))  # places in it
+BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))  # indices in it
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")
-_library.define(f"attend({QUESTION}, bool lse) -> (Tensor, Tensor, Tensor)")
+_library.define(f"attend({SIGNATURE}, bool lse) -> (Tensor, Tensor, Tensor)")
 _library.define(
     "attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor rounding, "
-    f"{QUESTION}, bool learn_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"{SIGNATURE}, bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """The output, and with `lse` the log-sum-exp of every query, in float64: straight from the core
-    where nobody watches, else by the operator."""
-    asked = question(p)
-    if not p.grad and direct(p, inputs):
-        return attend(*inputs, asked, lse)[:2]
+    """The output, and with `lse` the log-sum-exp of every query, in float64: directly from the core
+    if all tensors are plain and no gradient is needed, else by the operator."""
+    args = kernel_args(p)
+    if not p.grad and all_plain(p, inputs):
+        return attend(*inputs, args, lse)[:2]
     if p.grad:
-        asked = Asked(*map(_savable, asked))
-    if isinstance(asked.seed, int):  # a number to a tracer would be a constant of its graph
-        asked = asked._replace(seed=torch.tensor([asked.seed], device="cpu"))
-    # A trace is run again without gradients, and compared.
+        args = KernelArgs(*map(_savable, args))
+    if isinstance(args.seed, int):  # a tracer would make a number a constant of its graph
+        args = args._replace(seed=torch.tensor([args.seed], device="cpu"))
+    # torch.jit.trace runs a trace again without gradients, and compares the outputs.
     keep = lse or p.grad or torch._C._get_tracing_state() is not None
-    out, sums, _ = _dispatch(*inputs, *asked, keep)
+    out, sums, _ = _dispatch(*inputs, *args, keep)
     return out, sums if lse else None
 
 
 def _savable(x: Any) -> Any:
-    """A mask or a bias made under torch.inference_mode is copied, or it could not be kept for the
-    way back."""
-    made_there = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
-    return x.clone() if made_there else x
+    """Copies a mask or a bias made under torch.inference_mode, which autograd refuses to save."""
+    refused = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
+    return x.clone() if refused else x
 
 
-# ------------------------------------------------------------------------------------- the answers
+# --------------------------------------------------------------------------------- implementations
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Whoever asks for the log-sum-exp may want a gradient, so gets what rounding took, too."""
-    *asked, lse = rest
-    out, sums, rounding = attend(q, k, v, Asked(*asked), lse, lse and _rounds(q))
+    """With the log-sum-exp comes what rounding took, because a gradient needs both."""
+    *args, lse = rest
+    out, sums, rounding = attend(q, k, v, KernelArgs(*args), lse, lse and _rounds(q))
     return (
         out,
         out.new_empty(0, dtype=torch.float64) if sums is None else sums,
@@ -78,23 +78,22 @@ def _attend_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor,
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, bias and sinks; empty for a bias not wanted or sinks not there."""
-    *given, learn_bias = rest
-    asked = Asked(*given)
-    came = CameBack(
+    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    *args, bias_grad = rest
+    of = OutputGrads(
         None if dlse is None else dlse.float(),
-        dout=rows_of(dout),
-        out=rows_of(out),
-        rounding=rows_of(rounding) if _rounds(q) else None,
+        dout=with_rows(dout),
+        out=with_rows(out),
+        rounding=with_rows(rounding) if _rounds(q) else None,
     )
-    return gradients(q, k, v, asked, lse, came, learn_bias)
+    return gradients(q, k, v, KernelArgs(*args), lse, of, bias_grad)
 
 
 _library.impl("attend", _attend, "CPU")
 _library.impl("attend_backward", _attend_backward, "CPU")
 
 
-# ------------------------------------------------------------------------- shapes without numbers
+# --------------------------------------------------------------------------- fake implementations
 
 
 @torch.library.register_fake("clearhead::attend", lib=_library)
@@ -126,32 +125,33 @@ def _backward_shapes(
 # --------------------------------------------------------------------------------------- gradients
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *asks, lse = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *args, lse = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
-    ctx.counted = lse
-    ctx.tensors = [isinstance(x, Tensor) for x in asks]
-    ctx.plain = [None if isinstance(x, Tensor) else x for x in asks]
-    ctx.save_for_backward(*output, *(x for x in asks if isinstance(x, Tensor)))
+    ctx.has_lse = lse
+    ctx.tensors = [isinstance(x, Tensor) for x in args]
+    ctx.others = [None if isinstance(x, Tensor) else x for x in args]
+    ctx.save_for_backward(*output, *(x for x in args if isinstance(x, Tensor)))
 
 
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
     out, lse, rounding, *tensors = ctx.saved_tensors
-    given = iter(tensors)
-    asks = [
-        next(given) if is_tensor else x for is_tensor, x in zip(ctx.tensors, ctx.plain, strict=True)
+    saved = iter(tensors)
+    args = [
+        next(saved) if is_tensor else x
+        for is_tensor, x in zip(ctx.tensors, ctx.others, strict=True)
     ]
-    if not ctx.counted:  # a program exported where nothing learned: what it left out is found now
-        out, lse, rounding = _dispatch(*asks, True)
-    learn_bias = ctx.needs_input_grad[BIAS]
+    if not ctx.has_lse:  # exported without gradients, and differentiated now
+        out, lse, rounding = _dispatch(*args, True)
+    bias_grad = ctx.needs_input_grad[BIAS]
     dq, dk, dv, dbias, dsinks = _dispatch_back(
-        torch.zeros_like(out) if dout is None else dout, dlse, out, lse, rounding, *asks, learn_bias
+        torch.zeros_like(out) if dout is None else dout, dlse, out, lse, rounding, *args, bias_grad
     )
-    grads = [None] * (len(asks) + 1)
+    grads = [None] * (len(args) + 1)
     grads[:3] = dq, dk, dv
-    grads[BIAS] = dbias if learn_bias else None
-    grads[SINKS] = None if asks[SINKS] is None else dsinks
+    grads[BIAS] = dbias if bias_grad else None
+    grads[SINKS] = None if args[SINKS] is None else dsinks
     return tuple(grads)
 
 
@@ -159,23 +159,23 @@ def _no_second(ctx: Any, *gradients: Any) -> None:
     raise BadValue(
         "A gradient of attention is to be differentiated again.",
         "the C++ core has first derivatives.",
-        "pass engine='tiled' (or 'steps', for short inputs), which torch differentiates as often "
-        "as it is asked to; layers of clearhead.nn have second derivatives in float64.",
+        "pass engine='tiled' (or 'steps', for short inputs), which torch differentiates any number "
+        "of times; layers of clearhead.nn have second derivatives in float64.",
     )
 
 
-torch.library.register_autograd("clearhead::attend", _back, setup_context=_keep, lib=_library)
+torch.library.register_autograd("clearhead::attend", _back, setup_context=_save, lib=_library)
 torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_library)
 
 
-# ------------------------------------------------------------------ who is asked, and torch.func
+# ------------------------------------------------------------------------ dispatch, and torch.func
 
 
 def _dispatch(*arguments: Any) -> Any:
     if in_transform():
         return Attend.apply(*arguments)
     if is_plain(*_tensors(arguments)):
-        return Learn.apply(*arguments)
+        return Eager.apply(*arguments)
     return torch.ops.clearhead.attend(*arguments)
 
 
@@ -185,8 +185,8 @@ def _dispatch_back(*arguments: Any) -> Any:
     tensors = _tensors(arguments)
     if has_tangents(*tensors):
         raise BadValue(
-            "A gradient of attention is asked for derivatives in forward mode.",
-            "the C++ core carries none along, on the way back neither.",
+            "A gradient of attention is to be differentiated in forward mode.",
+            "the C++ core has no forward-mode derivatives, of its gradients neither.",
             "pass engine='tiled', which torch differentiates in every mode.",
         )
     if not torch.is_grad_enabled() and is_unbatched(*tensors):
@@ -198,62 +198,57 @@ def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
     return [x for x in arguments if isinstance(x, Tensor)]
 
 
-class Learn(torch.autograd.Function):
-    """The operator where only autograd follows the call, without the way through torch.library,
-    which takes longer than a small call."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        output = _attend(*arguments)
-        _keep(ctx, arguments, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _back(ctx, *grads)
-
-
 def _one_by_one(
-    ask: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
+    call: Any, info: Any, in_dims: tuple[int | None, ...], *arguments: Any
 ) -> tuple[Any, Any]:
-    """vmap: a call for each example, then stacked. Of no example, one of zeros shows the shapes."""
+    """vmap: a call for each example, then stacked. Without examples, one of zeros gives shapes."""
     count = info.batch_size
     pairs = [
         (x if count or dim is None else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]]), dim)
         for x, dim in zip(arguments, in_dims, strict=True)
     ]
     answers = [
-        ask(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
+        call(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
         for i in range(max(count, 1))
     ]
     together = tuple(torch.stack(parts)[:count] for parts in zip(*answers, strict=True))
     return together, (0,) * len(together)
 
 
-class Attend(torch.autograd.Function):
-    """The operator under torch.func, which does not take gradients from where torch.library keeps
-    them."""
+attend_one_by_one = partial(_one_by_one, _dispatch)
+backward_one_by_one = partial(_one_by_one, _dispatch_back)
+torch.library.register_vmap("clearhead::attend", attend_one_by_one, lib=_library)
+torch.library.register_vmap("clearhead::attend_backward", backward_one_by_one, lib=_library)
 
+# Autograd has three more ways in, each for a reason that was measured or found in torch (2.13):
+# - Eager calls take `Eager`. A training step of (1, 1, 5, 4) takes 108 us with it, 128 us with a
+#   Function that has `setup_context`, and 188 us through torch.library.
+# - torch.func refuses an operator's own autograd, which has no `setup_context`: hence `Attend`.
+# - The same holds for the backward operator, where gradients are batched or taken in a graph:
+#   hence `AttendBackward`.
+
+
+class Eager(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = _attend(*arguments)
+        _save(ctx, arguments, output)
+        return output
+
+    backward = staticmethod(_back)
+
+
+class Attend(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Any:
         return torch.ops.clearhead.attend(*arguments)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _back(ctx, *grads)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return _one_by_one(_dispatch, info, in_dims, arguments)
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_back)
+    vmap = staticmethod(attend_one_by_one)
 
 
 class AttendBackward(torch.autograd.Function):
-    """Its gradient, likewise."""
-
     @staticmethod
     def forward(*arguments: Any) -> Any:
         return torch.ops.clearhead.attend_backward(*arguments)
@@ -262,22 +257,5 @@ class AttendBackward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        _no_second(ctx, *grads)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return _one_by_one(_dispatch_back, info, in_dims, arguments)
-
-
-torch.library.register_vmap(
-    "clearhead::attend",
-    lambda info, in_dims, *arguments: _one_by_one(_dispatch, info, in_dims, arguments),
-    lib=_library,
-)
-torch.library.register_vmap(
-    "clearhead::attend_backward",
-    lambda info, in_dims, *arguments: _one_by_one(_dispatch_back, info, in_dims, arguments),
-    lib=_library,
-)
+    backward = staticmethod(_no_second)
+    vmap = staticmethod(backward_one_by_one)

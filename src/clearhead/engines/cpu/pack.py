@@ -1,12 +1,11 @@
 """From a problem to a call of the C++ core.
 
-A question becomes one packed struct (kernels/attention.h, `Problem`): addresses, strides, sizes,
-and the mask as a diagonal, as runs of keys per query, or as runs and bits. Eager calls go straight
-to the core; where someone watches (autograd, torch.compile, export, vmap, a dispatch mode) the same
-work is the operator `clearhead::attend` (operator.py).
+The core reads one packed struct (kernels/attention.h, `Problem`): addresses, strides, sizes, and
+the mask as a band, as key ranges of every query, or as key ranges and bits. Eager calls without
+gradients go straight to the core; autograd, torch.compile, export, vmap and dispatch modes see the
+operator `clearhead::attend` (operator.py), which ends up here as well.
 """
 
-import struct
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,25 +19,25 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import draw_seed
 from ...problem.problem import Inputs, Problem
 from ...torch_state import is_plain
-from .extension import core
+from .extension import core, layout
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-# The layout of `Problem`. What lies where: sizes and dtype; q, k, v, out, lse and rounding as
-# (address, b, h, t). And the rule: scale and softcap; before and after, and the number of runs; lo,
-# hi, bits and bias as (address, b, h, q, x); the bias's dtype; slopes and their shift; sinks;
-# dropout and seed; no survey (look.py).
-TENSORS = struct.Struct("=8q" + 6 * "4q")
-RULE = struct.Struct("=2d" + "3q" + 4 * "5q" + "q" + "5q" + "q" + "5q" + "d2q")
-NO_PLACE, NO_GRID = (0,) * 4, (0,) * 5
+# A problem is packed in two parts: where its tensors are, and the rest, which is often the same.
+TENSORS, RULE = layout(
+    "Problem",
+    "B H G Tq Tk D Dv dtype q k v out lse rounding",
+    "scale softcap mask bias bias_dtype slopes slopes_shift sinks dropout seed row_stats",
+)
+(MASK,) = layout("Mask", "before after ranges lo hi bits")
+DTYPES = {getattr(torch, name): i for i, name in enumerate(core.dtypes() if core else ())}
+NO_TENSOR, NO_MATRIX = (0,) * 4, (0,) * 5
 
 
 # ------------------------------------------------------------------- from a problem to arguments
 
 
-class Asked(NamedTuple):
-    """What the core is asked beside q, k and v. Query q sees the keys q - before to q + after, or,
-    with `lo`, those of its runs where `bits` agree; `slopes` and `shift` are ALiBi's."""
+class KernelArgs(NamedTuple):
+    """The core's arguments besides q, k and v. Query q sees the keys q - before to q + after, or,
+    with `lo`, those of its key ranges where `bits` are set; `slopes` and `shift` are ALiBi's."""
 
     scale: float
     softcap: float  # 0 means none
@@ -55,17 +54,17 @@ class Asked(NamedTuple):
     seed: int | Tensor | None = None
 
 
-NO_MORE = Asked(1.0, 0.0, EVERY_KEY, EVERY_KEY)[4:]  # of a rule that is a few numbers
+DEFAULTS = KernelArgs(1.0, 0.0, EVERY_KEY, EVERY_KEY)[4:]
 
 
-def question(p: Problem) -> Asked:
+def kernel_args(p: Problem) -> KernelArgs:
     before = after = EVERY_KEY
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
     if p.masked:
-        # A rule of two numbers needs no tensors, which are most of the cost of a small call.
-        if (diagonal := p.mask.band(p.grid)) is not None:
-            before, after = diagonal
+        # A band of two numbers needs no tensors, which are most of the cost of a small call.
+        if (band := p.mask.band(p.grid)) is not None:
+            before, after = band
         else:
             lo, hi, bits = p.key_ranges.lo, p.key_ranges.hi, p.key_ranges.bits
     if isinstance(p.bias, TensorBias):
@@ -80,13 +79,13 @@ def question(p: Problem) -> Asked:
     seed: int | Tensor | None = None
     if p.dropout:
         seed = draw_seed() if p.seed is None else p.seed
-    return Asked(
+    return KernelArgs(
         p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed
     )
 
 
-def direct(p: Problem, inputs: Inputs) -> bool:
-    """May the core be called as it is: is every tensor of the question plain, and nobody about?"""
+def all_plain(p: Problem, inputs: Inputs) -> bool:
+    """Are all tensors of the problem plain (`is_plain`)? Then the core can be called directly."""
     return is_plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
 
 
@@ -94,16 +93,16 @@ def direct(p: Problem, inputs: Inputs) -> bool:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, asked: Asked, lse: bool, rounding: bool = False
+    q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: bool, rounding: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The output; with `lse` the log-sum-exp of every query, in float64; with `rounding` what was
     lost when the output was rounded to its dtype."""
-    q, k, v = rows_of(q), rows_of(k), rows_of(v)
+    q, k, v = with_rows(q), with_rows(k), with_rows(v)
     B, H, Tq, _ = q.shape
     out = q.new_empty(B, H, Tq, v.shape[3])  # a tuple of sizes would take a microsecond longer
     sums = q.new_empty(B, H, Tq, dtype=torch.float64) if lse else None
     rest = torch.empty_like(out) if rounding else None
-    check(core.attend(pack(q, k, v, out, sums, asked, rest)))
+    check(core.attend(pack(q, k, v, out, sums, args, rest)))
     return out, sums, rest
 
 
@@ -113,69 +112,76 @@ def pack(
     v: Tensor,
     out: Tensor | None,
     lse: Tensor | None,
-    asked: Asked,
+    args: KernelArgs,
     rounding: Tensor | None = None,
 ) -> bytes:
-    """The question as the core reads it. q, k and v come from `rows_of`, and must outlive it."""
+    """The core's `Problem`. q, k and v come from `with_rows`. Tensors must outlive the bytes."""
     B, H, Tq, D = q.shape
     tensors = TENSORS.pack(
         B, H, k.shape[1], Tq, k.shape[2], D, v.shape[3], DTYPES[q.dtype],
-        *place(q), *place(k), *place(v), *place(out), *place(lse), *place(rounding),
+        *tensor_view(q), *tensor_view(k), *tensor_view(v),
+        *tensor_view(out), *tensor_view(lse), *tensor_view(rounding),
     )  # fmt: skip
-    return tensors + (_numbers(*asked[:4]) if asked[4:] == NO_MORE else _rule(asked))
+    return tensors + (_numbers(*args[:4]) if args[4:] == DEFAULTS else _rule(args))
 
 
-def _rule(asked: Asked) -> bytes:
-    scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, dropout, seed = asked
+def _rule(args: KernelArgs) -> bytes:
+    scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, dropout, seed = args
     return RULE.pack(
-        scale, softcap, before, after, 0 if lo is None else lo.shape[-1],
-        *grid(lo), *grid(hi), *grid(bits), *grid(bias),
-        0 if bias is None else DTYPES[bias.dtype],
-        *_heads(slopes), shift, *_heads(sinks), dropout, 0 if seed is None else int(seed), 0,
+        scale, softcap, *mask_numbers(before, after, lo, hi, bits),
+        *matrix_view(bias), 0 if bias is None else DTYPES[bias.dtype],
+        *_per_head(slopes), shift, *_per_head(sinks), dropout, 0 if seed is None else int(seed), 0,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def _numbers(scale: float, softcap: float, before: int, after: int) -> bytes:
-    """A rule of numbers alone, which most questions have, and many the same."""
-    return _rule(Asked(scale, softcap, before, after))
+    """`_rule` without tensors: most problems have none, and many the same numbers."""
+    return _rule(KernelArgs(scale, softcap, before, after))
+
+
+def mask_numbers(
+    before: int, after: int, lo: Tensor | None, hi: Tensor | None, bits: Tensor | None
+) -> tuple[int, ...]:
+    """The members of the core's `Mask`."""
+    ranges = 0 if lo is None else lo.shape[-1]
+    return before, after, ranges, *matrix_view(lo), *matrix_view(hi), *matrix_view(bits)
 
 
 def check(code: int) -> None:
     if code:
-        raise RuntimeError(
-            f"the C++ core refused a question that was checked: {core.complaint(code)}"
-        )
+        raise RuntimeError(f"the C++ core refused a checked problem: {core.describe(code)}")
 
 
-def rows_of(x: Tensor) -> Tensor:
+def with_rows(x: Tensor) -> Tensor:
     """The same numbers with a contiguous last dimension; any other strides may stay."""
     x = x.resolve_neg() if x.is_neg() else x
     return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
 
 
-def place(x: Tensor | None) -> tuple[int, int, int, int]:
-    """Address and strides over (b, h, t)."""
+def tensor_view(x: Tensor | None) -> tuple[int, int, int, int]:
+    """Address and strides over (b, h, t): the core's `TensorView`."""
     if x is None:
-        return NO_PLACE
+        return NO_TENSOR
     b, h, t = x.stride()[:3]
-    return x.data_ptr() or _nowhere(x), b, h, t
+    return x.data_ptr() or _no_address(x), b, h, t
 
 
-def grid(x: Tensor | None) -> tuple[int, ...]:
-    """Address and strides over (b, h, q, x); a dimension of size 1 stands for all."""
+def matrix_view(x: Tensor | None) -> tuple[int, ...]:
+    """Address and strides over (b, h, q, x), where a dimension of size 1 broadcasts: the core's
+    `MatrixView`."""
     if x is None:
-        return NO_GRID
+        return NO_MATRIX
     steps = zip(x.stride(), x.shape, strict=True)
-    return x.data_ptr() or _nowhere(x), *(0 if size == 1 else step for step, size in steps)
+    return x.data_ptr() or _no_address(x), *(0 if size == 1 else step for step, size in steps)
 
 
-def _heads(x: Tensor | None) -> tuple[int, ...]:
-    return NO_GRID if x is None else (x.data_ptr() or _nowhere(x), 0, x.stride(0), 0, 0)
+def _per_head(x: Tensor | None) -> tuple[int, ...]:
+    return NO_MATRIX if x is None else (x.data_ptr() or _no_address(x), 0, x.stride(0), 0, 0)
 
 
-def _nowhere(x: Tensor) -> int:
-    """The address of a tensor that has none: of no numbers, or set free."""
+def _no_address(x: Tensor) -> int:
+    """The null address of an empty tensor; an error for one whose memory was freed."""
     if x.numel():
         raise BadValue(
             f"A tensor of shape {tuple(x.shape)} has no memory behind it.",

@@ -1,11 +1,10 @@
-"""Statistics by the C++ core: the rows' in the sweep that answers, sums of weights in a second.
+"""Statistics by the C++ core: those of rows in the forward sweep, sums of weights in a second one.
 
-The core leaves what `stats/state.py` describes, in units of its own (kernels/attention.h, `Survey`
-and `Tally`); here it becomes a `Partial`, which finishes and merges like any other.
+The core returns what `stats/state.py` describes, in units of its own (kernels/attention.h,
+`RowStats` and `WeightSums`); here it becomes a `Partial`, which finishes and merges like any other.
 """
 
 import math
-import struct
 from dataclasses import replace
 
 import torch
@@ -17,65 +16,63 @@ from ...stats import Statistic
 from ...stats.buffers import Buffers
 from ...stats.partial import Partial
 from ...stats.state import Rows, finish_rows
-from .extension import core
+from .extension import core, layout
 from .operator import answer
-from .pack import check, grid, pack, place, question, rows_of
+from .pack import MASK, check, kernel_args, mask_numbers, matrix_view, pack, tensor_view, with_rows
 
-SURVEY = struct.Struct("=" + 3 * "4q" + "q" + 2 * "5q" + "q" + "5q" + "q")
-TALLY = struct.Struct("=" + 3 * "4q" + "2q" + "5q" + "q" + "5q")
-MASK = struct.Struct("=3q" + 3 * "5q")
+(ROW_STATS,) = layout(
+    "RowStats", "max sum moment n_top top_scores top_keys n_groups group_sums group_masks"
+)
+(WEIGHT_SUMS,) = layout("WeightSums", "max share received map_rows map_cols map exact_row exact")
 LN2 = math.log(2.0)
 
 
 def answer_and_lse(
-    p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
 ) -> tuple[Tensor, Partial]:
-    """The output and the log-sum-exp alone, which comes with the answer and has a gradient. The
+    """The output and the log-sum-exp alone, which the operator returns and differentiates. The
     logits of a query, and its sink, then count as one logit, the log-sum-exp itself."""
     out, lse = answer(p, inputs, True)
     assert lse is not None
     lse = lse.to(p.wide)
     top = lse.detach()
     rows = Rows(top, torch.exp(lse - anchor(top)))
-    return out, Partial(replace(p, sinks=None), wanted, *everything_of(p), rows, None)
+    return out, Partial(replace(p, sinks=None), statistics, *everything_of(p), rows, None)
 
 
-def survey(
-    p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...], out: Tensor | None
+def core_stats(
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> Partial:
-    """The statistics of all queries on all keys. With `out`, an empty tensor, the same sweep
-    answers into it; with None the values are not read."""
-    return survey_and_top(p, inputs, wanted, out)[0]
+    """The statistics of all queries on all keys. With `out`, an empty tensor, the same sweep writes
+    the output into it; with None the values are not read."""
+    return core_stats_and_max(p, inputs, statistics, out)[0]
 
 
-def survey_and_top(
-    p: Problem, inputs: Inputs, wanted: tuple[Statistic, ...], out: Tensor | None
+def core_stats_and_max(
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> tuple[Partial, Tensor]:
-    """`survey`, and the largest logit of every query as the core knows it, in float64; `Rows` has
-    it rounded."""
-    needs = Buffers(p, wanted)
-    q, k, v = (rows_of(x) for x in inputs)
+    """`core_stats`, and the largest logit of every query without rounding, in float64; in `Rows` it
+    is rounded."""
+    buffers = Buffers(p, statistics)
+    q, k, v = (with_rows(x) for x in inputs)
     v = v if out is not None else v[..., :0]
-    asked = question(p)
+    args = kernel_args(p)  # its tensors must outlive the calls
 
-    kept = needs.no_rows(p.Tq)
-    groups = [(ranges.lo, ranges.hi, ranges.bits) for ranges in needs.groups]
-    packed = pack(q, k, v, out, None, asked)
+    kept = buffers.no_rows(p.Tq)
+    groups = [mask_numbers(0, 0, r.lo, r.hi, r.bits) for r in buffers.groups]
+    problem = pack(q, k, v, out, None, args)
     check(
-        core.survey(
-            packed,
-            SURVEY.pack(
-                *place(kept.max), *place(kept.sum), *place(kept.moment),
-                needs.best, *grid(kept.best), *grid(kept.where),
-                len(groups), *grid(kept.masses), 0,
+        core.attend_with_stats(
+            problem,
+            ROW_STATS.pack(
+                *tensor_view(kept.max), *tensor_view(kept.sum), *tensor_view(kept.moment),
+                buffers.best, *matrix_view(kept.best), *matrix_view(kept.where),
+                len(groups), *matrix_view(kept.masses), 0,
             ),
-            b"".join(
-                MASK.pack(0, 0, lo.shape[-1], *grid(lo), *grid(hi), *grid(bits))
-                for lo, hi, bits in groups
-            ),
+            b"".join(MASK.pack(*group) for group in groups),
         )
     )  # fmt: skip
-    unit = core.unit(packed)
+    unit = core.logit_scale(problem)
     rows = Rows(
         kept.max * unit,
         kept.sum,
@@ -86,27 +83,27 @@ def survey_and_top(
     )
 
     sums = None
-    if needs.weights:
+    if buffers.weights:
         share = finish_rows(rows, p.sinks).share
-        sums = needs.no_sums(p.Tk)
-        slot = torch.full((p.Tq,), -1, device="cpu")
-        slot[needs.exact or []] = torch.arange(len(needs.exact or []), device="cpu")
+        sums = buffers.no_sums(p.Tk)
+        exact = buffers.exact or []
+        row_of = torch.full((p.Tq,), -1, device="cpu")
+        row_of[exact] = torch.arange(len(exact), device="cpu")
         check(
-            core.tally(
-                packed,
-                TALLY.pack(
-                    *place(kept.max), *place(share),
-                    *place(sums.received),
-                    *(needs.bins or (0, 0)), *grid(sums.map),
-                    slot.data_ptr(), *grid(sums.rows),
+            core.sum_weights(
+                problem,
+                WEIGHT_SUMS.pack(
+                    *tensor_view(kept.max), *tensor_view(share), *tensor_view(sums.received),
+                    *(buffers.bins or (0, 0)), *matrix_view(sums.map),
+                    row_of.data_ptr(), *matrix_view(sums.rows),
                 ),
             )
         )  # fmt: skip
-        if sums.rows is not None:  # a query asked for twice was kept once
-            sums = sums._replace(rows=sums.rows[:, :, slot[needs.exact]])
-    return Partial(p, wanted, *everything_of(p), rows, sums), kept.max.double() * unit
+        if sums.rows is not None:  # a query that was requested twice is stored once
+            sums = sums._replace(rows=sums.rows[:, :, row_of[exact]])
+    return Partial(p, statistics, *everything_of(p), rows, sums), kept.max.double() * unit
 
 
 def everything_of(p: Problem) -> tuple[Tensor, Tensor]:
-    """The queries and keys that a core's partial covers: all."""
+    """The queries and keys that a partial of the core covers: all."""
     return torch.arange(p.Tq, device=p.device), torch.arange(p.Tk, device=p.device)

@@ -1,5 +1,5 @@
-// What the machine can do at most, measured with the level's own instructions, so that a share of
-// a ceiling means the same on every processor.
+// The peak rates of the processor, measured with the level's own instructions, so that a share of
+// the peak means the same on every processor.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {
@@ -8,16 +8,16 @@ namespace clearhead::CLEARHEAD_LEVEL {
 constexpr int CHAINS = 12;
 
 inline double fma_rounds(int64_t rounds) {
-  F x[CHAINS], a = all(0.999999f), b = all(1e-7f);
+  F x[CHAINS], a = splat(0.999999f), b = splat(1e-7f);
 #pragma GCC unroll 12
-  for (int i = 0; i < CHAINS; i++) x[i] = all(float(i));
+  for (int i = 0; i < CHAINS; i++) x[i] = splat(float(i));
   for (int64_t n = 0; n < rounds; n++)
 #pragma GCC unroll 12
     for (int i = 0; i < CHAINS; i++) x[i] = fma(x[i], a, b);
   F t = zero();
 #pragma GCC unroll 12
   for (int i = 0; i < CHAINS; i++) t = add(t, x[i]);
-  return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 2;  // the question keeps the sums alive
+  return total(t) == 1.5f ? 0 : double(rounds) * CHAINS * W * 2;  // comparing keeps the sums alive
 }
 
 #ifdef CLEARHEAD_HAS_PAIRS
@@ -25,7 +25,7 @@ inline double dot_rounds(int64_t rounds) {
   F x[CHAINS];
   P a = all_pairs(0x3f803f80), b = all_pairs(0x33803380);
 #pragma GCC unroll 12
-  for (int i = 0; i < CHAINS; i++) x[i] = all(float(i));
+  for (int i = 0; i < CHAINS; i++) x[i] = splat(float(i));
   for (int64_t n = 0; n < rounds; n++)
 #pragma GCC unroll 12
     for (int i = 0; i < CHAINS; i++) x[i] = dot(x[i], a, b);

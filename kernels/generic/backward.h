@@ -1,0 +1,353 @@
+// Backward: from the gradients of the output, or of statistics of the weights, to those of q, k, v
+// and the bias.
+//
+// With w the weights, y the natural logits, kept = 0 or 1 / (1 - p) (dropout), dO the gradient of
+// the output and delta = dO . out - dlse of every query (what softmax subtracts from each of its
+// logits):
+//
+//     dV = (w kept)^T dO        dP = dO V^T        dY = w (kept dP - delta)        dbias = dY
+//     dX = scale (1 - tanh^2) dY, with the slope of a soft cap        dK = dX^T Q        dQ = dX K
+//
+// For statistics dY = w (dreceived + dw_log_w ln w - delta): the gradients of the sums of w and of
+// w ln w with respect to each weight; what softmax subtracts is part of the caller's dlse
+// (engines/cpu/stats_backward.py).
+//
+// The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/backward.py).
+//
+// A pair costs five products, at forward takes two; its weight is recomputed from the log-sum-exp,
+// so nothing of size Tq x Tk is stored. Source: Dao et al. 2022, "FlashAttention".
+//
+// Memory layout. A task has one head and a range of keys that no other task of that head has, so dK
+// and dV have one writer. Its queries come in chunks that stay in L2 in four layouts (q and dO,
+// each as groups and as columns) beside their dQ; a key block stays there as panels of K and V,
+// columns of K, and its dK and dV, 240 KB at D = 64. A query block and a key block give two squares
+// in L1, w and dY, which enter three products: two transposed, over the queries of the block, one
+// over the keys.
+//
+// Precision. Scores and dP are products of the inputs as given, in pairs for bf16 at the processor
+// has them, as in forward. The other operands of w and dY are float32, for bf16 too: dY spans more
+// powers of two than the eight significant bits of bf16 can hold. So does dP - delta at values lie
+// far from 0 and both are large; delta is therefore computed from the unrounded output, of which
+// forward keeps the rest (`rounding`, like out).
+// The order of every sum depends on the sizes alone, so threads do not change a bit.
+//
+// NaN and infinity. A hidden cell is exactly 0 in w and dY, but 0 * NaN is NaN in the products, so
+// the columns of q and k hold 0 in place of NaN and infinity: a row that does see one has a NaN in
+// dY already. dO is used as it is, as torch does.
+#pragma once
+
+#include "block_scores.h"
+#include "dropout.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class A> class Backward : BlockScores<A> {
+  using Base = BlockScores<A>;
+  using typename Base::Row, typename Base::Unit, typename Base::E;
+  using FloatProducts = Products<Singles<E>>;  // of w and dY with the columns
+  using Base::any_query_sees_block, Base::find_ranges, Base::pack_groups, Base::pack_panels;
+  using Base::begin_, Base::end_;
+  using Base::KEY_BLOCK, Base::PANEL, Base::SCORE_STRIDE;
+  using Base::p_, Base::task_, Base::logits_, Base::n_rows_, Base::n_blocks_, Base::row_;
+  using Base::q_, Base::k_, Base::s_, Base::cap_slope_, Base::hull_, Base::key_block_, Base::lo_,
+      Base::hi_;
+  using Base::rows_of, Base::query_row, Base::key_row, Base::sees_block, Base::scores,
+      Base::score_tile_for, Base::visible_to;
+  // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, "the way back").
+  static constexpr int64_t CHUNK_BYTES = 896 << 10;
+
+ public:
+  static int64_t rows(const Problem& p) {
+    int64_t fit = CHUNK_BYTES / int64_t(sizeof(float)) / (3 * p.D + 2 * p.Dv + 1);
+    fit = max<int64_t>(2 * QUERY_BLOCK,
+                       min<int64_t>(fit, 16 * QUERY_BLOCK) / QUERY_BLOCK * QUERY_BLOCK);
+    return min(fit, round_up(p.Tq, QUERY_BLOCK));
+  }
+
+  static size_t scratch(const Problem& p) {
+    Arena arena(nullptr);
+    Backward(p, {}, {}, arena, rows(p));
+    return arena.used();
+  }
+
+  static void run(const Problem& p, const Gradients& g, const BackwardTask& task, char* scratch) {
+    Arena arena(scratch);
+    Backward(p, g, {task.b, task.head, 1, task.query, task.queries}, arena, task.queries)
+        .compute(task);
+  }
+
+  // Writes delta, which softmax subtracts from the logits' gradients, for the queries of a head.
+  static void deltas(const Problem& p, const Gradients& g, int64_t b, int64_t h) {
+    for (int64_t q = 0; q < p.Tq; q++) {
+      const E *dout = row_at<E>(g.dout, b, h, q), *out = row_at<E>(p.out, b, h, q);
+      const E* rounding = p.rounding.data ? row_at<E>(p.rounding, b, h, q) : nullptr;
+      F sum = zero();
+      for (int64_t j = 0; j < p.Dv; j += W) {
+        int n = in_vector(p.Dv - j);
+        F grad = load_part(dout + j, n);
+        sum = fma(grad, load_part(out + j, n), sum);
+        if (rounding) sum = fma(grad, load_part(rounding + j, n), sum);
+      }
+      float dlse = g.dlse.data ? *row_at(g.dlse, b, h, q) : 0;
+      *row_at(g.delta, b, h, q) = total(sum) - dlse;
+    }
+  }
+
+ private:
+  Backward(const Problem& p, const Gradients& g, const PrefillTask& task, Arena& arena,
+           int64_t rows)
+      : Base(p, task, arena, rows), g_(g), dropout_(p), keys_(p.D), values_(p.Dv) {
+    int64_t all_rows = n_blocks_ * QUERY_BLOCK;
+    value_steps_ = Base::unit_count(p.Dv);
+    dout_ = arena.allocate<Unit>(all_rows * value_steps_);
+    v_ = arena.allocate<Unit>(KEY_BLOCK * value_steps_);
+    q_columns_ = arena.allocate<float>(all_rows * keys_.stride());
+    dout_columns_ = arena.allocate<float>(all_rows * values_.stride());
+    k_columns_ = arena.allocate<float>(KEY_BLOCK * keys_.stride());
+    dq_ = arena.allocate<float>(all_rows * keys_.stride());
+    dk_ = arena.allocate<float>(KEY_BLOCK * keys_.stride());
+    dv_ = arena.allocate<float>(KEY_BLOCK * values_.stride());
+    dp_ = arena.allocate<float>(QUERY_BLOCK * SCORE_STRIDE);
+    cap_slope_ = logits_.capped() ? arena.allocate<float>(QUERY_BLOCK * SCORE_STRIDE) : nullptr;
+    for (float& x : ones_) x = 1;
+  }
+
+  void compute(const BackwardTask& task) {
+    find_ranges({task.key, task.key_end});
+    if (hull_.empty()) return;
+    pack_queries();
+    for (int64_t key = task.key; key < hull_.hi; key += KEY_BLOCK) {
+      key_block_ = {key, min(key + KEY_BLOCK, hull_.hi)};
+      if (key_block_.hi <= hull_.lo || !any_query_sees_block()) continue;
+      pack_keys();
+      for (int64_t i = 0; i < n_blocks_; i++) {
+        if (!sees_block(i)) continue;
+        scores(i);
+        value_scores(i);
+        logit_gradients(i);
+        accumulate_grads(i);
+      }
+      write_key_grads();
+    }
+    write_query_grads(task.split);
+  }
+
+  // Pass 1: packs the chunk's queries and the gradients of their outputs; then the keys of a block.
+  void pack_queries() {
+    pack_groups(p_.q, p_.D, q_);
+    pack_groups(g_.dout, p_.Dv, dout_);
+    for (int64_t i = 0; i < n_rows_; i++) {
+      // A query that sees no key contributes nothing, whatever it contains.
+      bool sees_nothing = row_[i].hull.empty();
+      write_columns(sees_nothing ? nullptr : query_row(p_.q, row_[i]), p_.D, keys_, q_columns_,
+                    n_blocks_ * QUERY_BLOCK, i, true);
+      write_columns(sees_nothing ? nullptr : query_row(g_.dout, row_[i]), p_.Dv, values_,
+                    dout_columns_, n_blocks_ * QUERY_BLOCK, i, false);
+    }
+    for (int64_t i = 0; i < n_blocks_ * QUERY_BLOCK * keys_.stride(); i += W)
+      store(dq_ + i, zero());
+  }
+  void pack_keys() {
+    pack_panels(p_.k, p_.D, k_);
+    pack_panels(p_.v, p_.Dv, v_);
+    for (int64_t k = 0; k < key_block_.size(); k++)
+      write_columns(key_row(p_.k, key_block_.lo + k), p_.D, keys_, k_columns_, KEY_BLOCK, k, true);
+    for (int64_t i = 0; i < KEY_BLOCK * keys_.stride(); i += W) store(dk_ + i, zero());
+    for (int64_t i = 0; i < KEY_BLOCK * values_.stride(); i += W) store(dv_ + i, zero());
+  }
+
+  // Writes row i of `rows` into columns; zeros if there is no row, and for NaN and infinity if
+  // `clean`.
+  static void write_columns(const E* x, int64_t size, const Columns& c, float* to, int64_t rows,
+                            int64_t i, bool clean) {
+    for (int64_t j = 0; j < c.count; j++) {
+      float* here = to + c.start(j) * W * rows + i * c.width(j) * W;
+      for (int n = 0; n < c.width(j); n++) {
+        int64_t from = (c.start(j) + n) * W;
+        F y = x ? load_part(x + from, in_vector(size - from)) : zero();
+        if (clean) y = select(less(abs(y), splat(INF)), y, zero());
+        store(here + n * W, y);
+      }
+    }
+  }
+
+  // Pass 3: dP = dO V^T, over the keys that the rows of a tile see.
+  void value_scores(int64_t i) {
+    int rows = rows_of(i);
+    for (int r = 0; r < rows; r += SCORE_ROWS) {
+      int here = min(SCORE_ROWS, rows - r);
+      KeyRange range = visible_to(i * QUERY_BLOCK + r, here);
+      if (range.empty()) continue;
+      for (int64_t k = range.lo / W * W, next; k < range.hi; k = next) {
+        int64_t panel = k / PANEL * PANEL;
+        next = min(panel + PANEL, round_up(range.hi, W));
+        score_tile_for(here, int(next - k) / W)(dout_ + (i * QUERY_BLOCK + r) * value_steps_,
+                                                v_ + panel * value_steps_ + (k - panel),
+                                                value_steps_, dp_ + r * SCORE_STRIDE + k, nullptr);
+      }
+    }
+  }
+
+  // Pass 4: replaces the scores by weights, and dP by the gradients of the logits.
+  void logit_gradients(int64_t i) {
+    int rows = rows_of(i);
+    const float log2_scale = logits_.log2_scale();
+    const double logit_scale = logits_.logit_scale();
+    for (int r = 0; r < rows; r++) {
+      const Row& x = row_[i * QUERY_BLOCK + r];
+      // No weight is above 1, but the log-sum-exp of few queries was summed in another order
+      // (decode.h), and for large scores it can lie far below the scores computed here: hence the
+      // bound in `log2_weights`. At scores of 10^4 a float has half a digit of the weight left, so
+      // lse is a double. Differences are taken from the float nearest to it, and the residual is
+      // added.
+      double lse = *row_at<double>(p_.lse, task_.b, x.h, x.q);
+      if (lse == -INF) lse = 0;
+      float from = Logits::clamp_finite(lse / logit_scale);
+      F residual =
+          splat(float((from * logit_scale - lse) / log_unit(float(from * logit_scale)) * LOG2E));
+      F delta = splat(*row_at(g_.delta, task_.b, x.h, x.q));
+      float *s = s_ + r * SCORE_STRIDE, *d = dp_ + r * SCORE_STRIDE;
+      if (g_.dw_log_w.data || g_.dreceived.data)
+        add_stat_grads(x, s, d, splat(log2_scale), splat(from), residual);
+      if (dropout_.active())
+        weights_and_gradients<true>(x, s, d, splat(log2_scale), splat(from), residual, delta);
+      else weights_and_gradients<false>(x, s, d, splat(log2_scale), splat(from), residual, delta);
+      if (g_.dbias.data) accumulate_bias_grad(x, d);
+      if (cap_slope_)
+        for (int k = begin_; k < end_; k += W) {
+          // Where no row of a tile sees a key, dY is 0 and the slope was not written.
+          F y = load(d + k);
+          store(d + k,
+                select(equal(y, zero()), zero(), mul(y, load(cap_slope_ + r * SCORE_STRIDE + k))));
+        }
+    }
+  }
+
+  // Base 2 logarithms of weights.
+  static F log2_weights(F y, F log2_scale, F from, F residual) {
+    F above = fma(sub(y, from), log2_scale, residual);
+    return select(less(splat(1), above), splat(1), above);
+  }
+
+  // Adds to dP of one row the gradients that statistics give each weight. A weight of 0 has no
+  // logarithm, and needs none.
+  void add_stat_grads(const Row& x, const float* s, float* d, F log2_scale, F from,
+                      F residual) const {
+    F dw_log_w =
+        splat(g_.dw_log_w.data ? *row_at(g_.dw_log_w, task_.b, x.h, x.q) / float(LOG2E) : 0);
+    const float* received =
+        g_.dreceived.data ? row_at(g_.dreceived, task_.b, x.h, key_block_.lo) : nullptr;
+    for (int k = begin_; k < end_; k += W) {
+      F above = log2_weights(load(s + k), log2_scale, from, residual), y = load(d + k);
+      y = fma(dw_log_w, select(less(above, splat(-256)), zero(), above), y);
+      if (received) y = add(y, load_part(received + k, in_vector(p_.Tk - key_block_.lo - k)));
+      store(d + k, y);
+    }
+  }
+
+  // Replaces one row's scores by its weights after dropout, and its dP by dY.
+  template <bool DROPOUT> void weights_and_gradients(const Row& x, float* s, float* d, F log2_scale,
+                                                     F from, F residual, F delta) const {
+    uint32_t row_key = DROPOUT ? dropout_.row_key(task_.b, x.h, x.q) : 0;
+#pragma GCC unroll 3
+    for (int k = begin_; k < end_; k += W) {
+      F y = load(s + k), above = log2_weights(y, log2_scale, from, residual), dp = load(d + k);
+      F w = exp2<5>(above), used = w;
+      if constexpr (DROPOUT) {
+        F keep_mask =
+            mul(dropout_.keep_mask(row_key, key_block_.lo + k), splat(Dropout::survivor_scale(p_)));
+        dp = mul(dp, keep_mask), used = mul(w, keep_mask);
+      }
+      auto masked = equal(y, splat(-INF));
+      store(d + k, select(masked, zero(), mul(w, sub(dp, delta))));
+      store(s + k, select(masked, zero(), used));
+    }
+  }
+
+  void accumulate_bias_grad(const Row& x, const float* d) const {
+    const MatrixView& g = g_.dbias;
+    float* to = row_at<float>(g, task_.b, x.h, x.q);
+    F sum = zero();
+    for (int k = lo_ / W * W; k < hi_; k += W) {
+      int n = in_vector(hi_ - k);
+      F y = load_part(d + k, n);
+      if (!g.x) sum = add(sum, y);
+      else add_part(to + key_block_.lo + k, y, n);
+    }
+    if (!g.x) *to += total(sum);
+  }
+
+  // Pass 5: three products. In the transposed ones a row is a key and the sum runs over the
+  // queries.
+  void accumulate_grads(int64_t i) {
+    int rows = rows_of(i);
+    accumulate_transposed(s_, values_, dout_columns_, i, rows, dv_);
+    accumulate_transposed(dp_, keys_, q_columns_, i, rows, dk_);
+    for (int64_t j = 0; j < keys_.count; j++) {
+      int width = keys_.width(j);
+      for (int r = 0; r < rows; r += VALUE_ROWS) {
+        int here = min(VALUE_ROWS, rows - r);
+        KeyRange range = visible_to(i * QUERY_BLOCK + r, here);
+        if (range.empty()) continue;
+        const float* keys = k_columns_ + (keys_.start(j) * KEY_BLOCK + range.lo * width) * W;
+        FloatProducts::value_tile_for(here, width)(
+            dp_ + r * SCORE_STRIDE + range.lo, keys, range.size(), ones_,
+            dq_ + (i * QUERY_BLOCK + r) * keys_.stride() + keys_.start(j) * W, keys_.stride());
+      }
+    }
+  }
+  void accumulate_transposed(const float* weights, const Columns& c, const float* from, int64_t i,
+                             int rows, float* to) const {
+    for (int64_t j = 0; j < c.count; j++) {
+      int width = c.width(j);
+      const float* x = from + (c.start(j) * n_blocks_ + i * width) * (W * QUERY_BLOCK);
+      for (int k = lo_; k < hi_; k += VALUE_ROWS) {
+        int here = min(VALUE_ROWS, hi_ - k);
+        FloatProducts::template value_tile_for<true>(here, width)(
+            weights + k, x, rows, ones_, to + k * c.stride() + c.start(j) * W, c.stride());
+      }
+    }
+  }
+
+  void write_query_grads(int64_t split) const {
+    F factor = splat(float(p_.scale));
+    for (int64_t i = 0; i < n_rows_; i++) {
+      int64_t at = split * g_.dq_split_stride + task_.b * g_.dq.b + row_[i].h * g_.dq.h +
+                   row_[i].q * g_.dq.t;
+      for (int64_t d = 0; d < p_.D; d += W) {
+        F x = mul(load(dq_ + i * keys_.stride() + d), factor);
+        int n = in_vector(p_.D - d);
+        if (g_.key_splits == 1) store_part((E*)g_.dq.data + at + d, x, n);
+        else store_part((float*)g_.dq.data + at + d, x, n);
+      }
+    }
+  }
+  void write_key_grads() const {
+    for (int64_t k = 0; k < key_block_.size(); k++) {
+      float* dk = row_at(g_.dk, task_.b, task_.head, key_block_.lo + k);
+      float* dv = row_at(g_.dv, task_.b, task_.head, key_block_.lo + k);
+      add_row(dk, dk_ + k * keys_.stride(), p_.D, float(p_.scale));
+      add_row(dv, dv_ + k * values_.stride(), p_.Dv, 1);
+    }
+  }
+
+  static void add_part(float* to, F x, int n) { store_part(to, add(load_part(to, n), x), n); }
+  static void add_row(float* to, const float* x, int64_t size, float factor) {
+    for (int64_t j = 0; j < size; j += W) {
+      int n = in_vector(size - j);
+      store_part(to + j, fma(load(x + j), splat(factor), load_part(to + j, n)), n);
+    }
+  }
+
+  const Gradients& g_;
+  Dropout dropout_;
+  Columns keys_, values_;
+  int64_t value_steps_;
+  Unit *dout_, *v_;  // as groups, as panels
+  float *q_columns_, *dout_columns_, *k_columns_;
+  float *dq_, *dk_, *dv_;  // of the chunk; of the key block
+  float* dp_;              // dP, then dY
+  float ones_[QUERY_BLOCK];
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

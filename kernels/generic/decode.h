@@ -1,0 +1,436 @@
+// Decode: few queries. Keys and values are read once, in order, without packing.
+//
+// What limits the speed. A key and its value are (D + Dv) numbers from memory and, with R rows, the
+// same count of multiply-adds times R: at 41 GB/s for two cores, 128 + 128 floats take 25 ns, in
+// which one core does 3000 multiply-adds, 12 rows' worth. So nothing is packed, all rows of a key
+// head (its query heads, and their few queries) share one read, and bytes per second is the
+// measure.
+//
+// R rows x U keys give W dot products, which one tree of additions reduces to one vector:
+// lane r * U + u is row r and key u. Scores, maxima and weights stay in that order, so one vector
+// of exponentials serves all rows at once.
+#pragma once
+
+#include "arithmetic.h"
+#include "epilogue.h"
+#include "logits.h"
+#include "mask.h"
+#include "memory.h"
+#include "products.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class A, int R> class Decode {
+  using Unit = typename A::Unit;
+  using E = typename A::Element;
+  // The arithmetic of the weighted sum. One row uses single values: reading the values of two keys
+  // side by side was 10 % slower from memory (bench/LOG.md, "two values at a time").
+  using ValueArithmetic = std::conditional_t<R == 1, Singles<E>, A>;
+  using WeightUnit = typename ValueArithmetic::Unit;
+  static constexpr int PER_UNIT = A::PER_UNIT, PER_WEIGHT = ValueArithmetic::PER_UNIT;
+  static constexpr int U = W / R;  // keys per vector of scores
+  static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
+  static constexpr int KEYS_PER_STEP = R == 1 ? 1 : U;  // whose products are computed together
+  static constexpr int KEY_BLOCK = 1024;                // keys between two updates of the maximum
+  static constexpr int EDGE_BLOCK = 64;         // the same where some row does not see every key
+  static constexpr int PIECE = 64 / sizeof(E);  // keys whose values stay in L1 across columns
+  static constexpr int64_t LINE = 64 / sizeof(E);
+  static constexpr int64_t AHEAD = 16384;  // bytes between the prefetch of a row and its use
+  static constexpr int64_t PAGE = 4096, PAGE_START = 256;  // bytes; the start is prefetched
+  // Vectors of values that are summed together: as many as the registers hold, with a value each
+  // and a weight. Few rows of float32 are limited by memory, which one pass over wide columns reads
+  // best (bench/LOG.md, "columns that fit").
+  static constexpr int COLUMNS = sizeof(E) == 4 && R <= 4 ? 8 : min(8, (REGISTERS - 1) / (R + 1));
+
+ public:
+  static size_t scratch(const Problem& p) {
+    Arena arena(nullptr);
+    Decode(p, {}, arena);
+    return arena.used();
+  }
+
+  static void run(const Problem& p, const DecodeTask& task, char* scratch) {
+    Arena arena(scratch);
+    Decode(p, task, arena).compute();
+  }
+
+ private:
+  Decode(const Problem& p, const DecodeTask& task, Arena& arena)
+      : p_(p), task_(task), mask_(p), logits_(p), heads_(p.H / p.G), n_rows_(int(heads_ * p.Tq)) {
+    d_vectors_ = (p.D + W * PER_UNIT - 1) / (W * PER_UNIT);
+    v_vectors_ = (p.Dv + W - 1) / W;
+    q_ = arena.allocate<Unit>(R * d_vectors_ * W);
+    o_ = arena.allocate<float>(R * v_vectors_ * W);
+    block_sum_ = arena.allocate<float>(R * v_vectors_ * W);
+    s_ = arena.allocate<float>(KEY_BLOCK * R);
+    weights_ =
+        PER_WEIGHT == 1 ? (WeightUnit*)s_ : arena.allocate<WeightUnit>(KEY_BLOCK * R / PER_WEIGHT);
+  }
+
+  int64_t head(int r) const { return task_.group * heads_ + r / p_.Tq; }
+  int64_t query(int r) const { return r % p_.Tq; }
+  const E* key_row(const TensorView& x, int64_t key) const {
+    return row_at<E>(x, task_.b, task_.group, key);
+  }
+
+  // Memory is read as one sequence: the keys of a block, its values, the keys of the next block.
+  // Long blocks let the processor's prefetchers follow one stream, and rows are prefetched 16 KB
+  // before their use, so that memory and arithmetic overlap (bench/LOG.md, "long blocks").
+  void compute() {
+    find_ranges();
+    pack_queries();
+    const int64_t rows_ahead = AHEAD / max<int64_t>(1, max(p_.D, p_.Dv) * int64_t(sizeof(E)));
+    for (int64_t key = hull_.lo; key < hull_.hi; key = key_block_.hi) {
+      full_ = core_.lo <= key && key < core_.hi;
+      const int64_t end = full_ ? core_.hi : key < core_.lo ? core_.lo : hull_.hi;
+      key_block_ = {key, min(key + (full_ ? KEY_BLOCK : EDGE_BLOCK), end)};
+      count_ = int(key_block_.size());
+      same_until_ = int(max<int64_t>(0, count_ - rows_ahead) / PIECE * PIECE);
+      if (!full_ && !any_row_sees()) continue;
+      scores();
+      softmax();
+      weighted_sum();
+    }
+    finish();
+  }
+
+  // Pass 0: the keys that some row sees (hull), and those that all rows see (core).
+  void find_ranges() {
+    hull_ = NO_KEYS;
+    core_ = {0, p_.Tk};
+    for (int r = 0; r < n_rows_; r++) {
+      KeyRange core;
+      mask_.hull_and_core(task_.b, head(r), query(r), {task_.key, task_.key_end}, &hull_of_[r],
+                          &core);
+      core_ = core_.intersect(core);
+      hull_.include(hull_of_[r]);
+    }
+    core_ = core_.intersect(hull_);
+    const bool all = core_.lo == hull_.lo && core_.hi == hull_.hi;
+    if (!all && core_.size() < EDGE_BLOCK) core_ = {hull_.hi, hull_.hi};  // not worth a block
+  }
+
+  // Between two ranges of a row there may be a block of which no row sees a key.
+  bool any_row_sees() const {
+    if (mask_.one_range()) return true;
+    for (int r = 0; r < n_rows_; r++)
+      if (!mask_.visible_hull(task_.b, head(r), query(r), key_block_).empty()) return true;
+    return false;
+  }
+
+  // Pass 1: packs queries as whole vectors of units, padded with zeros in D and to R rows.
+  void pack_queries() {
+    for (int r = 0; r < R; r++) {
+      Unit* to = q_ + r * d_vectors_ * W;
+      const E* x = r < n_rows_ ? row_at<E>(p_.q, task_.b, head(r), query(r)) : nullptr;
+      for (int64_t d = 0; d < d_vectors_; d++) {
+        int64_t at = d * W * PER_UNIT;
+        store((float*)to + d * W,
+              x ? A::load_units(x + at, int(min<int64_t>(p_.D - at, W * PER_UNIT))) : zero());
+      }
+    }
+    for (int64_t i = 0; i < R * v_vectors_; i++) store(o_ + i * W, zero());
+    max_ = splat(-INF);
+    sum_ = zero();
+  }
+
+  // Rows that will be read soon, to be prefetched one by one.
+  struct UpcomingRows {
+    const E* first;
+    int64_t step, size, count;
+    // The rows are contiguous and read one after another. The processor's own prefetchers follow
+    // that, but not into the next page: prefetching the first lines of each page is enough, and
+    // more gets in their way (bench/LOG.md, "the first lines of a page").
+    bool page_starts;
+
+    void prefetch(int64_t i, int64_t from, int64_t to) const {
+      if (i >= count) return;
+      const E* row = first + i * step;
+      if (page_starts) {
+        const int64_t past = uintptr_t(row) % PAGE, page = past < PAGE_START ? -past : PAGE - past;
+        from = max(from, page / int64_t(sizeof(E)));
+        to = min(to, (page + PAGE_START) / int64_t(sizeof(E)));
+      }
+      if (from < to) prefetch_row(row + from, to - from);
+    }
+  };
+
+  // The rows to prefetch while the PIECE rows of the block from row k on are computed: rows of the
+  // same matrix, or, near the block's end, of the matrix that is read next, from its key `start`
+  // on.
+  UpcomingRows upcoming(int k, const TensorView& current, int64_t current_size,
+                        const TensorView& next, int64_t next_size, int64_t start) const {
+    const bool same_matrix = k < same_until_;
+    const TensorView& x = same_matrix ? current : next;
+    const int64_t size = same_matrix ? current_size : next_size;
+    const int64_t key = same_matrix ? key_block_.hi + k - same_until_ : start + k - same_until_;
+    const int64_t left = hull_.hi - key;
+    return {left > 0 ? key_row(x, key) : nullptr, x.t, size, left,
+            KEYS_PER_STEP == 1 && x.t == size};
+  }
+
+  // Pass 2: scores of the block, KEYS_PER_STEP keys together. One row is limited by memory, and
+  // reading one key after another is one ascending stream, which the processor's prefetchers follow
+  // best. More rows are limited by loads: with several keys together, a vector of queries in
+  // registers serves U keys (bench/LOG.md, "one row after another" and "side by side").
+  void scores() {
+    const E* keys = key_row(p_.k, key_block_.lo);
+    UpcomingRows next{};
+    for (int k = 0; k < count_; k += U) {
+      if (k % PIECE == 0) next = upcoming(k, p_.k, p_.D, p_.v, p_.Dv, key_block_.lo);
+      F sum[W];
+#pragma GCC unroll 1
+      for (int u = 0; u < U; u += KEYS_PER_STEP) dot_products(keys, k + u, sum + u, next);
+      F s = totals(sum);
+      if (!full_ || !logits_.unmodified() || k + U > count_)
+        s = apply_mask_and_bias(s, key_block_.lo + k);
+      store(s_ + k * R, s);
+    }
+  }
+
+  void dot_products(const E* keys, int k, F* sum, const UpcomingRows& next) const {
+    const int64_t full_vectors = p_.D / (W * PER_UNIT);
+    const int rest = int(p_.D - full_vectors * W * PER_UNIT);
+    const E* key[KEYS_PER_STEP];
+    F part[R * KEYS_PER_STEP];
+#pragma GCC unroll 16
+    for (int i = 0; i < KEYS_PER_STEP; i++) {
+      next.prefetch(k % PIECE + i, 0, next.size);
+      key[i] = keys + min(k + i, count_ - 1) * p_.k.t;  // past the end: masked below
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R * KEYS_PER_STEP; i++) part[i] = zero();
+    for (int64_t d = 0; d < full_vectors; d++)
+      add_products(d, part, [&](int i) { return A::load_units(key[i] + d * W * PER_UNIT); });
+    if (rest)
+      add_products(full_vectors, part, [&](int i) {
+        return A::load_units(key[i] + full_vectors * W * PER_UNIT, rest);
+      });
+#pragma GCC unroll 16
+    for (int i = 0; i < R * KEYS_PER_STEP; i++)
+      sum[i / KEYS_PER_STEP * U + i % KEYS_PER_STEP] = part[i];
+  }
+  // Adds the products of vector d of every row with that of every key.
+  template <class Load> void add_products(int64_t d, F* part, Load load_key) const {
+    typename A::Vector y[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) y[r] = A::vector(q_ + (r * d_vectors_ + d) * W);
+#pragma GCC unroll 16
+    for (int i = 0; i < KEYS_PER_STEP; i++) {
+      auto x = A::as_vector(load_key(i));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        part[r * KEYS_PER_STEP + i] = A::mac(part[r * KEYS_PER_STEP + i], y[r], x);
+    }
+  }
+
+  // Applies cap, bias and mask to one vector of scores: U keys of every row. Inlined, it would take
+  // registers from the loop that calls it (measured: 1.04 to 1.08 of the time of 1024 keys).
+  [[gnu::noinline]] F apply_mask_and_bias(F s, int64_t key) const {
+    const int in = int(min<int64_t>(U, key_block_.hi - key));
+    uint64_t visible = 0;
+    for (int r = 0; r < min(R, n_rows_); r++)
+      visible |= (mask_.one_range() ? MaskView::visible_bits(hull_of_[r], key, in)
+                                    : mask_.visible_bits(task_.b, head(r), query(r), key, in))
+                 << r * U;
+    if (!logits_.unmodified()) s = logits_of(s, key, in);
+    return select(lanes(visible, 0), s, splat(-INF));
+  }
+  F logits_of(F s, int64_t key, int in) const {
+    float lane[W];
+    store(lane, s);
+    for (int r = 0; r < min(R, n_rows_); r++) {
+      float some[W] = {};
+      for (int u = 0; u < in; u++) some[u] = lane[r * U + u];
+      store(some, logits_.apply(load(some), task_.b, head(r), query(r), key, in));
+      for (int u = 0; u < in; u++) lane[r * U + u] = some[u];
+    }
+    return load(lane);
+  }
+
+  // Pass 3: softmax. Maxima are kept per row, repeated over its U lanes.
+  void softmax() {
+    F log2_scale = splat(logits_.log2_scale()), t = splat(-INF);
+    for (int k = 0; k < count_; k += U) t = max(t, load(s_ + k * R));
+    float lane[W];
+    store(lane, t);
+    for (int r = 0; r < R; r++) {
+      float x = lane[r * U];
+      for (int u = 1; u < U; u++) x = x > lane[r * U + u] ? x : lane[r * U + u];
+      for (int u = 0; u < U; u++) lane[r * U + u] = x;
+    }
+    F after = max(max_, load(lane));
+    F from = select(equal(after, splat(-INF)), zero(), after);
+    F rescale = exp2<5>(mul(sub(max_, from), log2_scale)), sum = zero();
+    max_ = after;
+    for (int k = 0; k < count_; k += U) {
+      F e = exp2<5>(mul(sub(load(s_ + k * R), from), log2_scale));
+      store(s_ + k * R, e);
+      if constexpr (PER_WEIGHT > 1)
+        ValueArithmetic::store_weights((typename ValueArithmetic::Weight*)weights_ + k * R, e);
+      sum = add(sum, e);
+    }
+    sum_ = fma(sum_, rescale, sum);
+    store(rescale_, rescale);
+  }
+
+  // Pass 4: weighted sum, piece by piece so that a value is read from memory once, then added to
+  // the previous blocks'. A block starts from 0, so a long row is summed in three levels, none of
+  // them long.
+  void weighted_sum() {
+    for (int64_t i = 0; i < R * v_vectors_; i++) store(block_sum_ + i * W, zero());
+    for (int k = 0; k < count_; k += PIECE) {
+      int n = min(PIECE, count_ - k);
+      if (!full_) weighted_sum_masked(k, n);
+      else
+        for (int64_t j = 0; j < v_vectors_; j += COLUMNS)
+          piece(j, int(min<int64_t>(COLUMNS, v_vectors_ - j)), k, n);
+    }
+    for (int r = 0; r < R; r++) {
+      F old = splat(rescale_[r * U]);
+      for (int64_t j = 0; j < v_vectors_; j++) {
+        int64_t at = (r * v_vectors_ + j) * W;
+        store(o_ + at, fma(load(o_ + at), old, load(block_sum_ + at)));
+      }
+    }
+  }
+  float weight(int r, int k) const { return s_[k / U * W + r * U + k % U]; }
+
+  void piece(int64_t j, int width, int k, int n) {
+    static constexpr auto pieces = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<void (Decode::*)(int64_t, int, int), sizeof...(i)>{{&Decode::columns<i + 1>...}};
+    }(std::make_integer_sequence<int, COLUMNS>());
+    (this->*pieces.entry[width - 1])(j, k, n);
+  }
+  template <int N> void columns(int64_t j, int k, int n) {
+    int tail = int(p_.Dv - (j + N - 1) * W);
+    F sum[R][N];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < N; c++) sum[r][c] = load(block_sum_ + (r * v_vectors_ + j + c) * W);
+    const E* x = key_row(p_.v, key_block_.lo + k) + j * W;
+    // Of the rows to prefetch, the columns that are summed here.
+    const UpcomingRows next = upcoming(k, p_.v, p_.Dv, p_.k, p_.D, key_block_.hi);
+    const int64_t from = j * W, to = j + N < v_vectors_ ? min(from + N * W, next.size) : next.size;
+    for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
+      const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
+      const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
+      for (int u = i; u < i + PER_WEIGHT; u++) next.prefetch(u - k, from, to);
+      typename ValueArithmetic::Vector y[N];
+#pragma GCC unroll 8
+      for (int c = 0; c < N; c++)
+        y[c] = ValueArithmetic::as_vector(ValueArithmetic::load_values(
+            x + c * W, odd ? odd + c * W : odd, c + 1 < N || tail >= W ? W : tail));
+      if (j == 0)  // the other columns of these rows: now, while their lines are near
+        for (int64_t at = N * W; at < p_.Dv; at += LINE) {
+          touch(x + at);
+          if (odd) touch(odd + at);
+        }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        auto a = ValueArithmetic::broadcast(w[r * U / PER_WEIGHT]);
+#pragma GCC unroll 8
+        for (int c = 0; c < N; c++) sum[r][c] = ValueArithmetic::mac(sum[r][c], a, y[c]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < N; c++) store(block_sum_ + (r * v_vectors_ + j + c) * W, sum[r][c]);
+  }
+
+  // Some row does not see some of these keys: every row adds only those it sees, because 0 * NaN is
+  // NaN.
+  void weighted_sum_masked(int k, int n) {
+    for (int r = 0; r < n_rows_; r++) {
+      uint64_t visible = mask_.visible_bits(task_.b, head(r), query(r), key_block_.lo + k, n);
+      for (int i = 0; i < n; i++) {
+        if (!(visible >> i & 1)) continue;
+        const E* x = key_row(p_.v, key_block_.lo + k + i);
+        F a = splat(weight(r, k + i));
+        for (int64_t j = 0; j < v_vectors_; j++) {
+          float* to = block_sum_ + (r * v_vectors_ + j) * W;
+          int part = in_vector(p_.Dv - j * W);
+          F y = part == W ? load(x + j * W) : load_part(x + j * W, part);
+          store(to, fma(a, y, load(to)));
+        }
+      }
+    }
+  }
+
+  // Pass 5: writes the rows, or, where the keys are split, the state (max, sum, out) for the merge.
+  void finish() {
+    float max_of[W], sum_of[W];
+    store(max_of, max_);
+    store(sum_of, sum_);
+    for (int r = 0; r < n_rows_; r++) {
+      float sum = 0;
+      for (int u = 0; u < U; u++) sum += sum_of[r * U + u];
+      const float* o = o_ + r * v_vectors_ * W;
+      if (!task_.state) {
+        RowEpilogue end(p_, task_.b, head(r), max_of[r * U], sum, logits_.logit_scale());
+        end.write<E>(p_, task_.b, head(r), query(r), 0, o, p_.Dv);
+        end.write_lse(p_, task_.b, head(r), query(r));
+        continue;
+      }
+      float* state = task_.state + r * (p_.Dv + STATE_HEADER);
+      state[0] = max_of[r * U];
+      state[1] = sum;
+      for (int64_t j = 0; j < p_.Dv; j++) state[STATE_HEADER + j] = o[j];
+    }
+  }
+
+  const Problem& p_;
+  DecodeTask task_;
+  MaskView mask_;
+  Logits logits_;
+  int64_t heads_;
+  int n_rows_;
+  int64_t d_vectors_, v_vectors_;
+  Unit* q_;
+  float *o_, *block_sum_, *s_;  // block_sum_: the weighted sum of this block alone
+  WeightUnit* weights_;         // in place of the scores; of pairs, rounded, in memory of their own
+  KeyRange hull_of_[R];         // the visible keys of each row
+  KeyRange hull_, core_, key_block_;
+  int count_;       // keys of the block
+  int same_until_;  // the first key whose upcoming rows are of the next matrix
+  bool full_;
+  F max_, sum_;
+  alignas(64) float rescale_[W];
+};
+
+// Merges the splits of one key head in their order, whichever threads computed them.
+template <class E> void merge_splits_of(const Problem& p, int64_t b, int64_t group, int64_t splits,
+                                        const float* states) {
+  int64_t heads = p.H / p.G, rows = heads * p.Tq, row_size = p.Dv + STATE_HEADER;
+  constexpr int64_t SLICE = 512;
+  const Logits logits(p);
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t h = group * heads + r / p.Tq, q = r % p.Tq;
+    float row_max = -INF, sum = 0, share[MAX_KEY_SPLITS];
+    for (int64_t s = 0; s < splits; s++) {
+      float m = states[(s * rows + r) * row_size];
+      if (m > row_max || m != m) row_max = m;
+    }
+    float base = row_max == -INF ? 0 : row_max;
+    for (int64_t s = 0; s < splits; s++) {
+      const float* x = states + (s * rows + r) * row_size;
+      share[s] = exp2_one((x[0] - base) * logits.log2_scale());
+      sum += x[1] * share[s];
+    }
+    RowEpilogue end(p, b, h, row_max, sum, logits.logit_scale());
+    for (int64_t j = 0; j < p.Dv; j += SLICE) {
+      alignas(64) float o[SLICE + W] = {};
+      int64_t n = min(SLICE, p.Dv - j);
+      for (int64_t s = 0; s < splits; s++) {
+        const float* x = states + (s * rows + r) * row_size;
+        for (int64_t i = 0; i < n; i++) o[i] += share[s] * x[STATE_HEADER + j + i];
+      }
+      end.write<E>(p, b, h, q, j, o, n);
+    }
+    end.write_lse(p, b, h, q);
+  }
+}
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,57 @@
+// The end of a row: adds the sink, divides by the sum, writes the output and the log-sum-exp.
+#pragma once
+
+#include <math.h>
+
+#include "dropout.h"
+#include "logits.h"
+#include "memory.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+class RowEpilogue {
+ public:
+  // `row_max` is the largest score (times `logit_scale` it is a logit), `sum` is relative to it.
+  RowEpilogue(const Problem& p, int64_t b, int64_t h, float row_max, float sum, double logit_scale)
+      : max_logit_(row_max * logit_scale) {
+    const bool sees_nothing = sum == 0;
+    float rescale = 1;
+    if (p.sinks.data) {
+      double sink = Logits::per_head(p.sinks, b, h);
+      double above = max(max_logit_, sink), base = above == -INF ? 0 : above;
+      rescale = exp2_one(float((max_logit_ - base) * LOG2E));
+      sum = sum * rescale + exp2_one(float((sink - base) * LOG2E));
+      max_logit_ = above;
+    }
+    // A query that sees no key gives 0, and a log-sum-exp of -infinity if there is no sink.
+    scale_ = sees_nothing || sum == 0 ? 0 : rescale / sum;
+    if (p.dropout)
+      scale_ *= Dropout::survivor_scale(p);  // here, so that a weight of 1 is 1 in bf16 too
+    sum_ = sum;
+  }
+
+  // Writes numbers `from` to `from + size` of a row of the output, given their weighted sums `o`.
+  template <class E> void write(const Problem& p, int64_t b, int64_t h, int64_t q, int64_t from,
+                                const float* o, int64_t size) const {
+    E* out = row_at<E>(p.out, b, h, q) + from;
+    E* rounding = p.rounding.data ? row_at<E>(p.rounding, b, h, q) + from : nullptr;
+    for (int64_t j = 0; j < size; j += W) {
+      int n = in_vector(size - j);
+      F y = mul(load(o + j), splat(scale_));
+      store_part(out + j, y, n);
+      if (rounding) store_part(rounding + j, sub(y, load_part(out + j, n)), n);
+    }
+  }
+
+  void write_lse(const Problem& p, int64_t b, int64_t h, int64_t q) const {
+    if (!p.lse.data) return;
+    double lse = max_logit_ + log(double(sum_)) * log_unit(float(max_logit_));
+    *row_at<double>(p.lse, b, h, q) = sum_ == 0 ? double(-INF) : lse;
+  }
+
+ private:
+  double max_logit_;
+  float scale_, sum_;
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,0 +1,104 @@
+// One level: the generic algorithms over the vocabulary (simd/*.h) that was included before this
+// file.
+//
+// Every name lives in the level's own namespace and no function of the C++ library is called, so
+// no wide instruction can end up in a function that other levels share (checked by
+// tests/engines/cpu/test_kernels.py).
+#pragma once
+
+#include "arithmetic.h"
+#include "backward.h"
+#include "ceilings.h"
+#include "decode.h"
+#include "dtype.h"
+#include "logits.h"
+#include "prefill.h"
+#include "weight_sums.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+// Calls `then` with the arithmetic for the dtype of q, k and v.
+template <class Then>
+[[gnu::always_inline]] inline auto with_arithmetic(const Problem& p, Then then) {
+  return with_dtype(p.dtype, [&]<class E>(E) { return then(ArithmeticOf<E>()); });
+}
+
+// Calls `then` with the Decode for this many rows, padded to a power of two.
+template <class A, class Then> auto with_rows(const Problem& p, Then then) {
+  const int64_t rows = p.H / p.G * p.Tq;
+  if constexpr (W >= 8)
+    if (rows > 4) return then.template operator()<Decode<A, 8>>();
+  if (rows > 2) return then.template operator()<Decode<A, 4>>();
+  if (rows > 1) return then.template operator()<Decode<A, 2>>();
+  return then.template operator()<Decode<A, 1>>();
+}
+
+inline size_t prefill_scratch(const Problem& p, int64_t rows) {
+  return with_arithmetic(p, [&]<class A>(A) { return Prefill<A>::scratch(p, rows); });
+}
+inline void prefill(const Problem& p, const PrefillTask& task, char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { Prefill<A>::run(p, task, scratch); });
+}
+inline size_t decode_scratch(const Problem& p) {
+  return with_arithmetic(
+      p, [&]<class A>(A) { return with_rows<A>(p, [&]<class D>() { return D::scratch(p); }); });
+}
+inline void decode(const Problem& p, const DecodeTask& task, char* scratch) {
+  with_arithmetic(
+      p, [&]<class A>(A) { with_rows<A>(p, [&]<class D>() { D::run(p, task, scratch); }); });
+}
+inline void merge_splits(const Problem& p, int64_t b, int64_t group, int64_t splits,
+                         const float* states) {
+  with_dtype(p.dtype, [&]<class E>(E) { merge_splits_of<E>(p, b, group, splits, states); });
+}
+
+inline double logit_scale(const Problem& p) { return Logits(p).logit_scale(); }
+
+inline size_t weight_sums_scratch(const Problem& p) {
+  return with_arithmetic(p, [&]<class A>(A) { return WeightSummer<A>::scratch(p); });
+}
+inline void sum_weights(const Problem& p, const WeightSums& sums, const WeightSumsTask& task,
+                        char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { WeightSummer<A>::run(p, sums, task, scratch); });
+}
+
+inline size_t backward_scratch(const Problem& p) {
+  return with_arithmetic(p, [&]<class A>(A) { return Backward<A>::scratch(p); });
+}
+inline int64_t backward_rows(const Problem& p) {
+  return with_arithmetic(p, [&]<class A>(A) { return Backward<A>::rows(p); });
+}
+inline void deltas(const Problem& p, const Gradients& g, int64_t b, int64_t h) {
+  with_arithmetic(p, [&]<class A>(A) { Backward<A>::deltas(p, g, b, h); });
+}
+inline void backward(const Problem& p, const Gradients& g, const BackwardTask& task,
+                     char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { Backward<A>::run(p, g, task, scratch); });
+}
+
+#ifndef CLEARHEAD_HAS_PAIRS
+constexpr double (*dot_rounds)(int64_t) = nullptr;
+#endif
+
+constexpr Level make_level(const char* name, const char* what) {
+  return {.name = name,
+          .what = what,
+          .max_decode_rows = min(W, 8),
+          .prefill_scratch = prefill_scratch,
+          .prefill = prefill,
+          .decode_scratch = decode_scratch,
+          .decode = decode,
+          .merge_splits = merge_splits,
+          .weight_sums_scratch = weight_sums_scratch,
+          .sum_weights = sum_weights,
+          .backward_scratch = backward_scratch,
+          .backward_rows = backward_rows,
+          .deltas = deltas,
+          .backward = backward,
+          .logit_scale = logit_scale,
+          .fma_rounds = fma_rounds,
+          .dot_rounds = dot_rounds,
+          .read = read_sum};
+}
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

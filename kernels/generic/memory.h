@@ -1,0 +1,46 @@
+// Rows of tensors, prefetching, and the scratch memory of one task.
+#pragma once
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+// The row of a tensor at (b, h, t).
+template <class T = float> inline T* row_at(const TensorView& x, int64_t b, int64_t h, int64_t t) {
+  return (T*)x.data + b * x.b + h * x.h + t * x.t;
+}
+template <class T> inline T* row_at(const MatrixView& x, int64_t b, int64_t h, int64_t q) {
+  return (T*)x.data + b * x.b + h * x.h + q * x.q;
+}
+
+// Prefetches a line into L2. GCC drops a const function that only prefetches, calls and all; an
+// empty `asm volatile` is an effect that it has to keep (bench/LOG.md, "the prefetch that was not
+// there").
+inline void prefetch(const void* p) {
+  __builtin_prefetch(p, 0, 2);
+  asm volatile("");
+}
+
+template <class E> inline void prefetch_row(const E* row, int64_t size) {
+  for (int64_t at = 0; at < size; at += 64 / int64_t(sizeof(E))) prefetch(row + at);
+}
+
+// Reads one byte, to fetch its line.
+inline void touch(const void* p) { (void)*(const volatile char*)p; }
+
+// Allocates the arrays of one task from a block that the caller owns. Without a block it only
+// counts how many bytes that takes.
+class Arena {
+ public:
+  explicit Arena(char* block) : key_block_(block) {}
+  template <class T> T* allocate(int64_t count) {
+    size_t start = used_;
+    used_ += (size_t(count) * sizeof(T) + 127) / 64 * 64;  // whole cache lines, and one to spare
+    return key_block_ ? (T*)(key_block_ + start) : nullptr;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* key_block_;
+  size_t used_ = 0;
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

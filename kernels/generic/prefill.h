@@ -1,0 +1,383 @@
+// Prefill: many queries against all keys, in register tiles.
+//
+// What limits the speed. A (query, key) pair costs D + Dv multiply-adds and one exponential. With
+// 16 lanes and two FMA pipes, D = Dv = 64 takes 64 cycles of FMA for 16 pairs and about 7 cycles of
+// exponential (bench/LOG.md, "the exponential"), so 90 % of the FMA peak is the most there is
+// at D = 64, and everything else must hide: loads behind FMAs (11 loads feed 24 FMAs), packing behind
+// the hundreds of queries that use a packed key, rescaling inside the last step of the weighted
+// sum.
+//
+// Memory layout. A task holds its queries (packed), their output sums and their (max, sum), and
+// loops over blocks of KEY_BLOCK keys. A key block is packed once: keys as panels [D][PANEL], so
+// that a vector holds one coordinate of W keys, values as [key][Dv], padded. Then one query block
+// after the other computes with it: scores (18 KB, stay in L1), softmax, weighted sum.
+//
+// What statistics add. Those of a row are computed in the softmax pass: a moment beside the sum
+// (one FMA a vector), the largest scores before they turn into weights (one comparison a vector, in
+// blocks whose maximum may enter the list), groups of keys afterwards. The operations of the output
+// stay the same, so its bits do. Statistics that need finished weights (received, maps, exact rows)
+// take a second sweep (weight_sums.h).
+//
+// Why the bits do not depend on the other rows of a task. A row's sums run over d, then over the
+// keys of a block, then over blocks that start at multiples of KEY_BLOCK, always in this order. A
+// block without a visible key multiplies by exp2(0) = 1 and adds 0.
+#pragma once
+
+#include <math.h>
+
+#include "block_scores.h"
+#include "dropout.h"
+#include "epilogue.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class A> class Prefill : BlockScores<A> {
+  using Base = BlockScores<A>;
+  using Base::any_query_sees_block, Base::find_ranges, Base::pack_groups, Base::pack_panels;
+  using Base::begin_, Base::end_, Base::lane_max_;
+  using Base::blocks_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::key_block_;
+  using Base::key_row, Base::sees_block, Base::scores, Base::visible_to;
+  using Base::p_, Base::task_, Base::mask_, Base::logits_, Base::n_rows_, Base::n_blocks_,
+      Base::row_;
+  using Base::PADDED_ROWS, Base::rows_of, Base::KEY_BLOCK, Base::PER_UNIT, Base::SCORE_STRIDE,
+      Base::PAIR_STRIDE, Base::WEIGHT_STRIDE;
+  using typename Base::E, typename Base::Row, typename Base::Unit;
+
+ public:
+  static size_t scratch(const Problem& p, int64_t rows) {
+    Arena arena(nullptr);
+    Prefill(p, {}, arena, rows);
+    return arena.used();
+  }
+
+  static void run(const Problem& p, const PrefillTask& task, char* scratch) {
+    Arena arena(scratch);
+    Prefill(p, task, arena, task.heads * task.queries).compute();
+  }
+
+ private:
+  Prefill(const Problem& p, const PrefillTask& task, Arena& arena, int64_t rows)
+      : Base(p, task, arena, rows), stats_(p.row_stats ? *p.row_stats : RowStats{}),
+        writes_out_(p.out.data), dropout_(p), columns_(p.Dv), o_stride_(columns_.stride()) {
+    max_ = arena.allocate<float>(n_blocks_ * PADDED_ROWS);
+    sum_ = arena.allocate<float>(n_blocks_ * PADDED_ROWS);
+    weights_ = PER_UNIT == 1 ? (Unit*)s_ : arena.allocate<Unit>(QUERY_BLOCK * PAIR_STRIDE);
+    if (writes_out_) {
+      o_ = arena.allocate<float>(n_blocks_ * QUERY_BLOCK * o_stride_);
+      v_ = arena.allocate<Unit>(KEY_BLOCK / PER_UNIT * o_stride_);
+      masked_v_ = arena.allocate<Unit>(KEY_BLOCK / PER_UNIT * o_stride_);
+    }
+    moment_ = arena.allocate<float>(stats_.moment.data ? n_blocks_ * PADDED_ROWS : 0);
+    top_scores_ = arena.allocate<float>(n_rows_ * stats_.n_top);
+    top_keys_ = arena.allocate<int64_t>(n_rows_ * stats_.n_top);
+    group_sums_ = arena.allocate<float>(n_rows_ * stats_.n_groups);
+  }
+
+  void compute() {
+    find_ranges({0, p_.Tk});
+    pack_groups(p_.q, p_.D, q_);
+    initialize();
+    for (int64_t key = hull_.lo / KEY_BLOCK * KEY_BLOCK; key < hull_.hi; key += KEY_BLOCK) {
+      key_block_ = {key, min(key + KEY_BLOCK, hull_.hi)};
+      if (!any_query_sees_block()) continue;
+      pack_panels(p_.k, p_.D, k_);
+      if (writes_out_) pack_values();
+      for (int64_t i = 0; i < n_blocks_; i++) {
+        prefetch_next_block(i);
+        if (!sees_block(i)) continue;
+        scores(i);
+        if (dropout_.active()) softmax<false, true>(i);
+        else stats_.moment.data ? softmax<true, false>(i) : softmax<false, false>(i);
+        if (writes_out_) weighted_sum(i);
+      }
+    }
+    finish();
+  }
+
+  void initialize() {
+    for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++) max_[i] = -INF, sum_[i] = 0;
+    if (writes_out_)
+      for (int64_t i = 0; i < n_blocks_ * QUERY_BLOCK * o_stride_; i += W) store(o_ + i, zero());
+    if (stats_.moment.data)
+      for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++) moment_[i] = 0;
+    for (int64_t i = 0; i < n_rows_ * stats_.n_top; i++) top_scores_[i] = -INF, top_keys_[i] = -1;
+    for (int64_t i = 0; i < n_rows_ * stats_.n_groups; i++) group_sums_[i] = 0;
+  }
+
+  // While a query block computes, its share of the next block's keys and values, if they are read,
+  // is prefetched into L2: packing would otherwise wait for the L3 (bench/LOG.md, "packing waits").
+  void prefetch_next_block(int64_t block) const {
+    int64_t next = key_block_.lo / KEY_BLOCK * KEY_BLOCK + KEY_BLOCK;
+    int64_t each = (KEY_BLOCK + n_blocks_ - 1) / n_blocks_;
+    int64_t from = next + block * each, to = min(min(from + each, next + KEY_BLOCK), hull_.hi);
+    for (int64_t key = from; key < to; key++) {
+      prefetch_row(key_row(p_.k, key), p_.D);
+      if (writes_out_) prefetch_row(key_row(p_.v, key), p_.Dv);
+    }
+  }
+
+  Unit* column(Unit* v, int64_t j) const {
+    return v + columns_.start(j) * (W * KEY_BLOCK / PER_UNIT);
+  }
+
+  // Pass 1c: packs the values of a block, padded with zeros, and checks them for NaN and infinity.
+  void pack_values() {
+    static constexpr auto packers = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<F (Prefill::*)(int), sizeof...(i)>{{&Prefill::pack_column<i + 1>...}};
+    }(std::make_integer_sequence<int, VALUE_VECTORS>());
+    F nonfinite = zero();
+    for (int j = 0; j < columns_.count; j++)
+      nonfinite = add(nonfinite, (this->*packers.entry[columns_.width(j) - 1])(j));
+    nonfinite_ = !(total(nonfinite) == 0);
+  }
+  template <int N> F pack_column(int j) {
+    int from = int(max<int64_t>(hull_.lo - key_block_.lo, 0)) / PER_UNIT;
+    int count = int(key_block_.size());
+    int64_t at = columns_.start(j) * W, step = p_.v.t;
+    int tail = in_vector(p_.Dv - at - (N - 1) * W);
+    const E* x = key_row(p_.v, key_block_.lo + from * PER_UNIT) + at;
+    float* to = (float*)(column(v_, j) + from * N * W);
+    F nonfinite[N];  // one for each vector: four short chains instead of one long
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) nonfinite[n] = zero();
+    for (int k = from * PER_UNIT; k < count; k += PER_UNIT, x += PER_UNIT * step, to += N * W) {
+      const E* odd = k + 1 < count ? x + step : nullptr;
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) {
+        F y = A::load_values(x + n * W, odd ? odd + n * W : nullptr, n + 1 < N ? W : tail);
+        nonfinite[n] = A::nonfinite(nonfinite[n], y);
+        store(to + n * W, y);
+      }
+    }
+#pragma GCC unroll 4
+    for (int n = 1; n < N; n++) nonfinite[0] = add(nonfinite[0], nonfinite[n]);
+    return nonfinite[0];
+  }
+
+  // Pass 3: softmax of a query block's scores, against the running maximum.
+  template <bool MOMENT, bool DROPOUT> void softmax(int64_t i) {
+    int rows = rows_of(i);
+    float* row_max = max_ + i * PADDED_ROWS;
+    float* row_sum = sum_ + i * PADDED_ROWS;
+    F log2_scale = splat(logits_.log2_scale());
+    const int begin = begin_, end = end_;
+    alignas(64) float base[PADDED_ROWS];
+    for (int r = 0; r < rows; r += W) {
+      F before = load(row_max + r), after = max(before, maxima(lane_max_ + r));
+      F from = select(equal(after, splat(-INF)), zero(), after);
+      store(row_max + r, after);
+      store(base + r, from);
+      F shift = mul(sub(before, from), log2_scale);
+      store(rescale_ + r, exp2<5>(shift));
+      if constexpr (MOMENT) {  // the moment so far, relative to the new maximum
+        float* at = moment_ + i * PADDED_ROWS + r;
+        shift = max(splat(MIN_POWER), shift);
+        store(at, mul(load(rescale_ + r), fma(shift, load(row_sum + r), load(at))));
+      }
+    }
+    F sums[PADDED_ROWS], moments[PADDED_ROWS];
+    for (int r = 0; r < rows; r++) {
+      const float* s = s_ + r * SCORE_STRIDE;
+      auto* w = (typename A::Weight*)(weights_ + r * WEIGHT_STRIDE);
+      F from = splat(base[r]), sum = zero(), moment = zero();
+      if (stats_.n_top) update_top(i * QUERY_BLOCK + r, s);
+      const Row& x = row_[i * QUERY_BLOCK + r];
+      uint32_t row_key = DROPOUT ? dropout_.row_key(task_.b, x.h, x.q) : 0;
+#pragma GCC unroll 3
+      for (int k = begin; k < end; k += W) {
+        F y = mul(sub(load(s + k), from), log2_scale), e = exp2<A::EXP_DEGREE>(y);
+        A::store_weights(w + k,
+                         DROPOUT ? mul(e, dropout_.keep_mask(row_key, key_block_.lo + k)) : e);
+        sum = add(sum, e);
+        if constexpr (MOMENT) moment = fma(e, max(splat(MIN_POWER), y), moment);
+      }
+      sums[r] = sum;
+      moments[r] = moment;
+      if (stats_.n_groups) sum_groups(i * QUERY_BLOCK + r, s, w, log2_scale, from, rescale_[r]);
+    }
+    for (int r = 0; r < rows; r += W) {  // lanes past the last row hold garbage, and are not read
+      store(row_sum + r, fma(load(row_sum + r), load(rescale_ + r), totals(sums + r)));
+      if constexpr (MOMENT) {
+        float* at = moment_ + i * PADDED_ROWS + r;
+        store(at, add(load(at), totals(moments + r)));
+      }
+    }
+  }
+
+  // Keeps the n largest scores of a row so far in a heap, smallest first. Keys ascend, and of equal
+  // scores the first is kept.
+  void update_top(int64_t row, const float* s) {
+    const int64_t n_top = stats_.n_top;
+    float *best = top_scores_ + row * n_top, edge = best[0];
+    int64_t* keys = top_keys_ + row * n_top;
+    const F top = lane_max_[row % QUERY_BLOCK];
+    if (!word(less(splat(edge), top))) return;
+    // Most scores of a first block would enter and leave again. The n-th largest of the lane maxima
+    // is no larger than the n-th largest score, so a score below it can be skipped.
+    if (keys[0] < 0 && n_top <= W) edge = nextafterf(largest_lane(top, n_top - 1), -INF);
+    for (int k = begin_; k < end_; k += 64) {
+      uint64_t larger = 0;
+      for (int n = 0; n < min(64, end_ - k); n += W)
+        larger |= word(less(splat(max(edge, best[0])), load(s + k + n))) << n;
+      for (; larger; larger &= larger - 1) {
+        int key = k + __builtin_ctzll(larger);
+        if (s[key] > best[0]) replace_root(best, keys, n_top, s[key], key_block_.lo + key);
+      }
+    }
+  }
+  // Replaces the root of a heap of n and restores the heap.
+  static void replace_root(float* best, int64_t* keys, int64_t n, float y, int64_t key) {
+    auto ranks_lower = [](float a, int64_t i, float b, int64_t j) {
+      return a < b || (a == b && i > j);
+    };
+    int64_t at = 0;
+    for (int64_t next = 1; next < n; next = 2 * at + 1) {
+      if (next + 1 < n && ranks_lower(best[next + 1], keys[next + 1], best[next], keys[next]))
+        next++;
+      if (!ranks_lower(best[next], keys[next], y, key)) break;
+      best[at] = best[next], keys[at] = keys[next];
+      at = next;
+    }
+    best[at] = y, keys[at] = key;
+  }
+  // From a heap to descending order.
+  static void sort_heap(float* best, int64_t* keys, int64_t n) {
+    while (n-- > 1) {
+      float y = best[n];
+      int64_t key = keys[n];
+      best[n] = best[0], keys[n] = keys[0];
+      replace_root(best, keys, n, y, key);
+    }
+  }
+
+  // The largest lane after the n largest.
+  static float largest_lane(F x, int64_t n) {
+    float lane[W];
+    store(lane, x);
+    for (;; n--) {
+      int at = 0;
+      for (int i = 1; i < W; i++) at = lane[i] > lane[at] ? i : at;
+      if (n == 0) return lane[at];
+      lane[at] = -INF;
+    }
+  }
+
+  // Adds up a row's weights over groups of keys. Pairs store their weights rounded, so theirs are
+  // computed again.
+  void sum_groups(int64_t row, const float* s, const typename A::Weight* w, F log2_scale, F from,
+                  float rescale) {
+    const Row& x = row_[row];
+    for (int64_t g = 0; g < stats_.n_groups; g++) {
+      MaskView group(stats_.group_masks[g], p_.Tk);
+      KeyRange hull = group.visible_hull(
+          task_.b, x.h, x.q, {key_block_.lo + begin_, min(key_block_.lo + end_, p_.Tk)});
+      F sum = zero();
+      for (int64_t k = (hull.lo - key_block_.lo) / W * W; key_block_.lo + k < hull.hi; k += W) {
+        int64_t key = key_block_.lo + k;
+        int in = in_vector(p_.Tk - key);
+        uint64_t in_group = group.one_range() ? MaskView::visible_bits(hull, key, in)
+                                              : group.visible_bits(task_.b, x.h, x.q, key, in);
+        F e;
+        if constexpr (PER_UNIT == 1) e = load(w + k);
+        else e = exp2<5>(mul(sub(load(s + k), from), log2_scale));
+        sum = add(sum, select(lanes(in_group, 0), e, zero()));
+      }
+      float& group_sum = group_sums_[row * stats_.n_groups + g];
+      group_sum = group_sum * rescale + total(sum);
+    }
+  }
+
+  // Pass 4: weighted sum.
+  void weighted_sum(int64_t i) {
+    int rows = rows_of(i);
+    const KeyRange& core = blocks_[i].core;
+    const bool full = core.lo <= key_block_.lo && core.hi >= key_block_.hi;
+    if (nonfinite_ && !full) return weighted_sum_masked(i);
+    for (int r = 0; r < rows; r += VALUE_ROWS) {
+      int here = min(VALUE_ROWS, rows - r);
+      KeyRange range =
+          full ? KeyRange{0, key_block_.size()} : visible_to(i * QUERY_BLOCK + r, here);
+      if (range.empty()) continue;
+      int64_t from = range.lo / PER_UNIT, to = (range.hi + PER_UNIT - 1) / PER_UNIT;
+      for (int64_t j = 0; j < columns_.count; j++) {
+        int width = columns_.width(j);
+        Base::value_tile_for(here, width)(
+            weights_ + r * WEIGHT_STRIDE + from, column(v_, j) + from * width * W, to - from,
+            rescale_ + r, o_ + (i * QUERY_BLOCK + r) * o_stride_ + columns_.start(j) * W,
+            o_stride_);
+      }
+    }
+  }
+
+  // The block holds a NaN or an infinity that is hidden from some row, and 0 * NaN is NaN: every
+  // row gets its own copy of the values, zeros where a key is hidden. Slow and rare.
+  void weighted_sum_masked(int64_t i) {
+    int rows = rows_of(i);
+    for (int r = 0; r < rows; r++) {
+      const Row& x = row_[i * QUERY_BLOCK + r];
+      KeyRange range = visible_to(i * QUERY_BLOCK + r, 1);
+      if (range.empty()) continue;
+      int64_t from = range.lo / PER_UNIT, to = (range.hi + PER_UNIT - 1) / PER_UNIT;
+      for (int64_t u = from; u < to; u++) {
+        uint64_t visible =
+            mask_.visible_bits(task_.b, x.h, x.q, key_block_.lo + u * PER_UNIT,
+                               int(min<int64_t>(PER_UNIT, p_.Tk - key_block_.lo - u * PER_UNIT)));
+        for (int64_t j = 0; j < columns_.count; j++) {
+          int64_t wide = columns_.width(j) * W;
+          const Unit* v = column(v_, j) + u * wide;
+          Unit* c = column(masked_v_, j) + u * wide;
+          for (int64_t n = 0; n < wide; n++) c[n] = A::masked(v[n], visible);
+        }
+      }
+      for (int64_t j = 0; j < columns_.count; j++)
+        Base::value_tile_for(1, columns_.width(j))(
+            weights_ + r * WEIGHT_STRIDE + from,
+            column(masked_v_, j) + from * columns_.width(j) * W, to - from, rescale_ + r,
+            o_ + (i * QUERY_BLOCK + r) * o_stride_ + columns_.start(j) * W, o_stride_);
+    }
+  }
+
+  // Pass 5: adds sinks, divides by the sums, writes the rows.
+  void finish() {
+    for (int64_t i = 0; i < n_rows_; i++) {
+      const Row& r = row_[i];
+      int64_t at = i / QUERY_BLOCK * PADDED_ROWS + i % QUERY_BLOCK;
+      RowEpilogue end(p_, task_.b, r.h, max_[at], sum_[at], logits_.logit_scale());
+      if (writes_out_) end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv);
+      end.write_lse(p_, task_.b, r.h, r.q);
+      if (p_.row_stats) write_stats(r, i, at);
+    }
+  }
+
+  void write_stats(const Row& r, int64_t row, int64_t at) {
+    int64_t b = task_.b, best = stats_.n_top, groups = stats_.n_groups;
+    sort_heap(top_scores_ + row * best, top_keys_ + row * best, best);
+    // A vector maximum ignores a NaN, the sum does not.
+    bool has_nan = sum_[at] != sum_[at] && max_[at] < INF;
+    *row_at(stats_.max, b, r.h, r.q) = has_nan ? sum_[at] : max_[at];
+    *row_at(stats_.sum, b, r.h, r.q) = sum_[at];
+    if (stats_.moment.data) *row_at(stats_.moment, b, r.h, r.q) = moment_[at];
+    for (int64_t j = 0; j < best; j++) {
+      row_at<float>(stats_.top_scores, b, r.h, r.q)[j] = top_scores_[row * best + j];
+      row_at<int64_t>(stats_.top_keys, b, r.h, r.q)[j] = top_keys_[row * best + j];
+    }
+    for (int64_t g = 0; g < groups; g++)
+      row_at<float>(stats_.group_sums, b, r.h, r.q)[g] = group_sums_[row * groups + g];
+  }
+
+  RowStats stats_;
+  bool writes_out_;
+  Dropout dropout_;
+  Columns columns_;
+  int64_t o_stride_;
+  float *max_, *sum_;  // per row, PADDED_ROWS apart per query block
+  Unit *v_, *masked_v_;
+  float* o_;
+  Unit* weights_;  // in float32 they overwrite their scores
+  bool nonfinite_;
+  float *moment_, *top_scores_, *group_sums_;
+  int64_t* top_keys_;
+  alignas(64) float rescale_[PADDED_ROWS];
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL

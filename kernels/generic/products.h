@@ -1,0 +1,131 @@
+// The two matrix products of attention as register tiles, and the memory layout of their operands.
+//
+// Scores, Q K^T (`score_tile`): queries in groups [D][SCORE_ROWS], so that one step of a tile reads
+// one cache line; keys in panels [D][PANEL], so that a vector holds one coordinate of W keys.
+// Weighted sum, P V (`value_tile`): values in columns [key][up to VALUE_VECTORS vectors]; weights
+// as the softmax leaves them, a row per query, or transposed, a row per key.
+#pragma once
+
+#include <utility>
+
+#include "arithmetic.h"
+#include "functions.h"
+
+namespace clearhead::CLEARHEAD_LEVEL {
+
+template <class T, int n> struct Table { T entry[n]; };
+
+// Splits rows of `size` numbers into columns of up to VALUE_VECTORS vectors, as equal as possible:
+// 5 = 3 + 2.
+struct Columns {
+  int64_t vectors, count;
+  explicit Columns(int64_t size)
+      : vectors((size + W - 1) / W), count((vectors + VALUE_VECTORS - 1) / VALUE_VECTORS) {}
+  int start(int64_t j) const { return int(j * vectors / count); }
+  int width(int64_t j) const { return start(j + 1) - start(j); }
+  int64_t stride() const { return vectors * W; }
+};
+
+template <class A> struct Products {
+  using Unit = typename A::Unit;
+  static constexpr int PER_UNIT = A::PER_UNIT;
+  static constexpr int PANEL = SCORE_VECTORS * W;
+  static constexpr int KEY_BLOCK = 192;  // keys: their scores with a query block are 18 KB, in L1
+  static constexpr int64_t CHAIN = PER_UNIT == 1 ? 192 : 1 << 30;  // steps of one sum
+  static constexpr int SCORE_STRIDE = KEY_BLOCK + W;  // floats; no power of two, for L1's sets
+  static constexpr int PAIR_STRIDE = (KEY_BLOCK + 32) / PER_UNIT;  // units
+  static constexpr int WEIGHT_STRIDE = PER_UNIT == 1 ? SCORE_STRIDE : PAIR_STRIDE;
+  static_assert(KEY_BLOCK % PANEL == 0 && KEY_BLOCK % 2 == 0 && PANEL <= 64);
+  static_assert(QUERY_BLOCK % SCORE_ROWS == 0 && QUERY_BLOCK % VALUE_ROWS == 0);
+
+  // sum[r][n] = over the steps, number (r, step) of `x` times vector n of row `step` of `y`. The
+  // sums stay in registers: R x N of them, fed by R + N loads a step.
+  template <int R, int N, int ROW, int STEP, int Y_STEP>
+  [[gnu::always_inline]] static void multiply(const Unit* x, const Unit* y, int64_t steps,
+                                              F (&sum)[R][N]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) sum[r][n] = zero();
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < steps; k++) {
+      typename A::Vector row[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) row[n] = A::vector(y + k * Y_STEP + n * W);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        auto one = A::broadcast(x[r * ROW + k * STEP]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], one, row[n]);
+      }
+    }
+  }
+
+  // R queries x N vectors of keys stay in registers over all of D. A sum over more than CHAIN steps
+  // is made of shorter sums, which round less (fp32, D = 512: half the error). Where a panel is
+  // unmasked, the row maxima are taken before the sums leave their registers.
+  template <int R, int N>
+  static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* lane_max) {
+    int64_t from = 0;
+    do {  // runs at least once: without steps the sums are zeros
+      F sum[R][N];
+      multiply<R, N, 1, SCORE_ROWS, PANEL>(q + from * SCORE_ROWS, k + from * PANEL,
+                                           min(steps - from, CHAIN), sum);
+      const bool last = steps - from <= CHAIN;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+          float* to = s + r * SCORE_STRIDE + n * W;
+          if (from) sum[r][n] = add(load(to), sum[r][n]);
+          store(to, sum[r][n]);
+        }
+        if (lane_max && last) {
+          F t = sum[r][0];
+#pragma GCC unroll 4
+          for (int n = 1; n < N; n++) t = max(t, sum[r][n]);
+          store((float*)(lane_max + r), max(load((const float*)(lane_max + r)), t));
+        }
+      }
+      from += CHAIN;
+    } while (from < steps);
+  }
+  using ScoreTile = void (*)(const Unit*, const Unit*, int64_t, float*, F*);
+  static ScoreTile score_tile_for(int rows, int vectors) {
+    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<ScoreTile, sizeof...(i)>{
+          {score_tile<i / SCORE_VECTORS + 1, i % SCORE_VECTORS + 1>...}};
+    }(std::make_integer_sequence<int, SCORE_ROWS * SCORE_VECTORS>());
+    return table.entry[(rows - 1) * SCORE_VECTORS + vectors - 1];
+  }
+
+  // R queries x N vectors of values stay in registers over the keys of the block; at the end the
+  // old sums are rescaled and added, by one FMA each. TRANSPOSED: R keys, summed over the queries
+  // of a block.
+  template <bool TRANSPOSED, int R, int N>
+  static void value_tile(const Unit* w, const Unit* v, int64_t steps, const float* rescale,
+                         float* o, int64_t o_stride) {
+    constexpr int ROW = TRANSPOSED ? 1 : WEIGHT_STRIDE, STEP = TRANSPOSED ? WEIGHT_STRIDE : 1;
+    F sum[R][N];
+    multiply<R, N, ROW, STEP, N * W>(w, v, steps, sum);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      F old = splat(rescale[r]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) {
+        float* to = o + r * o_stride + n * W;
+        store(to, fma(load(to), old, sum[r][n]));
+      }
+    }
+  }
+  using ValueTile = void (*)(const Unit*, const Unit*, int64_t, const float*, float*, int64_t);
+  template <bool TRANSPOSED = false> static ValueTile value_tile_for(int rows, int vectors) {
+    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<ValueTile, sizeof...(i)>{
+          {value_tile<TRANSPOSED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
+    }(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>());
+    return table.entry[(rows - 1) * VALUE_VECTORS + vectors - 1];
+  }
+};
+
+}  // namespace clearhead::CLEARHEAD_LEVEL
