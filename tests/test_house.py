@@ -1,4 +1,4 @@
-"""The house: a room imports only the rooms below it, and files do not import each other in a circle.
+"""The house: a room imports only the rooms below it, and files import each other in no circle.
 
 A room is a folder or a file of `src/clearhead`. Inside `engines/` and `views/` siblings do not
 import each other either, but for what they share. Run this file to print what each room imports.
