@@ -17,61 +17,61 @@ from clearhead.errors import AttentionError
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)
 
 
-def make_problem(q=Q, k=K, v=V, **keywords):
+def call(q=Q, k=K, v=V, **keywords):
     return ch.attention(q, k, v, **keywords)
 
 
 VALUES = {
     "different numbers of dimensions": (
-        lambda: make_problem(q=Q[0]),
+        lambda: call(q=Q[0]),
         """The shapes are q (6, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8).
   Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
   Way out: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
     ),
     "one dimension": (
-        lambda: make_problem(*(torch.zeros(3),) * 3),
+        lambda: call(*(torch.zeros(3),) * 3),
         """The shapes are q (3,), k (3,), v (3,).
   Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
   Way out: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
     ),
     "different head sizes": (
-        lambda: make_problem(q=torch.zeros(2, 6, 5, 3)),
+        lambda: call(q=torch.zeros(2, 6, 5, 3)),
         """Queries have 3 features and keys 4 (q (2, 6, 5, 3), k (2, 3, 7, 4), v (2, 3, 7, 8)).
   Rule: a score is a dot product, so queries and keys have the same head size D.
   Way out: project both to the same size; a common slip is a transposed key.""",
     ),
     "more keys than values": (
-        lambda: make_problem(v=torch.zeros(2, 3, 6, 8)),
+        lambda: call(v=torch.zeros(2, 3, 6, 8)),
         """Keys have (G, Tk) = (3, 7) and values (3, 6) (q (2, 6, 5, 4), k (2, 3, 7, 4), v (2, 3, 6, 8)).
   Rule: every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).
   Way out: give both the same heads and the same length.""",
     ),
     "heads that do not divide": (
-        lambda: make_problem(q=torch.zeros(2, 5, 5, 4)),
+        lambda: call(q=torch.zeros(2, 5, 5, 4)),
         """There are H=5 query heads and G=3 key heads (q (2, 5, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8)).
   Rule: H is a multiple of G, and query head i reads key head i // (H // G).
   Way out: change the number of heads, or repeat the key heads yourself.""",
     ),
     "different batches": (
-        lambda: make_problem(q=torch.zeros(3, 6, 5, 4)),
+        lambda: call(q=torch.zeros(3, 6, 5, 4)),
         """The batch sizes are 3, 2 and 2 (q (3, 6, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8)).
   Rule: q, k and v have one batch size; 1 stands for all.
   Way out: give all three the same batch size, or 1.""",
     ),
     "different devices": (
-        lambda: make_problem(k=K.to("meta")),
+        lambda: call(k=K.to("meta")),
         """The devices are q cpu, k meta, v cpu.
   Rule: queries, keys and values live on one device.
   Way out: move them, for example with .to(q.device).""",
     ),
     "causal without a corner": (
-        lambda: make_problem(mask=ch.causal),
+        lambda: call(mask=ch.causal),
         """causal was asked about Tq=5 queries and Tk=7 keys.
   Rule: when the numbers differ, the corner must be named: where do the queries stand?
   Way out: Causal(align='end') if the last query sees the last key (a cache), Causal(align='start') if the first query stands at the first key (torch's is_causal).""",
     ),
     "alibi without a corner": (
-        lambda: make_problem(bias=ch.alibi()),
+        lambda: call(bias=ch.alibi()),
         """alibi() was asked about Tq=5 queries and Tk=7 keys.
   Rule: when the numbers differ, the corner must be named: where do the queries stand?
   Way out: alibi(align='end') if the last query sees the last key (a cache), alibi(align='start') if the first query stands at the first key (torch's is_causal).""",
@@ -83,73 +83,73 @@ VALUES = {
   Way out: flatten them to one dimension.""",
     ),
     "a mask without numbers": (
-        lambda: make_problem(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
+        lambda: call(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
         """A rule holds a meta tensor of shape (5, 7).
   Rule: meta tensors have shapes and no numbers to compute with.
   Way out: make the rule of numbers that are there; only attention(...) of meta tensors needs none.""",
     ),
     "alibi with other heads": (
-        lambda: make_problem(bias=ch.alibi([0.5, 0.25], align=0)),
+        lambda: call(bias=ch.alibi([0.5, 0.25], align=0)),
         """alibi got 2 slopes for H=6 heads.
   Rule: every query head has one slope.
   Way out: pass 6 slopes, or none for the paper's own.""",
     ),
     "unknown engine": (
-        lambda: make_problem(engine="warp"),
+        lambda: call(engine="warp"),
         f"""engine='warp' is unknown.
   Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in ENGINES)}.
   Way out: leave engine= out to let clearhead choose.""",
     ),
     "an engine that cannot": (
-        lambda: make_problem(engine="sdpa", softcap=2.0, sinks=torch.zeros(6)),
+        lambda: call(engine="sdpa", softcap=2.0, sinks=torch.zeros(6)),
         """engine='sdpa' cannot answer this: B=2 H=6 G=3 Tq=5 Tk=7 D=4 Dv=8, float32 on cpu, softcap 2, sinks.
   Rule: an engine asked for by name never falls back, and this one says: sdpa torch has no soft cap, torch has no sinks.
   Way out: leave engine= out, and the fastest engine that can answers; plan(...) shows which.""",
     ),
     "softcap of 0": (
-        lambda: make_problem(softcap=0),
+        lambda: call(softcap=0),
         """softcap=0.0.
   Rule: softcap is a positive, finite number, or None for no cap.
   Way out: pass another softcap, or leave it out.""",
     ),
     "scale of NaN": (
-        lambda: make_problem(scale=float("nan")),
+        lambda: call(scale=float("nan")),
         """scale=nan.
   Rule: scale is a finite number, or None for 1/sqrt(D).
   Way out: pass another scale, or leave it out.""",
     ),
     "dropout in percent": (
-        lambda: make_problem(dropout=20),
+        lambda: call(dropout=20),
         """dropout=20.
   Rule: dropout is the probability that a weight is dropped, from 0 to 1.
   Way out: pass a number such as 0.1; layers pass 0.0 outside training.""",
     ),
     "dropout of NaN": (
-        lambda: make_problem(dropout=float("nan")),
+        lambda: call(dropout=float("nan")),
         """dropout=nan.
   Rule: dropout is the probability that a weight is dropped, from 0 to 1.
   Way out: pass a number such as 0.1; layers pass 0.0 outside training.""",
     ),
     "negative seed": (
-        lambda: make_problem(seed=-1),
+        lambda: call(seed=-1),
         """seed=-1.
   Rule: a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.
   Way out: pass a number such as 42.""",
     ),
     "bias of another shape": (
-        lambda: make_problem(bias=torch.zeros(7, 5)),
+        lambda: call(bias=torch.zeros(7, 5)),
         """bias has shape (7, 5); the question has (B, H, Tq, Tk) = (2, 6, 5, 7).
   Rule: a bias broadcasts to (B, H, Tq, Tk).
   Way out: give each dimension its size or 1; a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk).""",
     ),
     "bias of five dimensions": (
-        lambda: make_problem(bias=torch.zeros(1, 1, 1, 5, 7)),
+        lambda: call(bias=torch.zeros(1, 1, 1, 5, 7)),
         """bias got a tensor with 5 dimensions.
   Rule: a bias broadcasts to (B, H, Tq, Tk).
   Way out: give it at most 4 dimensions.""",
     ),
     "sinks for other heads": (
-        lambda: make_problem(sinks=torch.zeros(3)),
+        lambda: call(sinks=torch.zeros(3)),
         """sinks has shape (3,) for H=6 query heads.
   Rule: sinks are extra logits, one per query head, (H,).
   Way out: pass a tensor of shape (6,).""",
@@ -188,43 +188,43 @@ VALUES = {
 
 TYPES = {
     "a list": (
-        lambda: make_problem(k=K.tolist()),
+        lambda: call(k=K.tolist()),
         """k is a list.
   Rule: queries, keys and values are torch tensors.
   Way out: pass torch.as_tensor(k).""",
     ),
     "whole numbers": (
-        lambda: make_problem(Q.long(), K.long(), V.long()),
+        lambda: call(Q.long(), K.long(), V.long()),
         """The dtypes are q torch.int64, k torch.int64, v torch.int64.
   Rule: queries, keys and values have one dtype: float16, bfloat16, float32 or float64.
   Way out: convert them, for example with .float() or .to(q.dtype).""",
     ),
     "mixed dtypes": (
-        lambda: make_problem(v=V.double()),
+        lambda: call(v=V.double()),
         """The dtypes are q torch.float32, k torch.float32, v torch.float64.
   Rule: queries, keys and values have one dtype: float16, bfloat16, float32 or float64.
   Way out: convert them, for example with .float() or .to(q.dtype).""",
     ),
     "a bare boolean mask": (
-        lambda: make_problem(mask=torch.ones(5, 7).bool()),
+        lambda: call(mask=torch.ones(5, 7).bool()),
         """mask is a boolean tensor of shape (5, 7).
   Rule: a bare boolean does not say what its True means; libraries disagree.
   Way out: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
     ),
     "an additive mask": (
-        lambda: make_problem(mask=torch.zeros(5, 7)),
+        lambda: call(mask=torch.zeros(5, 7)),
         """mask is a tensor of dtype torch.float32.
   Rule: a mask is a rule about who may look; numbers added to scores are a bias.
   Way out: pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 and -inf) goes to attention as bias=.""",
     ),
     "a mask by its name": (
-        lambda: make_problem(mask="causal"),
+        lambda: call(mask="causal"),
         """mask is the text 'causal'.
   Rule: a mask is a rule made by clearhead, such as clearhead.causal.
   Way out: pass the rule itself, or clearhead.masks.parse('causal').""",
     ),
     "an array of booleans": (
-        lambda: make_problem(mask=np.ones((5, 7), bool)),
+        lambda: call(mask=np.ones((5, 7), bool)),
         """mask is an array of booleans of shape (5, 7).
   Rule: a bare boolean does not say what its True means; libraries disagree.
   Way out: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
@@ -242,25 +242,25 @@ TYPES = {
   Way out: pass a floating dtype; to_bool() gives booleans.""",
     ),
     "a class of masks": (
-        lambda: make_problem(mask=ch.Causal),
+        lambda: call(mask=ch.Causal),
         """mask is the class Causal.
   Rule: a mask is a rule, made by calling its class.
   Way out: call it: Causal(...); plain causal is `clearhead.causal`.""",
     ),
     "a boolean bias": (
-        lambda: make_problem(bias=torch.ones(5, 7).bool()),
+        lambda: call(bias=torch.ones(5, 7).bool()),
         """bias got torch.bool.
   Rule: a bias is a floating-point tensor that is added to the scores.
   Way out: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a mask as bias": (
-        lambda: make_problem(bias=ch.causal),
+        lambda: call(bias=ch.causal),
         """bias got the mask causal.
   Rule: a bias is a floating-point tensor that is added to the scores.
   Way out: pass a mask as mask=.""",
     ),
     "a bias as mask": (
-        lambda: make_problem(mask=ch.alibi()),
+        lambda: call(mask=ch.alibi()),
         """mask is alibi().
   Rule: a mask says who may look; what is added to the scores is a bias.
   Way out: pass it as bias=.""",
@@ -272,7 +272,7 @@ TYPES = {
   Way out: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
     ),
     "a mask_mod of FlexAttention": (
-        lambda: make_problem(mask=lambda b, h, q, k: q >= k),
+        lambda: call(mask=lambda b, h, q, k: q >= k),
         """mask is a function.
   Rule: a mask is a rule made by clearhead; what FlexAttention is given is a function.
   Way out: pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).""",
@@ -284,7 +284,7 @@ TYPES = {
   Way out: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
     ),
     "nested queries": (
-        lambda: make_problem(*(torch.nested.nested_tensor([Q[0], Q[1]]) for _ in range(3))),
+        lambda: call(*(torch.nested.nested_tensor([Q[0], Q[1]]) for _ in range(3))),
         """q is nested.
   Rule: queries, keys and values are dense tensors with strides.
   Way out: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
@@ -302,19 +302,19 @@ TYPES = {
   Way out: pass x.to(torch.float32), or convert the layer with .to(torch.float16).""",
     ),
     "sinks in a list": (
-        lambda: make_problem(sinks=[0.0] * 6),
+        lambda: call(sinks=[0.0] * 6),
         """sinks is list.
   Rule: sinks are extra logits, one floating-point number per query head.
   Way out: pass a floating tensor of shape (6,).""",
     ),
     "scale as text": (
-        lambda: make_problem(scale="0.5"),
+        lambda: call(scale="0.5"),
         """scale is '0.5'.
   Rule: scale is a number, or None.
   Way out: pass a float as scale=.""",
     ),
     "a scale that would learn": (
-        lambda: make_problem(scale=torch.tensor(0.5, requires_grad=True)),
+        lambda: call(scale=torch.tensor(0.5, requires_grad=True)),
         """scale is a tensor that requires a gradient.
   Rule: scale is a constant of the question, and no gradient flows to it.
   Way out: pass scale=float(scale) for a constant; a learned temperature multiplies the queries: attention(temperature * q, k, v, scale=1).""",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
 from .problem.biases import Bias, alibi, bias
-from .problem.check import make_problem
+from .problem.check import Options, make_problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def naive_attention(
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
     if bias is not None:
-        problem, _ = make_problem(q, k, v, bias=bias)
+        problem, _ = make_problem(q, k, v, Options(bias=bias))
         x = x + bias.block(problem.grid, slice(None), slice(None), x)
     x = x.masked_fill(~mask.to_bool(Tq, Tk, B=B, H=H), float("-inf"))
     if sinks is not None:
@@ -150,7 +150,7 @@ def naive_attention(
     weights = torch.softmax(x, -1)[..., :Tk]
     weights = weights.masked_fill(torch.isneginf(x[..., :Tk]), 0.0)
     if dropout:
-        problem, _ = make_problem(q, k, v, dropout=dropout, seed=seed)
+        problem, _ = make_problem(q, k, v, Options(dropout=dropout, seed=seed))
         weights = weights * problem.survivors(slice(None), slice(None)).to(weights.dtype)
     return weights @ v
 

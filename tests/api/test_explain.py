@@ -9,7 +9,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.engines import ENGINES
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
 
 ALWAYS = ("query", "key", "value", "scores", "weights", "output")
@@ -91,7 +91,7 @@ def test_looking_changes_no_bit(problem):
 @pytest.mark.parametrize("name", [e.name for e in ENGINES])
 def test_with_a_named_engine_the_output_is_its_own(name, qkv):
     mask = ch.Causal(align="end")
-    asked, _ = make_problem(*qkv, mask=mask)
+    asked, _ = make_problem(*qkv, Options(mask=mask))
     if reasons := next(e for e in ENGINES if e.name == name).why_not(asked):
         pytest.skip(f"{name}: {'; '.join(reasons)}")
     trace = ch.explain(*qkv, mask=mask, engine=name)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import clearhead as ch
 from clearhead.engines import ENGINES
 from clearhead.errors import BadType, BadValue
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
 
 EVERYTHING = ["lse", "max", "entropy", "effective", "received", ch.topk(2), ch.map(3, 4)]
@@ -29,7 +29,7 @@ def index_of(folder):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_looking_does_not_change_a_bit(name, dtype, engine):
     case = PROBLEMS[name](dtype, 0)
-    problem, _ = make_problem(*case.tensors, **case.keywords)
+    problem, _ = make_problem(*case.tensors, Options(**case.keywords))
     reasons = next(e for e in ENGINES if e.name == engine).why_not(problem)
     if reasons:
         pytest.skip(f"{engine}: {'; '.join(reasons)}")

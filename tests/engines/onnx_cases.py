@@ -17,7 +17,7 @@ INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqle
 OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
 
 
-def make_problem(
+def answer_of(
     node: onnx.NodeProto,
     arrays: list[np.ndarray],
     engine: str = "auto",

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
 from clearhead.engines import ENGINES, tiled
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 
 NAMES = [engine.name for engine in ENGINES]
@@ -27,7 +27,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def engine_or_skip(name: str, *tensors: Tensor, **keywords: object) -> str:
-    problem, _ = make_problem(*tensors, **keywords)
+    problem, _ = make_problem(*tensors, Options(**keywords))
     engine = next(e for e in ENGINES if e.name == name)
     if reasons := engine.why_not(problem):
         pytest.skip(f"{name}: {'; '.join(reasons)}")

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import clearhead as ch
 from clearhead.engines.cpu import Cpu
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 from clearhead.testing import naive_attention, within_yardstick
 
 pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
@@ -85,7 +85,7 @@ def questions(draw):
 @given(questions())
 def test_the_core_answers_any_question_as_the_reference_does(question):
     qkv, keywords = question
-    problem, _ = make_problem(*qkv, **keywords)
+    problem, _ = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
     got = ch.attention(*qkv, engine="cpu", **keywords)
     wide = [x.double() for x in qkv]
@@ -120,7 +120,7 @@ def there_and_back(qkv, keywords, dtype, engine):
 @given(questions())
 def test_the_core_differentiates_any_question_as_the_reference_does(question):
     qkv, keywords = question
-    problem, _ = make_problem(*qkv, **keywords)
+    problem, _ = make_problem(*qkv, Options(**keywords))
     got = there_and_back(qkv, keywords, qkv[0].dtype, "cpu")
     true = there_and_back(qkv, keywords, torch.float64, "steps")
     digits = torch.finfo(problem.dtype).eps if problem.dtype != torch.float32 else 4e-6

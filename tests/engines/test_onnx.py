@@ -18,7 +18,7 @@ import torch
 import clearhead as ch
 from clearhead.engines import ENGINES, cpu
 from clearhead.errors import BadValue
-from tests.engines.onnx_cases import INPUTS, OUTPUTS, make_problem
+from tests.engines.onnx_cases import INPUTS, OUTPUTS, answer_of
 
 # Every case comes twice; the `_expanded` one is the same question in ONNX's primitive operators.
 CASES = {
@@ -49,7 +49,7 @@ def compare(case, got, rtol=None):
 
 def answers(case, node=None, **how):
     ((inputs, _),) = case.data_sets
-    return make_problem(node or node_of(case), inputs, **how)
+    return answer_of(node or node_of(case), inputs, **how)
 
 
 def test_the_pinned_onnx_has_93_cases():
@@ -117,7 +117,7 @@ def test_forgetting_an_input_fails_a_case(slot):
         if len(node.input) > place and node.input[place]:
             at = len([name for name in node.input[:place] if name])
             node.input[place] = ""
-            failed += not agrees(case, make_problem(node, inputs[:at] + inputs[at + 1 :]))
+            failed += not agrees(case, answer_of(node, inputs[:at] + inputs[at + 1 :]))
     assert failed
 
 
@@ -180,7 +180,7 @@ def test_onnxruntime_gives_the_same(name):
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     theirs = session.run(wanted, given)
-    ours = make_problem(node, list(given.values()))
+    ours = answer_of(node, list(given.values()))
     for got, want in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 

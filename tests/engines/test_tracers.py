@@ -70,15 +70,15 @@ def test_rules_of_tensors_are_one_graph(kind, engine):
     rule, numbers = given(kind)
     qkv = question(2, 4, 4, 37, 37, 16)
 
-    def make_problem(q, k, v, x):
+    def call(q, k, v, x):
         return ch.attention(q, k, v, engine=engine, **rule(x))
 
     torch.compiler.reset()  # or it would count every rule as the same function compiled again
-    compiled = torch.compile(make_problem, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*qkv, numbers), make_problem(*qkv, numbers))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*qkv, numbers), call(*qkv, numbers))
     learning = [x.clone().requires_grad_() for x in qkv]
     got = torch.autograd.grad(compiled(*learning, numbers).square().sum(), learning)
-    want = torch.autograd.grad(make_problem(*learning, numbers).square().sum(), learning)
+    want = torch.autograd.grad(call(*learning, numbers).square().sum(), learning)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -87,12 +87,12 @@ def test_statistics_in_a_compiled_function_are_counted_as_outside():
     """The graph breaks for them; output and statistics have the bits they have without a graph."""
     q, k, v = question(2, 4, 2, 37, 37, 16)
 
-    def make_problem(q):
+    def call(q):
         seen = ch.look(q * 2, k, v, mask=ch.causal, stats=["entropy", "received", ch.topk(2)])
         return seen.out, seen.entropy, seen.received, seen.topk.keys
 
     for got, want in zip(
-        torch.compile(make_problem, backend="aot_eager")(q), make_problem(q), strict=True
+        torch.compile(call, backend="aot_eager")(q), call(q), strict=True
     ):
         assert torch.equal(got, want)
     alone = torch.compile(
@@ -109,11 +109,11 @@ def test_statistics_in_a_compiled_function_are_counted_as_outside():
 def test_a_torchscript_trace_computes(rule, engine):
     first, second = torch.randn(2, 1, 4, 5, 8)
 
-    def make_problem(x):
+    def call(x):
         return ch.attention(x, x[:, :2], x[:, 2:], bias=torch.zeros(5), engine=engine, **rule)
 
-    traced = torch.jit.trace(make_problem, first)
-    torch.testing.assert_close(traced(second), make_problem(second))
+    traced = torch.jit.trace(call, first)
+    torch.testing.assert_close(traced(second), call(second))
 
 
 @pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix"])
@@ -121,13 +121,13 @@ def test_graphs_drawn_by_make_fx_and_fake_tensors(kind):
     rule, numbers = given(kind)
     q, k, v = question(2, 4, 4, 37, 37, 16)
 
-    def make_problem(q, x):
+    def call(q, x):
         return ch.attention(q, k, v, **rule(x))
 
-    drawn = torch.fx.experimental.proxy_tensor.make_fx(make_problem)(q, numbers)
-    torch.testing.assert_close(drawn(q + 1, numbers), make_problem(q + 1, numbers))
+    drawn = torch.fx.experimental.proxy_tensor.make_fx(call)(q, numbers)
+    torch.testing.assert_close(drawn(q + 1, numbers), call(q + 1, numbers))
     with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
-        assert make_problem(torch.empty(2, 4, 37, 16), numbers.clone()).shape == q.shape
+        assert call(torch.empty(2, 4, 37, 16), numbers.clone()).shape == q.shape
 
 
 END = {
@@ -142,28 +142,28 @@ END = {
 def test_one_graph_for_every_length(name, engine):
     """Where the queries stand at the end of the keys, too: a cache grows from call to call."""
 
-    def make_problem(q, k):
+    def call(q, k):
         return ch.attention(q, k, k, engine=engine, **END[name])
 
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = torch.compile(make_problem, dynamic=True, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(call, dynamic=True, fullgraph=True, backend="aot_eager")
     for length in range(20, 31, 2):
         q, k = torch.randn(2, 4, 3, 16), torch.randn(2, 2, length, 16)
-        torch.testing.assert_close(compiled(q, k), make_problem(q, k))
+        torch.testing.assert_close(compiled(q, k), call(q, k))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_log_sum_exp_compiles_once_for_every_length():
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    make_problem = torch.compile(
+    call = torch.compile(
         lambda q: ch.look(q, q, q, stats=["lse"]).lse,
         dynamic=True, fullgraph=True, backend="aot_eager",
     )  # fmt: skip
     for length in (5, 9, 14):
         q = torch.randn(1, 2, length, 8)
-        assert torch.equal(make_problem(q), ch.look(q, q, q, stats=["lse"]).lse)
+        assert torch.equal(call(q), ch.look(q, q, q, stats=["lse"]).lse)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -212,11 +212,11 @@ def test_a_mask_of_fixed_size_goes_to_torchs_signature_in_a_graph_for_any():
     keep = torch.ones(5, 5).tril().bool()
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
 
-    def make_problem(q, k, v):
+    def call(q, k, v):
         return ch.compat.scaled_dot_product_attention(q, k, v, keep, enable_gqa=True)
 
-    step = torch.compile(make_problem, dynamic=True, fullgraph=True, backend="eager")
-    torch.testing.assert_close(step(q, k, v), make_problem(q, k, v))
+    step = torch.compile(call, dynamic=True, fullgraph=True, backend="eager")
+    torch.testing.assert_close(step(q, k, v), call(q, k, v))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
@@ -295,13 +295,13 @@ def test_a_gradient_of_torch_func_goes_into_a_graph(transform):
 def test_a_causal_question_of_symbols_goes_to_torch():
     """Tq == Tk makes it torch's own causal rule, which torch takes as True only."""
 
-    def make_problem(q, k):
+    def call(q, k):
         return ch.attention(q, k, k, mask=ch.Causal(align="end"))
 
-    compiled = torch.compile(make_problem, dynamic=True, fullgraph=True, backend="eager")
+    compiled = torch.compile(call, dynamic=True, fullgraph=True, backend="eager")
     for Tq, Tk in ((5, 5), (7, 7), (3, 7)):
         q, k = torch.randn(2, 4, Tq, 8).double(), torch.randn(2, 4, Tk, 8).double()
-        torch.testing.assert_close(compiled(q, k), make_problem(q, k))
+        torch.testing.assert_close(compiled(q, k), call(q, k))
 
 
 def test_a_program_for_any_batch_takes_lengths():

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import clearhead as ch
 from clearhead.engines import ENGINES, cpu, tiled
 from clearhead.problem import dropout
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 
 needs_core = pytest.param("cpu", marks=pytest.mark.skipif(not cpu.core, reason=cpu.status()))
 MANY = 2, 4, 100, 100, 8  # B, H, Tq, Tk, D: more weights than are drawn one by one
@@ -80,7 +80,7 @@ def test_every_engine_and_every_tiling_drops_the_same(qkv, monkeypatch):
     trace = ch.explain(*qkv, **keywords)
     kept = cells(11, 0.4, 2, 6, 13, 17)
     torch.testing.assert_close(trace["dropped"], trace["weights"] * kept / 0.6)
-    asked, _ = make_problem(*qkv, **keywords)
+    asked, _ = make_problem(*qkv, Options(**keywords))
     for engine in ENGINES:
         if not engine.why_not(asked):
             got = ch.attention(*qkv, engine=engine.name, **keywords)
@@ -109,7 +109,7 @@ def test_without_a_seed_the_reference_draws_as_nn_dropout_on_the_weights(qkv):
 @pytest.mark.parametrize("name", [e.name for e in ENGINES])
 def test_without_a_seed_the_generator_decides(name, qkv, monkeypatch):
     monkeypatch.setattr(cpu, "FEW", 0)
-    asked, _ = make_problem(*qkv, dropout=0.5)
+    asked, _ = make_problem(*qkv, Options(dropout=0.5))
     if reasons := next(e for e in ENGINES if e.name == name).why_not(asked):
         pytest.skip(f"{name}: {'; '.join(reasons)}")
     torch.manual_seed(5)

@@ -29,7 +29,7 @@ from clearhead import (
     window,
 )
 from clearhead.engines.reference import steps
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 from clearhead.stats import Look, Top, map as pooled, mass, parse_stats, rows, sweep, topk
 from clearhead.stats.state import largest_of_tile
 from clearhead.testing import PROBLEMS, make
@@ -149,7 +149,7 @@ def assert_same(got, want, rtol=1e-12, atol=1e-12, keys_of=None):
 
 def question(name, dtype, **more):
     case = PROBLEMS[name](dtype, 0) if isinstance(name, str) else name(dtype, 0)
-    return make_problem(*case.tensors, **(case.keywords | more))
+    return make_problem(*case.tensors, Options(**(case.keywords | more)))
 
 
 # -------------------------------------------------------------------------- against dense weights
@@ -184,7 +184,7 @@ def test_float32_is_within_a_hundred_thousandth(name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_computed_wide(dtype):
     problem, inputs = question("grouped", dtype)
-    exact, wide = make_problem(*(x.double() for x in inputs), mask=problem.mask)
+    exact, wide = make_problem(*(x.double() for x in inputs), Options(mask=problem.mask))
     wanted = ["lse", "entropy", "received"]
     assert_same(
         sweep(problem, inputs, wanted).finish(), dense(exact, wide, wanted), rtol=1e-5, atol=2e-6
@@ -221,7 +221,7 @@ def test_a_sink_of_the_same_logit_takes_an_equal_share():
     """Three keys of logit 0 and a sink of logit 0: four shares of 1/4, one of them no key's."""
     q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
     found = sweep(
-        *make_problem(q, k, k, sinks=torch.zeros(1)), ["lse", "max", "entropy", "received"]
+        *make_problem(q, k, k, Options(sinks=torch.zeros(1))), ["lse", "max", "entropy", "received"]
     ).finish()
     assert found["lse"].flatten().tolist() == pytest.approx([math.log(4)] * 2)
     assert found["max"].flatten().tolist() == [0, 0]
@@ -253,7 +253,9 @@ def test_a_tile_has_no_more_keys_than_may_be_seen():
 
 
 def test_a_blind_query():
-    problem, inputs = make_problem(torch.randn(1, 3), *(torch.randn(4, 3),) * 2, mask=~everything)
+    problem, inputs = make_problem(
+        torch.randn(1, 3), *(torch.randn(4, 3),) * 2, Options(mask=~everything)
+    )
     found = sweep(problem, inputs, everything_for(problem)).finish()
     assert found["lse"].item() == found["max"].item() == float("-inf")
     assert found["entropy"].item() == 0 and found["effective"].item() == 1
@@ -267,7 +269,9 @@ def test_bins_that_do_not_divide():
     p, i = make_problem(torch.zeros(7, 2), *(torch.zeros(5, 2),) * 2)
     found = sweep(p, i, [pooled(3, 2)]).finish()["map"]
     torch.testing.assert_close(found, torch.tensor([[[[0.4, 0.6]] * 3]]))
-    p, i = make_problem(torch.zeros(2, 2), *(torch.zeros(3, 2),) * 2, mask=Causal(align="start"))
+    p, i = make_problem(
+        torch.zeros(2, 2), *(torch.zeros(3, 2),) * 2, Options(mask=Causal(align="start"))
+    )
     found = sweep(p, i, [pooled(5, 5)]).finish()["map"]
     torch.testing.assert_close(found, torch.tensor([[[[1.0, 0, 0], [0.5, 0.5, 0]]]]))
 
@@ -279,7 +283,7 @@ def test_ties_go_to_the_lower_key(n, small_tiles):
     x = torch.randint(0, 3, (23, 41), generator=source).double()
     x[3] = 1.0
     problem, inputs = make_problem(
-        torch.zeros(23, 2).double(), *(torch.zeros(41, 2).double(),) * 2, bias=bias(x)
+        torch.zeros(23, 2).double(), *(torch.zeros(41, 2).double(),) * 2, Options(bias=bias(x))
     )
     keys = sweep(problem, inputs, [topk(n)]).finish()["topk"].keys[0, 0]
     assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
@@ -289,11 +293,11 @@ def test_ties_go_to_the_lower_key(n, small_tiles):
 def test_nan_stays_where_it_may_look(small_tiles):
     """Key 10 is NaN and masked for queries 0 to 9; query 10, in one tile with 9, sees it."""
     q, k = torch.randn(13, 4), torch.randn(13, 4)
-    clean = make_problem(q, k, k, mask=causal)
+    clean = make_problem(q, k, k, Options(mask=causal))
     k = k.clone()
     k[10] = float("nan")
     wanted = ["lse", "entropy", topk(2), pooled(13, 13), rows([9])]
-    dirty = make_problem(q, k, k, mask=causal)
+    dirty = make_problem(q, k, k, Options(mask=causal))
     first = sweep(*dirty, wanted)
     got = flat(first.finish())
     want = flat(sweep(*clean, wanted).finish())
@@ -424,7 +428,7 @@ def learning(name):
     case.keywords.pop("dropout", None)
     for x in case.wanted:
         x.requires_grad_()
-    return case, *make_problem(*case.tensors, **case.keywords)
+    return case, *make_problem(*case.tensors, Options(**case.keywords))
 
 
 def score(results, only):
@@ -478,7 +482,7 @@ def test_gradients_flow_through_the_two_steps(small_tiles):
 def test_slopes_of_alibi_learn():
     slopes = torch.rand(2, dtype=torch.float64, requires_grad=True)
     q, k = torch.randn(2, 5, 3).double(), torch.randn(2, 5, 3).double()
-    asked = make_problem(q, k, k, bias=alibi(slopes), mask=causal)
+    asked = make_problem(q, k, k, Options(bias=alibi(slopes), mask=causal))
     got = torch.autograd.grad(sweep(*asked, ["entropy"]).finish()["entropy"].sum(), slopes)
     want = torch.autograd.grad(dense(*asked, ["entropy"])["entropy"].sum(), slopes)
     torch.testing.assert_close(got, want)
@@ -504,7 +508,7 @@ def test_nothing_grows_with_the_square(monkeypatch):
     S = 16384
     monkeypatch.setattr(tiles, "TILE_CELLS", 2**17)
     q = torch.randn(1, 1, S, 4)
-    problem, inputs = make_problem(q, q, q, mask=window(before=100, after=0))
+    problem, inputs = make_problem(q, q, q, Options(mask=window(before=100, after=0)))
     with torch.no_grad(), Allocations() as seen:
         sweep(problem, inputs, everything_for(problem))
     assert seen.largest <= 16 * S  # S * S is a thousand times that
@@ -513,7 +517,7 @@ def test_nothing_grows_with_the_square(monkeypatch):
 def test_nothing_grows_with_the_square_in_training():
     S = 1024
     q = torch.randn(1, 1, S, 4, requires_grad=True)
-    problem, inputs = make_problem(q, q, q, mask=causal)
+    problem, inputs = make_problem(q, q, q, Options(mask=causal))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: kept.append(x.numel()) or x, lambda x: x
@@ -538,7 +542,9 @@ def test_empty_tiles_are_skipped_and_each_product_is_made_once(monkeypatch):
         return original(self, *args)
 
     monkeypatch.setattr("clearhead.problem.problem.Problem.logits", counted)
-    sweep(*make_problem(q, q, q, mask=causal), ["lse", "entropy", "received", pooled(8, 8)])
+    sweep(
+        *make_problem(q, q, q, Options(mask=causal)), ["lse", "entropy", "received", pooled(8, 8)]
+    )
     assert products == 8 * 9 // 2  # 8 x 8 tiles of 128 x 128, at and below the diagonal
 
 
@@ -644,7 +650,7 @@ def test_every_statistic_declares_itself():
 
 def test_a_look_shows_itself():
     q = torch.randn(5, 3)
-    problem, inputs = make_problem(q, q, q, mask=causal & ~prefix(1))
+    problem, inputs = make_problem(q, q, q, Options(mask=causal & ~prefix(1)))
     found = sweep(problem, inputs, ["lse", topk(2), mass({"sink": prefix(1)}), "received"]).finish()
     look = Look(problem, torch.ones(1, 1, 5, 3), found)
     assert look.out.shape == (5, 3) and look.lse.shape == (5,) and look.received.shape == (5,)

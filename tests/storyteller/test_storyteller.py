@@ -314,9 +314,9 @@ def test_files_that_cannot_be_read_and_folders_that_cannot_be_written(tmp_path):
         lambda: st.load(tmp_path / "broken.safetensors"),
         lambda: st.load(tmp_path / "other.safetensors"),
     ]
-    for make_problem in asks:
+    for call in asks:
         with pytest.raises(ch.BadValue) as error:
-            make_problem()
+            call()
         said_in_three_parts(error)
 
 
@@ -507,7 +507,7 @@ def test_a_trace_has_the_numbers_that_the_model_computed():
 
 def test_reading_errors():
     teller = st.load()
-    for make_problem, words in (
+    for call, words in (
         (lambda: teller.read("  "), "no words"),
         (lambda: teller.read("the " * 129), "at most 128"),
         (lambda: teller.explain("the owl", layer=9), "layer 9"),
@@ -516,7 +516,7 @@ def test_reading_errors():
         (lambda: teller.read("the owl", guesses=0), "1 or more"),
     ):
         with pytest.raises(ch.BadValue) as error:
-            make_problem()
+            call()
         assert words in said_in_three_parts(error)
 
 

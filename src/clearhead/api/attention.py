@@ -10,7 +10,7 @@ from ..engines import choose, named
 from ..engines.engine import Engine
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.check import make_problem, must_have_numbers
+from ..problem.check import Options, make_problem, must_have_numbers
 from ..problem.problem import Inputs, Problem
 from ..stats import Look, Statistic, lse_alone, parse_stats
 from ..torch_state import no_autocast
@@ -78,18 +78,8 @@ def attention(
     2023, "GQA"; the soft cap Gemma Team 2024, "Gemma 2"; sinks Xiao et al. 2023, "Efficient
     Streaming Language Models with Attention Sinks", as a learned logit OpenAI 2025, "gpt-oss".
     """
-    problem, inputs = make_problem(
-        q,
-        k,
-        v,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout=dropout,
-        seed=seed,
-    )
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, v, options)
     return problem.shape_back(_output(problem, inputs, engine))
 
 
@@ -133,18 +123,8 @@ def look(
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
     """
-    problem, inputs = make_problem(
-        q,
-        k,
-        v,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout=dropout,
-        seed=seed,
-    )
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, v, options)
     wanted = parse_stats(stats, problem.grid)
     must_have_numbers(problem, "look")
     answer = _looked
@@ -173,18 +153,8 @@ def matrix(
     reference; `engine` says who answers `A @ x`, as in `attention`. Other arguments and errors as
     in `attention`.
     """
-    problem, inputs = make_problem(
-        q,
-        k,
-        k,  # the question is about the weights alone
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout=dropout,
-        seed=seed,
-    )
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, k, options)
     must_have_numbers(problem, "matrix")
     if engine != "auto":
         named(engine)

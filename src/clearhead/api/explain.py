@@ -9,7 +9,7 @@ from ..engines import CORE, choose, reference
 from ..errors import BadType, BadValue
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.check import make_problem, must_have_numbers
+from ..problem.check import Options, make_problem, must_have_numbers
 from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step, Trace
@@ -43,18 +43,8 @@ def explain(
 
     Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
     """
-    problem, inputs = make_problem(
-        q,
-        k,
-        v,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout=dropout,
-        seed=seed,
-    )
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, v, options)
     return explain_problem(problem, inputs, tokens, key_tokens, engine)
 
 

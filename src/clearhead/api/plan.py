@@ -7,7 +7,7 @@ from torch import Tensor
 from .. import engines
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.check import make_problem
+from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
 
 TILE = 256
@@ -77,18 +77,8 @@ def plan(
     Arguments as in `attention`. Nothing is computed but the mask. Where nobody can answer, the
     plan says so; only an unknown engine name or a wrong question raises.
     """
-    problem, _ = make_problem(
-        q,
-        k,
-        v,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout=dropout,
-        seed=seed,
-    )
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, _ = make_problem(q, k, v, options)
     chosen, declined = engines.first_able(problem, engine)
     order = engines.ENGINES
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()

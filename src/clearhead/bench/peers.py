@@ -17,7 +17,7 @@ from ..api.plan import plan
 from ..engines import cpu
 from ..errors import BadValue
 from ..masks import Causal, Everything
-from ..problem.check import make_problem
+from ..problem.check import Options, make_problem
 from .cases import Case
 
 Run = Callable[[], Any]
@@ -40,7 +40,7 @@ def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 
 def core_alone(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     """The core without the door: what is computed, less what is checked."""
-    problem, inputs = make_problem(q, k, v, mask=case.mask)
+    problem, inputs = make_problem(q, k, v, Options(mask=case.mask))
     return lambda: cpu.answer(problem, inputs, False)
 
 

@@ -67,7 +67,7 @@ def named(engine: object) -> Engine:
 
 def compute_stats(problem: Problem, inputs: Inputs, wanted: Iterable[str | Statistic]) -> Partial:
     """Statistics of all queries on all keys, without the output: by the C++ core where it can, else
-    by torch, tile by tile (`stats.gather`). Raises what `parse_stats` raises."""
+    by torch, tile by tile (`stats.sweep`). Raises what `parse_stats` raises."""
     problem, parsed = problem.undropped, parse_stats(wanted, problem.grid)
     if CORE.why_not(problem):
         return sweep(problem, inputs, parsed)

@@ -1,6 +1,7 @@
-"""The question is checked once, here, and brought to four dimensions."""
+"""Every argument of a question is checked once, here, and becomes a `Problem`."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,21 +17,27 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_CAP = 2.0**100  # so large a cap bends nothing, and what float32 divides by it is lost
 
 
+class Options(NamedTuple):
+    """The keywords of a question, as the caller gave them; `make_problem` checks them."""
+
+    mask: Mask | None = None
+    bias: Bias | Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+    seed: int | None = None
+
+
+DEFAULTS = Options()
+
+
 def make_problem(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Mask | None = None,
-    bias: Bias | Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, options: Options = DEFAULTS
 ) -> tuple[Problem, Inputs]:
-    """Check a question once, and give it with its tensors brought to four dimensions."""
+    """Check the arguments and return the problem, with its tensors brought to four dimensions."""
     one_thread_after_fork()
+    mask, bias, scale, softcap, sinks, dropout, seed = options
     rank = 4
     if not _usual(q, k, v):
         q, k, v, rank = _four_dimensions(*_as_autocast(q, k, v))

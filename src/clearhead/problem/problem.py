@@ -1,4 +1,4 @@
-"""The question, once it is checked (`ask.py`).
+"""The question, once it is checked (`check.py`).
 
 The letters, everywhere in clearhead (docstrings, errors, C++, JavaScript):
 
@@ -39,23 +39,23 @@ class Inputs(NamedTuple):
     v: Tensor
 
 
-class remembered(Generic[Made]):
-    """functools.cached_property without the lock that it had until Python 3.12, and that no tracer
-    of torch.compile enters."""
+class cached(Generic[Made]):
+    """functools.cached_property without the lock that it holds until Python 3.12. It caches nothing
+    while torch.compile traces, because a graph must not keep the tensors of another call."""
 
     def __init__(self, make: Callable[[Any], Made]):
         self.make, self.__doc__ = make, make.__doc__
 
     def __get__(self, owner: Any, kind: Any = None) -> Made:
         if owner is None:
-            return self  # type: ignore[return-value]  # asked of the class, as help() does
+            return self  # type: ignore[return-value]  # help() reads it from the class
         made = self.make(owner)
         if not torch.compiler.is_compiling():
             owner.__dict__[self.make.__name__] = made
         return made
 
 
-# Not frozen, which costs a tenth of a tiny question; to be read as if it were.
+# Treat it as frozen. A frozen dataclass takes a microsecond longer to make, a tenth of a tiny call.
 @dataclass(eq=False)
 class Problem:
     """One attention question without its tensors (but for what belongs to the rule: mask, bias,
@@ -88,26 +88,26 @@ class Problem:
     def masked(self) -> bool:
         return not isinstance(self.mask, Everything)
 
-    @remembered
+    @cached
     def key_ranges(self) -> KeyRanges:
-        """Which keys each query reaches, on the problem's device (on the CPU for meta tensors, so
-        that shapes alone can be planned)."""
+        """The mask as key ranges, on the problem's device; for meta tensors on the CPU, so that
+        they can be planned."""
         meta = self.device.type == "meta"
         return self.mask.key_ranges(self.grid, torch.device("cpu") if meta else self.device)
 
-    @remembered
+    @cached
     def unmasked(self) -> "Problem":
-        """The same question where everyone may look: for tiles that the mask leaves full."""
+        """The same problem without its mask, for tiles in which the mask allows every pair."""
         return replace(self, mask=everything)
 
     @property
     def records_grad(self) -> bool:
-        """Is a gradient wanted of what is computed now? `grad` says so of when it was asked."""
+        """Is autograd recording now? `grad` says whether it was when the problem was made."""
         return self.grad and torch.is_grad_enabled()
 
     @property
     def undropped(self) -> "Problem":
-        """The same question with every weight kept: what statistics are about."""
+        """The same problem without dropout, which statistics of the weights leave out."""
         return replace(self, dropout=0.0, seed=None) if self.dropout else self
 
     @property
@@ -117,19 +117,19 @@ class Problem:
 
     @property
     def all_pairs(self) -> int:
-        """How many (query, key) pairs there are, whoever may look: the cells of every matrix."""
+        """How many (query, key) pairs there are, masked ones included: B H Tq Tk."""
         return self.B * self.H * self.Tq * self.Tk
 
-    @remembered
+    @cached
     def pairs(self) -> int:
-        """How many (query, key) pairs may look, over all batches and query heads."""
+        """How many (query, key) pairs the mask allows, over all batches and query heads."""
         if not self.masked:
             return self.all_pairs
         return int(self.key_ranges.pairs().expand(self.B, self.H, self.Tq).sum())
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the two products, over the pairs that may look."""
+        """Multiplications and additions of the two products, over the allowed pairs."""
         return 2 * self.pairs * (self.D + self.Dv)
 
     @property
@@ -161,15 +161,16 @@ class Problem:
             parts.append("with gradient")
         return ", ".join(parts)
 
-    # What a block of the attention matrix is. Everything that works block by block (tiles, rows,
-    # columns, shards) asks here; `engines/steps.py` says the same as a lesson, step by step.
+    # A block of the attention matrix, for everything that works in blocks (tiles, rows, columns,
+    # shards). `engines/reference.py` computes the same step by step.
 
     def logits(
         self, q: Tensor, k: Tensor, queries: slice, keys: slice
     ) -> tuple[Tensor, Tensor | None]:
-        """What goes into softmax for a block, (B, H, q, k), and who may look (None = everyone).
+        """The input of softmax for a block, (B, H, q, k), and the block of the mask; None without a
+        mask.
 
-        `q` and `k` are already cut to the block, in the wide dtype, keys repeated to H heads.
+        `q` and `k` are the block's, in the wide dtype, with the keys repeated to H heads.
         """
         keep = self.key_ranges.block(queries, keys) if self.masked else None
         scores = dot(q, k, keep) * self.scale
@@ -182,7 +183,7 @@ class Problem:
         return scores, keep
 
     def survivors(self, queries: slice, keys: slice) -> Tensor:
-        """Dropout with a seed, for a block: 1 / (1 - p) where the weight survives, else 0."""
+        """The factors of dropout with a seed, for a block: 1 / (1 - p), or 0 if dropped."""
         assert self.seed is not None
         b, h, q, k = (
             torch.arange(size, device=self.device) for size in (self.B, self.H, self.Tq, self.Tk)
@@ -192,12 +193,12 @@ class Problem:
         return kept.to(self.wide) / max(1.0 - self.dropout, 1e-30)
 
     def widen(self, inputs: Inputs) -> Inputs:
-        """The inputs in the wide dtype, every query head with the key head it reads."""
+        """The inputs in the wide dtype, with the keys and values repeated to H heads."""
         q, k, v = (x.to(self.wide) for x in inputs)
         return Inputs(q, repeat_heads(k, self.H), repeat_heads(v, self.H))
 
     def shape_back(self, out: Tensor) -> Tensor:
-        """Take away the leading dimensions that the question did not have."""
+        """Remove the leading dimensions that the caller's tensors did not have."""
         return out if self.rank == 4 else out.reshape(out.shape[4 - self.rank :])
 
 

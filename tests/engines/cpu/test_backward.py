@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import clearhead as ch
 from clearhead.engines.cpu import Cpu, backward, operator
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
 from tests.engines.cpu.test_kernels import (
     DTYPES,
@@ -158,7 +158,7 @@ def test_scores_of_ten_thousand_and_long_rows(level):
 
 
 def core_with_lse(*qkv, **keywords):
-    problem, inputs = make_problem(*qkv, **keywords)
+    problem, inputs = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
     return operator.answer(problem, inputs, True)
 
@@ -202,7 +202,7 @@ def test_the_log_sum_exp_has_a_gradient(sinks, level):
     got = torch.autograd.grad((out, lse), learn, (comes_back, of_lse))
 
     wide = [x.detach().double().requires_grad_() for x in learn]
-    problem, inputs = make_problem(*wide[:3], mask=mask)
+    problem, inputs = make_problem(*wide[:3], Options(mask=mask))
     wq, wk, wv = problem.widen(inputs)
     x, _ = problem.logits(wq, wk, slice(None), slice(None))
     if sinks:

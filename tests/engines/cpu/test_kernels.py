@@ -73,9 +73,9 @@ def with_lse(*qkv: Tensor, **keywords: object):
 
 
 def cpu_problem(*qkv: Tensor, **keywords: object):
-    from clearhead.problem.check import make_problem
+    from clearhead.problem.check import Options, make_problem
 
-    problem, inputs = make_problem(*qkv, **keywords)
+    problem, inputs = make_problem(*qkv, Options(**keywords))
     assert cpu.Cpu().why_not(problem) == []
     return problem, inputs
 

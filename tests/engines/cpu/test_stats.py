@@ -10,7 +10,7 @@ import clearhead as ch
 from clearhead import stats
 from clearhead.engines import compute_stats
 from clearhead.engines.cpu import Cpu, stats_backward
-from clearhead.problem.check import make_problem
+from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats, sweep
 from clearhead.testing import PROBLEMS
 from tests.engines.cpu.test_kernels import draw, level as level, question, threads as threads
@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def by_core(*qkv, wanted=None, **keywords):
     """(output, statistics) of the core itself, whoever `auto` would ask."""
-    problem, inputs = make_problem(*qkv, **keywords)
+    problem, inputs = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
     asked = parse_stats(everything_for(problem) if wanted is None else wanted, problem.grid)
     out, partial = Cpu().look(problem, inputs, asked)
@@ -29,7 +29,7 @@ def by_core(*qkv, wanted=None, **keywords):
 
 
 def truth(*qkv, wanted=None, **keywords):
-    problem, inputs = make_problem(*(x.double() for x in qkv), **keywords)
+    problem, inputs = make_problem(*(x.double() for x in qkv), Options(**keywords))
     return dense(problem, inputs, everything_for(problem) if wanted is None else wanted)
 
 
@@ -196,7 +196,7 @@ def learning(case, dtype):
         keywords["bias"] = ch.bias(leaves[-1])
     for x in leaves:
         x.requires_grad_()
-    return make_problem(q, k, v, **keywords), leaves
+    return make_problem(q, k, v, Options(**keywords)), leaves
 
 
 @pytest.mark.parametrize("only", LEARNED)
@@ -310,7 +310,7 @@ def test_what_is_dropped_is_counted_whole_and_by_the_core(seed, monkeypatch):
     q, k, v = (x.requires_grad_() for x in question(H=2, G=2, Tq=50, Tk=50, D=16))
     naive_attention = ch.look(q, k, v, stats=["entropy", "received"], engine="cpu")
     monkeypatch.setattr(tiles._Sweep, "strip", None)
-    problem, inputs = make_problem(q, k, v, dropout=0.5, seed=seed)
+    problem, inputs = make_problem(q, k, v, Options(dropout=0.5, seed=seed))
     found = compute_stats(problem, inputs, ["entropy", "received"]).finish()
     if seed is not None:
         seen = ch.look(q, k, v, dropout=0.5, seed=seed, stats=["entropy"], engine="cpu")
