@@ -155,7 +155,7 @@ class _Watcher:
         with torch.set_grad_enabled(problem.grad), hidden:
             wanted = self.standing(problem.mask, problem.grid)
             found = compute_stats(problem, inputs, wanted).finish()
-        blind = problem.key_ranges.pairs() == 0 if problem.masked else None
+        blind = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
         heads = None
         if self.heads is not None:
             picked = _checked_here(self.heads, problem.H)

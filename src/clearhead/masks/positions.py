@@ -53,7 +53,7 @@ class Everything(Mask):
         return (q >= 0) & (k >= 0)
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        return key_ranges.whole(grid.Tq, grid.Tk, device)
+        return key_ranges.all_keys(grid.Tq, grid.Tk, device)
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
         return EVERY_KEY, EVERY_KEY

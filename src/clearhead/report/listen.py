@@ -162,7 +162,7 @@ class Listener:
         for mask, same, found in self.evens:
             if mask is problem.mask and same == like:
                 return found
-        H = problem.key_ranges.pairs().shape[1] if problem.masked else 1
+        H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
         asked = replace(
             problem, H=H, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0
         )
