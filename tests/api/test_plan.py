@@ -187,7 +187,7 @@ def test_tiles_are_counted_by_the_ends_of_runs(tile):
     for rule in rules:
         reach = rule.key_ranges(Grid(T, T, 2, 3))
         some, full = reach.count_tiles(tile)
-        keep = reach.block().expand(2, 3, T, T).flatten(0, 1)
+        keep = reach.to_bool().expand(2, 3, T, T).flatten(0, 1)
         cells = [keep[:, :, i : i + tile] for i in range(0, T, tile)]
         blocks = [c[:, i : i + tile] for c in cells for i in range(0, T, tile)]
         assert some == sum(bool(b.any()) for b in blocks)

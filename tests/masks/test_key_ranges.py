@@ -10,7 +10,7 @@ from clearhead.masks.key_ranges import KeyRanges
 
 @st.composite
 def written_out(draw, Tq: int, Tk: int) -> tuple[KeyRanges, torch.Tensor]:
-    """A reach and the same as booleans (B, H, Tq, Tk), made from bounds or from bits."""
+    """A ranges and the same as booleans (B, H, Tq, Tk), made from bounds or from bits."""
     B, H = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 3)]))
     k = torch.arange(Tk)
     if draw(st.booleans()):
@@ -36,80 +36,80 @@ def written_out(draw, Tq: int, Tk: int) -> tuple[KeyRanges, torch.Tensor]:
 @st.composite
 def composed(draw) -> tuple[KeyRanges, torch.Tensor]:
     Tq, Tk = draw(st.integers(1, 5)), draw(st.integers(1, 7))
-    reach, keep = draw(written_out(Tq, Tk))
+    ranges, keep = draw(written_out(Tq, Tk))
     for _ in range(draw(st.integers(0, 3))):
         other, also = draw(written_out(Tq, Tk))
         if draw(st.booleans()):
-            reach, keep = ~reach, ~keep
+            ranges, keep = ~ranges, ~keep
         if draw(st.booleans()):
-            reach, keep = reach & other, keep & also
+            ranges, keep = ranges & other, keep & also
         else:
-            reach, keep = reach | other, keep | also
-    return reach, keep
+            ranges, keep = ranges | other, keep | also
+    return ranges, keep
 
 
 @settings(deadline=None)
 @given(composed())
 def test_operations_are_those_of_booleans(pair):
-    reach, keep = pair
-    assert torch.equal(reach.block().expand_as(keep), keep)
-    assert torch.equal((~reach).block().expand_as(keep), ~keep)
-    assert torch.equal(reach.pairs().expand(keep.shape[:3]), keep.sum(-1))
+    ranges, keep = pair
+    assert torch.equal(ranges.to_bool().expand_as(keep), keep)
+    assert torch.equal((~ranges).to_bool().expand_as(keep), ~keep)
+    assert torch.equal(ranges.keys_per_query().expand(keep.shape[:3]), keep.sum(-1))
 
 
 @settings(deadline=None)
 @given(composed())
 def test_runs_are_sorted_disjoint_and_within_bounds(pair):
-    reach, _ = pair
-    lo, hi = reach.lo, reach.hi
+    ranges, _ = pair
+    lo, hi = ranges.lo, ranges.hi
     used = lo < hi
-    assert ((lo >= 0) & (hi <= reach.Tk)).all()
-    assert ((lo == reach.Tk) & (hi == reach.Tk))[~used].all()
+    assert ((lo >= 0) & (hi <= ranges.Tk)).all()
+    assert ((lo == ranges.Tk) & (hi == ranges.Tk))[~used].all()
     assert (hi[..., :-1] <= lo[..., 1:]).all()
 
 
 @settings(deadline=None)
 @given(composed(), st.data())
 def test_blocks_and_tiles(pair, data):
-    reach, keep = pair
-    start = data.draw(st.integers(0, reach.Tq - 1))
-    queries = slice(start, data.draw(st.integers(start + 1, reach.Tq)))
-    keys = slice(data.draw(st.integers(0, reach.Tk)), None, data.draw(st.integers(1, 3)))
+    ranges, keep = pair
+    start = data.draw(st.integers(0, ranges.Tq - 1))
+    queries = slice(start, data.draw(st.integers(start + 1, ranges.Tq)))
+    keys = slice(data.draw(st.integers(0, ranges.Tk)), None, data.draw(st.integers(1, 3)))
     part = keep[:, :, queries]
-    assert torch.equal(reach.block(queries, keys).expand_as(part[..., keys]), part[..., keys])
+    assert torch.equal(ranges.to_bool(queries, keys).expand_as(part[..., keys]), part[..., keys])
 
-    width = data.draw(st.integers(1, reach.Tk + 2))
-    some, full = reach.tiles(queries, width)
+    width = data.draw(st.integers(1, ranges.Tk + 2))
+    some, full = ranges.tiles(queries, width)
     tiles = part.split(width, -1)
     assert some.tolist() == [bool(t.any()) for t in tiles]
     assert full.tolist() == [bool(t.all()) for t in tiles]
 
 
 def test_one_run_by_hand():
-    """Bounds are cut to the keys there are; crossed ones reach nothing."""
-    reach = key_ranges.from_bounds(torch.tensor([[[-2, 1, 4]]]), torch.tensor([[[2, 9, 3]]]), 3, 5)
-    assert reach.lo.flatten().tolist() == [0, 1, 5] and reach.hi.flatten().tolist() == [2, 5, 5]
-    assert reach.pairs().tolist() == [[[2, 4, 0]]]
+    """Bounds are cut to the keys there are; crossed ones ranges nothing."""
+    ranges = key_ranges.from_bounds(torch.tensor([[[-2, 1, 4]]]), torch.tensor([[[2, 9, 3]]]), 3, 5)
+    assert ranges.lo.flatten().tolist() == [0, 1, 5] and ranges.hi.flatten().tolist() == [2, 5, 5]
+    assert ranges.keys_per_query().tolist() == [[[2, 4, 0]]]
 
 
 def test_the_gap_between_two_runs_is_a_run():
-    whole = key_ranges.whole(1, 9)
+    everything = key_ranges.all_keys(1, 9)
     middle = key_ranges.from_bounds(torch.tensor([[[3]]]), torch.tensor([[[6]]]), 1, 9)
     sides = ~middle
     assert sides.bits is None  # no bits are needed
     assert torch.stack([sides.lo, sides.hi], -1).tolist() == [[[[[0, 3], [6, 9]]]]]
-    assert torch.equal((sides | middle).block(), whole.block())
+    assert torch.equal((sides | middle).to_bool(), everything.to_bool())
 
 
 @pytest.mark.parametrize("Tq, Tk", [(0, 5), (5, 0), (0, 0)])
 @pytest.mark.parametrize("bits", [False, True])
 def test_no_queries_or_no_keys(Tq, Tk, bits):
-    reach = key_ranges.whole(Tq, Tk)
+    ranges = key_ranges.all_keys(Tq, Tk)
     if bits:
-        reach = key_ranges.from_bits(torch.ones(1, 1, Tq, Tk, dtype=torch.bool), Tq, Tk)
-    assert reach.block().shape == (1, 1, Tq, Tk) and reach.pairs().shape == (1, 1, Tq)
-    assert (~reach).block().shape == (1, 1, Tq, Tk)
-    some, full = reach.tiles(slice(0, Tq), 4)
+        ranges = key_ranges.from_bits(torch.ones(1, 1, Tq, Tk, dtype=torch.bool), Tq, Tk)
+    assert ranges.to_bool().shape == (1, 1, Tq, Tk) and ranges.keys_per_query().shape == (1, 1, Tq)
+    assert (~ranges).to_bool().shape == (1, 1, Tq, Tk)
+    some, full = ranges.tiles(slice(0, Tq), 4)
     assert some.shape == full.shape == ((Tk + 3) // 4,)
 
 
@@ -117,9 +117,9 @@ def test_runs_need_no_square():
     """A million queries against a million keys is a question of a few numbers."""
     T = 2**20
     end = torch.arange(1, T + 1).reshape(1, 1, T)
-    reach = key_ranges.from_bounds(torch.zeros_like(end), end, T, T)
-    assert int((~reach).pairs().sum()) == T * (T - 1) // 2
-    some, full = reach.tiles(slice(T - 4, T), 2**18)
+    ranges = key_ranges.from_bounds(torch.zeros_like(end), end, T, T)
+    assert int((~ranges).keys_per_query().sum()) == T * (T - 1) // 2
+    some, full = ranges.tiles(slice(T - 4, T), 2**18)
     assert some.all() and full.tolist() == [True, True, True, False]
 
 
@@ -130,8 +130,8 @@ def test_many_runs_meet_as_bits():
     edges = torch.arange(50) * 8
     odd, even = (KeyRanges(lo := edges.reshape(1, 1, 1, -1) + at, lo + 5, 3, Tk) for at in (0, 3))
     both = odd & even
-    assert both.bits is not None and torch.equal(both.block(), odd.block() & even.block())
+    assert both.bits is not None and torch.equal(both.to_bool(), odd.to_bool() & even.to_bool())
     with_bits = KeyRanges(odd.lo, odd.hi, 3, Tk, keep[0]) & KeyRanges(
         even.lo, even.hi, 3, Tk, keep[1]
     )
-    assert torch.equal(with_bits.block(), both.block() & keep[0] & keep[1])
+    assert torch.equal(with_bits.to_bool(), both.to_bool() & keep[0] & keep[1])

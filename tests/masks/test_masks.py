@@ -90,7 +90,7 @@ def cell_by_cell(mask: Mask, grid: Grid) -> Tensor:
 
 
 def runs(mask: Mask, grid: Grid) -> Tensor:
-    return mask.key_ranges(grid).block().expand(grid.B, grid.H, grid.Tq, grid.Tk)
+    return mask.key_ranges(grid).to_bool().expand(grid.B, grid.H, grid.Tq, grid.Tk)
 
 
 # --------------------------------------------------------------------- two ways to say one rule
@@ -102,7 +102,7 @@ def test_cells_and_runs_say_the_same(asked):
     grid, mask = asked
     keep = cell_by_cell(mask, grid)
     assert torch.equal(runs(mask, grid), keep)
-    assert torch.equal(mask.key_ranges(grid).pairs().expand(keep.shape[:3]), keep.sum(-1))
+    assert torch.equal(mask.key_ranges(grid).keys_per_query().expand(keep.shape[:3]), keep.sum(-1))
     sizes = dict(Tq=grid.Tq, Tk=grid.Tk, B=grid.B, H=grid.H)
     assert torch.equal(mask.to_bool(**sizes).expand_as(keep), keep)
 
@@ -265,7 +265,7 @@ def test_a_composed_rule_keeps_its_runs_for_one_size_and_not_for_ever():
     first = mask.key_ranges(grid)
     assert mask.key_ranges(grid) is first
     longer = mask.key_ranges(Grid(8, 9))
-    assert longer is not first and torch.equal(mask.to_bool(7, 9), longer.block()[0, 0, :7])
+    assert longer is not first and torch.equal(mask.to_bool(7, 9), longer.to_bool()[0, 0, :7])
     assert len(pickle.dumps(mask)) == len(pickle.dumps(ch.window(before=3, align=0) | ch.prefix(2)))
 
 

@@ -98,7 +98,7 @@ def dense(problem, inputs, wanted):
             found["topk"] = Top(weights, keys.masked_fill(best == NOTHING, -1))
         elif s.name == "mass":
             found["mass"] = {
-                name: (w * mask.key_ranges(p.grid).block()).sum(-1)
+                name: (w * mask.key_ranges(p.grid).to_bool()).sum(-1)
                 for name, mask in s.groups.items()
             }
         elif s.name == "received":

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..engines import choose, compute_stats
 from ..errors import BadType, BadValue, whole_number
-from ..masks.values import four
+from ..masks.values import as_4d
 from ..problem import online_softmax
 from ..problem.nan_safe import weighted_sum
 from ..problem.problem import Inputs, Problem, repeat_heads
@@ -141,7 +141,7 @@ class Matrix:
         if 0 in self.shape:
             return f"<pre>{html.escape(repr(self))}</pre>"
         with torch.no_grad():
-            maps = four(self.pool(THUMBNAIL, THUMBNAIL))[0]
+            maps = as_4d(self.pool(THUMBNAIL, THUMBNAIL))[0]
         pictures = "".join(
             f'<img alt="head {h}" title="head {h}" style="image-rendering:pixelated;width:8em;'
             f'height:8em;margin:2px" src="data:image/png;base64,{png(m)}">'
@@ -237,7 +237,7 @@ class Matrix:
             )
         fits = x.dim() == p.rank and x.shape[-2] == length
         if fits:
-            B, heads = four(x).shape[:2]
+            B, heads = as_4d(x).shape[:2]
             fits = B in (1, p.B) and heads in (1, p.G, p.H)
         if not fits:
             raise BadValue(
@@ -246,7 +246,7 @@ class Matrix:
                 f"{what}.",
                 f"pass x with second-to-last size {length}.",
             )
-        return repeat_heads(four(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)
+        return repeat_heads(as_4d(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)
 
 
 class Transposed:

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..engines import compute_stats
 from ..errors import BadType, BadValue, kind_of, whole_number
 from ..masks import Grid, Mask
-from ..masks.mask import corner_of
+from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
 from ..stats import Statistic, parse_stats, rows as exact_rows
 from ..stats.statistics import each
@@ -155,7 +155,7 @@ class _Watcher:
         with torch.set_grad_enabled(problem.grad), hidden:
             wanted = self.standing(problem.mask, problem.grid)
             found = compute_stats(problem, inputs, wanted).finish()
-        blind = problem.key_ranges.pairs() == 0 if problem.masked else None
+        blind = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
         heads = None
         if self.heads is not None:
             picked = _checked_here(self.heads, problem.H)
@@ -199,7 +199,7 @@ class _Standing:
         self.last: tuple[object, tuple[Statistic, ...]] = (None, wanted)
 
     def __call__(self, rule: Mask, grid: Grid) -> tuple[Statistic, ...]:
-        corner = corner_of(rule, grid)
+        corner = common_align(rule, grid)
         if corner is None:
             return self.wanted
         place = tuple(corner.tolist()) if isinstance(corner, Tensor) else corner

@@ -49,7 +49,7 @@ class Case:
         if not self.masked:
             return self.B * self.H * self.Tq * self.Tk
         ranges = self.mask.key_ranges(masks.Grid(self.Tq, self.Tk, self.B, self.H))
-        return int(ranges.pairs().expand(self.B, self.H, self.Tq).sum())
+        return int(ranges.keys_per_query().expand(self.B, self.H, self.Tq).sum())
 
     def flops(self) -> float:
         """Of the two products, and five on the way back; a causal question counts half."""

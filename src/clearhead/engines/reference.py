@@ -40,7 +40,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
     """Every step from Q, K, V to the output, as they happen; steps not asked for do not appear."""
     p = problem
     q, k, v = p.widen(inputs)
-    keep = p.key_ranges.block() if p.masked else None
+    keep = p.key_ranges.to_bool() if p.masked else None
 
     # 1. What each token asks for, what it offers, and what it gives when it is chosen.
     yield _step("query", "Q", "b h q d", inputs.q)

@@ -69,10 +69,10 @@ class Sdpa(Engine):
         # mask, there or on the way back. They are cleaned away first; a query that holds or may
         # look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0, because
         # torch's answer to a row without keys depends on the kernel.
-        blind = (p.key_ranges.pairs() == 0).unsqueeze(-1)
+        blind = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
         rule = causal
         if not causal:
-            keep = p.key_ranges.block()
+            keep = p.key_ranges.to_bool()
             rule = {"attn_mask": keep | blind}
             if p.bias is not None:
                 added = _bias(p).masked_fill(~keep, float("-inf"))
@@ -130,7 +130,7 @@ def _sees_bad(p: Problem, k: Tensor, v: Tensor) -> Tensor:
     bad = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))
     bad = bad.repeat_interleave(p.H // max(p.G, 1), 1) if p.G != p.H else bad
     if p.key_ranges.bits is not None:
-        looks = p.key_ranges.block().to(p.wide) @ bad.to(p.wide).unsqueeze(-1)
+        looks = p.key_ranges.to_bool().to(p.wide) @ bad.to(p.wide).unsqueeze(-1)
         return (looks.squeeze(-1) > 0).expand(p.B, p.H, p.Tq)
     before = F.pad(bad.long().cumsum(-1), (1, 0))
     runs = p.key_ranges.lo.shape[-1]

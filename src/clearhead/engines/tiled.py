@@ -70,7 +70,7 @@ def _answer_rows(problem: Problem, inputs: Inputs, queries: slice) -> Tensor:
 
 def _tiles(p: Problem, queries: slice) -> list[tuple[int, bool]]:
     """The tiles of keys that these queries may look at, and whether the mask leaves them full."""
-    some, full = p.key_ranges.flags(queries, TILE_KEYS)
+    some, full = p.key_ranges.tile_lists(queries, TILE_KEYS)
     return [(tile, full[tile]) for tile in range(len(some)) if some[tile]]
 
 

@@ -12,7 +12,16 @@ from . import key_ranges
 from .grid import Grid
 from .key_ranges import KeyRanges
 from .mask import Kept, Mask
-from .values import MOST_SHOWN, check_batch, check_broadcasts, four, ids, on, tensor, text
+from .values import (
+    MOST_SHOWN,
+    as_4d,
+    as_ids,
+    check_batch,
+    check_broadcasts,
+    format_numbers,
+    tensor,
+    to_device,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,13 +36,13 @@ class documents(Kept):
     queries: "Tensor | Iterable[int] | None" = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", ids(self.ids, "ids"))
+        object.__setattr__(self, "ids", as_ids(self.ids, "ids"))
         if self.queries is not None:
-            object.__setattr__(self, "queries", ids(self.queries, "queries"))
+            object.__setattr__(self, "queries", as_ids(self.queries, "queries"))
 
     def __repr__(self) -> str:
-        queries = "" if self.queries is None else f", queries={text(self.queries)}"
-        return f"documents({text(self.ids)}{queries})"
+        queries = "" if self.queries is None else f", queries={format_numbers(self.queries)}"
+        return f"documents({format_numbers(self.ids)}{queries})"
 
     formula = "document[q] == document[k]"
 
@@ -58,13 +67,13 @@ class documents(Kept):
             check_batch(self, names, grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        ids, asking = on(tensor(self.ids), k.device), on(self._asking(), q.device)
+        ids, asking = to_device(tensor(self.ids), k.device), to_device(self._asking(), q.device)
         row = b if ids.shape[0] > 1 else torch.zeros_like(b)
         asking_row = b if asking.shape[0] > 1 else torch.zeros_like(b)
         return asking[asking_row, q] == ids[row, k]
 
     def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        ids, asking = on(tensor(self.ids), device), on(self._asking(), device)
+        ids, asking = to_device(tensor(self.ids), device), to_device(self._asking(), device)
         rows = _batches(ids, asking)
         ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
         if not has_values(ids, asking):  # how many runs there are depends on the ids
@@ -107,7 +116,7 @@ class Dense(Mask):
 
     def sizes(self) -> dict[str, int]:
         names = ("B", "H", "Tq", "Tk")
-        return {n: s for n, s in zip(names, four(self.bits).shape, strict=True) if s != 1}
+        return {n: s for n, s in zip(names, as_4d(self.bits).shape, strict=True) if s != 1}
 
     def check(self, grid: Grid) -> None:
         check_broadcasts(
@@ -116,7 +125,7 @@ class Dense(Mask):
         )  # fmt: skip
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        bits = four(on(self.bits, k.device))
+        bits = as_4d(to_device(self.bits, k.device))
         places = (b, h, q, k)
         return bits[
             tuple(
@@ -125,7 +134,7 @@ class Dense(Mask):
         ]
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        return key_ranges.from_bits(four(on(self.bits, device)), grid.Tq, grid.Tk)
+        return key_ranges.from_bits(as_4d(to_device(self.bits, device)), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"dense: the cell holds {self.allows(grid, b, h, q, k)}"

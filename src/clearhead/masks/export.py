@@ -49,7 +49,7 @@ class Exports(ABC):
         the rule itself fixes.
         """
         grid = self._grid(Tq, Tk, B, H)
-        keep = self.key_ranges(grid, device).block()
+        keep = self.key_ranges(grid, device).to_bool()
         return keep[0, 0] if keep.shape[:2] == (1, 1) else keep
 
     def to_additive(
@@ -110,7 +110,7 @@ class Exports(ABC):
                     "pass for example range(0, 64).",
                 )
         grid = self._grid(Tq, Tk, B, H, default=max(q.stop, k.stop))
-        keep = self.key_ranges(grid, CPU).block(slice(q.start, q.stop), slice(k.start, k.stop))
+        keep = self.key_ranges(grid, CPU).to_bool(slice(q.start, q.stop), slice(k.start, k.stop))
         return "full" if keep.all() else "partial" if keep.any() else "empty"
 
     def picture(self, Tq: int | None = None, Tk: int | None = None) -> str:

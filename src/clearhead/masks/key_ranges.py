@@ -8,7 +8,7 @@ and an unused one is empty at the far end, `lo = hi = Tk`; with that, the gaps b
 again runs, and the three operations below are a few lines each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ class KeyRanges:
 
     def __and__(self, other: "KeyRanges") -> "KeyRanges":
         if self.lo.shape[-1] * other.lo.shape[-1] > max(self.Tk, MANY):
-            return from_bits(self.block() & other.block(), self.Tq, self.Tk)
+            return from_bits(self.to_bool() & other.to_bool(), self.Tq, self.Tk)
         if self.bits is None or other.bits is None:
             bits = other.bits if self.bits is None else self.bits
         else:
@@ -50,9 +50,9 @@ class KeyRanges:
 
     def inverse(self) -> "KeyRanges":
         if self.bits is not None:
-            return from_bits(~self.block(), self.Tq, self.Tk)
+            return from_bits(~self.to_bool(), self.Tq, self.Tk)
         edge = torch.zeros_like(self.lo[..., :1])
-        return whole(self.Tq, self.Tk, self.lo.device) & KeyRanges(
+        return all_keys(self.Tq, self.Tk, self.lo.device) & KeyRanges(
             torch.cat([edge, self.hi], -1),
             torch.cat([self.lo, edge + self.Tk], -1),
             self.Tq,
@@ -65,9 +65,9 @@ class KeyRanges:
     def __or__(self, other: "KeyRanges") -> "KeyRanges":
         if self.bits is None and other.bits is None:
             return (self.inverse() & other.inverse()).inverse()
-        return from_bits(self.block() | other.block(), self.Tq, self.Tk)
+        return from_bits(self.to_bool() | other.to_bool(), self.Tq, self.Tk)
 
-    def block(self, queries: slice | Tensor | None = None, keys: slice | None = None) -> Tensor:
+    def to_bool(self, queries: slice | Tensor | None = None, keys: slice | None = None) -> Tensor:
         """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look; None
         means all of them (torch.compile 2.10 takes no slice as a default), a tensor the queries at
         these positions."""
@@ -92,7 +92,7 @@ class KeyRanges:
         """
         count = -(-self.Tk // width)
         if self.bits is not None:
-            keep = self.block(queries).flatten(0, 2)
+            keep = self.to_bool(queries).flatten(0, 2)
             beyond = (0, count * width - self.Tk)  # the last tile may stand out past Tk
             some = F.pad(keep.any(0), beyond, value=False).reshape(count, width)
             full = F.pad(keep.all(0), beyond, value=True).reshape(count, width)
@@ -142,7 +142,7 @@ class KeyRanges:
         touched, filled = self._spans(lo, hi, width)
         return _held(*touched, 1), _held(*filled, lo.shape[1] // self.lo.shape[-1])
 
-    def flags(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
+    def tile_lists(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
         """The same as lists. While the mask's numbers are still to come, in a graph or under vmap,
         any tile may hold a pair, and none is full for certain."""
         if has_values(self.lo, self.hi, *(() if self.bits is None else (self.bits,))):
@@ -151,10 +151,10 @@ class KeyRanges:
         count = -(-self.Tk // width)
         return [True] * count, [False] * count
 
-    def pairs(self) -> Tensor:
+    def keys_per_query(self) -> Tensor:
         """How many keys each query reaches, (B|1, H|1, Tq)."""
         if self.bits is not None:
-            return self.block().sum(-1)
+            return self.to_bool().sum(-1)
         count = (self.hi - self.lo).clamp(min=0).sum(-1)
         return count.expand(*count.shape[:2], self.Tq)
 
@@ -177,7 +177,7 @@ def _covered(first: Tensor, last: Tensor, count: int) -> Tensor:
     return change.index_add(0, torch.where(real, last, 0), -ones).cumsum(0)[:count]
 
 
-def whole(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
+def all_keys(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
     """Every query reaches every key."""
     lo = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
     return KeyRanges(lo, lo + Tk, Tq, Tk)
@@ -198,8 +198,7 @@ def from_bits(bits: Tensor, Tq: int, Tk: int) -> KeyRanges:
         runs = _runs(bits.expand(*bits.shape[:-1], Tk))
         if runs.shape[-2] <= max(8, Tk // 8):
             return KeyRanges(runs[..., 0], runs[..., 1], Tq, Tk)
-    all_keys = whole(Tq, Tk, bits.device)
-    return KeyRanges(all_keys.lo, all_keys.hi, Tq, Tk, bits)
+    return replace(all_keys(Tq, Tk, bits.device), bits=bits)
 
 
 def _runs(bits: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from ..torch_state import is_plain
 from .export import Exports, as_whole_number
 from .grid import Grid
 from .key_ranges import KeyRanges
-from .values import Align, start, tensor
+from .values import Align, shared_offset, tensor
 
 
 class Mask(Exports):
@@ -35,7 +35,7 @@ class Mask(Exports):
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         """The clause that decides this cell, for a reader."""
 
-    def corners(self) -> list[Align]:
+    def aligns(self) -> list[Align]:
         """Where its parts say that query 0 stands among the keys (`align=`)."""
         return []
 
@@ -163,8 +163,8 @@ class _Pair(Kept):
     def sizes(self) -> dict[str, int]:
         return {**self.left.sizes(), **self.right.sizes()}
 
-    def corners(self) -> list[Align]:
-        return self.left.corners() + self.right.corners()
+    def aligns(self) -> list[Align]:
+        return self.left.aligns() + self.right.aligns()
 
     def with_align(self, align: Align) -> Mask:
         return replace(self, left=self.left.with_align(align), right=self.right.with_align(align))
@@ -240,8 +240,8 @@ class Not(Kept):
     def sizes(self) -> dict[str, int]:
         return self.mask.sizes()
 
-    def corners(self) -> list[Align]:
-        return self.mask.corners()
+    def aligns(self) -> list[Align]:
+        return self.mask.aligns()
 
     def with_align(self, align: Align) -> Mask:
         return replace(self, mask=self.mask.with_align(align))
@@ -265,10 +265,11 @@ def _side(mask: Mask, is_plain: type | tuple[type, ...]) -> str:
     return repr(mask) if bare else f"({mask!r})"
 
 
-def corner_of(rule: Mask, grid: Grid) -> int | Tensor | None:
+def common_align(rule: Mask, grid: Grid) -> int | Tensor | None:
     """Where the parts of a mask let query 0 stand; None if they say nothing, or disagree."""
     corners = {
-        tuple(x.tolist()) if isinstance(x, Tensor) else start(x, grid): x for x in rule.corners()
+        tuple(x.tolist()) if isinstance(x, Tensor) else shared_offset(x, grid): x
+        for x in rule.aligns()
     }
     if len(corners) != 1:
         return None

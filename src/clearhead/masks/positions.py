@@ -14,19 +14,19 @@ from .values import (
     FARTHEST,
     Align,
     Ints,
-    align,
-    batch,
+    as_align,
+    as_counts,
+    batch_column,
+    batch_value,
+    check_align,
     check_batch,
-    check_corner,
-    column,
-    counts,
-    letter,
-    offset,
-    offset_text,
-    pick,
-    positions,
-    start,
-    text,
+    fixed_batch,
+    format_numbers,
+    format_offset,
+    offset_of_batch,
+    query_positions,
+    shared_offset,
+    symbol,
     too_far,
 )
 
@@ -53,7 +53,7 @@ class Everything(Mask):
         return (q >= 0) & (k >= 0)
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        return key_ranges.whole(grid.Tq, grid.Tk, device)
+        return key_ranges.all_keys(grid.Tq, grid.Tk, device)
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
         return EVERY_KEY, EVERY_KEY
@@ -74,7 +74,7 @@ class Causal(Mask):
     align: Align = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "align", align(self.align))
+        object.__setattr__(self, "align", as_align(self.align))
 
     def __call__(self, *args: object, **keywords: object) -> None:
         raise BadType(
@@ -84,16 +84,16 @@ class Causal(Mask):
         )
 
     def __repr__(self) -> str:
-        return "causal" if self.align is None else f"Causal(align={text(self.align)})"
+        return "causal" if self.align is None else f"Causal(align={format_numbers(self.align)})"
 
     @property
     def formula(self) -> str:
-        return f"k <= q{offset_text(self.align)}"
+        return f"k <= q{format_offset(self.align)}"
 
     def sizes(self) -> dict[str, int]:
-        return batch(self.align)
+        return fixed_batch(self.align)
 
-    def corners(self) -> list[Align]:
+    def aligns(self) -> list[Align]:
         return [] if self.align is None else [self.align]
 
     def with_align(self, align: Align) -> Mask:
@@ -101,21 +101,21 @@ class Causal(Mask):
 
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
-        check_corner(self, self.align, grid, "Causal")
+        check_align(self, self.align, grid, "Causal")
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return k <= q + offset(self.align, grid, b)
+        return k <= q + offset_of_batch(self.align, grid, b)
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        q = positions(self.align, grid, device)
+        q = query_positions(self.align, grid, device)
         return key_ranges.from_bounds(torch.zeros_like(q), q + 1, grid.Tq, grid.Tk)
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        first = start(self.align, grid)
+        first = shared_offset(self.align, grid)
         return None if first is None else (EVERY_KEY, first)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        place = q + int(offset(self.align, grid, torch.tensor(b, device="cpu")))
+        place = q + int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
         side = "after" if k > place else "at or before"
         return f"{self!r}: key position {k} stands {side} query position {place}"
 
@@ -133,7 +133,7 @@ class window(Mask):
     align: Align = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "align", align(self.align))
+        object.__setattr__(self, "align", as_align(self.align))
         for name in ("before", "after"):
             given = getattr(self, name)
             value = None if given is None else whole_number(given)
@@ -154,20 +154,20 @@ class window(Mask):
                 )
 
     def __repr__(self) -> str:
-        align = "" if self.align is None else f", align={text(self.align)}"
+        align = "" if self.align is None else f", align={format_numbers(self.align)}"
         return f"window(before={self.before}, after={self.after}{align})"
 
     @property
     def formula(self) -> str:
-        q = f"q{offset_text(self.align)}"
+        q = f"q{format_offset(self.align)}"
         low = "" if self.before is None else f"{q} - {self.before} <= ".replace(" - 0", "")
         high = "" if self.after is None else f" <= {q} + {self.after}".removesuffix(" + 0")
         return f"{low}k{high}" if low or high else Everything.formula
 
     def sizes(self) -> dict[str, int]:
-        return batch(self.align)
+        return fixed_batch(self.align)
 
-    def corners(self) -> list[Align]:
+    def aligns(self) -> list[Align]:
         return [] if self.align is None else [self.align]
 
     def with_align(self, align: Align) -> Mask:
@@ -176,10 +176,10 @@ class window(Mask):
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
         if self.before is not None or self.after is not None:
-            check_corner(self, self.align, grid, "window")
+            check_align(self, self.align, grid, "window")
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        place = q + offset(self.align, grid, b)
+        place = q + offset_of_batch(self.align, grid, b)
         inside = (q >= 0) & (k >= 0)
         if self.before is not None:
             inside = inside & (k >= place - self.before)
@@ -188,20 +188,20 @@ class window(Mask):
         return inside
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        q = positions(self.align, grid, device)
+        q = query_positions(self.align, grid, device)
         lo = torch.zeros_like(q) if self.before is None else q - self.before
         hi = torch.full_like(q, grid.Tk) if self.after is None else q + self.after + 1
         return key_ranges.from_bounds(lo, hi, grid.Tq, grid.Tk)
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        first = start(self.align, grid)
+        first = shared_offset(self.align, grid)
         if first is None:
             return None
         before = EVERY_KEY if self.before is None else self.before - first
         return before, EVERY_KEY if self.after is None else self.after + first
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        distance = k - q - int(offset(self.align, grid, torch.tensor(b, device="cpu")))
+        distance = k - q - int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
         where = "at the query itself"
         if distance:
             where = f"{abs(distance)} {'ahead of' if distance > 0 else 'behind'} the query"
@@ -218,30 +218,30 @@ class prefix(Mask):
     n: Ints
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", counts(self.n, "prefix", "n"))
+        object.__setattr__(self, "n", as_counts(self.n, "prefix", "n"))
 
     def __repr__(self) -> str:
-        return f"prefix({text(self.n)})"
+        return f"prefix({format_numbers(self.n)})"
 
     @property
     def formula(self) -> str:
-        return f"k < {letter(self.n, 'n')}"
+        return f"k < {symbol(self.n, 'n')}"
 
     def sizes(self) -> dict[str, int]:
-        return batch(self.n)
+        return fixed_batch(self.n)
 
     def check(self, grid: Grid) -> None:
         check_batch(self, self.n, grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (k < pick(self.n, b)) & (q >= 0)
+        return (k < batch_value(self.n, b)) & (q >= 0)
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        hi = column(self.n, device)
+        hi = batch_column(self.n, device)
         return key_ranges.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        n = int(pick(self.n, torch.tensor(b, device="cpu")))
+        n = int(batch_value(self.n, torch.tensor(b, device="cpu")))
         return f"{self!r}: key {k} is {'within' if k < n else 'beyond'} the first {n}"
 
 
@@ -259,7 +259,9 @@ class lengths(Mask):
     def __post_init__(self) -> None:
         for name in ("keys", "queries"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, counts(getattr(self, name), "lengths", name, PADDED))
+                object.__setattr__(
+                    self, name, as_counts(getattr(self, name), "lengths", name, PADDED)
+                )
         if self.keys is None and self.queries is None:
             raise BadValue(
                 "lengths got neither keys= nor queries=.",
@@ -269,7 +271,7 @@ class lengths(Mask):
 
     def __repr__(self) -> str:
         given = [
-            f"{name}={text(getattr(self, name))}"
+            f"{name}={format_numbers(getattr(self, name))}"
             for name in ("keys", "queries")
             if getattr(self, name) is not None
         ]
@@ -279,13 +281,13 @@ class lengths(Mask):
     def formula(self) -> str:
         parts = []
         if self.keys is not None:
-            parts.append(f"k < {letter(self.keys, 'keys')}")
+            parts.append(f"k < {symbol(self.keys, 'keys')}")
         if self.queries is not None:
-            parts.append(f"q < {letter(self.queries, 'queries')}")
+            parts.append(f"q < {symbol(self.queries, 'queries')}")
         return " and ".join(parts)
 
     def sizes(self) -> dict[str, int]:
-        return {**batch(self.keys), **batch(self.queries)}
+        return {**fixed_batch(self.keys), **fixed_batch(self.queries)}
 
     def check(self, grid: Grid) -> None:
         for value in (self.keys, self.queries):
@@ -294,24 +296,24 @@ class lengths(Mask):
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         keep = (q >= 0) & (k >= 0)
         if self.keys is not None:
-            keep = keep & (k < pick(self.keys, b))
+            keep = keep & (k < batch_value(self.keys, b))
         if self.queries is not None:
-            keep = keep & (q < pick(self.queries, b))
+            keep = keep & (q < batch_value(self.queries, b))
         return keep
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
-        hi = torch.full_like(q, grid.Tk) if self.keys is None else column(self.keys, device)
+        hi = torch.full_like(q, grid.Tk) if self.keys is None else batch_column(self.keys, device)
         hi = hi.expand(-1, -1, grid.Tq)
         if self.queries is not None:
-            hi = torch.where(q < column(self.queries, device), hi, 0)
+            hi = torch.where(q < batch_column(self.queries, device), hi, 0)
         return key_ranges.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         says = []
         for name, value, index in (("key", self.keys, k), ("query", self.queries, q)):
             if value is not None:
-                n = int(pick(value, torch.tensor(b, device="cpu")))
+                n = int(batch_value(value, torch.tensor(b, device="cpu")))
                 says.append(f"{name} {index} is {'one of' if index < n else 'beyond'} the {n} real")
         return f"{self!r}: {', '.join(says)}"
 

@@ -19,7 +19,7 @@ FARTHEST = 2**40  # the largest position, count or distance a rule can hold
 MOST_SHOWN = 4096  # numbers that a rule prints one by one
 
 
-def text(value: object) -> str:
+def format_numbers(value: object) -> str:
     """Numbers as they are given, in a rule's own words; only counted where there are many, or none
     yet."""
     if isinstance(value, Tensor) and (value.numel() > MOST_SHOWN or value.device.type == "meta"):
@@ -29,7 +29,7 @@ def text(value: object) -> str:
     return repr(value)
 
 
-def letter(value: object, name: str) -> str:
+def symbol(value: object, name: str) -> str:
     return str(value) if isinstance(value, int) else f"{name}[b]"
 
 
@@ -38,7 +38,7 @@ def tensor(value: object) -> Tensor:
     return value
 
 
-def whole_numbers(value: object, rule: str, name: str) -> Tensor:
+def as_integers(value: object, rule: str, name: str) -> Tensor:
     numbers = None
     try:
         numbers = (
@@ -78,7 +78,7 @@ def too_far(gave: str) -> BadValue:
     )
 
 
-def counts(
+def as_counts(
     value: object, rule: str, name: str, way_out: str = "flatten it to one dimension."
 ) -> int | Tensor:
     """How many: an int, or (B,) ints, none negative. `way_out` is of what has more dimensions."""
@@ -89,9 +89,9 @@ def counts(
         least: int = number
         found: int | Tensor = number
     else:
-        numbers = whole_numbers(value, rule, name)
+        numbers = as_integers(value, rule, name)
         if numbers.dim() == 0 and has_values(numbers):
-            return counts(int(numbers), rule, name, way_out)
+            return as_counts(int(numbers), rule, name, way_out)
         numbers = numbers.reshape(1) if numbers.dim() == 0 else numbers
         if numbers.dim() != 1:
             raise BadValue(
@@ -110,8 +110,8 @@ def counts(
     return found
 
 
-def ids(value: object, name: str) -> Tensor:
-    ids = whole_numbers(value, "documents", name)
+def as_ids(value: object, name: str) -> Tensor:
+    ids = as_integers(value, "documents", name)
     if ids.dim() not in (1, 2):
         raise BadValue(
             f"documents got {name} of shape {tuple(ids.shape)}.",
@@ -121,7 +121,7 @@ def ids(value: object, name: str) -> Tensor:
     return ids if ids.dim() == 2 else ids.unsqueeze(0)
 
 
-def align(value: object) -> str | int | Tensor | None:
+def as_align(value: object) -> str | int | Tensor | None:
     if value is None:
         return None
     number = None if isinstance(value, Tensor) else whole_number(value)
@@ -138,12 +138,12 @@ def align(value: object) -> str | int | Tensor | None:
             "key), or the position of query 0.",
             "pass align='start', align='end' or a whole number.",
         )
-    numbers = whole_numbers(value, "a rule", "align")
+    numbers = as_integers(value, "a rule", "align")
     one = numbers.dim() == 0 and has_values(numbers)
     return int(numbers) if one else numbers.reshape(-1)
 
 
-def start(align: object, grid: Grid) -> int | None:
+def shared_offset(align: object, grid: Grid) -> int | None:
     """Where query 0 stands among the keys; None if that differs from batch to batch."""
     if isinstance(align, Tensor):
         return None
@@ -152,13 +152,13 @@ def start(align: object, grid: Grid) -> int | None:
     return grid.Tk - grid.Tq if align == "end" else int(align)  # type: ignore[call-overload]  # checked to be whole when it was made
 
 
-def offset(align: object, grid: Grid, b: Tensor) -> int | Tensor:
+def offset_of_batch(align: object, grid: Grid, b: Tensor) -> int | Tensor:
     """The same for batch `b`."""
-    first = start(align, grid)
-    return pick(align, b) if first is None else first
+    first = shared_offset(align, grid)
+    return batch_value(align, b) if first is None else first
 
 
-def offset_text(align: object) -> str:
+def format_offset(align: object) -> str:
     if align is None or align == "start" or (isinstance(align, int) and align == 0):
         return ""
     if isinstance(align, int):
@@ -166,15 +166,15 @@ def offset_text(align: object) -> str:
     return " + Tk - Tq" if align == "end" else " + start[b]"
 
 
-def positions(align: object, grid: Grid, device: torch.device | None) -> Tensor:
+def query_positions(align: object, grid: Grid, device: torch.device | None) -> Tensor:
     """The position of each query among the keys, (B|1, 1, Tq)."""
     q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
     if isinstance(align, Tensor):
-        return q + on(align, device).reshape(-1, 1, 1)
-    return q + offset(align, grid, q)
+        return q + to_device(align, device).reshape(-1, 1, 1)
+    return q + offset_of_batch(align, grid, q)
 
 
-def on(x: Tensor, device: torch.device | None) -> Tensor:
+def to_device(x: Tensor, device: torch.device | None) -> Tensor:
     """What a rule holds, on this device. Raises `BadValue` for a meta tensor wanted elsewhere."""
     if x.device.type == "meta" and (device is None or device.type != "meta"):
         raise BadValue(
@@ -186,34 +186,34 @@ def on(x: Tensor, device: torch.device | None) -> Tensor:
     return x.to(device)
 
 
-def pick(value: object, b: Tensor) -> int | Tensor:
+def batch_value(value: object, b: Tensor) -> int | Tensor:
     """The number that holds for batch `b`."""
     if not isinstance(value, Tensor):
         return int(value)  # type: ignore[call-overload]  # checked to be whole when the rule was made
-    return on(value, b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
+    return to_device(value, b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
 
 
-def column(value: object, device: torch.device | None) -> Tensor:
+def batch_column(value: object, device: torch.device | None) -> Tensor:
     """The same as (B|1, 1, 1)."""
     if isinstance(value, Tensor):
-        return on(value, device).reshape(-1, 1, 1)
+        return to_device(value, device).reshape(-1, 1, 1)
     return torch.tensor([value], device=device).reshape(-1, 1, 1)
 
 
-def batch(value: object) -> dict[str, int]:
+def fixed_batch(value: object) -> dict[str, int]:
     if isinstance(value, Tensor) and value.shape[0] != 1:
         return {"B": value.shape[0]}
     return {}
 
 
-def four(x: Tensor) -> Tensor:
+def as_4d(x: Tensor) -> Tensor:
     """The same with leading dimensions of size 1, (B, H, Tq, Tk)."""
     return x.reshape((1,) * (4 - x.dim()) + tuple(x.shape))
 
 
 def check_broadcasts(x: Tensor, grid: Grid, gave: str, what: str, example: str) -> None:
     wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
-    if any(s != 1 and s != w for s, w in zip(four(x).shape, wanted, strict=True)):
+    if any(s != 1 and s != w for s, w in zip(as_4d(x).shape, wanted, strict=True)):
         raise BadValue(
             f"{gave} shape {tuple(x.shape)}; the question has (B, H, Tq, Tk) = {wanted}.",
             f"{what} broadcasts to (B, H, Tq, Tk).",
@@ -231,7 +231,7 @@ def check_batch(rule: object, value: object, grid: Grid) -> None:
         )
 
 
-def check_corner(rule: object, align: object, grid: Grid, name: str) -> None:
+def check_align(rule: object, align: object, grid: Grid, name: str) -> None:
     """`name` is what the rule is called; the numbers it has, if any, stand in its own words."""
     if align is None and grid.Tq != grid.Tk:
         numbers = repr(rule)[len(name) + 1 : -1]

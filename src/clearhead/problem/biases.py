@@ -13,13 +13,13 @@ from ..errors import BadType, BadValue
 from ..masks import Grid, Mask
 from ..masks.values import (
     Align,
-    align as corner,
+    as_4d,
+    as_align,
+    check_align,
     check_batch,
     check_broadcasts,
-    check_corner,
-    four,
-    positions,
-    text,
+    format_numbers,
+    query_positions,
 )
 from ..torch_state import requires_grad
 
@@ -59,8 +59,8 @@ class TensorBias(Bias):
     def numbers(self) -> Tensor:
         return self.tensor
 
-    def four(self) -> Tensor:
-        return four(self.tensor)
+    def as_4d(self) -> Tensor:
+        return as_4d(self.tensor)
 
     def within(self, dtype: torch.dtype) -> "TensorBias":
         """The same for what is computed in a narrower dtype: what is finite stays finite."""
@@ -76,7 +76,7 @@ class TensorBias(Bias):
         )  # fmt: skip
 
     def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
-        part = self.four()
+        part = self.as_4d()
         part = part if part.shape[2] == 1 else part[:, :, queries]
         part = part if part.shape[3] == 1 else part[..., keys]
         return part.to(device=like.device, dtype=like.dtype)
@@ -94,11 +94,11 @@ class Alibi(Bias):
     align: Align = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "align", corner(self.align))
+        object.__setattr__(self, "align", as_align(self.align))
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else repr([round(s, 6) for s in self.slopes.tolist()])
-        align = "" if self.align is None else f"align={text(self.align)}"
+        align = "" if self.align is None else f"align={format_numbers(self.align)}"
         return f"alibi({', '.join(part for part in (slopes, align) if part)})"
 
     @property
@@ -113,7 +113,7 @@ class Alibi(Bias):
                 f"pass {grid.H} slopes, or none for the paper's own.",
             )
         check_batch(self, self.align, grid)
-        check_corner(self, self.align, grid, "alibi")
+        check_align(self, self.align, grid, "alibi")
 
     def of(self, grid: Grid) -> Tensor:
         """The slope of each head, (H,); by default 2^(-8/H), 2^(-16/H), ... as in the paper."""
@@ -123,7 +123,7 @@ class Alibi(Bias):
         return torch.tensor(slopes, dtype=torch.float64, device="cpu")
 
     def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
-        q = positions(self.align, grid, like.device)[..., queries]
+        q = query_positions(self.align, grid, like.device)[..., queries]
         k = torch.arange(grid.Tk, device=like.device)[keys]
         distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)
         slopes = self.of(grid).to(device=like.device, dtype=like.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue, kind_of, whole_number
 from ..masks import Dense, Grid, Mask, everything, intersect
-from ..masks.values import four
+from ..masks.values import as_4d
 from ..torch_state import has_values, is_autocast, one_thread_after_fork, requires_grad
 from .biases import Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
@@ -161,7 +161,7 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             "move them, for example with .to(q.device).",
         )
     rank = q.dim()
-    q, k, v = (four(x) if rank < 4 else x for x in (q, k, v))
+    q, k, v = (as_4d(x) if rank < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1]:
         raise BadValue(
             f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",

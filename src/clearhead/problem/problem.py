@@ -125,7 +125,7 @@ class Problem:
         """How many (query, key) pairs the mask allows, over all batches and query heads."""
         if not self.masked:
             return self.all_pairs
-        return int(self.key_ranges.pairs().expand(self.B, self.H, self.Tq).sum())
+        return int(self.key_ranges.keys_per_query().expand(self.B, self.H, self.Tq).sum())
 
     @property
     def flops(self) -> int:
@@ -172,7 +172,7 @@ class Problem:
 
         `q` and `k` are the block's, in the wide dtype, with the keys repeated to H heads.
         """
-        keep = self.key_ranges.block(queries, keys) if self.masked else None
+        keep = self.key_ranges.to_bool(queries, keys) if self.masked else None
         scores = dot(q, k, keep) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)

@@ -12,7 +12,7 @@ from ..api.explain import explain_problem
 from ..engines import compute_stats
 from ..errors import BadValue
 from ..masks import Mask, window
-from ..masks.mask import corner_of
+from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
 from ..results.report import Head, Layer, Link
 from ..results.trace import Trace
@@ -118,7 +118,7 @@ class Listener:
         )
 
     def found(self, problem: Problem, inputs: Inputs, place: Place, *more: topk) -> _Found:
-        said = corner_of(problem.mask, problem.grid)
+        said = common_align(problem.mask, problem.grid)
         corner = "end" if said is None else said
         groups = {
             "previous": window(before=1, align=corner) & ~window(before=0, align=corner),
@@ -162,7 +162,7 @@ class Listener:
         for mask, same, found in self.evens:
             if mask is problem.mask and same == like:
                 return found
-        H = problem.key_ranges.pairs().shape[1] if problem.masked else 1
+        H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
         asked = replace(
             problem, H=H, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0
         )

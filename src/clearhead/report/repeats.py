@@ -46,7 +46,7 @@ def repeats(
     for at in stood.split(max(1, CELLS // (p.H * p.Tk))):
         seen = ((keys > first) & (keys < at.unsqueeze(-1) - 1)).to(p.device)
         here, every = at.to(p.device), slice(0, p.Tk)
-        keep = p.key_ranges.block(here, every)
+        keep = p.key_ranges.to_bool(here, every)
         again = (ids[at].unsqueeze(-1) == ids).to(p.device)
         after = torch.cat([torch.zeros_like(again[:, :1]), again[:, :-1]], 1)
         places = {"induction": after & seen & keep, "duplicate": again & seen & keep}

@@ -224,7 +224,7 @@ class _Sweep:
         fits = p.B * p.H * size * len(self.keys) <= HELD_CELLS
         held = list(self.tiles(queries)) if self.second and fits else None
         kept = self.needs.no_rows(size)
-        inside = [ranges.flags(queries, self.width) for ranges in self.needs.groups]
+        inside = [ranges.tile_lists(queries, self.width) for ranges in self.needs.groups]
         for keys, scores in held or self.tiles(queries):
             kept = merge_rows(kept, self.count(scores, queries, keys, inside))
         if not self.second:
@@ -252,7 +252,7 @@ class _Sweep:
                 if full[tile]:
                     each.append(total)
                 elif some[tile]:
-                    each.append((powers * ranges.block(queries, keys)).sum(-1))
+                    each.append((powers * ranges.to_bool(queries, keys)).sum(-1))
                 else:
                     each.append(torch.zeros_like(total))
             masses = torch.stack(each, -1)
@@ -335,7 +335,7 @@ class _Sweep:
         p = self.problem
         begin = queries.start - self.queries.start
         q = self.q[:, :, begin : begin + queries.stop - queries.start].to(p.wide)
-        some, full = p.key_ranges.flags(queries, self.width)
+        some, full = p.key_ranges.tile_lists(queries, self.width)
         for tile in (i for i, any_pair in enumerate(some) if any_pair):
             lo = max(tile * self.width, self.keys.start)
             hi = min((tile + 1) * self.width, self.keys.stop)

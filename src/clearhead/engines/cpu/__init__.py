@@ -8,7 +8,7 @@ same sweep (`stats`), and their gradients (`stats_backward`).
 import torch
 from torch import Tensor
 
-from ...masks.values import start
+from ...masks.values import shared_offset
 from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import FEW
 from ...problem.problem import Inputs, Problem
@@ -60,7 +60,7 @@ class Cpu(Engine):
             reasons.append("the C++ core follows no torch.func inside of torch.compile")
         if p.dropout and p.seed is None and _few_weights(p):
             reasons.append("the C++ core drops by a seed; without one torch draws so few weights")
-        if isinstance(p.bias, Alibi) and start(p.bias.align, p.grid) is None:
+        if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
             reasons.append("the C++ core knows no ALiBi with a position per batch")
         elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
             reasons.append("the C++ core has no gradient of ALiBi slopes")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...masks.key_ranges import EVERY_KEY
-from ...masks.values import start
+from ...masks.values import shared_offset
 from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import draw_seed
 from ...problem.problem import Inputs, Problem
@@ -68,11 +68,11 @@ def kernel_args(p: Problem) -> KernelArgs:
         else:
             lo, hi, bits = p.key_ranges.lo, p.key_ranges.hi, p.key_ranges.bits
     if isinstance(p.bias, TensorBias):
-        bias = p.bias.four()
+        bias = p.bias.as_4d()
         bias = (bias if bias.dtype in DTYPES else bias.float()).resolve_neg()
     elif isinstance(p.bias, Alibi):
         slopes = p.bias.of(p.grid).to("cpu", torch.float32).resolve_neg()
-        shift = start(p.bias.align, p.grid) or 0  # a position per batch is declined
+        shift = shared_offset(p.bias.align, p.grid) or 0  # a position per batch is declined
     if p.sinks is not None:
         sinks = p.sinks.float().resolve_neg()
     softcap = p.softcap or 0.0
