@@ -32,7 +32,13 @@ ROOMS = (
 )
 FACE = {"__init__", "__main__"}
 APART = {"engines", "views"}  # whose parts do not import each other
-SHARED = {("engines", "engine"), ("views", "sheet"), ("views", "labels")}
+SHARED = {
+    ("engines", "engine"),
+    ("views", "colours"),
+    ("views", "escape"),
+    ("views", "format"),
+    ("views", "panels"),
+}
 
 
 def parts(path: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.report import report, tile, write
-from clearhead.report.label import LABELS, label_of, separates
+from clearhead.report.head_label import LABELS, label_of, separates
 
 pytest.importorskip("transformers")
 
@@ -270,11 +270,11 @@ def test_what_is_kept_depends_on_the_length():
 
 
 def test_layers_that_share_a_mask_ask_once_what_even_weights_give(monkeypatch):
-    from clearhead.report import listen
+    from clearhead.report import collect
 
     asked = []
-    count = listen.compute_stats
-    monkeypatch.setattr(listen, "compute_stats", lambda p, *a: asked.append(p.D) or count(p, *a))
+    count = collect.compute_stats
+    monkeypatch.setattr(collect, "compute_stats", lambda p, *a: asked.append(p.D) or count(p, *a))
     q, k = drawn(1, 2, 7, 3), drawn(1, 2, 7, 3, seed=9)
     mask = ch.window(before=2)
     report(Asks(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))

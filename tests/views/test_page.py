@@ -19,8 +19,8 @@ import torch
 
 from clearhead.errors import BadType, BadValue
 from clearhead.results.trace import Step, Trace
+from clearhead.views.escape import in_browser as visible
 from clearhead.views.html import page, report_page, write_page, write_report
-from clearhead.views.labels import in_browser as visible
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (

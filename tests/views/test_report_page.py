@@ -18,7 +18,7 @@ import clearhead as ch
 from clearhead import storyteller
 from clearhead.errors import BadValue
 from clearhead.report import Head, Layer, Link, Report, report
-from clearhead.report.label import LABELS
+from clearhead.report.head_label import LABELS
 from clearhead.results.report import EVENNESS
 from clearhead.views import html
 from clearhead.views.html.report import pool

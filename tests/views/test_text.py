@@ -14,8 +14,8 @@ from rich.console import Console
 import clearhead as ch
 from clearhead.results.trace import Step, Trace
 from clearhead.views import text
-from clearhead.views.labels import visible
-from clearhead.views.sheet import ends, number
+from clearhead.views.escape import visible
+from clearhead.views.panels import ends, number
 
 HOSTILE = ("[red]x[/red]", "\x1b[31m", "\u202egnp\u200f", "", "a\nb", "w" * 99, "\ud800", "[/")
 

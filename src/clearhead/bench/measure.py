@@ -16,9 +16,9 @@ from ..engines.cpu import core, false_level, level
 from ..errors import BadValue
 from ..masks import everything
 from .cases import GROUPS, Case, sweep_of_threads
-from .clock import Ceilings, once
 from .minilm import COUNTS, sentences
 from .peers import PEERS, prepare
+from .timing import Ceilings, once
 
 NAMES = (*GROUPS, "threads", "minilm")
 

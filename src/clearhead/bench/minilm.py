@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .clock import once
+from .timing import once
 
 SENTENCES = [
     "The cat sat on the mat because it was tired.",

@@ -14,11 +14,11 @@ from ..errors import folder
 from ..nn import lesson
 from ..results.trace import Trace
 from ..views import html, plot, text as terminal
-from ..views.labels import visible
+from ..views.escape import visible
 from ..views.text.follow import find
 from . import checks
 from .options import OTHER, Heads, Layer, MaskText, Model, Positions, Seed, Size, Text, say
-from .read import text_of
+from .text_input import text_of
 
 
 def explain(

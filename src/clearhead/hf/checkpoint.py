@@ -11,7 +11,7 @@ from ..api.explain import explain_problem
 from ..api.hooks import capture_call
 from ..errors import AttentionError, BadValue
 from ..results.trace import Trace
-from ..views.labels import visible
+from ..views.escape import visible
 from .register import NAME, register, transformers
 
 # What a folder is called when nobody named it, and what "no name" looks like.

@@ -10,10 +10,10 @@ storyteller.
 """
 
 from ..results.report import Head, Layer, Link
-from .found import Report
+from .exact_weights import tile
+from .report import Report
 from .run import report, write
-from .teller import report_teller
-from .tile import tile
+from .storyteller import report_teller
 
 __all__ = [
     "Head",

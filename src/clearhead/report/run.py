@@ -16,9 +16,9 @@ from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..views import html, plot
 from ..views.html.steps import MAP_SIDE
-from .found import Report
-from .listen import Listener
-from .texts import Texts
+from .collect import Listener
+from .cross_attention import Texts
+from .report import Report
 
 LONG = (
     "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "

@@ -9,7 +9,7 @@ from .ablate import Ablation, ablate
 from .grammar import Story, story
 from .measure import Table, measure
 from .model import Config, Decoder
-from .reader import Head, Link, Reading, Storyteller, is_storyteller, keep_table, load
+from .storyteller import Head, Link, Reading, Storyteller, is_storyteller, keep_table, load
 from .train import train
 from .vocabulary import Vocabulary
 

@@ -14,7 +14,7 @@ from . import checkpoint
 from .data import Stories, tell
 from .measure import guess, heads
 from .model import Decoder, untrained
-from .picture import draw_ablation, draw_losses
+from .plots import draw_ablation, draw_losses
 from .train import Recipe, Training, run
 
 VARIANTS: dict[str, dict[str, Any]] = {

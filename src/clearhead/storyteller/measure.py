@@ -23,7 +23,7 @@ from .baselines import Bigram, Unigram
 from .data import SKIP, pad, tell
 from .grammar import Story, lexicon
 from .model import Decoder, untrained
-from .reader import OF, Storyteller
+from .storyteller import OF, Storyteller
 from .vocabulary import Vocabulary
 
 # What a relation says: for each word that looks, the word it should look at.

@@ -25,8 +25,8 @@ from . import checkpoint
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST
 from .model import Config, Decoder, untrained
-from .picture import draw_losses
-from .reader import Storyteller
+from .plots import draw_losses
+from .storyteller import Storyteller
 
 WARM_UP = 50  # steps until the learning rate is reached
 # The numbers of distances learn faster: each is a score by itself, where others are sums of many

@@ -7,7 +7,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from .sheet import VIRIDIS
+from .panels import VIRIDIS
 
 COLOURS = torch.tensor(VIRIDIS, dtype=torch.float32)
 GREY = 158

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import BadValue, why_failed
-from ..labels import in_browser
+from ..escape import in_browser
 
 # Reading order of the script; the files share one scope, as one program.
 SCRIPTS = ("data.js", "marks.js", "maps.js", "lines.js", "steps.js", "ladder.js", "page.js")

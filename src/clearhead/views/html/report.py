@@ -17,8 +17,8 @@ from torch import Tensor
 from ...errors import BadType, BadValue
 from ...results.report import Findings, Head, Layer
 from ...results.trace import AXES, Step, Trace
-from ..labels import in_browser
-from ..sheet import evenly
+from ..escape import in_browser
+from ..panels import evenly
 from .document import document, stored, table, write
 from .steps import data_of, settings_of, sizes, told
 

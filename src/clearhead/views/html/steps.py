@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...errors import BadType, BadValue, kind_of
 from ...results.trace import AXES, Step, Trace
-from ..labels import in_browser
-from ..sheet import ends, evenly
+from ..escape import in_browser
+from ..panels import ends, evenly
 from .document import document, in_notebook, stored, table, write
 
 # What a page holds of a long text, so that one of five maps stays under 50 MB.

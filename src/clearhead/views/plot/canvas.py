@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import Missing
 from ...results.trace import AXES
-from ..sheet import Sheet, number, span
+from ..panels import Sheet, number, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ...errors import BadType, BadValue, kind_of, why_failed
 from ...results.trace import Trace
-from ..sheet import Sheet, number, sheets, span
+from ..panels import Sheet, number, sheets, span
 from .canvas import draw, drawable, in_lines, new_figure, require_matplotlib, room_for, size
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import BadValue
 from ...results.report import Findings
-from ..labels import visible
+from ..escape import visible
 from .canvas import LABELLED, drawable, in_lines, new_figure, require_matplotlib, room_for
 
 if TYPE_CHECKING:

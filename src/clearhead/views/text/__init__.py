@@ -1,8 +1,8 @@
 """Attention in the terminal: every step (`show`), one query in full (`follow`), maps (`heat`)."""
 
+from .as_json import to_json
 from .follow import follow
 from .heat import heat
-from .record import to_json
 from .show import show
 
 __all__ = [

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...results.trace import Trace
-from ..labels import visible
-from ..sheet import choose_heads, ends, number, sheets
-from .paper import checked, first_of_many, indented, paper
+from ..escape import visible
+from ..panels import choose_heads, ends, number, sheets
+from .layout import checked, first_of_many, indented, paper
 from .show import heading
 
 MOST = 12  # terms of a sum, and keys, that are written out

@@ -13,8 +13,8 @@ from rich.text import Text
 from torch import Tensor
 
 from ...results.trace import Trace
-from ..sheet import Sheet, counted, ends, number, sheets, span
-from .paper import checked, coloured, first_of_many, paper, shade
+from ..panels import Sheet, counted, ends, number, sheets, span
+from .layout import checked, coloured, first_of_many, paper, shade
 from .show import heading
 
 INK = " ░▒▓█"

@@ -10,9 +10,9 @@ from rich.text import Text
 from torch import Tensor
 
 from ...results.trace import Step, Trace
-from ..labels import visible
-from ..sheet import Sheet, choose_heads, counted, number, sheets, span
-from .paper import (
+from ..escape import visible
+from ..panels import Sheet, choose_heads, counted, number, sheets, span
+from .layout import (
     Cell,
     at_least_one,
     checked,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...errors import BadType, BadValue, kind_of, whole_number
 from ...results.trace import Trace
-from ..sheet import VIRIDIS, Sheet, ends
+from ..panels import VIRIDIS, Sheet, ends
 
 ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut there
 INDENT = 3

@@ -7,7 +7,7 @@ import torch
 
 from ..results.report import Head
 from ..storyteller import Head as Role, Storyteller
-from .found import Report
+from .report import Report
 from .run import report
 
 

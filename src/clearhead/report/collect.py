@@ -18,10 +18,10 @@ from ..results.report import Head, Layer, Link
 from ..results.trace import Trace
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..views.html.steps import MAP_SIDE
-from ..views.sheet import evenly
-from .label import LABELS, REPEATS, label_of, separates
-from .repeats import repeats
-from .texts import Place, Texts
+from ..views.panels import evenly
+from .cross_attention import Place, Texts
+from .head_label import LABELS, REPEATS, label_of, separates
+from .induction import repeats
 
 EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
 ONE_HEAD = 512  # tokens: one head's matrices are 1 MB each, and let go after the page

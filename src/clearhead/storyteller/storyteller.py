@@ -18,7 +18,7 @@ from ..api.explain import explain_problem
 from ..api.hooks import capture_call
 from ..errors import BadValue, whole_number
 from ..results.trace import Trace
-from ..views.labels import visible
+from ..views.escape import visible
 from . import checkpoint
 from .grammar import pronouns, verbs
 from .model import Config, Decoder, untrained

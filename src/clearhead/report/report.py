@@ -7,8 +7,8 @@ from typing import Any
 
 from ..results.report import Findings, Head
 from ..views import html
-from ..views.labels import visible
-from .label import LABELS, REPEATS
+from ..views.escape import visible
+from .head_label import LABELS, REPEATS
 
 
 class Report(Findings):

@@ -12,8 +12,8 @@ from ..errors import BadType, BadValue, whole_number
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step, Trace
+from .cross_attention import Place, Texts
 from .run import module_of, question
-from .texts import Place, Texts
 
 MOST_CELLS = 1024 * 1024
 

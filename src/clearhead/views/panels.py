@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue, whole_number
 from ..results.trace import AXES, Step, Trace
-from .labels import visible
+from .escape import visible
 
 # Viridis at five points (Smith & van der Walt 2015); between them colours are mixed.
 VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))

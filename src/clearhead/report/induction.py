@@ -13,7 +13,7 @@ from ..masks import dense
 from ..problem.biases import bias
 from ..problem.problem import Inputs, Problem
 from ..stats import mass
-from ..views.sheet import evenly
+from ..views.panels import evenly
 
 # Of more queries whose token stood before, so many are asked, evenly spaced: their mean is that of
 # all to within 3 percent, 95 times in 100 at the least.
