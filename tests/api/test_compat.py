@@ -2,6 +2,7 @@
 gradients; and where it stands in for it, the same models."""
 
 import inspect
+import threading
 from itertools import product
 
 import pytest
@@ -183,6 +184,31 @@ def test_masks_of_five_dimensions(shape, kind):
     tensors = qkv(*SHAPES["5-D"])
     mask = draw(*shape)
     same(tensors, mask > -0.5 if kind == "bool" else mask)
+
+
+@pytest.mark.parametrize("shapes", ["4-D", "4-D, equal sizes", "more queries than keys", "2-D"])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_mask_and_causal_both_apply(kind, shapes):
+    tensors = qkv(*SHAPES[shapes])
+    L, S = tensors[0].shape[-2], tensors[1].shape[-2]
+    corner = torch.ones(L, S).tril().bool()
+    mask = draw(L, S) > -0.5 if kind == "bool" else draw(L, S)
+    mask[:, 0] = True  # a row that sees nothing is NaN in some of torch's kernels
+    together = mask & corner if kind == "bool" else mask.masked_fill(~corner, float("-inf"))
+    results = []
+    for function, rule, is_causal in ((TORCH, together, False), (OURS, mask, True)):
+        leaves = [x.clone().requires_grad_() for x in (*tensors, rule)[: 4 - (kind == "bool")]]
+        out = function(*leaves[:3], rule if kind == "bool" else leaves[3], is_causal=is_causal)
+        results.append((out, *torch.autograd.grad(out, leaves, draw(*out.shape, seed=9))))
+    assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_mask_and_causal_are_what_torchs_fused_kernel_makes_of_them(kind):
+    """Its other kernel, for heads of two sizes, refuses the two together."""
+    tensors, mask = qkv((B, H, L, E), (B, H, S, E), (B, H, S, E)), draw(L, S)
+    given = mask > -0.5 if kind == "bool" else mask
+    close(OURS(*tensors, given, 0.0, True), TORCH(*tensors, given, 0.0, True), FORWARD[q.dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -418,7 +444,6 @@ def test_torchs_signature_answers_with_shapes_alone():
 
 q, k, v = qkv((B, H, L, E), (B, H, S, E), (B, H, S, Ev))
 WRONG = {
-    "mask and causal": (BadValue, (q, k, v, torch.ones(L, S).bool(), 0.0, True), {}),
     "one dimension": (BadValue, (q[0, 0, 0], k, v), {}),
     "head sizes": (BadValue, (q, k[..., :-1], v), {}),
     "lengths": (BadValue, (q, k, v[:, :, :-1]), {}),
@@ -457,7 +482,7 @@ def test_wrong_questions(name):
     error = caught.value
     assert type(error) is kind
     assert all(part.endswith(".") for part in (error.gave, error.rule, error.way_out))
-    if name not in ("mask and causal", "dropout below 0"):  # some of torch's paths do not look
+    if name != "dropout below 0":  # some of torch's paths do not look
         with pytest.raises((RuntimeError, TypeError, IndexError)):
             TORCH(*given, **keywords)
 
@@ -581,6 +606,148 @@ def test_a_llama(stand_in, monkeypatch):
         got, asked = stand_in(call)
     assert asked >= 3 * config.num_hidden_layers
     assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- patched
+
+
+def test_patched_puts_ours_in_torchs_place_and_takes_it_back():
+    want = TORCH(q, k, v)
+    with compat.patched():
+        assert F.scaled_dot_product_attention is not TORCH
+        out = F.scaled_dot_product_attention(q, k, v)
+        assert (
+            out.equal(OURS(q, k, v)) and F.scaled_dot_product_attention.__name__ == TORCH.__name__
+        )
+        with compat.patched(), pytest.raises(BadValue):
+            F.scaled_dot_product_attention(q, k, v, torch.zeros(S, L))
+        with pytest.raises(BadValue):  # still ours, after the inner block
+            F.scaled_dot_product_attention(q, k, v, torch.zeros(S, L))
+    with pytest.raises(ZeroDivisionError), compat.patched():
+        raise ZeroDivisionError
+    assert F.scaled_dot_product_attention is TORCH
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert_close(F.scaled_dot_product_attention(q, k, v), want)
+
+
+def test_patched_holds_in_its_own_thread_only():
+    """Two threads, one of them inside a block, and the last one to leave restores torch's."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with compat.patched():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    inside.wait()
+    with pytest.raises(RuntimeError, match="must match"):  # torch's own error
+        F.scaled_dot_product_attention(q, k, v, torch.zeros(S, L))
+    with compat.patched():
+        leave.set()
+        thread.join()
+        with pytest.raises(BadValue):
+            F.scaled_dot_product_attention(q, k, v, torch.zeros(S, L))
+    assert F.scaled_dot_product_attention is TORCH
+
+
+def test_patched_as_a_decorator():
+    @compat.patched()
+    def name():
+        return F.scaled_dot_product_attention(q, k, v, torch.zeros(S, L))
+
+    with pytest.raises(BadValue):
+        name()
+    assert F.scaled_dot_product_attention is TORCH
+
+
+def test_patched_leaves_what_others_put_there(monkeypatch):
+    def theirs(*given, **keywords):
+        return TORCH(*given, **keywords)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", theirs)
+    with compat.patched():
+        assert F.scaled_dot_product_attention(q, k, v).equal(OURS(q, k, v))
+    assert F.scaled_dot_product_attention is theirs
+    with compat.patched():
+        F.scaled_dot_product_attention = theirs
+    assert F.scaled_dot_product_attention is theirs
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_no_engine_asks_what_stands_in_torchs_place(engine, monkeypatch):
+    monkeypatch.setattr(engines, "ENGINES", (engine, *engines.ENGINES))
+    with compat.patched():
+        assert_close(F.scaled_dot_product_attention(q, k, v), TORCH(q, k, v))
+
+
+def test_patched_is_compiled_into_a_graph_and_out_of_it_again():
+    asked = []
+
+    def backend(graph, _):
+        asked.append("clearhead" in graph.code)
+        return graph
+
+    def run(x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend=backend, fullgraph=True)
+    x = draw(1, 2, 5, 8)
+    results = [compiled(x)]
+    with compat.patched():
+        results.append(compiled(x))
+    results.append(compiled(x))
+    assert asked == [False, True]
+    for out in results:
+        assert_close(out, TORCH(x, x, x, is_causal=True))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_transformer_encoder_is_watched_while_patched(padded, norm_first, grad):
+    """In evaluation mode too, where torch would take a fused path that asks no function."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(24, 6, 32, batch_first=True, norm_first=norm_first)
+    model, x = nn.TransformerEncoder(layer, 2).eval(), draw(B, S, 24)
+    padding = torch.arange(S).expand(B, S) >= torch.tensor([[S], [4]])
+    call = {"src_key_padding_mask": padding} if padded else {}
+    with torch.set_grad_enabled(grad):
+        want = model(x, **call)
+        with compat.patched(), ch.watch(model, stats=["entropy"]) as seen:
+            got = model(x, **call)
+    assert [c.module for c in seen] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert seen[0].entropy.shape == (B, 6, S)
+    assert_close(got[~padding], want[~padding], rtol=1e-5, atol=1e-5)
+
+
+def test_multihead_attention_is_watched_while_patched():
+    layer, x = nn.MultiheadAttention(24, 6, batch_first=True).eval(), draw(B, S, 24)
+    with torch.no_grad():
+        want, _ = layer(x, x, x, need_weights=False)
+        with compat.patched(), ch.watch(layer) as seen:
+            got, _ = layer(x, x, x, need_weights=False)
+    assert len(seen) == 1
+    assert_close(got, want)
+
+
+def test_an_sdpa_model_of_transformers_is_watched_while_patched(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")
+    sizes = dict(vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=6)
+    config = transformers.BertConfig(**sizes, intermediate_size=32, attn_implementation="sdpa")
+    model, ids = transformers.BertModel(config).eval(), torch.randint(31, (B, S))
+    real = (torch.arange(S).expand(B, S) < torch.tensor([[S], [4]])).long()
+    with torch.no_grad():
+        want = model(ids, attention_mask=real).last_hidden_state
+        with compat.patched(), ch.watch(model, stats=["entropy"]) as seen:
+            got = model(ids, attention_mask=real).last_hidden_state
+    assert len(seen) == 2 and "attention" in seen[0].module
+    assert_close(got[real.bool()], want[real.bool()], rtol=1e-4, atol=1e-5)
 
 
 def test_autocast():
