@@ -1,20 +1,37 @@
-"""The window that `watch`, reports and checkpoints look through.
+"""What follows attention calls: listeners, that see them, and editors, that change them.
 
-It sees what is asked of attention, and cannot change what is answered.
+`watch`, reports and checkpoints listen; `intervene` edits.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..problem.problem import Inputs, Problem
 
 Hear: TypeAlias = Callable[[Problem, Inputs], None]
 _listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
+
+
+class Editor(Protocol):
+    """What `intervene` puts at the door."""
+
+    def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The question that is asked instead."""
+
+    def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The same for a question about the weights of the call that came last."""
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        """The output that is given instead."""
+
+
+_editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
 
 
 @contextmanager
@@ -50,6 +67,21 @@ def capture_call(
     with listening(on_call):
         run()
     return (kept[0] if kept else None), count
+
+
+@contextmanager
+def editing(editor: Editor) -> Iterator[None]:
+    """Let `editor` change every question and answer inside the `with` block, after the others."""
+    _editors.set((*_editors.get(), editor))
+    try:
+        yield
+    finally:
+        _editors.set(tuple(other for other in _editors.get() if other is not editor))
+
+
+def editors() -> tuple[Editor, ...]:
+    """Who changes calls now, outermost first. A compiled graph is not changed."""
+    return () if torch.compiler.is_compiling() else _editors.get()
 
 
 @contextmanager

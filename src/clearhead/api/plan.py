@@ -89,6 +89,11 @@ def plan(
         dropout=dropout,
         seed=seed,
     )
+    return plan_of(problem, engine)
+
+
+def plan_of(problem: Problem, engine: str) -> Plan:
+    """The plan of a question that was checked."""
     chosen, declined = engines.first_able(problem, engine)
     order = engines.ENGINES
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
