@@ -29,9 +29,10 @@ if (
     )
 
 from . import hf, nn, views
-from .api import compat
+from .api import compat, edits
 from .api.attention import attention, look, matrix
 from .api.explain import explain
+from .api.intervene import Intervention, intervene
 from .api.matrix import Matrix
 from .api.plan import Plan, plan
 from .api.recording import Recording
@@ -60,6 +61,9 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Matrix",
     "watch",
     "Recording",
+    "intervene",
+    "Intervention",
+    "edits",
     "plan",
     "Plan",
     "causal",
