@@ -14,7 +14,7 @@ from ..problem.check import make_problem, must_have_numbers
 from ..problem.problem import Inputs, Problem
 from ..stats import Look, Statistic, lse_alone, parse_stats
 from ..torch_state import no_autocast
-from .hooks import editors, notify
+from .hooks import editors, notify, shown
 from .matrix import Matrix
 
 Counted = TypeVar("Counted")
@@ -188,6 +188,7 @@ def matrix(
     must_have_numbers(problem, "matrix")
     for editor in editors():
         problem, inputs = editor.same_question(problem, inputs)
+    problem, inputs = shown(problem, inputs)
     if engine != "auto":
         named(engine)
     return Matrix(problem.undropped, inputs, engine)
@@ -204,7 +205,7 @@ def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
 
 def _looked(problem: Problem, inputs: Inputs, engine: str, wanted: tuple[Statistic, ...]) -> Look:
     problem, out, counted = _by_engine(
-        problem, inputs, engine, lambda engine, *asked: engine.look(*asked, wanted)
+        problem, inputs, engine, lambda engine, *asked: engine.look(*shown(*asked), wanted)
     )
     return Look(problem, out, counted.finish())
 
@@ -229,5 +230,5 @@ def _by_engine(
     for editor in edits:
         out = editor.output(out, problem, inputs, chosen.name)
     if not torch.compiler.is_compiling():  # a compiled graph has no one to tell
-        notify(problem, inputs)
+        notify(problem, inputs, out)
     return problem, out, counted

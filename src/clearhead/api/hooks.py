@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..problem.problem import Inputs, Problem
 
-Hear: TypeAlias = Callable[[Problem, Inputs], None]
+Hear: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
 _listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
 
 
@@ -27,6 +27,9 @@ class Editor(Protocol):
     def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The same for a question about the weights of the call that came last."""
 
+    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The edited question as who looks at its weights sees it."""
+
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         """The output that is given instead."""
 
@@ -36,7 +39,8 @@ _editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
 
 @contextmanager
 def listening(on_call: Hear) -> Iterator[None]:
-    """Call `on_call` with every question that is answered inside the `with` block."""
+    """Call `on_call` with every question that is answered inside the `with` block, and the
+    output."""
     _listeners.set((*_listeners.get(), on_call))
     try:
         yield
@@ -44,10 +48,12 @@ def listening(on_call: Hear) -> Iterator[None]:
         _listeners.set(tuple(other for other in _listeners.get() if other is not on_call))
 
 
-def notify(problem: Problem, inputs: Inputs) -> None:
+def notify(problem: Problem, inputs: Inputs, out: Tensor) -> None:
     """A question was answered."""
-    for on_call in _listeners.get():
-        on_call(problem, inputs)
+    if listeners := _listeners.get():
+        problem, inputs = shown(problem, inputs)
+        for on_call in listeners:
+            on_call(problem, inputs, out)
 
 
 def capture_call(
@@ -58,7 +64,7 @@ def capture_call(
     kept: list[tuple[Problem, Inputs]] = []
     count = 0
 
-    def on_call(problem: Problem, inputs: Inputs) -> None:
+    def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
         nonlocal count
         if count == number:
             kept.append((problem, inputs))
@@ -82,6 +88,13 @@ def editing(editor: Editor) -> Iterator[None]:
 def editors() -> tuple[Editor, ...]:
     """Who changes calls now, outermost first. A compiled graph is not changed."""
     return () if torch.compiler.is_compiling() else _editors.get()
+
+
+def shown(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    """The question that was edited last, as who looks at its weights sees it."""
+    for editor in editors():
+        problem, inputs = editor.shown(problem, inputs)
+    return problem, inputs
 
 
 @contextmanager
