@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue, kind_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
-from .edits import Edit, Here, start_of
+from .edits.edit import Edit, Here, start_of
 from .hooks import editing, module_hooks
 from .layers import Layers, check_layers, means
 from .plan import Plan, plan_of
@@ -176,6 +176,12 @@ class _Editor:
         ]
         for _, edit in self._now:
             problem, inputs = edit.question(problem, inputs, here)
+        return problem, inputs
+
+    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The edited question as who looks at its weights sees it."""
+        for _, edit in self._now:
+            problem, inputs = edit.shown(problem, inputs, self._here)
         return problem, inputs
 
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
