@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -88,6 +88,11 @@ class Edit:
             return False
         found = self._rows_of(problem, here)
         return found is None or bool(found.any())
+
+    def for_copy(self, batch: range) -> "Edit | None":
+        """The same for these rows of a batch that holds several copies of it; None if it does not
+        apply to parts of a batch."""
+        return replace(self, batch=batch) if self.batch is None else None
 
     def heads_of(self, problem: Problem) -> list[int]:
         """The heads that it is about. Raises `BadValue` for one that is not there."""

@@ -48,6 +48,9 @@ class knock_out(Edit):
         """The edges that go."""
         return self.mask
 
+    def for_copy(self, batch: range) -> Edit | None:
+        return None if "B" in self.mask.sizes() else super().for_copy(batch)
+
     def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         rule, grid, device = problem.mask, problem.grid, problem.device
         for known, sizes, place, made in self._made:
@@ -93,6 +96,9 @@ class temperature(Edit):
     def said(self) -> list[str]:
         return [f"{self.t:g}"]
 
+    def for_copy(self, batch: range) -> Edit | None:
+        return None  # under a soft cap or with sinks it applies to whole layers or heads
+
     def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         factor, softcap = 1 / self.t, problem.softcap
         by_row = self.rows is not None or self.batch is not None
@@ -116,6 +122,9 @@ class uniform(Edit):
 
     Raises `BadValue` in a call with sinks or ALiBi where it names rows: no one question says so.
     """
+
+    def for_copy(self, batch: range) -> Edit | None:
+        return None  # with sinks it applies to whole heads
 
     def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         where = self.factors(0.0, problem, here) == 0
