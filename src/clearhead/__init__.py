@@ -29,10 +29,13 @@ if (
     )
 
 from . import hf, nn, views
-from .api import compat
+from .api import compat, edits
 from .api.attention import attention, look, matrix
+from .api.effects import effects
 from .api.explain import explain
+from .api.intervene import Intervention, intervene
 from .api.matrix import Matrix
+from .api.metrics import logit_difference
 from .api.plan import Plan, plan
 from .api.recording import Recording
 from .api.watch import watch
@@ -41,6 +44,7 @@ from .errors import AttentionError, BadType, BadValue
 from .masks import Causal, causal, dense, documents, everything, lengths, prefix, window
 from .nn.lesson import explain_text
 from .problem.biases import alibi, bias
+from .results.effects import Effect, Effects
 from .results.trace import Step, Trace
 from .stats import Look, map, mass, rows, topk
 
@@ -60,6 +64,13 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Matrix",
     "watch",
     "Recording",
+    "intervene",
+    "Intervention",
+    "edits",
+    "effects",
+    "Effects",
+    "Effect",
+    "logit_difference",
     "plan",
     "Plan",
     "causal",

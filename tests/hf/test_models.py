@@ -260,7 +260,7 @@ def test_usual_masks_stay_rules(kind, rule):
     real = torch.ones(2, 11, dtype=torch.long)
     real[0, :3] = 0
     capture_call = []
-    with torch.no_grad(), listening(lambda problem, _: capture_call.append(repr(problem.mask))):
+    with torch.no_grad(), listening(lambda problem, *_: capture_call.append(repr(problem.mask))):
         model(ids())
         model(ids(), attention_mask=real)
     naive_attention, padded = capture_call[:2], capture_call[2:]

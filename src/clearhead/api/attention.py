@@ -14,10 +14,10 @@ from ..problem.check import Options, make_problem, must_have_numbers
 from ..problem.problem import Inputs, Problem
 from ..stats import Look, Statistic, lse_alone, parse_stats
 from ..torch_state import no_autocast
-from .hooks import notify
+from .hooks import editors, notify, shown
 from .matrix import Matrix
 
-Done = TypeVar("Done")
+Counted = TypeVar("Counted")
 
 
 def attention(
@@ -156,6 +156,9 @@ def matrix(
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, k, options)
     must_have_numbers(problem, "matrix")
+    for editor in editors():
+        problem, inputs = editor.same_question(problem, inputs)
+    problem, inputs = shown(problem, inputs)
     if engine != "auto":
         named(engine)
     return Matrix(problem.undropped, inputs, engine)
@@ -167,24 +170,35 @@ def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         return out + sum(x.sum() for x in inputs) if problem.grad else out  # joined, for autograd
-    return _by_engine(problem, inputs, engine, lambda chosen: chosen.run(problem, inputs))
+    return _by_engine(problem, inputs, engine, lambda engine, *asked: (engine.run(*asked), None))[1]
 
 
 def _looked(problem: Problem, inputs: Inputs, engine: str, wanted: tuple[Statistic, ...]) -> Look:
-    out, counted = _by_engine(
-        problem, inputs, engine, lambda chosen: chosen.look(problem, inputs, wanted)
+    problem, out, counted = _by_engine(
+        problem, inputs, engine, lambda engine, *asked: engine.look(*shown(*asked), wanted)
     )
     return Look(problem, out, counted.finish())
 
 
-def _by_engine(problem: Problem, inputs: Inputs, engine: str, do: Callable[[Engine], Done]) -> Done:
-    """Choose an engine, let it `do` the work, and tell whoever listens."""
+def _by_engine(
+    problem: Problem,
+    inputs: Inputs,
+    engine: str,
+    do: Callable[[Engine, Problem, Inputs], tuple[Tensor, Counted]],
+) -> tuple[Problem, Tensor, Counted]:
+    """Choose an engine and let it `do` the work, edited by whoever intervenes; tell who listens.
+    Gives the question that was answered, the output, and what was counted."""
+    edits = editors()
+    for editor in edits:
+        problem, inputs = editor.question(problem, inputs)
     chosen = choose(problem, engine)
     if torch._C._is_any_autocast_enabled():  # a context costs as much as a tiny question
         with no_autocast(problem.device):
-            done = do(chosen)
+            out, counted = do(chosen, problem, inputs)
     else:
-        done = do(chosen)
+        out, counted = do(chosen, problem, inputs)
+    for editor in edits:
+        out = editor.output(out, problem, inputs, chosen.name)
     if not torch.compiler.is_compiling():  # a compiled graph has no one to tell
-        notify(problem, inputs)
-    return done
+        notify(problem, inputs, out)
+    return problem, out, counted

@@ -1,25 +1,46 @@
-"""The window that `watch`, reports and checkpoints look through.
+"""What follows attention calls: listeners, that see them, and editors, that change them.
 
-It sees what is asked of attention, and cannot change what is answered.
+`watch`, reports and checkpoints listen; `intervene` edits.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..problem.problem import Inputs, Problem
 
-Hear: TypeAlias = Callable[[Problem, Inputs], None]
+Hear: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
 _listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
+
+
+class Editor(Protocol):
+    """What `intervene` puts at the door."""
+
+    def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The question that is asked instead."""
+
+    def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The same for a question about the weights of the call that came last."""
+
+    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The edited question as who looks at its weights sees it."""
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        """The output that is given instead."""
+
+
+_editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
 
 
 @contextmanager
 def listening(on_call: Hear) -> Iterator[None]:
-    """Call `on_call` with every question that is answered inside the `with` block."""
+    """Call `on_call` with every question that is answered inside the `with` block, and the
+    output."""
     _listeners.set((*_listeners.get(), on_call))
     try:
         yield
@@ -27,10 +48,12 @@ def listening(on_call: Hear) -> Iterator[None]:
         _listeners.set(tuple(other for other in _listeners.get() if other is not on_call))
 
 
-def notify(problem: Problem, inputs: Inputs) -> None:
+def notify(problem: Problem, inputs: Inputs, out: Tensor) -> None:
     """A question was answered."""
-    for on_call in _listeners.get():
-        on_call(problem, inputs)
+    if listeners := _listeners.get():
+        problem, inputs = shown(problem, inputs)
+        for on_call in listeners:
+            on_call(problem, inputs, out)
 
 
 def capture_call(
@@ -41,7 +64,7 @@ def capture_call(
     kept: list[tuple[Problem, Inputs]] = []
     count = 0
 
-    def on_call(problem: Problem, inputs: Inputs) -> None:
+    def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
         nonlocal count
         if count == number:
             kept.append((problem, inputs))
@@ -50,6 +73,28 @@ def capture_call(
     with listening(on_call):
         run()
     return (kept[0] if kept else None), count
+
+
+@contextmanager
+def editing(editor: Editor) -> Iterator[None]:
+    """Let `editor` change every question and answer inside the `with` block, after the others."""
+    _editors.set((*_editors.get(), editor))
+    try:
+        yield
+    finally:
+        _editors.set(tuple(other for other in _editors.get() if other is not editor))
+
+
+def editors() -> tuple[Editor, ...]:
+    """Who changes calls now, outermost first. A compiled graph is not changed."""
+    return () if torch.compiler.is_compiling() else _editors.get()
+
+
+def shown(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    """The question that was edited last, as who looks at its weights sees it."""
+    for editor in editors():
+        problem, inputs = editor.shown(problem, inputs)
+    return problem, inputs
 
 
 @contextmanager

@@ -79,6 +79,11 @@ def plan(
     """
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, _ = make_problem(q, k, v, options)
+    return plan_of(problem, engine)
+
+
+def plan_of(problem: Problem, engine: str) -> Plan:
+    """The plan of a question that was checked."""
     chosen, declined = engines.first_able(problem, engine)
     order = engines.ENGINES
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()

@@ -29,7 +29,9 @@ class Call:
     a module that asks several times in a run has several. `module` is the name of the module that
     asked, `question` says what was asked. Statistics are in `found`, under their names, each
     (B, H, ...) with the heads that were watched; they are also attributes of the call. `heads` are
-    the numbers of these, None if they are all there are. `blind` is True for queries that may see
+    the numbers of these, None if they are all there are. `queries` are those whose exact rows were
+    kept, counted from 0, and `output` is what the heads gave, (B, H, Tq, Dv); None where they were
+    not asked for. `blind` is True for queries that may see
     nothing, and broadcasts to (B, H, Tq); None if there was no mask.
     """
 
@@ -39,6 +41,8 @@ class Call:
     found: dict[str, Result]
     blind: Tensor | None = None
     heads: tuple[int, ...] | None = None
+    queries: tuple[int, ...] | None = None
+    output: Tensor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         heads = "" if self.heads is None else f", heads {', '.join(map(str, self.heads))}"
@@ -203,12 +207,13 @@ def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path
     file, index = to / f"{number:05d}.safetensors", to / INDEX
     line = {
         "file": file.name, "layer": call.layer, "module": call.module, "question": call.question,
-        "stats": statistics, "heads": call.heads,
+        "stats": statistics, "heads": call.heads, "queries": call.queries,
     }  # fmt: skip
-    blind = {} if call.blind is None else {"blind": call.blind.contiguous()}
+    beside = {"blind": call.blind, "output": call.output}
+    tensors = {n: x.detach().contiguous() for n, x in beside.items() if x is not None}
     size = index.stat().st_size
     try:
-        save_file(_flat(call.found) | blind, file)
+        save_file(_flat(call.found) | tensors, file)
         with index.open("a") as lines:
             lines.write(json.dumps(line) + "\n")
     except (OSError, SafetensorError) as error:

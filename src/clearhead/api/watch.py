@@ -38,6 +38,7 @@ def watch(
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
+    outputs: bool = False,
     to: str | Path | None = None,
 ) -> Iterator[Recording]:
     """Statistics of every attention call that `model` makes inside the `with` block.
@@ -64,6 +65,7 @@ def watch(
         heads: keep only these query heads. None means all.
         rows: also keep the exact rows of these queries, which every call must have: a step of
             generation has one, -1. None means none.
+        outputs: also keep the output of every head that is kept, (B, H, Tq, Dv), as `.output`.
         to: a folder; each call is then written to a file there (safetensors, and a line of
             `index.jsonl` that says what it holds) and not kept in memory: `seen.written` has the
             paths, for `safetensors.torch.load_file`. None keeps everything in `seen`.
@@ -86,7 +88,7 @@ def watch(
         wanted = parse_stats([*wanted, exact_rows(rows)])
     heads = None if heads is None else _checked_heads(heads)
     place = None if to is None else new_folder(to)
-    watcher = _Watcher(wanted, layers, heads, place)
+    watcher = _Watcher(wanted, layers, heads, place, outputs)
     try:
         with module_hooks(model, watcher.enter, watcher.leave), listening(watcher.on_call):
             yield watcher.seen
@@ -105,8 +107,10 @@ class _Watcher:
         layers: list[int | str] | None,
         heads: list[int] | None,
         place: Path | None,
+        outputs: bool,
     ) -> None:
         self.wanted, self.layers, self.heads, self.place = wanted, layers, heads, place
+        self.outputs = outputs
         self.standing = _Standing(wanted)
         self.seen, self.ran, self.kept = Recording(), False, 0
         self.thread = threading.get_ident()
@@ -132,7 +136,7 @@ class _Watcher:
         if self.inside and not self.elsewhere():
             self.inside.pop()
 
-    def on_call(self, problem: Problem, inputs: Inputs) -> None:
+    def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
         if not self.inside or in_backward():
             return  # the same call, heard before
         if is_batched(inputs.q, inputs.k):
@@ -145,9 +149,9 @@ class _Watcher:
         layer = self.numbers.setdefault((name, self.turns[name]), len(self.numbers))
         self.turns[name] += 1
         if self.layers is None or any(_means(which, layer, name) for which in self.layers):
-            self.keep(self.call(layer, name, problem, inputs))
+            self.keep(self.call(layer, name, problem, inputs, out))
 
-    def call(self, layer: int, name: str, problem: Problem, inputs: Inputs) -> Call:
+    def call(self, layer: int, name: str, problem: Problem, inputs: Inputs, out: Tensor) -> Call:
         """Count what is wanted of a call."""
         # A checkpoint compares what is kept for the way back with what is kept when it computes
         # again. What the statistics keep is hidden from it, so that they are counted once.
@@ -156,13 +160,18 @@ class _Watcher:
             wanted = self.standing(problem.mask, problem.grid)
             found = compute_stats(problem, inputs, wanted).finish()
         blind = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
+        output = out.clone() if self.outputs else None
+        queries = next(
+            (tuple(s.places(problem.grid)) for s in wanted if isinstance(s, exact_rows)), None
+        )
         heads = None
         if self.heads is not None:
             picked = _checked_here(self.heads, problem.H)
             found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
             blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
+            output = None if output is None else output[:, picked]
             heads = tuple(picked)
-        return Call(layer, name, problem.describe(), found, blind, heads)
+        return Call(layer, name, problem.describe(), found, blind, heads, queries, output)
 
     def keep(self, call: Call) -> None:
         if self.place is None:

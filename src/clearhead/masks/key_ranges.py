@@ -183,6 +183,19 @@ def all_keys(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
     return KeyRanges(lo, lo + Tk, Tq, Tk)
 
 
+def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
+    """Those of `a` for the queries where `where` holds, (B|1, H|1, Tq|1, 1), else those of `b`."""
+    if a.bits is not None or b.bits is not None:
+        return from_bits(torch.where(where, a.block(), b.block()), a.Tq, a.Tk)
+    most = max(a.lo.shape[-1], b.lo.shape[-1])
+
+    def picked(x: Tensor, y: Tensor) -> Tensor:
+        x, y = (F.pad(runs, (0, most - runs.shape[-1]), value=a.Tk) for runs in (x, y))
+        return torch.where(where, x, y)
+
+    return KeyRanges(picked(a.lo, b.lo), picked(a.hi, b.hi), a.Tq, a.Tk)
+
+
 def from_bounds(lo: Tensor, hi: Tensor, Tq: int, Tk: int) -> KeyRanges:
     """One run per query, given with any bounds: cut to [0, Tk), empty if they cross."""
     lo, hi = lo.clamp(0, Tk), hi.clamp(0, Tk)

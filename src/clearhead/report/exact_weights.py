@@ -52,7 +52,7 @@ def tile(
     model, run, read, _ = question(model, text)
     texts, places = Texts(read if tokens is None else tokens, decoder_tokens), []
 
-    def on_call(problem: Problem, inputs: Inputs) -> None:
+    def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
         places.append(texts.place(problem.Tq, problem.Tk))
 
     with torch.no_grad():

@@ -61,7 +61,7 @@ def report(
     listener = Listener(texts, [])
     with _bar(layers, progress) as step, torch.no_grad():
 
-        def on_call(problem: Problem, inputs: Inputs) -> None:
+        def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
             listener.on_call(problem, inputs)
             step()
 

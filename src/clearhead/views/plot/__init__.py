@@ -1,12 +1,14 @@
 """Attention on paper, drawn with matplotlib: heat maps, every head, the chain of steps, a model."""
 
 from .canvas import can_draw
+from .effects import effects
 from .figures import heads, heatmap, save, steps, suffix_of
 from .report import entropy_by_layer, model, received
 from .scaling import scaling
 
 __all__ = [
     "can_draw",
+    "effects",
     "entropy_by_layer",
     "heads",
     "heatmap",

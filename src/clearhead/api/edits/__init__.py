@@ -1,0 +1,46 @@
+"""What can be changed about attention while a model runs: `clearhead.edits`.
+
+With the logits x of the keys that a query may look at (after scale, soft cap and bias), the weights
+w = softmax(x) and the output o = w V of each head and query:
+
+| edit                    | what becomes of it                                              |
+|-------------------------|-----------------------------------------------------------------|
+| `knock_out(mask)`       | the edges that `mask` allows are not there: w = 0, renormalised  |
+| `keep_only(mask)`       | all the others are not there                                    |
+| `temperature(t)`        | w = softmax(x / t)                                              |
+| `uniform()`             | w = 1/n for each of the n keys that the query may look at       |
+| `freeze(recording)`     | w as recorded in another run                                    |
+| `ablate(by=...)`        | o = 0, the mean of a reference set, or a tensor                 |
+| `scale(factor)`         | factor * o                                                      |
+| `patch(recording)`      | o as recorded in another run                                    |
+
+The first four are questions of their own, which an engine answers like any other, in O(S) memory.
+Edits apply in the order of the list; those of the weights before those of the output.
+
+All edits say where they apply:
+
+    layers  numbers as in `Call.layer`, or patterns for module names such as ``"*.5.*"``
+    heads   the numbers of query heads; -1 is the last
+    rows    the positions of queries in the text, from 0 on, whether or not a cache holds what came
+            before, and padding counted; -1 is the last query of a call
+    batch   a range of rows of the batch
+
+and None means all of them.
+"""
+
+from .edit import Edit
+from .freeze import freeze
+from .outputs import ablate, patch, scale
+from .weights import keep_only, knock_out, temperature, uniform
+
+__all__ = [
+    "Edit",
+    "ablate",
+    "freeze",
+    "keep_only",
+    "knock_out",
+    "patch",
+    "scale",
+    "temperature",
+    "uniform",
+]

@@ -1,0 +1,214 @@
+"""What an edit is: one change of attention, and where it applies."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import BadType, BadValue, whole_number
+from ...masks.mask import corner_of
+from ...masks.values import positions
+from ...problem.problem import Inputs, Problem
+
+
+class Here(NamedTuple):
+    """Which call an edit is applied to: the layer, how often it was asked before, and where its
+    query 0 stands in the text (None if the call does not say)."""
+
+    layer: int
+    module: str
+    turn: int
+    start: int | Tensor | None
+
+
+def start_of(problem: Problem) -> int | Tensor | None:
+    """Where query 0 stands among the keys. Where no rule says so, several queries begin with the
+    first; one alone may be a step of generation."""
+    corner = corner_of(problem.mask, problem.grid)
+    if corner is None and (problem.Tq == problem.Tk or problem.Tq > 1):
+        return 0
+    return corner
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Edit:
+    """One change, and where it applies."""
+
+    layers: Sequence[int | str] | None = None
+    heads: Sequence[int] | None = None
+    rows: Sequence[int] | None = None
+    batch: range | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _listed("layers", self.layers, (int, str)))
+        for name in ("heads", "rows"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _listed(name, getattr(self, name), (int,)))
+        if self.batch is not None and not isinstance(self.batch, range):
+            raise BadType(
+                f"{type(self).__name__} got batch={self.batch!r}.",
+                "batch is a range of rows of the batch.",
+                "pass for example batch=range(0, 2).",
+            )
+
+    def __repr__(self) -> str:
+        given = [f"{name}={x!r}" for name, x in self._where() if x is not None]
+        return f"{type(self).__name__}({', '.join([*self.said(), *given])})"
+
+    def _where(self) -> Iterable[tuple[str, object]]:
+        for name in ("layers", "heads", "rows"):
+            x = getattr(self, name)
+            yield name, x if x is None else list(x)
+        yield "batch", self.batch
+
+    def said(self) -> list[str]:
+        """What it was given beside the place."""
+        return []
+
+    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+        """The question that is asked instead."""
+        return problem, inputs
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
+        """The output, (B, H, Tq, Dv), that is given instead."""
+        return out
+
+    def shown(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+        """The edited question as who looks at its weights sees it."""
+        return problem, inputs
+
+    def applies(self, problem: Problem, here: Here) -> bool:
+        """Is there anything of this call that it is about?"""
+        self.heads_of(problem)
+        if self.batch is not None and not len(range(problem.B)[self.batch.start : self.batch.stop]):
+            return False
+        found = self._rows_of(problem, here)
+        return found is None or bool(found.any())
+
+    def for_copy(self, batch: range) -> "Edit | None":
+        """The same for these rows of a batch that holds several copies of it; None if it does not
+        apply to parts of a batch."""
+        return replace(self, batch=batch) if self.batch is None else None
+
+    def heads_of(self, problem: Problem) -> list[int]:
+        """The heads that it is about. Raises `BadValue` for one that is not there."""
+        H = problem.H
+        for h in self.heads or ():
+            if not -H <= h < H:
+                raise BadValue(
+                    f"{self!r} names head {h}.",
+                    f"the layer has {H} query heads, numbered from 0.",
+                    f"name heads from 0 to {H - 1}.",
+                )
+        return list(range(H)) if self.heads is None else [h % H for h in self.heads]
+
+    def where(self, problem: Problem, here: Here) -> Tensor | None:
+        """The queries that it is about, (B|1, H|1, Tq|1) booleans; None means all of the call."""
+        parts = []
+        if self.heads is not None:
+            parts.append(at_places(self.heads_of(problem), problem.H).reshape(1, -1, 1))
+        if self.batch is not None:
+            parts.append(at_places(list(self.batch), problem.B).reshape(-1, 1, 1))
+        if (rows := self._rows_of(problem, here)) is not None:
+            parts.append(rows)
+        if not parts:
+            return None
+        found = parts[0].to(problem.device)
+        for part in parts[1:]:
+            found = found & part.to(problem.device)
+        return found
+
+    def _rows_of(self, problem: Problem, here: Here) -> Tensor | None:
+        if self.rows is None:
+            return None
+        Tq = problem.Tq
+        at = torch.arange(Tq).reshape(1, 1, -1)
+        last = torch.tensor([r + Tq for r in self.rows if r < 0], dtype=torch.long)
+        found = torch.isin(at, last)
+        if named := [r for r in self.rows if r >= 0]:
+            if here.start is None:
+                raise BadValue(
+                    f"{self!r} was asked about a query and {problem.Tk} keys.",
+                    "rows are positions in the text, and a call without a causal mask does not say "
+                    "where in it its only query stands.",
+                    "name rows from the end, rows=[-1], or leave rows out.",
+                )
+            at = positions(here.start, problem.grid, torch.device("cpu"))
+            found = found | torch.isin(at, torch.tensor(named))
+        return found
+
+    def factors(self, factor: float, problem: Problem, here: Here) -> Tensor:
+        """`factor` for the queries that it is about, else 1: (B|1, H|1, Tq|1) in the wide dtype."""
+        where = self.where(problem, here)
+        one = torch.ones((1, 1, 1), dtype=problem.wide, device=problem.device)
+        return one * factor if where is None else torch.where(where, factor, one)
+
+
+def replaced(
+    edit: Edit,
+    out: Tensor,
+    value: Tensor,
+    problem: Problem,
+    here: Here,
+    queries: list[int] | None = None,
+) -> Tensor:
+    """The output with `value`, which broadcasts to (B, n, queries, Dv), in place of what the edit
+    is about: n heads, the rows of its batch, and of the queries (None: all) those that it names.
+    Raises `BadValue` where it does not fit."""
+    heads = edit.heads_of(problem)
+    batch = range(problem.B) if edit.batch is None else edit.batch
+    queries = list(range(problem.Tq)) if queries is None else queries
+    wanted = (len(batch), len(heads), len(queries), out.shape[-1])
+    try:
+        value = value.to(out.device, out.dtype).expand(wanted)
+    except RuntimeError:
+        raise BadValue(
+            f"{edit!r} has a tensor of shape {tuple(value.shape)}; the layer has {wanted}.",
+            "what replaces an output broadcasts to (B, heads, Tq, Dv).",
+            "give each dimension its size or 1, heads in the order in which they are named.",
+        ) from None
+    b, h, q = (torch.tensor(x, device=out.device) for x in (list(batch), heads, queries))
+    full = out.index_put((b[:, None, None], h[:, None], q), value)
+    if edit.rows is None:
+        return full
+    where = edit.where(problem, here)
+    assert where is not None
+    return torch.where(where.unsqueeze(-1), full, out)
+
+
+def at_places(places: Sequence[int], size: int) -> Tensor:
+    found = torch.zeros(size, dtype=torch.bool)
+    found[list(places)] = True
+    return found
+
+
+def _listed(name: str, given: object, kinds: tuple[type, ...]) -> tuple[int | str, ...]:
+    found: list[int | str | None] = [None]
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        found = [x if isinstance(x, str) and str in kinds else whole_number(x) for x in given]
+    if None in found or not found:
+        what = "numbers or patterns for module names" if str in kinds else "whole numbers"
+        raise BadType(
+            f"{name} is {given!r}.",
+            f"{name} is a list of {what}, not empty; None means all.",
+            f"pass for example {name}=[0, 3].",
+        )
+    return tuple(x for x in found if x is not None)
+
+
+def finite_number(edit: str, name: str, given: object) -> float:
+    try:
+        number = float(given)  # type: ignore[arg-type]  # it says what is none
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number) or isinstance(given, (str, bool)):
+        raise BadType(
+            f"{edit} got {name}={given!r}.",
+            f"{name} is a finite number.",
+            f"pass for example {edit}(0.5).",
+        )
+    return number

@@ -1,0 +1,92 @@
+"""What `watch` recorded of another run, found for the call that is being answered."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...errors import BadType, BadValue, kind_of
+from ...problem.problem import Problem
+from ..recording import Call, Recording
+from .edit import Edit, Here
+
+
+def check_recording(edit: Edit, name: str, recording: object) -> None:
+    if not isinstance(recording, Recording):
+        raise BadType(
+            f"{type(edit).__name__} got {name}={kind_of(recording)}.",
+            f"{name} is what watch recorded of another run.",
+            "pass what `with watch(...) as recording` gives.",
+        )
+    if not recording.calls:
+        kept = "keeps its calls in files" if recording.written else "holds no calls"
+        raise BadValue(
+            f"{type(edit).__name__} got a recording that {kept}.",
+            "another run is recorded in memory before it is used.",
+            "run the model inside of watch(model, ...) without to=.",
+        )
+
+
+def calls_of(edit: Edit, recording: Recording | None, here: Here) -> list[Call]:
+    """The recorded calls of the layer."""
+    assert recording is not None
+    found = [call for call in recording if call.layer == here.layer]
+    if not found:
+        layers = sorted({call.layer for call in recording})
+        raise BadValue(
+            f"{edit!r} was applied in layer {here.layer}.",
+            f"its recording holds the layers {', '.join(map(str, layers))}.",
+            "name these with layers=, or record more.",
+        )
+    return found
+
+
+def call_for(edit: Edit, recording: Recording, here: Here) -> Call:
+    """The recorded call that serves the one that is being answered."""
+    found = calls_of(edit, recording, here)
+    if len(found) == 1:
+        return found[0]
+    if here.turn >= len(found):
+        raise BadValue(
+            f"{edit!r} was applied to call {here.turn} of layer {here.layer}.",
+            f"its recording holds {len(found)} calls of the layer, and call n serves call n.",
+            "record as many runs, or one alone, which serves every call.",
+        )
+    return found[here.turn]
+
+
+def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:
+    """Where the heads that the edit is about stand in what was recorded, (B, heads, ...)."""
+    wanted = edit.heads_of(problem)
+    if call.heads is None:
+        if recorded.shape[1] != problem.H:
+            raise other_sizes(edit, "H,", recorded.shape[1:2], (problem.H,))
+        return wanted
+    missing = sorted(set(wanted) - set(call.heads))
+    if missing:
+        raise BadValue(
+            f"{edit!r} is about heads {missing} of layer {call.layer}.",
+            f"its recording holds the heads {', '.join(map(str, call.heads))} of that layer.",
+            "name these with heads=, or record more.",
+        )
+    return [call.heads.index(h) for h in wanted]
+
+
+def output_of(edit: Edit, call: Call) -> Tensor:
+    if call.output is None:
+        raise BadValue(
+            f"{edit!r} was given a recording without outputs.",
+            "what replaces an output is an output of another run.",
+            "record them: watch(model, outputs=True).",
+        )
+    return call.output
+
+
+def other_sizes(
+    edit: Edit, letters: str, recorded: Sequence[int], sizes: Sequence[int]
+) -> BadValue:
+    return BadValue(
+        f"{edit!r} was recorded with ({letters}) = {tuple(recorded)}; this call has "
+        f"{tuple(sizes)}.",
+        "what another run gave fits a call of the same sizes.",
+        "record a text of as many tokens, in the same steps.",
+    )

@@ -1,0 +1,164 @@
+"""Edits that are questions of their own: other edges, other logits."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ...errors import BadType, BadValue, kind_of
+from ...masks import Grid, Mask, intersect
+from ...masks.without import Without, placed
+from ...problem.biases import Alibi, TensorBias
+from ...problem.problem import Inputs, Problem
+from .edit import Edit, Here, finite_number
+
+MASKS_KEPT = 4  # edited masks that an edit keeps: layers take turns with a few
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class knock_out(Edit):
+    """The edges that `mask` allows are not there: their weights are 0 and the others of the query
+    renormalise. A query that has no edge left gives 0.
+
+    >>> import clearhead as ch
+    >>> ch.edits.knock_out(ch.prefix(1), layers=[5])  # no head of layer 5 looks at the first token
+    knock_out(prefix(1), layers=[5])
+
+    Rules over positions that leave `align` open stand where the call's own mask lets the queries
+    stand, so they follow a cache. A mask of T x T (`documents`, `dense`) is about a text of T
+    tokens from its first on: it follows a cache too, and edges to what comes after stay.
+    """
+
+    mask: Mask
+    _made: list[tuple[Mask, Grid, torch.device, Mask]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.mask, Mask):
+            raise BadType(
+                f"{type(self).__name__} got {kind_of(self.mask)}.",
+                "which edges an edit is about is a mask.",
+                "pass for example clearhead.prefix(1), or clearhead.dense(keep=booleans).",
+            )
+
+    def said(self) -> list[str]:
+        return [repr(self.mask)]
+
+    def removed(self) -> Mask:
+        """The edges that go."""
+        return self.mask
+
+    def for_copy(self, batch: range) -> Edit | None:
+        return None if "B" in self.mask.sizes() else super().for_copy(batch)
+
+    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+        rule, grid, device = problem.mask, problem.grid, problem.device
+        for known, sizes, place, made in self._made:
+            if sizes == grid and place == device and known._is(rule):
+                return replace(problem, mask=made), inputs
+        where = self.where(problem, here)
+        edges = placed(self.removed(), grid, here.start)
+        made = intersect(rule, ~edges) if where is None else Without(rule, edges, where, repr(self))
+        self._made.append((rule, grid, device, made))
+        del self._made[:-MASKS_KEPT]
+        return replace(problem, mask=made), inputs
+
+
+class keep_only(knock_out):
+    """Only the edges that `mask` allows are there, of those that the model's own mask allows: the
+    same as ``knock_out(~mask)``, whose words on `align` and T x T hold here."""
+
+    def removed(self) -> Mask:
+        return ~self.mask
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class temperature(Edit):
+    """w = softmax(x / t): below 1 the weights sharpen, above 1 they even out. All that enters the
+    softmax is divided: x after scale, soft cap and bias, and a sink's logit.
+
+    Raises `BadValue` unless t > 0; and in a call with sinks or ALiBi where it names rows, or with a
+    soft cap where it names heads or rows: no one question says so.
+    """
+
+    t: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "t", finite_number("temperature", "t", self.t))
+        if self.t <= 0:
+            raise BadValue(
+                f"temperature got t={self.t:g}.",
+                "logits are divided by t, which is positive.",
+                "pass t > 0; uniform() gives equal weights.",
+            )
+
+    def said(self) -> list[str]:
+        return [f"{self.t:g}"]
+
+    def for_copy(self, batch: range) -> Edit | None:
+        return None  # under a soft cap or with sinks it applies to whole layers or heads
+
+    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+        factor, softcap = 1 / self.t, problem.softcap
+        by_row = self.rows is not None or self.batch is not None
+        if softcap is not None:
+            if by_row or self.heads is not None:
+                raise _not_one_question(self, "a soft cap", "name no heads, rows or batch.")
+            problem = replace(problem, scale=problem.scale / self.t, softcap=softcap / self.t)
+        else:
+            q = inputs.q * self.factors(factor, problem, here).unsqueeze(-1)
+            inputs = inputs._replace(q=q.to(inputs.q.dtype))
+        sinks = problem.sinks
+        if sinks is not None:
+            _must_be_whole(self, by_row, "sinks")
+            sinks = sinks * self.factors(factor, problem, here).flatten()
+        return _with_bias(self, factor, replace(problem, sinks=sinks), here), inputs
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class uniform(Edit):
+    """w = 1/n for each of the n keys that the query may look at; a sink takes nothing.
+
+    Raises `BadValue` in a call with sinks or ALiBi where it names rows: no one question says so.
+    """
+
+    def for_copy(self, batch: range) -> Edit | None:
+        return None  # with sinks it applies to whole heads
+
+    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+        where = self.factors(0.0, problem, here) == 0
+        inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
+        sinks = problem.sinks
+        if sinks is not None:
+            _must_be_whole(self, self.rows is not None or self.batch is not None, "sinks")
+            sinks = sinks.masked_fill(where.flatten(), -math.inf)
+        return _with_bias(self, 0.0, replace(problem, sinks=sinks), here), inputs
+
+
+def _with_bias(edit: Edit, factor: float, problem: Problem, here: Here) -> Problem:
+    """The question with its bias times the factor, for the queries that the edit is about."""
+    bias = problem.bias
+    if bias is None:
+        return problem
+    factors = edit.factors(factor, problem, here)
+    if isinstance(bias, Alibi):
+        _must_be_whole(edit, edit.rows is not None or edit.batch is not None, "ALiBi")
+        slopes = bias.of(problem.grid)
+        return replace(problem, bias=Alibi(slopes * factors.flatten().to(slopes), bias.align))
+    assert isinstance(bias, TensorBias)
+    scaled = bias.four() * factors.unsqueeze(-1)
+    return replace(problem, bias=TensorBias(scaled.to(bias.tensor.dtype)))
+
+
+def _must_be_whole(edit: Edit, by_row: bool, what: str) -> None:
+    if by_row:
+        raise _not_one_question(edit, what, "name no rows and no batch: heads can be named.")
+
+
+def _not_one_question(edit: Edit, what: str, way_out: str) -> BadValue:
+    return BadValue(
+        f"{edit!r} was applied to a layer with {what}.",
+        f"the edited question has {what} that is the same for all it is about.",
+        way_out,
+    )

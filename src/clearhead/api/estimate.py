@@ -1,0 +1,94 @@
+"""The effect of an edit on a metric, estimated from gradients of the unedited run."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engines import choose
+from ..problem.problem import Inputs, Problem
+from .edits.edit import Edit, Here, start_of
+from .layers import Layers, means
+
+
+class Asked(NamedTuple):
+    """An attention call of the unedited run: the question, its output, and zeros that were added to
+    the output so that its gradient is known."""
+
+    here: Here
+    problem: Problem
+    inputs: Inputs
+    out: Tensor
+    zeros: Tensor | None
+
+
+class Recorder:
+    """An editor that changes nothing and keeps every call; with `grad`, for `estimate`."""
+
+    def __init__(self, grad: bool) -> None:
+        self.grad = grad
+        self.layers, self.calls = Layers(), list[Asked]()
+        self._here = Here(0, "", 0, None)
+
+    def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        if self.layers.inside:
+            layer, name = self.layers.asks()
+            turn = sum(call.here.layer == layer for call in self.calls)
+            self._here = Here(layer, name, turn, start_of(problem))
+        return problem, inputs
+
+    def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        return problem, inputs
+
+    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        return problem, inputs
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        if not self.layers.inside:
+            return out
+        detached = Inputs(*(x.detach() for x in inputs)) if self.grad else inputs
+        zeros = torch.zeros_like(out, requires_grad=True) if self.grad else None
+        self.calls.append(Asked(self._here, problem, detached, out.detach(), zeros))
+        return out if zeros is None else out + zeros
+
+
+def estimate(
+    edits: Sequence[Sequence[Edit]], calls: Sequence[Asked], metric: Tensor
+) -> list[float]:
+    """For each list of edits, the sum over calls of (edited output - output) . d metric / d output,
+    where the edited output is that of the call alone, given what it was asked in the unedited run.
+
+    Source: Nanda 2023, "Attribution Patching"; Syed, Rager & Conmy 2023, "Attribution Patching
+    Outperforms Automated Circuit Discovery".
+    """
+    zeros = [call.zeros for call in calls if call.zeros is not None]
+    grads = torch.autograd.grad(metric, zeros, allow_unused=True)
+    found = []
+    with torch.no_grad():
+        for group in edits:
+            total = 0.0
+            for call, grad in zip(calls, grads, strict=True):
+                applied = [
+                    e
+                    for e in group
+                    if means(e.layers, call.here.layer, call.here.module)
+                    and e.applies(call.problem, call.here)
+                ]
+                if applied and grad is not None:
+                    changed = _edited(applied, call).sub(call.out).mul(grad)
+                    total += float(changed.sum(dtype=torch.float64))
+            found.append(total)
+    return found
+
+
+def _edited(edits: Sequence[Edit], call: Asked) -> Tensor:
+    """What the call alone gives with these edits."""
+    problem, inputs, out = call.problem, call.inputs, call.out
+    for edit in edits:
+        problem, inputs = edit.question(problem, inputs, call.here)
+    if problem is not call.problem or inputs is not call.inputs:
+        out = choose(problem, "auto").run(problem, inputs)
+    for edit in edits:
+        out = edit.output(out, problem, inputs, call.here)
+    return out

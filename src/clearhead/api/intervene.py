@@ -1,0 +1,213 @@
+"""Change attention while a model runs: `intervene`, and what it did."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from ..errors import BadType, BadValue, kind_of
+from ..problem.problem import Inputs, Problem
+from ..torch_state import in_backward
+from .edits.edit import Edit, Here, start_of
+from .hooks import editing, module_hooks
+from .layers import Layers, check_layers, means
+from .plan import Plan, plan_of
+
+
+@contextmanager
+def intervene(
+    model: nn.Module, edits: Sequence[Edit], *, must_apply: bool = True
+) -> Iterator["Intervention"]:
+    """Attention calls that `model` makes inside the `with` block are edited.
+
+    >>> first = ch.edits.knock_out(ch.prefix(1), layers=[5], heads=[1])  # doctest: +SKIP
+    >>> with ch.intervene(model, [first]) as done:  # doctest: +SKIP
+    ...     model(x)
+    >>> done  # which edit applied where, how often, and which engine answered  # doctest: +SKIP
+
+    It reaches what `watch` reaches: layers of `clearhead.nn`, transformers models with
+    ``attn_implementation="clearhead"``, and whatever else calls `attention` inside a module of the
+    model, in this thread. `watch` sees the edited attention, in whatever order the two blocks
+    stand. Blocks nest: the outer edits come first. Gradients flow through edits; where activations
+    are checkpointed, the backward pass computes layers again, so it belongs into the block.
+
+    Args:
+        edits: what changes, of `clearhead.edits`, in the order in which it changes.
+        must_apply: at the end of the block, raise if one of the edits never applied.
+
+    Raises:
+        BadValue, BadType: what is no edit; a pattern that names no module; a compiled model, whose
+            graph holds attention as it was; heads that a layer does not have; what an edit does not
+            fit; and at the end of the block an edit that never applied.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadType(
+            f"intervene got {kind_of(model)}.",
+            "edits apply to the attention calls of a model's modules.",
+            "pass a torch.nn.Module; for one call, pass the edited mask to attention(...).",
+        )
+    edits = _checked_edits(edits)
+    for edit in edits:
+        check_layers(edit.layers or (), model)
+    if compiled := [name for name, part in model.named_modules() if _is_compiled(part)]:
+        raise BadValue(
+            f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
+            "a compiled graph holds attention as it was when it was compiled.",
+            "intervene on the model that is not compiled.",
+        )
+    editor = _Editor(edits)
+    with module_hooks(model, editor.layers.enter, editor.layers.leave), editing(editor):
+        yield editor.done
+    if must_apply:
+        editor.done.must_have_applied(type(model).__name__, editor.layers)
+
+
+class Applied(NamedTuple):
+    """Where an edit applied, and which engine answered."""
+
+    edit: int
+    layer: int
+    module: str
+    engine: str
+
+
+class Intervention:
+    """Which edits applied where, and how often; prints itself.
+
+    `applied` counts by (number of the edit, layer, module, engine).
+    """
+
+    def __init__(self, edits: tuple[Edit, ...]) -> None:
+        self.edits = edits
+        self.applied: Counter[Applied] = Counter()
+        self._asked: dict[int, tuple[Problem, str]] = {}
+
+    def times(self, edit: int) -> int:
+        """How often an edit applied, by its place in the list."""
+        return sum(n for where, n in self.applied.items() if where.edit == edit)
+
+    def plan(self, layer: int) -> Plan:
+        """The plan of the edited question that a layer asked last. Raises `BadValue` for a layer in
+        which no edit applied."""
+        if layer not in self._asked:
+            raise BadValue(
+                f"The plan of layer {layer!r} was asked for.",
+                f"edits applied in layers {sorted(self._asked) or 'none'}.",
+                "ask for one of these, or run the model inside the with block first.",
+            )
+        return plan_of(self._asked[layer][0], "auto")
+
+    def __repr__(self) -> str:
+        lines = []
+        for number, edit in enumerate(self.edits):
+            times = self.times(number)
+            lines.append(f"{edit!r}: applied {times} time{'s' * (times != 1)}")
+            lines += [
+                f"  layer {at.layer}  {at.module or 'the model'}  {n}x  answered by {at.engine}"
+                for at, n in sorted(self.applied.items())
+                if at.edit == number
+            ]
+        return "\n".join(lines) or "no edits"
+
+    def must_have_applied(self, model: str, layers: Layers) -> None:
+        idle = [edit for number, edit in enumerate(self.edits) if not self.times(number)]
+        if not idle:
+            return
+        if not layers.ran:
+            rule = f"edits apply while the {model} runs, and it did not run in the with block."
+            way = "run it inside of the block: with clearhead.intervene(model, edits): model(x)."
+        elif not layers.names:
+            rule = (
+                f"edits apply to attention calls that go through clearhead, in this thread and "
+                f"outside of compiled graphs; the {model} ran and made none."
+            )
+            way = (
+                'load it with attn_implementation="clearhead", or build it from clearhead.nn; '
+                "some transformers models compute attention themselves, whatever they are loaded "
+                "with."
+            )
+        else:
+            last = len(layers.names) - 1
+            rule = f"an edit applies in the layers and rows it names; the {model} has layers 0"
+            rule += f" to {last}." if last else " alone."
+            way = "name others, or pass must_apply=False."
+        raise BadValue(f"{idle[0]!r} never applied.", rule, way)
+
+
+class _Editor:
+    """What the door asks to change a question and its answer."""
+
+    def __init__(self, edits: tuple[Edit, ...]) -> None:
+        self.edits, self.done = edits, Intervention(edits)
+        self.layers = Layers()
+        self._turns: Counter[int] = Counter()  # how often each layer asked in the block
+        self._now: list[tuple[int, Edit]] = []  # what applies to the call that is being answered
+        self._here = Here(0, "", 0, None)
+
+    def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The edited question of a call."""
+        self._now = []
+        if not self.layers.inside:
+            return problem, inputs
+        layer, name = self.layers.asks()
+        turn = self._turns[layer]
+        if in_backward():  # a checkpoint computes its layers again
+            turn -= 1
+        else:
+            self._turns[layer] += 1
+        return self._edited(problem, inputs, Here(layer, name, turn, start_of(problem)))
+
+    def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """What is asked about the weights of the call that came last, edited as that was."""
+        place = self.layers.last() if self.layers.inside else None
+        if place is None:
+            return problem, inputs
+        here = Here(*place, self._turns[place[0]] - 1, start_of(problem))
+        return self._edited(problem, inputs, here)
+
+    def _edited(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+        self._here = here
+        self._now = [
+            (number, edit)
+            for number, edit in enumerate(self.edits)
+            if means(edit.layers, here.layer, here.module) and edit.applies(problem, here)
+        ]
+        for _, edit in self._now:
+            problem, inputs = edit.question(problem, inputs, here)
+        return problem, inputs
+
+    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The edited question as who looks at its weights sees it."""
+        for _, edit in self._now:
+            problem, inputs = edit.shown(problem, inputs, self._here)
+        return problem, inputs
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        """The edited output of the call."""
+        here = self._here
+        for number, edit in self._now:
+            out = edit.output(out, problem, inputs, here)
+            if not in_backward():
+                self.done.applied[Applied(number, here.layer, here.module, engine)] += 1
+        if self._now:
+            self.done._asked[here.layer] = problem, engine
+        return out
+
+
+def _checked_edits(edits: object) -> tuple[Edit, ...]:
+    found = tuple(edits) if isinstance(edits, Iterable) else (None,)
+    for edit in found:
+        if not isinstance(edit, Edit):
+            raise BadType(
+                f"intervene got edits={edits!r}.",
+                "edits is a list of what clearhead.edits makes.",
+                "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])].",
+            )
+    return found
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    wrapped = type(module).__module__ == "torch._dynamo.eval_frame"
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None

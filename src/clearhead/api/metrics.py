@@ -1,0 +1,69 @@
+"""What `effects` measures of a model's output: a number for a batch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import BadType, BadValue, kind_of, whole_number
+
+Metric = Callable[[Any], Tensor]
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits (B, T, words) in what a model gave: its output, or a part named `logits`."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
+        what = f"of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else kind_of(logits)
+        raise BadValue(
+            f"The model gave {what}.",
+            "this metric reads logits, (B, T, words).",
+            "pass a function of the output as metric=.",
+        )
+    return logits
+
+
+def next_token_loss(inputs: Any) -> Metric:
+    """The mean loss of the next token, in nats, over the ids (B, T) in `inputs` that are no
+    padding: ``-log softmax(logits[b, t])[ids[b, t + 1]]``."""
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        raise BadType(
+            "The loss of the next token was asked for, of inputs without ids (B, T).",
+            "the next token is known from the ids that the model reads.",
+            "pass ids, a dict with input_ids, or a function of the output as metric=.",
+        )
+    real = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    counts = torch.ones_like(ids[:, 1:]) if real is None else real[:, 1:] * real[:, :-1]
+
+    def loss(output: Any) -> Tensor:
+        logits = logits_of(output)[:, :-1]
+        each = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        return (each * counts.flatten()).sum() / counts.sum()
+
+    return loss
+
+
+def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> Metric:
+    """A metric for `effects`: ``logits[b, at, right] - logits[b, at, wrong]``, the mean over b.
+
+    `right` and `wrong` are ids of tokens, one or one per text (B,); `at` is the position whose next
+    token is guessed. Raises `BadType` for what is no id.
+    """
+    for name, given in (("right", right), ("wrong", wrong)):
+        if not (isinstance(given, Tensor) and given.dim() == 1) and whole_number(given) is None:
+            raise BadType(
+                f"logit_difference got {name}={given!r}.",
+                "it is the id of a token, or one id per text, (B,).",
+                "pass whole numbers.",
+            )
+
+    def difference(output: Any) -> Tensor:
+        logits = logits_of(output)[:, at]
+        of_each = torch.arange(len(logits), device=logits.device)
+        picked = [logits[of_each, torch.as_tensor(x, device=logits.device)] for x in (right, wrong)]
+        return (picked[0] - picked[1]).float().mean()
+
+    return difference

@@ -1,0 +1,52 @@
+"""What edits did to a metric: a map of the heads, and estimates beside exact effects."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import BadValue
+from ...results.effects import Effects
+from ..labels import visible
+from .canvas import drawable, new_figure, require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK = "#14637f"
+
+
+def effects(found: Effects) -> "Figure":
+    """Heads by layer, coloured by their effect (red raises the metric, blue lowers it), and a dot
+    for each edit: its estimate over its exact effect, on a line where they agree. What is not known
+    is not drawn. Raises `BadValue` for effects of no single head and of one kind alone."""
+    require_matplotlib()
+    grid = found.grid("exact" if any(e.exact is not None for e in found) else "estimate").numpy()
+    pairs = [(e.exact, e.estimate) for e in found if e.exact is not None and e.estimate is not None]
+    if not grid.size and not pairs:
+        raise BadValue(
+            f"{len(found)} effects were to be drawn.",
+            "drawn are effects of single heads, and estimates beside exact effects.",
+            "print them: print(found.table()).",
+        )
+    parts = bool(grid.size) + bool(pairs)
+    figure = new_figure(4.6 * parts, 3.6)
+    axes = list(figure.subplots(1, parts, squeeze=False)[0])
+    if grid.size:
+        ax = axes.pop(0)
+        most = float(np.nanmax(np.abs(grid))) or 1.0
+        image = ax.imshow(grid, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+        ax.set(xlabel="head", ylabel="layer")
+        ax.set_xticks(range(grid.shape[1])[:: max(1, grid.shape[1] // 16)])
+        ax.set_yticks(range(grid.shape[0])[:: max(1, grid.shape[0] // 16)])
+        figure.colorbar(image, ax=ax, label=f"change of {drawable(visible(found.metric, 30))}")
+    if pairs:
+        ax = axes.pop(0)
+        x, y = np.array(pairs).T
+        ends = min(x.min(), y.min()), max(x.max(), y.max())
+        ax.plot(ends, ends, "--", color="0.6", linewidth=1)
+        ax.plot(x, y, "o", color=INK, markersize=4, mew=0, alpha=0.7)
+        rho = found.correlation
+        ax.set(xlabel="exact effect", ylabel="estimate from gradients")
+        if rho is not None:
+            ax.set_title(f"rank correlation {rho:.2f}", fontsize="medium")
+    return figure

@@ -1,0 +1,381 @@
+"""Attention that is changed while a model runs, against weights that are edited by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead.api.intervene import intervene
+from clearhead.errors import BadType, BadValue
+from clearhead.masks import Grid
+from clearhead.masks.without import Placed, Without
+
+B, H, G, Tq, Tk, D, Dv = 2, 6, 3, 7, 11, 5, 4
+
+
+class Asked(nn.Module):
+    def __init__(self, keywords):
+        super().__init__()
+        self.keywords = keywords
+
+    def forward(self, q, k, v):
+        return ch.attention(q, k, v, **self.keywords)
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2, **keywords):
+        super().__init__()
+        self.layers = nn.ModuleList(Asked(keywords) for _ in range(layers))
+
+    def forward(self, q, k, v):
+        return [layer(q, k, v) for layer in self.layers]
+
+
+def tensors(dtype=torch.float64, seed=0, Tq=Tq):
+    made = torch.Generator().manual_seed(seed)
+    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)
+    return [torch.randn(s, generator=made, dtype=torch.float64).to(dtype) for s in shapes]
+
+
+CAUSAL = (torch.arange(Tk) <= torch.arange(Tq).unsqueeze(-1) + Tk - Tq).expand(B, H, Tq, Tk)
+END = ch.Causal(align="end")
+START = Tk - Tq
+
+
+def by_hand(q, k, v, keep, *, scale=None, softcap=None, bias=None, sinks=None, logits=None):
+    """Dense attention in float64; `logits` edits (x, keep, sinks) before the softmax."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
+    x = q @ k.transpose(-1, -2) * (1 / math.sqrt(D) if scale is None else scale)
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    x = x if bias is None else x + bias.double()
+    sink = torch.full((B, H, q.shape[2], 1), -math.inf, dtype=torch.float64)
+    sink = sink if sinks is None else sinks.double().reshape(1, H, 1, 1).expand_as(sink).clone()
+    if logits is not None:
+        x, keep, sink = logits(x, keep, sink)
+    x = torch.cat([x.masked_fill(~keep, -math.inf), sink], -1)
+    return torch.softmax(x, -1).nan_to_num(0.0)[..., :-1], v
+
+
+def chosen(heads=None, rows=None, batch=None, start=START):
+    found = torch.ones(B, H, Tq, 1, dtype=torch.bool)
+    if heads is not None:
+        found &= torch.isin(torch.arange(H), torch.tensor(heads) % H).reshape(1, H, 1, 1)
+    if rows is not None:
+        at = torch.tensor([r - start if r >= 0 else r + Tq for r in rows])
+        found &= torch.isin(torch.arange(Tq), at).reshape(1, 1, Tq, 1)
+    if batch is not None:
+        found &= torch.isin(torch.arange(B), torch.tensor(batch)).reshape(B, 1, 1, 1)
+    return found
+
+
+PLACES = [{}, {"heads": [1, -1]}, {"rows": [START + 2, -1]}, {"heads": [0, 4], "rows": [START]},
+          {"heads": [2], "batch": range(1, 2)}]  # fmt: skip
+NUMBERS = torch.randn(1, H, Tq, Tk, generator=torch.Generator().manual_seed(5)).double()
+QUESTIONS = {
+    "plain": {},
+    "scaled": {"scale": 0.7},
+    "bias": {"bias": NUMBERS},
+    "a bias per key": {"bias": NUMBERS[:, :1, :1]},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": torch.linspace(-1, 1, H).double()},
+}
+EDGES = {
+    "prefix": (ch.prefix(2), torch.arange(Tk).expand(Tq, Tk) < 2),
+    "window": (
+        ch.window(before=1),  # follows the corner of the call
+        torch.arange(Tk) >= torch.arange(Tq).unsqueeze(-1) + START - 1,
+    ),
+    "dense": (
+        ch.dense(keep=NUMBERS[0, 0] > 0.3),
+        NUMBERS[0, 0] > 0.3,
+    ),
+    "of the text": (
+        ch.documents([0] * 5 + [1] * 6),
+        torch.tensor([0] * 5 + [1] * 6)[START:].unsqueeze(-1) == torch.tensor([0] * 5 + [1] * 6),
+    ),
+    "per head": (ch.dense(keep=NUMBERS[0] > 0.0), NUMBERS[0] > 0.0),
+}
+
+
+def check(edit, weights, v, question, dtype, out=None):
+    """Layer 1 is edited and gives what the weights by hand give; layer 0 is not."""
+    q, k, values = tensors(dtype)
+    model = Model(mask=END, **question)
+    before = model(q, k, values)
+    with intervene(model, [edit]) as done, ch.watch(model, stats=["max"], rows=range(Tq)) as seen:
+        found = model(q, k, values)
+    assert torch.equal(found[0], before[0])
+    close = (
+        {"rtol": 1e-9, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
+    )
+    right = weights @ v if out is None else out
+    torch.testing.assert_close(found[1].double(), right, **close)
+    assert done.times(0) == 1 and {a.layer for a in done.applied} == {1}
+    torch.testing.assert_close(seen[1].rows.double(), weights, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("edges", EDGES)
+@pytest.mark.parametrize("only", [False, True])
+def test_knock_out_and_keep_only_by_hand(only, edges, place, dtype):
+    mask, removed = EDGES[edges]
+    removed = ~removed if only else removed
+    edit = (ch.edits.keep_only if only else ch.edits.knock_out)(mask, layers=[1], **place)
+    q, k, v = tensors(dtype)
+    weights, values = by_hand(q, k, v, CAUSAL & ~(removed & chosen(**place)))
+    check(edit, weights, values, {}, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("edit", ["temperature", "uniform"])
+def test_temperature_and_uniform_by_hand(edit, name, place, dtype):
+    made = ch.edits.temperature(1.7, layers=[1], **place)
+    if edit == "uniform":
+        made = ch.edits.uniform(layers=[1], **place)
+    where = chosen(**place)
+
+    def logits(x, keep, sink):
+        if edit == "uniform":
+            return x.masked_fill(where, 0.0), keep, sink.masked_fill(where, -math.inf)
+        t = 1 + 0.7 * where.double()
+        return x / t, keep, sink / t
+
+    q, k, v = tensors(dtype)
+    by_row = "rows" in place or "batch" in place
+    capped = (edit, name) == ("temperature", "softcap")
+    if (name == "sinks" and by_row) or (capped and place):
+        with pytest.raises(BadValue, match="the edited question has"):
+            check(made, None, None, QUESTIONS[name], dtype)
+        return
+    weights, values = by_hand(q, k, v, CAUSAL, **QUESTIONS[name], logits=logits)
+    check(made, weights, values, QUESTIONS[name], dtype)
+
+
+@pytest.mark.parametrize("name", ["alibi", "alibi of two heads"])
+def test_alibi_is_scaled_by_head(name):
+    heads = None if name == "alibi" else [1, 3]
+    slopes = torch.linspace(0.1, 0.6, H)
+    q, k, v = tensors()
+    distance = (torch.arange(Tq).unsqueeze(-1) + START - torch.arange(Tk)).abs().double()
+    bias = -slopes.double().reshape(1, H, 1, 1) * distance
+    where = chosen(heads)
+    for edit, factor in ((ch.edits.temperature(0.5, layers=[1], heads=heads), 2.0),
+                         (ch.edits.uniform(layers=[1], heads=heads), 0.0)):  # fmt: skip
+        f = 1 + (factor - 1) * where.double()
+        edited = by_hand(q, k, v, CAUSAL, bias=bias, logits=lambda x, m, s, f=f: (x * f, m, s))
+        check(edit, *edited, {"bias": ch.alibi(slopes, align="end")}, torch.float64)
+    with pytest.raises(BadValue, match="a layer with ALiBi"):
+        check(ch.edits.uniform(rows=[-1]), None, None, {"bias": ch.alibi(slopes, align="end")},
+              torch.float64)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("kind", ["zero", "tensor", "scale"])
+def test_outputs_by_hand(kind, place, dtype):
+    where = chosen(**place)
+    q, k, v = tensors(dtype)
+    weights, values = by_hand(q, k, v, CAUSAL)
+    out = weights @ values
+    if kind == "scale":
+        edit, new = ch.edits.scale(-1.5, layers=[1], **place), -1.5 * out
+    elif kind == "zero":
+        edit, new = ch.edits.ablate(layers=[1], **place), torch.zeros_like(out)
+    else:
+        heads = place.get("heads", range(H))
+        by = torch.randn(len(heads), 1, Dv, generator=torch.Generator().manual_seed(3))
+        edit = ch.edits.ablate(by=by, layers=[1], **place)
+        new = torch.zeros_like(out)
+        new[:, list(heads)] = by.double()
+    check(edit, weights, values, {}, dtype, out=torch.where(where, new, out))
+
+
+def test_edits_compose_and_blocks_nest():
+    q, k, v = tensors()
+    model = Model(mask=END)
+    first = ch.edits.knock_out(ch.prefix(3), heads=[0, 1])
+    second = ch.edits.knock_out(ch.window(before=0), heads=[1])
+    third, fourth = ch.edits.temperature(2.0, heads=[1]), ch.edits.scale(3.0, heads=[1, 2])
+    with intervene(model, [first, second, third, fourth]) as done:
+        together = model(q, k, v)
+    with intervene(model, [first, second]), intervene(model, [third, fourth]):
+        nested = model(q, k, v)
+    assert all(torch.equal(a, b) for a, b in zip(together, nested, strict=True))
+    place = torch.arange(Tk)
+    removed = (place < 3) & chosen([0, 1])
+    removed |= (place >= torch.arange(Tq).unsqueeze(-1) + START) & chosen([1])
+    t = torch.where(chosen([1]), 2.0, 1.0)
+    weights, values = by_hand(
+        q, k, v, CAUSAL & ~removed, logits=lambda x, keep, sink: (x / t, keep, sink)
+    )
+    right = weights @ values * torch.where(chosen([1, 2]), 3.0, 1.0)
+    torch.testing.assert_close(together[0], right)
+    assert [done.times(i) for i in range(4)] == [2, 2, 2, 2]
+    assert "layer 1  layers.1  1x  answered by" in repr(done)
+    assert "knock_out(prefix(3), heads=[0, 1])" in str(done.plan(1))
+    after = model(q, k, v)
+    torch.testing.assert_close(after[0], by_hand(q, k, v, CAUSAL)[0] @ values)
+
+
+def test_a_query_without_edges_gives_zero_and_gradients_are_finite():
+    q, k, v = (x.requires_grad_() for x in tensors(torch.float32))
+    model = Model(mask=END)
+    with intervene(model, [ch.edits.knock_out(ch.everything, heads=[3], rows=[START])]):
+        out = model(q, k, v)[0]
+    assert not out[:, 3, 0].any() and out[:, 2, 0].all()
+    grads = torch.autograd.grad(out.square().sum(), (q, k, v))
+    assert all(bool(g.isfinite().all()) for g in grads) and not grads[0][:, 3, 0].any()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ch.edits.knock_out(ch.prefix(2), heads=[1], rows=[START + 1]),
+        ch.edits.temperature(0.6, heads=[4, 5]),
+        ch.edits.uniform(rows=[-1]),
+        ch.edits.ablate(heads=[0]),
+        ch.edits.ablate(by=torch.ones(Dv), heads=[0, 2]),
+        ch.edits.scale(0.3, rows=[-2]),
+    ],
+    ids=repr,
+)
+def test_gradients_are_those_of_the_edited_attention(edit):
+    model = Model(1, mask=END)
+
+    def run(q, k, v):
+        with intervene(model, [edit]):
+            return model(q, k, v)[0]
+
+    assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in tensors()])
+
+
+def test_weights_that_are_asked_beside_the_output_are_edited():
+    class Both(nn.Module):
+        def forward(self, q, k, v):
+            return ch.attention(q, k, v, mask=END), ch.matrix(q, k, mask=END).to_dense()
+
+    q, k, v = tensors()
+    model = Both()
+    with intervene(model, [ch.edits.knock_out(ch.prefix(2), heads=[1])]) as done:
+        out, weights = model(q, k, v)
+    torch.testing.assert_close(out, weights @ v.repeat_interleave(H // G, 1))
+    assert not weights[:, 1, :, :2].any() and done.times(0) == 1
+
+
+@pytest.mark.parametrize("start", [0, 3, torch.tensor([2, 5])])
+@pytest.mark.parametrize("heads", [1, H])
+def test_edited_masks_say_the_same_twice(start, heads):
+    """Cell by cell, and as runs of keys."""
+    made = torch.Generator().manual_seed(1)
+    where = torch.rand(B, heads, Tq, generator=made) > 0.5
+    grid = Grid(Tq, Tk, B, H)
+    square = ch.documents([0, 0, 1, 1, 0, 2, 2, 2, 1]) & ch.window(before=3)
+    rule = ch.Causal(align=START)
+    for text in (square, ch.dense(keep=torch.rand(9, 9, generator=made) > 0.5)):
+        for mask in (Placed(text, start), Without(rule, Placed(text, start), where, "words")):
+            mask.check(grid)
+            b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, Tq, Tk)), indexing="ij")
+            cells = mask.allowed(grid, b, h, i, j)
+            assert cells.equal(mask.key_ranges(grid).block().expand(B, H, Tq, Tk))
+    assert mask.why(3, 2, Tq=Tq, Tk=Tk) and repr(mask).endswith("words)")
+
+
+def test_what_never_applied_is_an_error():
+    model, (q, k, v) = Model(mask=END), tensors()
+    with pytest.raises(BadValue, match=r"(?s)ablate\(layers=\[2\]\) never applied.*layers 0 to 1"):
+        with intervene(model, [ch.edits.ablate(layers=[0]), ch.edits.ablate(layers=[2])]):
+            model(q, k, v)
+    with pytest.raises(BadValue, match="did not run in the with block"):
+        with intervene(model, [ch.edits.ablate()]):
+            pass
+    with pytest.raises(BadValue, match="ran and made none"):
+        linear = nn.Linear(2, 2)
+        with intervene(linear, [ch.edits.ablate()]):
+            linear(torch.ones(2))
+    with pytest.raises(BadValue, match="never applied"):
+        with intervene(model, [ch.edits.ablate(rows=[Tk])]):
+            model(q, k, v)
+    with intervene(model, [ch.edits.ablate(rows=[Tk])], must_apply=False) as done:
+        model(q, k, v)
+    assert done.times(0) == 0
+    with pytest.raises(ZeroDivisionError), intervene(model, [ch.edits.ablate()]):
+        raise ZeroDivisionError  # the error of the block comes first
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        (lambda: ch.edits.knock_out(torch.ones(2)), BadType, "knock_out got a Tensor"),
+        (lambda: ch.edits.temperature(0), BadValue, "t=0"),
+        (lambda: ch.edits.temperature("hot"), BadType, "t='hot'"),
+        (lambda: ch.edits.scale(math.nan), BadType, "factor=nan"),
+        (lambda: ch.edits.ablate(by="median"), BadValue, "by='median'"),
+        (lambda: ch.edits.ablate(layers=3), BadType, "layers is 3"),
+        (lambda: ch.edits.ablate(heads=["1"]), BadType, "heads is"),
+        (lambda: ch.edits.ablate(batch=1), BadType, "batch=1"),
+        (lambda: run(ch.edits.ablate(heads=[H])), BadValue, "names head 6"),
+        (lambda: run(ch.edits.ablate(layers=["*.7"])), BadValue, "no module has such a name"),
+        (lambda: run(ch.edits.ablate(layers=[-1])), BadValue, "layers has -1"),
+        (lambda: run(ch.edits.ablate(by=torch.ones(5))), BadValue, r"shape \(5,\)"),
+        (lambda: run(ch.edits.knock_out(ch.dense(keep=torch.ones(3, 4) > 0))), BadValue, "dense"),
+        (lambda: run("ablate"), BadType, "edits is a list"),
+        (lambda: intervene("model", []).__enter__(), BadType, "intervene got a str"),
+    ],
+)  # fmt: skip
+def test_errors_have_three_parts(wrong, kind, says):
+    with pytest.raises(kind, match=says) as error:
+        wrong()
+    assert error.value.rule.endswith(".") and error.value.way_out.endswith(".")
+
+
+def run(edit):
+    model = Model(mask=END)
+    with intervene(model, [edit]):
+        model(*tensors())
+
+
+def test_one_query_that_does_not_say_where_it_stands():
+    q, k, v = tensors(Tq=1)
+    model = Model()
+    with pytest.raises(BadValue, match="where in it its only query stands"):
+        with intervene(model, [ch.edits.ablate(rows=[0])]):
+            model(q, k, v)
+    with intervene(model, [ch.edits.ablate(rows=[-1])]):
+        assert not model(q, k, v)[0].any()
+
+
+def test_a_compiled_model_is_refused():
+    compiled = torch.compile(Model(mask=END), backend="eager")
+    with pytest.raises(BadValue, match="graph holds attention as it was"):
+        with intervene(compiled, [ch.edits.ablate()]):
+            pass
+    inner = Model(mask=END)
+    inner.layers[1].compile(backend="eager")
+    with pytest.raises(BadValue, match=r"compiled: layers\.1\."):
+        with intervene(inner, [ch.edits.ablate()]):
+            pass
+
+
+def test_checkpointed_layers_compute_the_same_again():
+    from torch.utils.checkpoint import checkpoint
+
+    class Saves(Model):
+        def forward(self, q, k, v):
+            return [checkpoint(layer, q, k, v, use_reentrant=False) for layer in self.layers]
+
+    edit = ch.edits.knock_out(ch.prefix(2), layers=[1], heads=[1])
+    grads = []
+    for kind in (Model, Saves):
+        given = [x.requires_grad_() for x in tensors()]
+        model = kind(mask=END)
+        with intervene(model, [edit]) as done:
+            loss = sum(x.square().sum() for x in model(*given))
+            grads.append(torch.autograd.grad(loss, given))
+        assert done.times(0) == 1
+    torch.testing.assert_close(*grads)
