@@ -45,7 +45,8 @@ class Dropped(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Queries that have seen all their keys, and what of_output back: (B, H, q), (B, H, q, Dv) twice."""
+    """Queries that have seen all their keys: (B, H, q), and (B, H, q, Dv) twice. `dout` is the
+    gradient of the output."""
 
     lse: Tensor
     out: Tensor
@@ -66,7 +67,9 @@ def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
     p = replace(p, sinks=None, dropout=0.0, seed=None)
     with no_autocast(p.device):
         if dropped is None and not CORE.why_not(p):
-            out, lse, rounding = core_attend(*inputs, kernel_args(p), True, p.dtype != torch.float32)
+            out, lse, rounding = core_attend(
+                *inputs, kernel_args(p), True, p.dtype != torch.float32
+            )
             assert lse is not None
             out = out.float() if rounding is None else out.float() + rounding.float()
             return state(out, lse)
@@ -102,7 +105,9 @@ def gradients(
             # In float32, because what ranks send each other is rounded once, after it is added up.
             q, k, v = (x.float() for x in inputs)
             of_output = OutputGrads(dout=rows.dout, out=rows.out)
-            dq, dk, dv, dbias, _ = core_gradients(q, k, v, kernel_args(p), rows.lse, of_output, learn_bias)
+            dq, dk, dv, dbias, _ = core_gradients(
+                q, k, v, kernel_args(p), rows.lse, of_output, learn_bias
+            )
             return Learned(dq, dk, dv, dbias if learn_bias else None)
         return _gradients_of_tiles(p, inputs, rows, learn_bias, dropped)
 
