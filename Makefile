@@ -7,7 +7,7 @@ STORY := Once upon a time there was a quiet queen and a young wizard. She danced
 	she was proud. He gave his books to her.
 # The manual is of what a user calls; a module that has the name of its one function says nothing more.
 PAGES := clearhead clearhead.masks clearhead.api.recording clearhead.report \
-	'!clearhead.(api.compat|hf.register|masks.parse|report.tile)' \
+	'!clearhead.(api.compat|hf.register|masks.parse|report.exact_weights)' \
 	'!clearhead.views.text.(follow|heat|show)'
 
 .PHONY: look test slow setup check bench docs clean help

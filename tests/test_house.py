@@ -19,6 +19,7 @@ ROOMS = (
     "bench",
     "hf",
     "nn",
+    "distributed",
     "api",
     "testing",
     "engines",

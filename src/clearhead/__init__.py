@@ -28,7 +28,7 @@ if (
         "  Way out: import clearhead in the main interpreter, or in a process of its own."
     )
 
-from . import hf, nn, views
+from . import distributed, hf, nn, views
 from .api import compat, edits
 from .api.attention import attention, look, matrix
 from .api.effects import effects
@@ -85,6 +85,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "bias",
     "why_scale",
     "nn",
+    "distributed",
     "compat",
     "hf",
     "views",

@@ -91,9 +91,7 @@ def test_statistics_in_a_compiled_function_are_counted_as_outside():
         seen = ch.look(q * 2, k, v, mask=ch.causal, stats=["entropy", "received", ch.topk(2)])
         return seen.out, seen.entropy, seen.received, seen.topk.keys
 
-    for got, want in zip(
-        torch.compile(call, backend="aot_eager")(q), call(q), strict=True
-    ):
+    for got, want in zip(torch.compile(call, backend="aot_eager")(q), call(q), strict=True):
         assert torch.equal(got, want)
     alone = torch.compile(
         lambda q: ch.look(q, k, v, stats=["lse"]).lse, fullgraph=True, backend="aot_eager"

@@ -97,7 +97,7 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
 @pytest.mark.parametrize("mask", [*MASKS, "per head"])
 @pytest.mark.parametrize("rule", [{}, {"bias": ch.alibi(), "sinks": drawn(4), "softcap": 3.0}])
 def test_shares_of_copies_equal_the_ones_from_dense_weights(mask, rule, cells, monkeypatch):
-    monkeypatch.setattr("clearhead.report.repeats.CELLS", cells)
+    monkeypatch.setattr("clearhead.report.induction.CELLS", cells)
     H, T = 4, 150
     tokens = ["<s>", *(f"w{int(x)}" for x in torch.randint(0, 9, (T - 1,), generator=seeded(4)))]
     q, k = drawn(1, H, T, 5), drawn(1, H // 2, T, 5, seed=5)

@@ -186,7 +186,7 @@ def all_keys(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
 def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
     """Those of `a` for the queries where `where` holds, (B|1, H|1, Tq|1, 1), else those of `b`."""
     if a.bits is not None or b.bits is not None:
-        return from_bits(torch.where(where, a.block(), b.block()), a.Tq, a.Tk)
+        return from_bits(torch.where(where, a.to_bool(), b.to_bool()), a.Tq, a.Tk)
     most = max(a.lo.shape[-1], b.lo.shape[-1])
 
     def picked(x: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from . import key_ranges
 from .grid import Grid
 from .key_ranges import KeyRanges
 from .mask import Kept, Mask
-from .values import Align, start as start_of
+from .values import Align, shared_offset as start_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,8 +35,8 @@ class Without(Kept):
     def formula(self) -> str:
         return f"({self.rule.formula}) and not ({self.edges.formula}, for the queries named)"
 
-    def corners(self) -> list[Align]:
-        return self.rule.corners()
+    def aligns(self) -> list[Align]:
+        return self.rule.aligns()
 
     def check(self, grid: Grid) -> None:
         self.rule.check(grid)

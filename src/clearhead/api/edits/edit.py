@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...errors import BadType, BadValue, whole_number
-from ...masks.mask import corner_of
-from ...masks.values import positions
+from ...masks.mask import common_align
+from ...masks.values import query_positions
 from ...problem.problem import Inputs, Problem
 
 
@@ -27,7 +27,7 @@ class Here(NamedTuple):
 def start_of(problem: Problem) -> int | Tensor | None:
     """Where query 0 stands among the keys. Where no rule says so, several queries begin with the
     first; one alone may be a step of generation."""
-    corner = corner_of(problem.mask, problem.grid)
+    corner = common_align(problem.mask, problem.grid)
     if corner is None and (problem.Tq == problem.Tk or problem.Tq > 1):
         return 0
     return corner
@@ -137,7 +137,7 @@ class Edit:
                     "where in it its only query stands.",
                     "name rows from the end, rows=[-1], or leave rows out.",
                 )
-            at = positions(here.start, problem.grid, torch.device("cpu"))
+            at = query_positions(here.start, problem.grid, torch.device("cpu"))
             found = found | torch.isin(at, torch.tensor(named))
         return found
 

@@ -66,7 +66,7 @@ class freeze(Edit):
         if p.sinks is not None:
             left = (1 - weights.sum(-1, keepdim=True)).clamp(min=torch.finfo(p.wide).tiny)
             logits = logits - left.log() + p.sinks.reshape(-1, 1, 1)
-        keep = p.key_ranges.block() if p.masked else torch.ones_like(frozen)
+        keep = p.key_ranges.to_bool() if p.masked else torch.ones_like(frozen)
         keep = torch.where(frozen, weights > 0, keep)
         bias = torch.zeros_like(empty)
         if p.bias is not None:

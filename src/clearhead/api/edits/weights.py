@@ -147,7 +147,7 @@ def _with_bias(edit: Edit, factor: float, problem: Problem, here: Here) -> Probl
         slopes = bias.of(problem.grid)
         return replace(problem, bias=Alibi(slopes * factors.flatten().to(slopes), bias.align))
     assert isinstance(bias, TensorBias)
-    scaled = bias.four() * factors.unsqueeze(-1)
+    scaled = bias.as_4d() * factors.unsqueeze(-1)
     return replace(problem, bias=TensorBias(scaled.to(bias.tensor.dtype)))
 
 

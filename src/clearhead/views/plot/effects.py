@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import BadValue
 from ...results.effects import Effects
-from ..labels import visible
+from ..escape import visible
 from .canvas import drawable, new_figure, require_matplotlib
 
 if TYPE_CHECKING:

@@ -1,0 +1,22 @@
+"""One sequence on many ranks, over torch.distributed: every mask, exactly.
+
+Start a script with ``torchrun --nproc-per-node N script.py``, call
+``torch.distributed.init_process_group("gloo")`` (NCCL on GPUs), cut what depends on positions with
+`shard`, and ask `attention` as on one machine. docs/scaling.md says what it costs.
+"""
+
+from .attention import attention, shard, unshard
+from .layouts import Layout, balanced, by_document, contiguous, head_tail
+from .transport import RankLost
+
+__all__ = [
+    "Layout",
+    "RankLost",
+    "attention",
+    "balanced",
+    "by_document",
+    "contiguous",
+    "head_tail",
+    "shard",
+    "unshard",
+]

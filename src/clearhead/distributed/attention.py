@@ -1,0 +1,331 @@
+"""What a user calls: one question, whose sequence is cut over the ranks of a group."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import AttentionError, BadValue
+from ..masks import Grid, Mask, everything
+from ..problem.biases import Alibi, Bias, bias as as_bias
+from ..problem.check import Options, make_problem
+from ..problem.problem import Inputs, Problem
+from ..torch_state import requires_grad
+from .cut import routes
+from .handshake import agree, refuse
+from .layouts import Layout, layout_of
+from .local import Finished
+from .ring import Ring
+from .transport import Group, GroupTransport, Transport
+
+TIMEOUT = 300.0  # seconds
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Group = None,
+    layout: Layout | str | None = None,
+    key_layout: Layout | str | None = None,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    timeout: float = TIMEOUT,
+) -> Tensor:
+    """`clearhead.attention` of a sequence that is cut over the ranks of a group.
+
+    Every rank passes its shard of the queries, keys and values and gets the output of its own
+    queries, exactly: every mask, on absolute positions. Keys and values travel while the rank works
+    on those that are there; what the mask leaves empty is neither computed nor sent. The error does
+    not grow with the number of ranks, but the last bits of the output follow it.
+
+    >>> x = ch.distributed.shard(x, group, "head-tail")  # doctest: +SKIP
+    >>> ch.distributed.attention(x, x, x, mask=ch.causal, layout="head-tail")  # doctest: +SKIP
+
+    Args:
+        q: queries of this rank, (B, H, q, D). Leading dimensions may be missing from q, k and v.
+        k: keys of this rank, (B, G, k, D); H is a multiple of G.
+        v: values of this rank, (B, G, k, Dv).
+        group: a process group, or a DeviceMesh of one dimension; None means all ranks.
+        layout: which positions each rank holds: "contiguous", "head-tail", or a `Layout`. None
+            means one range after the other, as long as the shards are.
+        key_layout: the same for keys, where they are laid out otherwise; None means as the queries.
+        mask: who may look at whom, of all positions: `causal`, `documents(ids)` with the ids of the
+            whole sequence, and so on; None means everyone at everything.
+        bias: added to the scaled scores: `alibi()`, or the rows of this rank's queries for all
+            keys, a tensor that broadcasts to (B, H, q, Tk); None adds nothing.
+        scale, softcap, sinks: as in `clearhead.attention`, the same on all ranks.
+        dropout: the probability that a weight is dropped.
+        seed: makes dropout a function of (seed, b, h, q, k), the same for any number of ranks. None
+            means that torch's generator draws one on rank 0.
+        timeout: seconds that a rank waits for another.
+
+    Returns:
+        (B, H, q, Dv), in the dtype of q, the output of this rank's queries.
+
+        Gradients of q, k and v are those of the shards, exact as the output. Those of sinks and of
+        a bias come from this rank's queries alone, to be added up over the ranks like those of
+        every weight that all of them hold.
+
+    Raises:
+        BadValue, BadType: what `clearhead.attention` refuses, shards that do not fit the layout; on
+            every rank, where the ranks were asked different questions or one refused its own.
+        RankLost: a rank died, stalled or failed; also a `BadValue` and a `ConnectionError`.
+
+    Source: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers"; the layout
+    "head-tail" Brandon et al. 2023, "Striped Attention", and zhuzilin's ring-flash-attention.
+    """
+    transport = GroupTransport(group, timeout)
+    question = Question(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout)
+    return answer(transport, question, q, k, v)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """The keywords of a call."""
+
+    mask: Mask | None = None
+    bias: Bias | Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+    seed: int | None = None
+    layout: Layout | str | None = None
+    key_layout: Layout | str | None = None
+
+
+def answer(transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    ring, inputs = agreed(transport, asked, q, k, v)
+    numbers = None if ring.bias is None else ring.bias.numbers
+    out = _Attend.apply(ring, *inputs, numbers, ring.problem.sinks)
+    return ring.problem.shape_back(out)
+
+
+def agreed(
+    transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Ring, Inputs]:
+    """The question as this rank sees it, checked here and compared with that of the others."""
+    try:
+        problem, inputs = make_problem(
+            q,
+            k,
+            v,
+            Options(
+                scale=asked.scale,
+                softcap=asked.softcap,
+                sinks=asked.sinks,
+                dropout=asked.dropout,
+                seed=asked.seed,
+            ),
+        )
+        bias = asked.bias
+        bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
+    except AttentionError as error:
+        try:
+            refuse(transport, error)
+        except AttentionError:
+            pass  # the others are told; here the error itself says more
+        raise error
+    grad = problem.grad or (
+        torch.is_grad_enabled() and requires_grad(None if bias is None else bias.numbers)
+    )
+    draws = problem.dropout and problem.seed is None
+    drawn = int(torch.randint(2**63 - 1, (), device="cpu")) if draws else 0
+    p = problem
+    shards = agree(
+        transport,
+        {
+            "call": f"number {transport.calls}, forward",
+            "clearhead": _version(),
+            "torch": torch.__version__,
+            "dtype": p.dtype,
+            "heads and sizes": f"B={p.B} H={p.H} G={p.G} D={p.D} Dv={p.Dv}",
+            "mask": asked.mask,
+            "bias": bias if bias is None or isinstance(bias, Alibi) else type(bias).__name__,
+            "scale": p.scale,
+            "softcap": p.softcap,
+            "sinks": None if p.sinks is None else "given",
+            "dropout": p.dropout,
+            "seed": p.seed,
+            "layout": asked.layout,
+            "key_layout": asked.key_layout,
+            "gradient": "wanted" if grad else "not wanted",
+        },
+        p.Tq,
+        p.Tk,
+        drawn,
+    )
+    queries = _laid_out("queries", asked.layout, shards.queries)
+    keys = _laid_out("keys", _layout_of_keys(asked, shards.keys), shards.keys)
+    grid = Grid(queries.length, keys.length, p.B, p.H)
+    _check_on_all_positions(p, asked.mask, bias, grid)
+    seed = shards.drawn if draws else p.seed
+    mask = everything if asked.mask is None else asked.mask
+    found = routes(mask, grid, queries, keys, transport.rank)
+    return Ring(replace(p, seed=seed, grad=grad), bias, found, transport), inputs
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, ring: Ring, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Any
+    ) -> Tensor:
+        out, lse = ring.forward(q, k, v)
+        ctx.ring = ring
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out.to(q.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        ring: Ring = ctx.ring
+        q, k, v, out, lse = ctx.saved_tensors
+        agree(ring.transport, {"call": f"number {ring.transport.calls}, backward"}, 0, 0)
+        learn_bias = ctx.needs_input_grad[4]
+        rows = Finished(lse, out, dout.to(out.dtype).contiguous())
+        found = ring.backward(q, k, v, rows, learn_bias)
+        dbias, dsinks = found.bias, found.sinks
+        if dbias is not None and ring.bias is not None and ring.bias.numbers is not None:
+            numbers = ring.bias.numbers
+            dbias = dbias.sum_to_size(numbers.shape) if isinstance(ring.bias, Alibi) else dbias
+            dbias = dbias.reshape(numbers.shape).to(numbers.dtype)
+        if dsinks is not None and ring.problem.sinks is not None:
+            dsinks = dsinks.to(ring.problem.sinks.dtype)
+        wide = zip((found.q, found.k, found.v), (q, k, v), strict=True)
+        return None, *(x.to(like.dtype) for x, like in wide), dbias, dsinks
+
+
+def _layout_of_keys(asked: Question, sizes: list[int]) -> Layout | str | None:
+    return asked.layout if asked.key_layout is None else asked.key_layout
+
+
+def _laid_out(name: str, layout: Layout | str | None, sizes: list[int]) -> Layout:
+    """The layout that is meant, once it is certain that the shards have its sizes."""
+    if layout is None:
+        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        return Layout([[range(a, b)] for a, b in pairwise(ends)])
+    found = layout_of(layout, sum(sizes), len(sizes))
+    wanted = [len(held) for held in found.held]
+    if wanted != sizes:
+        rank = next(r for r, (a, b) in enumerate(zip(wanted, sizes, strict=True)) if a != b)
+        raise BadValue(
+            f"Rank {rank} has {sizes[rank]} {name}, and {layout!r} of {sum(sizes)} on {len(sizes)} "
+            f"ranks gives it {wanted[rank]}.",
+            "the shards are those of the layout.",
+            f"cut with shard(x, group, {layout!r}), or pass layout=None for shards that follow "
+            "each other as they are.",
+        )
+    return found
+
+
+def _check_on_all_positions(p: Problem, mask: Mask | None, bias: Bias | None, grid: Grid) -> None:
+    """Mask and ALiBi speak of all positions, a bias of numbers of the rows here."""
+    q, k, v = (
+        torch.empty(size, dtype=p.dtype, device="meta")
+        for size in (
+            (p.B, p.H, grid.Tq, p.D),
+            (p.B, p.G, grid.Tk, p.D),
+            (p.B, p.G, grid.Tk, p.Dv),
+        )
+    )
+    make_problem(q, k, v, Options(mask=mask))
+    if isinstance(bias, Alibi):
+        bias.check(grid)
+    elif bias is not None:
+        bias.check(grid._replace(Tq=p.Tq))
+
+
+def _version() -> str:
+    from .. import __version__
+
+    return __version__
+
+
+def shard(
+    x: Tensor, group: Group = None, layout: Layout | str = "contiguous", dim: int = -2
+) -> Tensor:
+    """This rank's part of a tensor that every rank holds whole; nothing is sent.
+
+    Args:
+        x: positions along `dim`, for example (B, H, T, D), or with dim=1 token ids (B, T).
+        group: as in `attention`.
+        layout: which positions each rank holds.
+        dim: the dimension of the positions.
+
+    Returns:
+        `x` at the positions of this rank, in rising order; a view where they are one range.
+
+    Raises `BadValue` for a layout of another length or for another number of ranks.
+    """
+    transport = GroupTransport(group, TIMEOUT)
+    found = layout_of(layout, x.shape[dim], transport.world)
+    return found.held[transport.rank].cut(x, dim)
+
+
+def unshard(
+    x: Tensor,
+    group: Group = None,
+    layout: Layout | str = "contiguous",
+    dim: int = -2,
+    timeout: float = TIMEOUT,
+) -> Tensor:
+    """All positions in their order, on every rank: the inverse of `shard`.
+
+    Args:
+        x: this rank's positions along `dim`.
+        group, layout, dim: as in `shard`.
+        timeout: seconds that a rank waits for another.
+
+    Returns:
+        The tensor whole. Its gradient is added up over the ranks: where each of them computes the
+        same loss from it, divide that by their number.
+
+    Raises:
+        BadValue: shards that do not fit the layout or each other.
+        RankLost: a rank died, stalled or failed.
+    """
+    return gathered(GroupTransport(group, timeout), x, layout, dim)
+
+
+def gathered(transport: Transport, x: Tensor, layout: Layout | str, dim: int) -> Tensor:
+    dim %= x.dim()
+    rest = [n for d, n in enumerate(x.shape) if d != dim]
+    what = {"call": f"number {transport.calls}, unshard", "dtype": x.dtype, "other sizes": rest}
+    sizes = agree(transport, {**what, "dim": dim, "layout": layout}, x.shape[dim], 0).queries
+    found = _laid_out("positions", layout, sizes)
+    return _Gather.apply(transport, x, found, dim)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, transport: Transport, x: Tensor, layout: Layout, dim: int) -> Tensor:
+        ctx.transport, ctx.layout, ctx.dim = transport, layout, dim
+        mine = x.contiguous()
+        sizes = [(*x.shape[:dim], len(held), *x.shape[dim + 1 :]) for held in layout.held]
+        shards = [x.new_empty(size) for size in sizes]
+        shards[transport.rank] = mine
+        others = [r for r in range(transport.world) if r != transport.rank]
+        transport.post([(r, mine) for r in others], [(r, shards[r]) for r in others]).wait()
+        return layout.join(shards, dim)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+        here, world = ctx.transport.rank, ctx.transport.world
+        parts = [part.contiguous() for part in ctx.layout.split(dx, ctx.dim)]
+        found = [torch.empty_like(parts[here]) for _ in range(world)]
+        found[here] = parts[here]
+        others = [r for r in range(world) if r != here]
+        ctx.transport.post([(r, parts[r]) for r in others], [(r, found[r]) for r in others]).wait()
+        total = torch.zeros_like(parts[here])
+        for part in found:
+            total += part
+        return None, total, None, None

@@ -1,0 +1,117 @@
+"""A question cut to some of its queries and some of its keys, without ever forming Tq x Tk.
+
+A rank holds its positions in rising order, so the keys of a shard that stand in a run of absolute
+positions stand in a run of the shard again. Every mask comes down to such runs, and is cut by
+counting how many of the shard's keys stand before either end.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from ..masks import Grid, Mask
+from ..masks.key_ranges import EVERY_KEY, KeyRanges, all_keys
+from ..masks.mask import Kept
+from .layouts import Layout, Positions
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cut(Kept):
+    """What a mask says of the queries and keys at some positions of a larger question."""
+
+    mask: Mask
+    grid: Grid
+    queries: Positions
+    keys: Positions
+
+    def __repr__(self) -> str:
+        return f"{self.mask!r} cut to {len(self.queries)} queries and {len(self.keys)} keys"
+
+    @property
+    def formula(self) -> str:
+        return self.mask.formula
+
+    def check(self, grid: Grid) -> None:
+        assert (grid.Tq, grid.Tk) == (len(self.queries), len(self.keys))
+
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        queries, keys = self.queries.tensor(q.device), self.keys.tensor(k.device)
+        return self.mask.allowed(self.grid, b, h, queries[q], keys[k])
+
+    def band(self, grid: Grid) -> tuple[int, int] | None:
+        band = self.mask.band(self.grid)
+        if band is None or not (self.queries.contiguous and self.keys.contiguous):
+            return None
+        (before, after), shift = band, self.queries.start - self.keys.start
+        return (
+            EVERY_KEY if before == EVERY_KEY else before - shift,
+            EVERY_KEY if after == EVERY_KEY else after + shift,
+        )
+
+    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        Tq, Tk = len(self.queries), len(self.keys)
+        queries, bits = self.queries.tensor(device), None
+        if (band := self.mask.band(self.grid)) is not None:
+            before, after = band
+            at = queries.reshape(1, 1, -1, 1)
+            lo, hi = at - before, at + after + 1
+        else:
+            ranges = self.mask.key_ranges(self.grid, device)
+            lo, hi = ranges.rows(queries)
+            if ranges.bits is not None:
+                bits = ranges.bits if ranges.bits.shape[2] == 1 else ranges.bits[:, :, queries]
+                bits = bits if bits.shape[3] == 1 else self.keys.cut(bits, 3)
+        lo, hi = self.keys.before(lo), self.keys.before(hi)
+        return KeyRanges(lo, hi, Tq, Tk, bits) & all_keys(Tq, Tk, lo.device)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        at, on = int(self.queries.tensor()[q]), int(self.keys.tensor()[k])
+        return self.mask.reason(self.grid, b, h, at, on)
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """What one rank computes, sends and receives under a mask.
+
+    `wanted[s]` are the positions of those keys of rank s that this rank's queries may look at, and
+    `asked[r]` those of this rank's keys that the queries of rank r may look at.
+    """
+
+    mask: Mask
+    grid: Grid
+    rank: int
+    queries: Layout
+    keys: Layout
+    wanted: list[Positions]
+    asked: list[Positions]
+
+    @property
+    def world(self) -> int:
+        return self.keys.world
+
+    @cached_property
+    def cuts(self) -> list[Cut]:
+        """For each rank, what the mask says of this rank's queries and the keys wanted of it."""
+        return [Cut(self.mask, self.grid, self.queries.held[self.rank], w) for w in self.wanted]
+
+
+@lru_cache(maxsize=4)  # the layers of a model ask with one mask
+def routes(mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int) -> Routes:
+    """The routes of a rank, found once for one mask, one size and one pair of layouts."""
+    owners = range(keys.world)
+    wanted = [seen(mask, grid, queries.held[rank], keys.held[owner]) for owner in owners]
+    asked = [seen(mask, grid, queries.held[other], keys.held[rank]) for other in owners]
+    return Routes(mask, grid, rank, queries, keys, wanted, asked)
+
+
+def seen(mask: Mask, grid: Grid, queries: Positions, keys: Positions) -> Positions:
+    """The positions of those keys that any of the queries may look at, in any batch or head."""
+    if not len(queries) or not len(keys):
+        return Positions(())
+    cut = Cut(mask, grid, queries, keys)
+    some, _ = cut.key_ranges(grid, torch.device("cpu")).tiles(slice(0, len(queries)), 1)
+    if bool(some.all()):
+        return keys
+    return Positions.listed(keys.tensor()[some])

@@ -1,0 +1,108 @@
+"""Before any work the ranks compare what they were asked, and name the one that was asked another
+question."""
+
+import hashlib
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import AttentionError, BadValue
+from ..masks import Mask
+from .layouts import Layout
+from .transport import Transport
+
+HEAD = struct.Struct("=4q")  # queries here, keys here, a number drawn here, bytes of text
+TEXT_BYTES = 1500
+LONGEST = 80  # letters of one part of a question
+
+
+class Shards(NamedTuple):
+    """How many queries and keys each rank holds, and what rank 0 drew."""
+
+    queries: list[int]
+    keys: list[int]
+    drawn: int
+
+
+def agree(
+    transport: Transport, question: dict[str, object], Tq: int, Tk: int, drawn: int = 0
+) -> Shards:
+    """What every rank holds, once it is certain that all were asked the same `question`.
+
+    Raises `BadValue` on every rank if one was asked another question, or refused its own.
+    """
+    lines = [f"{name}\t{_short(what)}" for name, what in question.items()]
+    text = "\n".join(lines).encode()[:TEXT_BYTES]
+    packed = HEAD.pack(Tq, Tk, drawn, len(text)) + text.ljust(TEXT_BYTES, b"\0")
+    mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(transport.device)
+    rows = [x.cpu().numpy().tobytes() for x in transport.everyone(mine)]
+    heads = [HEAD.unpack(row[: HEAD.size]) for row in rows]
+    texts = [row[HEAD.size : HEAD.size + head[3]] for row, head in zip(rows, heads, strict=True)]
+    if len(set(texts)) > 1:
+        raise _differs(transport.rank, [text.decode(errors="replace") for text in texts])
+    return Shards([h[0] for h in heads], [h[1] for h in heads], heads[0][2])
+
+
+def refuse(transport: Transport, error: AttentionError) -> None:
+    """Tell the others that this rank's question cannot be answered, so that they need not wait."""
+    agree(transport, {"refused": error.gave}, 0, 0)
+
+
+def _differs(rank: int, texts: list[str]) -> BadValue:
+    most = Counter(texts).most_common(1)[0][1]
+    usual = next(text for text in texts if texts.count(text) == most)
+    other = next(r for r, text in enumerate(texts) if text != usual)
+    theirs, ours = (_parts(text) for text in (texts[other], usual))
+    if "refused" in theirs or "refused" in ours:
+        by = other if "refused" in theirs else texts.index(usual)
+        said = theirs.get("refused", ours.get("refused"))
+        return BadValue(
+            f"Rank {by} refused its question: {said}",
+            "all ranks of a group answer one question together, or none does.",
+            "correct the call on that rank.",
+        )
+    name = next(n for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
+    like = texts.index(usual)
+    return BadValue(
+        f"The ranks were asked different questions: {name} is {theirs.get(name, 'not there')} on "
+        f"rank {other}, and {ours.get(name, 'not there')} on rank {like}.",
+        "all ranks of a group ask one question; only their shards differ.",
+        f"pass the same {name} on every rank.",
+    )
+
+
+def _parts(text: str) -> dict[str, str]:
+    return dict(line.split("\t", 1) for line in text.split("\n") if "\t" in line)
+
+
+def _short(what: object) -> str:
+    text = " ".join((what if isinstance(what, str) else repr(what)).split())
+    text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return f"{text} ({digest(what)})" if isinstance(what, (Mask, Layout)) else text
+
+
+@lru_cache(maxsize=8)
+def digest(x: Mask | Layout) -> str:
+    """Eight letters for all that a mask or a layout holds: equal ones have the same."""
+    found = hashlib.blake2b(digest_size=4)
+    for part in _content(x):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _content(x: object) -> Iterator[bytes]:
+    if isinstance(x, Tensor):
+        yield f"{tuple(x.shape)} {x.dtype}".encode()
+        yield x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    elif is_dataclass(x):
+        yield type(x).__name__.encode()
+        for field in fields(x):
+            yield from _content(getattr(x, field.name))
+    else:
+        yield repr(x).encode()

@@ -1,0 +1,190 @@
+"""What one rank computes by itself: its queries on the keys that are there, and the gradients.
+
+The answer is a state of the mergeable softmax, in float32 or wider, so that nothing is rounded
+before all keys were seen. The C++ core answers where it can, else torch, tile by tile. Gradients
+are given the log-sum-exp and the output over all keys, so those of a part come out exactly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engines import CORE
+from ..engines.cpu.backward import OutputGrads, gradients as core_gradients
+from ..engines.cpu.pack import attend as core_attend, kernel_args
+from ..problem import dropout, online_softmax
+from ..problem.biases import Alibi, TensorBias
+from ..problem.nan_safe import weighted_sum
+from ..problem.online_softmax import State, anchor
+from ..problem.problem import Inputs, Problem, repeat_heads
+from ..torch_state import no_autocast
+
+TILE_QUERIES, TILE_KEYS = 256, 512
+
+
+class Dropped(NamedTuple):
+    """Dropout by seed, for weights that stand elsewhere in a larger question."""
+
+    p: float
+    seed: int
+    queries: Tensor
+    keys: Tensor
+    heads: int = 0  # the first head
+
+    def factors(self, question: Problem, queries: slice, keys: slice) -> Tensor:
+        """1 / (1 - p) where the weight survives, else 0."""
+        device = question.device
+        b = torch.arange(question.B, device=device).reshape(-1, 1, 1, 1)
+        h = torch.arange(self.heads, self.heads + question.H, device=device).reshape(-1, 1, 1)
+        q, k = self.queries[queries].unsqueeze(-1), self.keys[keys]
+        kept = dropout.kept(self.seed, self.p, b, h, q, k)
+        return kept.to(question.wide) / max(1.0 - self.p, 1e-30)
+
+
+class Finished(NamedTuple):
+    """Queries that have seen all their keys: (B, H, q), and (B, H, q, Dv) twice. `dout` is the
+    gradient of the output."""
+
+    lse: Tensor
+    out: Tensor
+    dout: Tensor
+
+
+class Learned(NamedTuple):
+    """Gradients of q, k and v, in float32 or wider, and of a bias or of ALiBi's slopes."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+
+
+def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
+    """The state of these queries after these keys. Sinks are left to who has seen every key."""
+    p = replace(p, sinks=None, dropout=0.0, seed=None)
+    with no_autocast(p.device):
+        if dropped is None and not CORE.why_not(p):
+            out, lse, rounding = core_attend(
+                *inputs, kernel_args(p), True, p.dtype != torch.float32
+            )
+            assert lse is not None
+            out = out.float() if rounding is None else out.float() + rounding.float()
+            return state(out, lse)
+        rows = [_rows(p, inputs, dropped, queries) for queries in _strips(p)]
+        return State(*(torch.cat(part, 2) for part in zip(*rows, strict=True)))
+
+
+def state(out: Tensor, lse: Tensor) -> State:
+    """A finished answer as a piece of a larger one: its keys count as one key that scores `lse`."""
+    top = lse.to(out.dtype)
+    total = torch.exp(lse - anchor(top)).to(out.dtype).masked_fill(top == -torch.inf, 0.0)
+    return State(top, total, out * total.unsqueeze(-1))
+
+
+def lse_of(rows: State) -> Tensor:
+    """The log-sum-exp in float64, as the C++ core reads it; -inf where no key was seen."""
+    seen = rows.sum.double().masked_fill(rows.sum == 0, 1.0)
+    return (rows.max.double() + seen.log()).masked_fill(rows.sum == 0, -torch.inf)
+
+
+def gradients(
+    p: Problem,
+    inputs: Inputs,
+    rows: Finished,
+    learn_bias: bool,
+    dropped: Dropped | None = None,
+) -> Learned:
+    """What these queries teach on these keys, given what they saw in all."""
+    p = replace(p, sinks=None, dropout=0.0, seed=None)
+    slopes = learn_bias and isinstance(p.bias, Alibi)
+    with no_autocast(p.device):
+        if dropped is None and not slopes and not CORE.why_not(p):
+            # In float32, because what ranks send each other is rounded once, after it is added up.
+            q, k, v = (x.float() for x in inputs)
+            of_output = OutputGrads(dout=rows.dout, out=rows.out)
+            dq, dk, dv, dbias, _ = core_gradients(
+                q, k, v, kernel_args(p), rows.lse, of_output, learn_bias
+            )
+            return Learned(dq, dk, dv, dbias if learn_bias else None)
+        return _gradients_of_tiles(p, inputs, rows, learn_bias, dropped)
+
+
+# --------------------------------------------------------------------------------- tiles, by torch
+
+
+def _strips(p: Problem) -> list[slice]:
+    starts = range(0, max(p.Tq, 1), TILE_QUERIES)
+    return [slice(start, min(start + TILE_QUERIES, p.Tq)) for start in starts]
+
+
+def _tiles(p: Problem, queries: slice) -> Iterator[tuple[slice, Problem]]:
+    """The tiles of keys that these queries may look at, and the question there."""
+    some, full = p.key_ranges.tile_lists(queries, TILE_KEYS)
+    for tile, any_pair in enumerate(some):
+        if any_pair:
+            keys = slice(tile * TILE_KEYS, min((tile + 1) * TILE_KEYS, p.Tk))
+            yield keys, p.unmasked if full[tile] else p
+
+
+def _rows(p: Problem, inputs: Inputs, dropped: Dropped | None, queries: slice) -> State:
+    q = inputs.q[:, :, queries].to(p.wide)
+    none = q.new_zeros(q.shape[:3])
+    rows = State(none - torch.inf, none, q.new_zeros(*q.shape[:3], p.Dv))
+    for keys, asked in _tiles(p, queries):
+        k, v = (repeat_heads(x[:, :, keys].to(p.wide), p.H) for x in inputs[1:])
+        scores, keep = asked.logits(q, k, queries, keys)
+        drop = None if dropped is None else dropped.factors(p, queries, keys)
+        rows = online_softmax.merge(rows, online_softmax.begin(scores, v, keep, drop))
+    return rows
+
+
+def _gradients_of_tiles(
+    p: Problem, inputs: Inputs, rows: Finished, learn_bias: bool, dropped: Dropped | None
+) -> Learned:
+    """With w the weights, r the factors of dropout and d the gradient of the output o, the gradient
+    of a logit is w (r (d · v) - d · o); torch takes it from there through cap and scale."""
+    dq, dk, dv = (torch.zeros_like(x, dtype=p.wide) for x in inputs)
+    dbias, slopes = None, None
+    if learn_bias and isinstance(p.bias, TensorBias):
+        dbias = torch.zeros_like(p.bias.as_4d(), dtype=p.wide)
+    elif learn_bias and isinstance(p.bias, Alibi):
+        slopes = p.bias.of(p.grid).to(p.wide).detach().requires_grad_()
+        p = replace(p, bias=Alibi(slopes, p.bias.align))
+        dbias = torch.zeros_like(slopes)
+    group = p.H // max(p.G, 1)
+    for queries in _strips(p):
+        lse, out, dout = (x[:, :, queries] for x in rows)
+        top = lse.to(p.wide)
+        share = torch.exp(anchor(top) - anchor(lse)).to(p.wide).unsqueeze(-1)  # of what scores top
+        delta = (dout * out).sum(-1, keepdim=True)
+        for keys, asked in _tiles(p, queries):
+            q = inputs.q[:, :, queries].to(p.wide).detach().requires_grad_()
+            k = repeat_heads(inputs.k[:, :, keys].to(p.wide), p.H).detach().requires_grad_()
+            v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
+            with torch.enable_grad():
+                scores, keep = asked.logits(q, k, queries, keys)
+            weights = online_softmax.powers(scores.detach(), top) * share
+            given, towards = weights, dout @ v.mT
+            if dropped is not None:
+                factors = dropped.factors(p, queries, keys)
+                given, towards = weights * factors, towards * factors
+            dlogits = weights * (towards - delta)
+            if keep is not None:
+                dlogits = dlogits.masked_fill(~keep, 0.0)
+            learning = [q, k] if slopes is None else [q, k, slopes]
+            found = torch.autograd.grad(scores, learning, dlogits)
+            dq[:, :, queries] += found[0]
+            dk[:, :, keys] += found[1].unflatten(1, (-1, max(group, 1))).sum(2)
+            every = None if keep is None else keep.mT
+            of_values = weighted_sum(given.mT, dout, every)
+            dv[:, :, keys] += of_values.unflatten(1, (-1, max(group, 1))).sum(2)
+            if slopes is not None and dbias is not None:
+                dbias += found[2]
+            elif dbias is not None:
+                at = dbias if dbias.shape[2] == 1 else dbias[:, :, queries]
+                at = at if at.shape[3] == 1 else at[..., keys]
+                at += dlogits.sum_to_size(at.shape)
+    return Learned(dq, dk, dv, dbias)

@@ -1,0 +1,276 @@
+"""The ring: keys and values travel while the local engine works on those that are there.
+
+In step t, rank r works on the keys of rank r - t, and rank r + t gets its own. What arrives in a
+step was posted before the step in front of it began to compute, so sending and computing overlap,
+and no more than two shards of other ranks are held. Only those keys travel that the mask leaves to
+some query of the receiver.
+
+    forward    each part gives a state of the mergeable softmax; they merge in the order of steps
+    backward   the keys travel again. Each rank knows the output and log-sum-exp of its queries, so
+               it finds the gradients of the keys that are there and sends them back to their rank,
+               which adds them in the order of steps.
+
+Source: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers".
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..masks import Everything
+from ..masks.values import shared_offset
+from ..problem import online_softmax
+from ..problem.biases import Alibi, Bias, TensorBias
+from ..problem.check import Options, make_problem
+from ..problem.online_softmax import State
+from ..problem.problem import Inputs, Problem
+from . import local
+from .cut import Cut, Routes
+from .layouts import Positions
+from .local import Dropped, Finished
+from .transport import Pending, Transport
+
+
+class Part(NamedTuple):
+    """Keys and values of one rank, those that were wanted of it."""
+
+    k: Tensor
+    v: Tensor
+
+
+class Block(NamedTuple):
+    """Some of the queries here on some of the keys of a part: a question of its own."""
+
+    queries: slice
+    keys: slice
+    problem: Problem
+    inputs: Inputs
+    dropped: Dropped | None
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """One question over the ranks of a group, as one of them sees it.
+
+    `problem` is the question of its own queries and its own keys, but for the mask and ALiBi, which
+    stand in `routes` and `bias` and speak of all positions; a bias of numbers holds the rows of the
+    queries here, for all keys.
+    """
+
+    problem: Problem
+    bias: Bias | None
+    routes: Routes
+    transport: Transport
+
+    # --------------------------------------------------------------------------------- what travels
+
+    def parts(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Part]]:
+        """(rank, its keys and values), step by step; the next ones are on their way meanwhile."""
+        here, world = self.transport.rank, self.transport.world
+        coming = None
+        for step in range(world):
+            if step == 0:
+                wanted = self.routes.wanted[here].among(self.routes.keys.held[here])
+                part = Part(wanted.cut(k, 2), wanted.cut(v, 2))
+            else:
+                assert coming is not None
+                part = coming.wait()
+            if step + 1 < world:
+                coming = self.send_and_expect(step + 1, k, v)
+            yield (here - step) % world, part
+
+    def send_and_expect(self, step: int, k: Tensor, v: Tensor) -> "_Coming":
+        here, world, r = self.transport.rank, self.transport.world, self.routes
+        to, source = (here + step) % world, (here - step) % world
+        rows = r.asked[to].among(r.keys.held[here])
+        out = torch.cat([rows.cut(k, 2).flatten(), rows.cut(v, 2).flatten()])
+        n = len(r.wanted[source])
+        shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
+        return _Coming(self.transport, [(to, out)], source, shapes, k)
+
+    # ----------------------------------------------------------------------------- what is computed
+
+    def blocks(self, owner: int, q: Tensor, part: Part) -> Iterator[Block]:
+        """The questions whose answers are those of the queries here on a part."""
+        cut = self.routes.cuts[owner]
+        for at, on in _pieces(cut, isinstance(self.bias, Alibi)):
+            queries, keys = _run(at, cut.queries), _run(on, cut.keys)
+            if not (len(at) and len(on)):
+                continue
+            inputs = Inputs(q[:, :, queries], part.k[:, :, keys], part.v[:, :, keys])
+            mask = cut if (at, on) == (cut.queries, cut.keys) else Cut(cut.mask, cut.grid, at, on)
+            asked, _ = make_problem(
+                *inputs,
+                Options(
+                    mask=None if isinstance(cut.mask, Everything) else mask,
+                    bias=self.bias_of(queries, at, on),
+                    scale=self.problem.scale,
+                    softcap=self.problem.softcap,
+                ),
+            )
+            yield Block(queries, keys, asked, inputs, self.dropped(at, on))
+
+    def bias_of(self, rows: slice, at: Positions, on: Positions) -> Bias | None:
+        if isinstance(self.bias, Alibi):
+            first = shared_offset(self.bias.align, self.routes.grid)
+            place = self.bias.align if first is None else first
+            return Alibi(self.bias.slopes, place + at.start - on.start)  # type: ignore[operator]
+        if isinstance(self.bias, TensorBias):
+            x = self.bias.as_4d()
+            x = x if x.shape[2] == 1 else x[:, :, rows]
+            return TensorBias(x if x.shape[3] == 1 else on.cut(x, 3))
+        return None
+
+    def dropped(self, at: Positions, on: Positions) -> Dropped | None:
+        if not self.problem.dropout:
+            return None
+        assert self.problem.seed is not None
+        device = self.problem.device
+        return Dropped(
+            self.problem.dropout, self.problem.seed, at.tensor(device), on.tensor(device)
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The output in float32 or wider, and the log-sum-exp in float64, of the queries here."""
+        p = self.problem
+        none = q.new_zeros(q.shape[:3], dtype=p.wide)
+        rows = State(none - torch.inf, none, none.new_zeros(*q.shape[:3], p.Dv))
+        for owner, part in self.parts(k, v):
+            for block in self.blocks(owner, q, part):
+                found = local.answer(block.problem, block.inputs, block.dropped)
+                rows = _merged(rows, found, block.queries)
+        blind = (rows.max == online_softmax.NOTHING).unsqueeze(-1)  # whatever the sink is
+        if p.sinks is not None:
+            sinks = p.sinks.to(p.wide).reshape(1, -1, 1)
+            rows = online_softmax.merge(rows, online_softmax.sink(sinks, rows))
+        return online_softmax.finish(rows)[0].masked_fill(blind, 0.0), local.lse_of(rows)
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: Finished, learn_bias: bool
+    ) -> "Gradients":
+        p, world, here = self.problem, self.transport.world, self.transport.rank
+        dq, dk, dv = (torch.zeros_like(x, dtype=p.wide) for x in (q, k, v))
+        dbias = _no_bias_gradient(self.bias, p) if learn_bias else None
+        returning: _Coming | None = None
+        for step, (owner, part) in enumerate(self.parts(k, v)):
+            dpart = Part(*(torch.zeros_like(x, dtype=p.wide) for x in part))
+            for block in self.blocks(owner, q, part):
+                seen = Finished(*(x[:, :, block.queries] for x in rows))
+                found = local.gradients(
+                    block.problem, block.inputs, seen, learn_bias, block.dropped
+                )
+                dq[:, :, block.queries] += found.q
+                dpart.k[:, :, block.keys] += found.k
+                dpart.v[:, :, block.keys] += found.v
+                if dbias is not None and found.bias is not None:
+                    self.add_bias(dbias, found.bias, owner, block)
+            if step == 0:
+                self.add(here, dk, dv, dpart)
+                continue
+            if returning is not None:
+                self.add((here + step - 1) % world, dk, dv, returning.wait())
+            back = torch.cat([dpart.k.flatten(), dpart.v.flatten()])
+            n = len(self.routes.asked[(here + step) % world])
+            shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
+            other = (here + step) % world
+            returning = _Coming(self.transport, [(owner, back)], other, shapes, dk)
+        if returning is not None:
+            self.add((here - 1) % world, dk, dv, returning.wait())
+        dsinks = None
+        if p.sinks is not None:
+            taken = torch.exp(p.sinks.double().reshape(1, -1, 1) - rows.lse)
+            taken = taken.masked_fill(rows.lse == -torch.inf, 0.0)
+            dsinks = -(taken * (rows.dout * rows.out).sum(-1).double()).sum((0, 2))
+        return Gradients(dq, dk, dv, dbias, dsinks)
+
+    def add(self, rank: int, dk: Tensor, dv: Tensor, part: Part) -> None:
+        """Add what the queries of a rank teach the keys here."""
+        rows = self.routes.asked[rank].among(self.routes.keys.held[self.transport.rank])
+        for total, of_part in zip((dk, dv), part, strict=True):
+            if rows.contiguous:
+                total[:, :, rows.start : rows.start + len(rows)] += of_part
+            else:
+                total.index_add_(2, rows.tensor(total.device), of_part)
+
+    def add_bias(self, dbias: Tensor, found: Tensor, owner: int, block: Block) -> None:
+        if dbias.dim() == 1:  # ALiBi's slopes
+            dbias += found
+            return
+        at = dbias if dbias.shape[2] == 1 else dbias[:, :, block.queries]
+        found = found.to(at.dtype)
+        if at.shape[3] == 1:
+            at += found
+        else:
+            at.index_add_(3, self.routes.wanted[owner].tensor(at.device)[block.keys], found)
+
+
+class Gradients(NamedTuple):
+    """Of the queries, keys and values here, in float32 or wider; what this rank's queries teach the
+    bias and the sinks."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    sinks: Tensor | None
+
+
+class _Coming:
+    """Two tensors that come as one message, while another is sent."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        outgoing: list[tuple[int, Tensor]],
+        source: int,
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        like: Tensor,
+    ) -> None:
+        self.shapes, self.outgoing = shapes, outgoing
+        size = sum(torch.Size(s).numel() for s in shapes)
+        self.buffer = like.new_empty(size)
+        self.pending: Pending = transport.post(outgoing, [(source, self.buffer)])
+
+    def wait(self) -> Part:
+        self.pending.wait()
+        first, second = self.shapes
+        n = torch.Size(first).numel()
+        return Part(self.buffer[:n].view(first), self.buffer[n:].view(second))
+
+
+def _pieces(cut: Cut, each_range: bool) -> Iterator[tuple[Positions, Positions]]:
+    """All queries beside all keys; with `each_range`, range beside range, as ALiBi's shift asks."""
+    if not each_range:
+        yield cut.queries, cut.keys
+        return
+    for at in cut.queries.ranges:
+        for on in cut.keys.ranges:
+            yield Positions((at,)), Positions((on,))
+
+
+def _run(some: Positions, every: Positions) -> slice:
+    """Where positions that stand together in a list stand there."""
+    if not len(some):
+        return slice(0, 0)
+    first = int(every.before(torch.tensor([some.start])))
+    return slice(first, first + len(some))
+
+
+def _merged(rows: State, found: State, queries: slice) -> State:
+    if queries == slice(0, rows.max.shape[2]):
+        return online_softmax.merge(rows, found)
+    merged = online_softmax.merge(State(*(x[:, :, queries] for x in rows)), found)
+    for total, part in zip(rows, merged, strict=True):
+        total[:, :, queries] = part
+    return rows
+
+
+def _no_bias_gradient(bias: Bias | None, p: Problem) -> Tensor | None:
+    if isinstance(bias, TensorBias):
+        return torch.zeros_like(bias.as_4d(), dtype=p.wide)
+    if isinstance(bias, Alibi):
+        return torch.zeros(p.H, dtype=p.wide, device=p.device)
+    return None

@@ -1,0 +1,150 @@
+"""How bytes get from rank to rank, and what happens when one of them does not answer."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import BadType, BadValue, kind_of
+
+Group: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
+Mail: TypeAlias = Sequence[tuple[int, Tensor]]  # (rank, a contiguous tensor)
+
+
+class RankLost(BadValue, ConnectionError):
+    """A rank died, stalled, or failed, and the others cannot go on without it."""
+
+
+_calls: "WeakKeyDictionary[dist.ProcessGroup, int]" = WeakKeyDictionary()
+
+
+class Pending(ABC):
+    """Messages on their way."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until all have arrived. Raises `RankLost` if one does not, in time."""
+
+
+class Transport(ABC):
+    """Messages between the ranks of a group. Every rank posts in the same order, so that the n-th
+    message from one to another is the n-th that the other expects."""
+
+    rank: int
+    world: int
+    device = torch.device("cpu")  # where messages lie
+    calls = 0  # how many questions were asked before, so that ranks notice when one left one out
+    sent = 0  # bytes, counted
+
+    def post(self, outgoing: Mail, incoming: Mail) -> Pending:
+        """Begin to send and to receive; the tensors must stay as they are until `wait` is over.
+        What is empty is not sent, so both sides must know that it is."""
+        outgoing = [(rank, x) for rank, x in outgoing if x.numel()]
+        incoming = [(rank, x) for rank, x in incoming if x.numel()]
+        self.sent += sum(x.nbytes for _, x in outgoing)
+        return self.start(outgoing, incoming)
+
+    @abstractmethod
+    def start(self, outgoing: Mail, incoming: Mail) -> Pending:
+        """The same, of what is not empty."""
+
+    def everyone(self, mine: Tensor) -> list[Tensor]:
+        """What each rank holds in the place of `mine`, of one shape and dtype on all of them."""
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        found = [
+            mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world)
+        ]
+        self.start([(r, mine) for r in others], [(r, found[r]) for r in others]).wait()
+        return found
+
+
+class GroupTransport(Transport):
+    """Over a process group of torch.distributed: gloo on CPUs, NCCL on GPUs."""
+
+    def __init__(self, group: Group, timeout: float) -> None:
+        self.group = process_group(group)
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.timeout = timeout
+        self.calls = _calls[self.group] = _calls.get(self.group, 0) + 1
+        if dist.get_backend(self.group) == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def start(self, outgoing: Mail, incoming: Mail) -> Pending:
+        def of(what: Any, mail: Mail) -> list[dist.P2POp]:
+            return [
+                dist.P2POp(what, x.view(-1).view(torch.uint8), group=self.group, group_peer=rank)
+                for rank, x in mail
+            ]
+
+        ops = of(dist.isend, outgoing) + of(dist.irecv, incoming)
+        ranks = [rank for rank, _ in (*outgoing, *incoming)]
+        try:
+            works = dist.batch_isend_irecv(ops) if ops else []
+        except RuntimeError as error:
+            raise self.lost(ranks, error) from error
+        # NCCL gives one handle for all of them.
+        each = [[rank] for rank in ranks] if len(works) == len(ranks) else [ranks] * len(works)
+        return _Works(self, list(zip(works, each, strict=True)))
+
+    def lost(self, ranks: list[int], error: Exception) -> RankLost:
+        names = ", ".join(map(str, sorted(set(ranks))))
+        said = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0]  # without gloo's file and advice
+        return RankLost(
+            f"Rank {self.rank} of {self.world} waited for rank {names}: {said}.",
+            f"every rank of the group takes part in every call, forward and backward, within "
+            f"{self.timeout:g} s.",
+            "look at what that rank printed last; if it is only slow, pass timeout=. The process "
+            "group cannot be used any more: start the ranks again.",
+        )
+
+
+class _Works(Pending):
+    def __init__(self, transport: GroupTransport, works: list[tuple[dist.Work, list[int]]]) -> None:
+        self.transport, self.works = transport, works
+
+    def wait(self) -> None:
+        limit = timedelta(seconds=self.transport.timeout)
+        for work, ranks in self.works:
+            try:
+                work.wait(limit)
+            except RuntimeError as error:
+                raise self.transport.lost(ranks, error) from error
+
+
+def process_group(group: Group) -> dist.ProcessGroup:
+    """The process group that is meant: the default one for None, that of a mesh of one dimension.
+
+    Raises `BadValue` where torch.distributed was not set up, or a mesh has several dimensions.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise BadValue(
+            "There is no process group.",
+            "the ranks find each other through torch.distributed.",
+            'start the script with torchrun, and call torch.distributed.init_process_group("gloo") '
+            "in it first.",
+        )
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise BadValue(
+                f"group is a mesh of {group.ndim} dimensions, {group.mesh_dim_names}.",
+                "a sequence is cut along one dimension of a mesh.",
+                'pass that dimension, for example mesh["sequence"].',
+            )
+        return group.get_group()
+    if group is None:
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        raise BadType(
+            f"group is {kind_of(group)}.",
+            "a group is a process group of torch.distributed that this rank is in, a DeviceMesh of "
+            "one dimension, or None for all ranks.",
+            "pass what torch.distributed.new_group or init_device_mesh gave.",
+        )
+    return group

@@ -1,0 +1,50 @@
+"""Ranks as processes, over gloo."""
+
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def on_processes(world: int, do: Callable[..., Any], folder: Path, *given: Any) -> list[Any]:
+    """What `do(rank, *given)` gives on each rank; None of one that was killed. It is found by its
+    name in its module, in processes of their own."""
+    folder.mkdir(exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    ranks = [
+        context.Process(target=_run, args=(rank, world, do, str(folder), given))
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(90)
+    late = [process for process in ranks if process.exitcode is None]
+    for process in late:
+        process.kill()
+    assert not late, "a rank hung"
+    found = [folder / f"{rank}.pt" for rank in range(world)]
+    for rank in range(world):
+        if (wrong := folder / f"{rank}.txt").exists():
+            raise AssertionError(f"rank {rank}: {wrong.read_text()}")
+    return [torch.load(f, weights_only=False) if f.exists() else None for f in found]
+
+
+def _run(rank: int, world: int, do: Callable[..., Any], folder: str, given: tuple) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
+    try:
+        torch.save(do(rank, *given), f"{folder}/{rank}.pt")
+    except BaseException:
+        Path(f"{folder}/{rank}.txt").write_text(traceback.format_exc())
+    sys.stdout.flush()
+    os._exit(0)  # a group that lost a rank is not taken down
