@@ -282,7 +282,7 @@ def test_edited_masks_say_the_same_twice(start, heads):
             mask.check(grid)
             b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, Tq, Tk)), indexing="ij")
             cells = mask.allowed(grid, b, h, i, j)
-            assert cells.equal(mask.key_ranges(grid).block().expand(B, H, Tq, Tk))
+            assert cells.equal(mask.key_ranges(grid).to_bool().expand(B, H, Tq, Tk))
     assert mask.why(3, 2, Tq=Tq, Tk=Tk) and repr(mask).endswith("words)")
 
 
