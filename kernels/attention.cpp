@@ -93,8 +93,7 @@ struct Queue {
     code = with;
     next = count;
   }
-  // Has the call been stopped? Long tasks check this too. Only the calling thread checks for
-  // signals.
+  // Has the call been stopped? Long tasks ask, too. The calling thread checks for signals.
   bool stopped() {
     if (interrupted && code == DONE && std::this_thread::get_id() == caller && interrupted())
       stop(INTERRUPTED);
@@ -215,8 +214,7 @@ Code attend(const Problem& p) {
   int64_t threads = threads_for(p);
   bool few_rows = p.H / p.G * p.Tq <= std::min(DECODE_ROWS, with->max_decode_rows) && !p.dropout;
   if (!few_rows) return prefill(p, *with, threads);
-  // Decode computes no statistics: for them its few rows go through prefill as well, without
-  // output.
+  // Decode computes no statistics: for those its rows go through prefill as well, without output.
   if (p.out.data || p.lse.data)
     if (Code code = decode(p, *with, threads)) return code;
   if (!p.row_stats) return DONE;

@@ -118,8 +118,7 @@ struct WeightSumsTask { int64_t b, head, key, key_end; };
 // Backward: some queries of one head against one split of the keys.
 struct BackwardTask { int64_t b, head, key, key_end, split, query, queries; };
 
-// The functions of one level. None of them prints, throws, aborts or allocates; the caller provides
-// the scratch memory.
+// The functions of one level. None prints, throws, aborts or allocates; scratch is passed in.
 struct Level {
   const char* name;
   const char* what;
@@ -137,8 +136,7 @@ struct Level {
   void (*deltas)(const Problem&, const Gradients&, int64_t b, int64_t h);
   void (*backward)(const Problem&, const Gradients&, const BackwardTask&, char* scratch);
   double (*logit_scale)(const Problem&);  // what turns a raw score into a natural logit
-  // Peak rates of the processor, for the benchmark: FLOP done in `rounds` rounds on registers, and
-  // a sum over memory.
+  // For the benchmark's peak rates: FLOP in `rounds` rounds on registers, and a sum over memory.
   double (*fma_rounds)(int64_t rounds);
   double (*dot_rounds)(int64_t rounds);  // null where there is no bf16 dot product
   double (*read)(const char* bytes, size_t count);

@@ -126,8 +126,7 @@ nb::list level_list() {
 
 // The clock of clearhead.bench: with one thread its processor time, so that the time of other
 // programs is not counted; with more the wall clock, because a thread that waits for its turn
-// leaves its share of the memory bandwidth to the others, and the sum of their rates would be
-// fictitious.
+// leaves its share of the memory bandwidth to the others, and the sum of their rates is fiction.
 double seconds_now(int64_t threads) {
   return seconds(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC);
 }
@@ -181,8 +180,7 @@ double read_ceiling(uintptr_t address, size_t bytes, int64_t threads, double sec
 }  // namespace
 
 NB_MODULE(_kernels, m) {
-  // With an unknown name there is no level: `attend` refuses, and Python says which names there
-  // are.
+  // With an unknown name there is no level: `attend` refuses, and Python lists the names.
   const char* named = getenv("CLEARHEAD_CPU");
   choose_level(named ? named : "");
   interrupted = signal_pending;

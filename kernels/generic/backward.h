@@ -1,9 +1,7 @@
-// Backward: from the gradients of the output, or of statistics of the weights, to those of q, k, v
-// and the bias.
+// Backward: from gradients of the output, or of statistics of the weights, to those of the inputs.
 //
 // With w the weights, y the natural logits, kept = 0 or 1 / (1 - p) (dropout), dO the gradient of
-// the output and delta = dO . out - dlse of every query (what softmax subtracts from each of its
-// logits):
+// the output and delta = dO . out - dlse of every query (what softmax subtracts from each logit):
 //
 //     dV = (w kept)^T dO        dP = dO V^T        dY = w (kept dP - delta)        dbias = dY
 //     dX = scale (1 - tanh^2) dY, with the slope of a soft cap        dK = dX^T Q        dQ = dX K
@@ -21,8 +19,7 @@
 // and dV have one writer. Its queries come in chunks that stay in L2 in four layouts (q and dO,
 // each as groups and as columns) beside their dQ; a key block stays there as panels of K and V,
 // columns of K, and its dK and dV, 240 KB at D = 64. A query block and a key block give two squares
-// in L1, w and dY, which enter three products: two transposed, over the queries of the block, one
-// over the keys.
+// in L1, w and dY, which enter three products: two transposed, over the queries, one over the keys.
 //
 // Precision. Scores and dP are products of the inputs as given, in pairs for bf16 at the processor
 // has them, as in forward. The other operands of w and dY are float32, for bf16 too: dY spans more
@@ -44,15 +41,13 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A> class Backward : BlockScores<A> {
   using Base = BlockScores<A>;
   using typename Base::Row, typename Base::Unit, typename Base::E;
+  using Base::KEY_BLOCK, Base::PANEL, Base::SCORE_STRIDE, Base::p_, Base::task_, Base::logits_,
+      Base::n_rows_, Base::n_blocks_, Base::row_, Base::q_, Base::k_, Base::s_, Base::cap_slope_,
+      Base::hull_, Base::key_block_, Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of,
+      Base::query_row, Base::key_row, Base::find_ranges, Base::pack_groups, Base::pack_panels,
+      Base::any_query_sees_block, Base::sees_block, Base::scores, Base::score_tile_for,
+      Base::visible_to;
   using FloatProducts = Products<Singles<E>>;  // of w and dY with the columns
-  using Base::any_query_sees_block, Base::find_ranges, Base::pack_groups, Base::pack_panels;
-  using Base::begin_, Base::end_;
-  using Base::KEY_BLOCK, Base::PANEL, Base::SCORE_STRIDE;
-  using Base::p_, Base::task_, Base::logits_, Base::n_rows_, Base::n_blocks_, Base::row_;
-  using Base::q_, Base::k_, Base::s_, Base::cap_slope_, Base::hull_, Base::key_block_, Base::lo_,
-      Base::hi_;
-  using Base::rows_of, Base::query_row, Base::key_row, Base::sees_block, Base::scores,
-      Base::score_tile_for, Base::visible_to;
   // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, "the way back").
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
 
@@ -156,8 +151,7 @@ template <class A> class Backward : BlockScores<A> {
     for (int64_t i = 0; i < KEY_BLOCK * values_.stride(); i += W) store(dv_ + i, zero());
   }
 
-  // Writes row i of `rows` into columns; zeros if there is no row, and for NaN and infinity if
-  // `clean`.
+  // Writes row i of `rows` into columns: zeros without a row and, if `clean`, for NaN and inf.
   static void write_columns(const E* x, int64_t size, const Columns& c, float* to, int64_t rows,
                             int64_t i, bool clean) {
     for (int64_t j = 0; j < c.count; j++) {
@@ -191,15 +185,13 @@ template <class A> class Backward : BlockScores<A> {
   // Pass 4: replaces the scores by weights, and dP by the gradients of the logits.
   void logit_gradients(int64_t i) {
     int rows = rows_of(i);
-    const float log2_scale = logits_.log2_scale();
     const double logit_scale = logits_.logit_scale();
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * QUERY_BLOCK + r];
       // No weight is above 1, but the log-sum-exp of few queries was summed in another order
       // (decode.h), and for large scores it can lie far below the scores computed here: hence the
       // bound in `log2_weights`. At scores of 10^4 a float has half a digit of the weight left, so
-      // lse is a double. Differences are taken from the float nearest to it, and the residual is
-      // added.
+      // lse is a double: differences are taken from the nearest float, and the residual is added.
       double lse = *row_at<double>(p_.lse, task_.b, x.h, x.q);
       if (lse == -INF) lse = 0;
       float from = Logits::clamp_finite(lse / logit_scale);
@@ -207,11 +199,10 @@ template <class A> class Backward : BlockScores<A> {
           splat(float((from * logit_scale - lse) / log_unit(float(from * logit_scale)) * LOG2E));
       F delta = splat(*row_at(g_.delta, task_.b, x.h, x.q));
       float *s = s_ + r * SCORE_STRIDE, *d = dp_ + r * SCORE_STRIDE;
-      if (g_.dw_log_w.data || g_.dreceived.data)
-        add_stat_grads(x, s, d, splat(log2_scale), splat(from), residual);
-      if (dropout_.active())
-        weights_and_gradients<true>(x, s, d, splat(log2_scale), splat(from), residual, delta);
-      else weights_and_gradients<false>(x, s, d, splat(log2_scale), splat(from), residual, delta);
+      const Softmax softmax = {splat(logits_.log2_scale()), splat(from), residual};
+      if (g_.dw_log_w.data || g_.dreceived.data) add_stat_grads(x, s, d, softmax);
+      if (dropout_.active()) weights_and_gradients<true>(x, s, d, softmax, delta);
+      else weights_and_gradients<false>(x, s, d, softmax, delta);
       if (g_.dbias.data) accumulate_bias_grad(x, d);
       if (cap_slope_)
         for (int k = begin_; k < end_; k += W) {
@@ -223,22 +214,24 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
-  // Base 2 logarithms of weights.
-  static F log2_weights(F y, F log2_scale, F from, F residual) {
-    F above = fma(sub(y, from), log2_scale, residual);
-    return select(less(splat(1), above), splat(1), above);
-  }
+  // Recomputes the weights of a row: from scores to their base 2 logarithms.
+  struct Softmax {
+    F log2_scale, from, residual;
+    F log2_weights(F scores) const {
+      F above = fma(sub(scores, from), log2_scale, residual);
+      return select(less(splat(1), above), splat(1), above);
+    }
+  };
 
   // Adds to dP of one row the gradients that statistics give each weight. A weight of 0 has no
   // logarithm, and needs none.
-  void add_stat_grads(const Row& x, const float* s, float* d, F log2_scale, F from,
-                      F residual) const {
+  void add_stat_grads(const Row& x, const float* s, float* d, const Softmax& softmax) const {
     F dw_log_w =
         splat(g_.dw_log_w.data ? *row_at(g_.dw_log_w, task_.b, x.h, x.q) / float(LOG2E) : 0);
     const float* received =
         g_.dreceived.data ? row_at(g_.dreceived, task_.b, x.h, key_block_.lo) : nullptr;
     for (int k = begin_; k < end_; k += W) {
-      F above = log2_weights(load(s + k), log2_scale, from, residual), y = load(d + k);
+      F above = softmax.log2_weights(load(s + k)), y = load(d + k);
       y = fma(dw_log_w, select(less(above, splat(-256)), zero(), above), y);
       if (received) y = add(y, load_part(received + k, in_vector(p_.Tk - key_block_.lo - k)));
       store(d + k, y);
@@ -246,12 +239,12 @@ template <class A> class Backward : BlockScores<A> {
   }
 
   // Replaces one row's scores by its weights after dropout, and its dP by dY.
-  template <bool DROPOUT> void weights_and_gradients(const Row& x, float* s, float* d, F log2_scale,
-                                                     F from, F residual, F delta) const {
+  template <bool DROPOUT> void weights_and_gradients(const Row& x, float* s, float* d,
+                                                     const Softmax& softmax, F delta) const {
     uint32_t row_key = DROPOUT ? dropout_.row_key(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
     for (int k = begin_; k < end_; k += W) {
-      F y = load(s + k), above = log2_weights(y, log2_scale, from, residual), dp = load(d + k);
+      F y = load(s + k), above = softmax.log2_weights(y), dp = load(d + k);
       F w = exp2<5>(above), used = w;
       if constexpr (DROPOUT) {
         F keep_mask =
@@ -277,8 +270,7 @@ template <class A> class Backward : BlockScores<A> {
     if (!g.x) *to += total(sum);
   }
 
-  // Pass 5: three products. In the transposed ones a row is a key and the sum runs over the
-  // queries.
+  // Pass 5: three products. In the transposed ones a row is a key, and the sum is over queries.
   void accumulate_grads(int64_t i) {
     int rows = rows_of(i);
     accumulate_transposed(s_, values_, dout_columns_, i, rows, dv_);

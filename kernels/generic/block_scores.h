@@ -16,9 +16,8 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A> class BlockScores : protected Products<A> {
  protected:
   using Base = Products<A>;
-  using Base::KEY_BLOCK, Base::PANEL, Base::PER_UNIT, Base::SCORE_STRIDE;
-  using Base::score_tile_for;
   using typename Base::Unit;
+  using Base::KEY_BLOCK, Base::PANEL, Base::PER_UNIT, Base::SCORE_STRIDE, Base::score_tile_for;
   using E = typename A::Element;
   static constexpr int PADDED_ROWS = (QUERY_BLOCK + W - 1) / W * W;
 
@@ -111,8 +110,7 @@ template <class A> class BlockScores : protected Products<A> {
   }
 
   // Pass 1a: packs rows of q (or of the gradient of the output) as groups; one transposition makes
-  // W / SCORE_ROWS groups. The last group is filled up with copies of the last row, which are not
-  // read.
+  // W / SCORE_ROWS groups. The last group is filled up with copies of the last row.
   void pack_groups(const TensorView& x, int64_t size, Unit* to_all) const {
     constexpr int SR = SCORE_ROWS, GROUPS = W / SR;
     static_assert(W % SR == 0);
@@ -143,8 +141,7 @@ template <class A> class BlockScores : protected Products<A> {
     }
   }
 
-  // Pass 1b: packs the keys of a block (or their values), transposed, as panels. Keys past the end
-  // are zeros.
+  // Pass 1b: packs the keys of a block (or their values), transposed: panels; zeros past the end.
   void pack_panels(const TensorView& x, int64_t size, Unit* to_all) const {
     int from = int(max<int64_t>(hull_.lo - key_block_.lo, 0)) / W * W;
     int count = int(key_block_.size());

@@ -3,8 +3,7 @@
 // What limits the speed. A key and its value are (D + Dv) numbers from memory and, with R rows, the
 // same count of multiply-adds times R: at 41 GB/s for two cores, 128 + 128 floats take 25 ns, in
 // which one core does 3000 multiply-adds, 12 rows' worth. So nothing is packed, all rows of a key
-// head (its query heads, and their few queries) share one read, and bytes per second is the
-// measure.
+// head (its query heads, and their few queries) share one read, and bytes per second count.
 //
 // R rows x U keys give W dot products, which one tree of additions reduces to one vector:
 // lane r * U + u is row r and key u. Scores, maxima and weights stay in that order, so one vector
@@ -25,9 +24,9 @@ template <class A, int R> class Decode {
   using E = typename A::Element;
   // The arithmetic of the weighted sum. One row uses single values: reading the values of two keys
   // side by side was 10 % slower from memory (bench/LOG.md, "two values at a time").
-  using ValueArithmetic = std::conditional_t<R == 1, Singles<E>, A>;
-  using WeightUnit = typename ValueArithmetic::Unit;
-  static constexpr int PER_UNIT = A::PER_UNIT, PER_WEIGHT = ValueArithmetic::PER_UNIT;
+  using Values = std::conditional_t<R == 1, Singles<E>, A>;
+  using WeightUnit = typename Values::Unit;
+  static constexpr int PER_UNIT = A::PER_UNIT, PER_WEIGHT = Values::PER_UNIT;
   static constexpr int U = W / R;  // keys per vector of scores
   static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
   static constexpr int KEYS_PER_STEP = R == 1 ? 1 : U;  // whose products are computed together
@@ -156,8 +155,7 @@ template <class A, int R> class Decode {
   };
 
   // The rows to prefetch while the PIECE rows of the block from row k on are computed: rows of the
-  // same matrix, or, near the block's end, of the matrix that is read next, from its key `start`
-  // on.
+  // same matrix, or, near the block's end, of the matrix that is read next, from key `start` on.
   UpcomingRows upcoming(int k, const TensorView& current, int64_t current_size,
                         const TensorView& next, int64_t next_size, int64_t start) const {
     const bool same_matrix = k < same_until_;
@@ -267,7 +265,7 @@ template <class A, int R> class Decode {
       F e = exp2<5>(mul(sub(load(s_ + k * R), from), log2_scale));
       store(s_ + k * R, e);
       if constexpr (PER_WEIGHT > 1)
-        ValueArithmetic::store_weights((typename ValueArithmetic::Weight*)weights_ + k * R, e);
+        Values::store_weights((typename Values::Weight*)weights_ + k * R, e);
       sum = add(sum, e);
     }
     sum_ = fma(sum_, rescale, sum);
@@ -275,8 +273,7 @@ template <class A, int R> class Decode {
   }
 
   // Pass 4: weighted sum, piece by piece so that a value is read from memory once, then added to
-  // the previous blocks'. A block starts from 0, so a long row is summed in three levels, none of
-  // them long.
+  // the previous blocks'. Blocks start from 0: a long row is summed in three levels, none long.
   void weighted_sum() {
     for (int64_t i = 0; i < R * v_vectors_; i++) store(block_sum_ + i * W, zero());
     for (int k = 0; k < count_; k += PIECE) {
@@ -317,11 +314,11 @@ template <class A, int R> class Decode {
       const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
       const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
       for (int u = i; u < i + PER_WEIGHT; u++) next.prefetch(u - k, from, to);
-      typename ValueArithmetic::Vector y[N];
+      typename Values::Vector y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)
-        y[c] = ValueArithmetic::as_vector(ValueArithmetic::load_values(
-            x + c * W, odd ? odd + c * W : odd, c + 1 < N || tail >= W ? W : tail));
+        y[c] = Values::as_vector(Values::load_values(x + c * W, odd ? odd + c * W : odd,
+                                                     c + 1 < N || tail >= W ? W : tail));
       if (j == 0)  // the other columns of these rows: now, while their lines are near
         for (int64_t at = N * W; at < p_.Dv; at += LINE) {
           touch(x + at);
@@ -329,9 +326,9 @@ template <class A, int R> class Decode {
         }
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
-        auto a = ValueArithmetic::broadcast(w[r * U / PER_WEIGHT]);
+        auto a = Values::broadcast(w[r * U / PER_WEIGHT]);
 #pragma GCC unroll 8
-        for (int c = 0; c < N; c++) sum[r][c] = ValueArithmetic::mac(sum[r][c], a, y[c]);
+        for (int c = 0; c < N; c++) sum[r][c] = Values::mac(sum[r][c], a, y[c]);
       }
     }
 #pragma GCC unroll 16
@@ -340,8 +337,7 @@ template <class A, int R> class Decode {
       for (int c = 0; c < N; c++) store(block_sum_ + (r * v_vectors_ + j + c) * W, sum[r][c]);
   }
 
-  // Some row does not see some of these keys: every row adds only those it sees, because 0 * NaN is
-  // NaN.
+  // Some row does not see some key: every row adds only what it sees, because 0 * NaN is NaN.
   void weighted_sum_masked(int k, int n) {
     for (int r = 0; r < n_rows_; r++) {
       uint64_t visible = mask_.visible_bits(task_.b, head(r), query(r), key_block_.lo + k, n);

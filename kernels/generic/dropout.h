@@ -1,7 +1,6 @@
 // Dropout: whether a weight survives is a hash of (seed, b, h, q, k) and nothing else, so every
 // engine and every tiling drops the same weights (src/clearhead/problem/dropout.py is the Python
-// version). 32-bit arithmetic; the finaliser is that of MurmurHash3 (Austin Appleby, public
-// domain).
+// version). 32-bit arithmetic; the finaliser is MurmurHash3's (Austin Appleby, public domain).
 #pragma once
 
 #include <math.h>

@@ -1,5 +1,4 @@
-// The functions that attention needs, built on a level's vocabulary: exp2, tanh, sums and maxima of
-// rows.
+// Functions built on a level's vocabulary: exp2, tanh, sums and maxima of rows.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {

@@ -1,5 +1,4 @@
-// One level: the generic algorithms over the vocabulary (simd/*.h) that was included before this
-// file.
+// One level: the generic algorithms over the vocabulary (simd/*.h) included before this file.
 //
 // Every name lives in the level's own namespace and no function of the C++ library is called, so
 // no wide instruction can end up in a function that other levels share (checked by

@@ -116,8 +116,7 @@ class MaskView {
     while (r->lo + N <= r->hi && empty(r->lo)) r->lo += N;
     while (r->lo + N <= r->hi && empty(r->hi - N)) r->hi -= N;
   }
-  // One bit for each byte that is not 0: the multiplication moves the lowest bit of byte i to bit
-  // 56 + i.
+  // One bit for each byte that is not 0: the product moves the lowest bit of byte i to bit 56 + i.
   static uint64_t pack_nonzero(uint64_t bytes) {
     uint64_t low = 0x7f7f7f7f7f7f7f7f,
              set = (((bytes & low) + low) | bytes) >> 7 & 0x0101010101010101;

@@ -2,10 +2,9 @@
 //
 // What limits the speed. A (query, key) pair costs D + Dv multiply-adds and one exponential. With
 // 16 lanes and two FMA pipes, D = Dv = 64 takes 64 cycles of FMA for 16 pairs and about 7 cycles of
-// exponential (bench/LOG.md, "the exponential"), so 90 % of the FMA peak is the most there is
-// at D = 64, and everything else must hide: loads behind FMAs (11 loads feed 24 FMAs), packing behind
-// the hundreds of queries that use a packed key, rescaling inside the last step of the weighted
-// sum.
+// exponential (bench/LOG.md, "the exponential"), so 90 % of the FMA peak is the most there is, and
+// everything else must hide: loads behind FMAs (11 loads feed 24 FMAs), packing behind the hundreds
+// of queries that use a packed key, rescaling inside the last step of the weighted sum.
 //
 // Memory layout. A task holds its queries (packed), their output sums and their (max, sum), and
 // loops over blocks of KEY_BLOCK keys. A key block is packed once: keys as panels [D][PANEL], so
@@ -33,15 +32,13 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 template <class A> class Prefill : BlockScores<A> {
   using Base = BlockScores<A>;
-  using Base::any_query_sees_block, Base::find_ranges, Base::pack_groups, Base::pack_panels;
-  using Base::begin_, Base::end_, Base::lane_max_;
-  using Base::blocks_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::key_block_;
-  using Base::key_row, Base::sees_block, Base::scores, Base::visible_to;
-  using Base::p_, Base::task_, Base::mask_, Base::logits_, Base::n_rows_, Base::n_blocks_,
-      Base::row_;
-  using Base::PADDED_ROWS, Base::rows_of, Base::KEY_BLOCK, Base::PER_UNIT, Base::SCORE_STRIDE,
-      Base::PAIR_STRIDE, Base::WEIGHT_STRIDE;
   using typename Base::E, typename Base::Row, typename Base::Unit;
+  using Base::KEY_BLOCK, Base::PER_UNIT, Base::PADDED_ROWS, Base::SCORE_STRIDE, Base::PAIR_STRIDE,
+      Base::WEIGHT_STRIDE, Base::p_, Base::task_, Base::mask_, Base::logits_, Base::n_rows_,
+      Base::n_blocks_, Base::row_, Base::blocks_, Base::q_, Base::k_, Base::s_, Base::lane_max_,
+      Base::hull_, Base::key_block_, Base::begin_, Base::end_, Base::rows_of, Base::key_row,
+      Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
+      Base::sees_block, Base::scores, Base::visible_to;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -262,8 +259,7 @@ template <class A> class Prefill : BlockScores<A> {
     }
   }
 
-  // Adds up a row's weights over groups of keys. Pairs store their weights rounded, so theirs are
-  // computed again.
+  // Sums a row's weights over groups of keys; pairs, which store them rounded, compute them again.
   void sum_groups(int64_t row, const float* s, const typename A::Weight* w, F log2_scale, F from,
                   float rescale) {
     const Row& x = row_[row];

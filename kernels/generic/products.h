@@ -15,8 +15,7 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 template <class T, int n> struct Table { T entry[n]; };
 
-// Splits rows of `size` numbers into columns of up to VALUE_VECTORS vectors, as equal as possible:
-// 5 = 3 + 2.
+// Splits rows of `size` numbers into equal columns of up to VALUE_VECTORS vectors: 5 = 3 + 2.
 struct Columns {
   int64_t vectors, count;
   explicit Columns(int64_t size)
@@ -100,8 +99,7 @@ template <class A> struct Products {
   }
 
   // R queries x N vectors of values stay in registers over the keys of the block; at the end the
-  // old sums are rescaled and added, by one FMA each. TRANSPOSED: R keys, summed over the queries
-  // of a block.
+  // old sums are rescaled and added, by one FMA each. TRANSPOSED: R keys, summed over queries.
   template <bool TRANSPOSED, int R, int N>
   static void value_tile(const Unit* w, const Unit* v, int64_t steps, const float* rescale,
                          float* o, int64_t o_stride) {

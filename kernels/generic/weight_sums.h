@@ -8,13 +8,12 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 template <class A> class WeightSummer : BlockScores<A> {
   using Base = BlockScores<A>;
-  using Base::any_query_sees_block, Base::find_ranges, Base::pack_groups, Base::pack_panels;
-  using Base::begin_, Base::end_;
-  using Base::KEY_BLOCK, Base::SCORE_STRIDE;
-  using Base::p_, Base::task_, Base::logits_, Base::n_rows_, Base::n_blocks_, Base::row_;
-  using Base::q_, Base::k_, Base::s_, Base::hull_, Base::key_block_, Base::lo_, Base::hi_;
-  using Base::rows_of, Base::sees_block, Base::scores;
   using typename Base::Row;
+  using Base::KEY_BLOCK, Base::SCORE_STRIDE, Base::p_, Base::task_, Base::logits_, Base::n_rows_,
+      Base::n_blocks_, Base::row_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::key_block_,
+      Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of, Base::find_ranges,
+      Base::pack_groups, Base::pack_panels, Base::any_query_sees_block, Base::sees_block,
+      Base::scores;
   static constexpr int ROWS = 16 * QUERY_BLOCK;  // queries that are packed at once
 
  public:

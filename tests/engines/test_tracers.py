@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from tests.engines.cpu.test_kernels import question
+from tests.engines.cpu.test_kernels import make_qkv
 
 pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
 
@@ -30,7 +30,7 @@ class Layer(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_inductor_compiles_it_in_one_graph(rule):
-    qkv = question(2, 4, 2, 37, 37, 16)
+    qkv = make_qkv(2, 4, 2, 37, 37, 16)
     compiled = torch.compile(Layer(rule), fullgraph=True, backend="inductor")
     with torch.no_grad():
         assert torch.equal(compiled(*qkv), Layer(rule)(*qkv))
@@ -38,7 +38,7 @@ def test_inductor_compiles_it_in_one_graph(rule):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_an_exported_program_holds_one_operator_and_gives_the_same_bits(rule):
-    qkv, others = question(2, 4, 2, 37, 37, 16), question(2, 4, 2, 37, 37, 16, seed=9)
+    qkv, others = make_qkv(2, 4, 2, 37, 37, 16), make_qkv(2, 4, 2, 37, 37, 16, seed=9)
     with torch.no_grad():
         program = torch.export.export(Layer(rule), qkv)
         assert torch.equal(program.module()(*others), Layer(rule)(*others))
@@ -68,7 +68,7 @@ def given(kind):
 @pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "outside"])
 def test_rules_of_tensors_are_one_graph(kind, engine):
     rule, numbers = given(kind)
-    qkv = question(2, 4, 4, 37, 37, 16)
+    qkv = make_qkv(2, 4, 4, 37, 37, 16)
 
     def call(q, k, v, x):
         return ch.attention(q, k, v, engine=engine, **rule(x))
@@ -85,7 +85,7 @@ def test_rules_of_tensors_are_one_graph(kind, engine):
 
 def test_statistics_in_a_compiled_function_are_counted_as_outside():
     """The graph breaks for them; output and statistics have the bits they have without a graph."""
-    q, k, v = question(2, 4, 2, 37, 37, 16)
+    q, k, v = make_qkv(2, 4, 2, 37, 37, 16)
 
     def call(q):
         seen = ch.look(q * 2, k, v, mask=ch.causal, stats=["entropy", "received", ch.topk(2)])
@@ -117,7 +117,7 @@ def test_a_torchscript_trace_computes(rule, engine):
 @pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix"])
 def test_graphs_drawn_by_make_fx_and_fake_tensors(kind):
     rule, numbers = given(kind)
-    q, k, v = question(2, 4, 4, 37, 37, 16)
+    q, k, v = make_qkv(2, 4, 4, 37, 37, 16)
 
     def call(q, x):
         return ch.attention(q, k, v, **rule(x))

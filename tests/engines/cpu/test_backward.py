@@ -20,7 +20,7 @@ from tests.engines.cpu.test_kernels import (
     draw,
     holes,
     level as level,
-    question,
+    make_qkv,
     threads as threads,
 )
 from tests.engines.test_engines import forward_and_back, wanting
@@ -55,11 +55,11 @@ def check_on_average(cases: list[Case], dtype: torch.dtype, times: float = 2.0) 
 
 
 def errors(case: Case, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, ...]]:
-    comes_back = draw(*case.q.shape[:3], case.v.shape[-1], dtype=dtype, seed=5)
-    true = forward_and_back(by_steps, wanting(case, torch.float64), comes_back)
-    got = forward_and_back(by_core, wanting(case, dtype), comes_back)
-    ruler = forward_and_back(naive_attention, wanting(case, dtype), comes_back)
-    biggest = max(float(x.detach().abs().max()) for x in (*case.tensors, comes_back))
+    grad_out = draw(*case.q.shape[:3], case.v.shape[-1], dtype=dtype, seed=5)
+    true = forward_and_back(by_steps, wanting(case, torch.float64), grad_out)
+    got = forward_and_back(by_core, wanting(case, dtype), grad_out)
+    ruler = forward_and_back(naive_attention, wanting(case, dtype), grad_out)
+    biggest = max(float(x.detach().abs().max()) for x in (*case.tensors, grad_out))
     mixed = biggest**2 * max(1.0, case.keywords.get("scale", 1.0))
     found = {}
     for what, a, b, c in zip(["out", *"qkv", "bias", "sinks"], got, true, ruler, strict=False):
@@ -96,14 +96,14 @@ RULES = [
 
 
 def case_of(sizes: dict, rule: dict, dtype: torch.dtype) -> Case:
-    q, k, v = question(**sizes, dtype=dtype)
-    made, learn = dict(rule), []
+    q, k, v = make_qkv(**sizes, dtype=dtype)
+    made, leaves = dict(rule), []
     for name in ("bias", "sinks"):
         if name in rule:
             x = draw(*(sizes.get(n, n) for n in rule[name]), dtype=dtype, seed=7)
-            learn.append(x)
+            leaves.append(x)
             made[name] = ch.bias(x) if name == "bias" else x
-    return Case(q, k, v, made, tuple(learn))
+    return Case(q, k, v, made, tuple(leaves))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -125,18 +125,20 @@ def test_every_head_size(D, dtype, level):
 def test_values_far_from_zero(Tq, dtype, level):
     """What softmax takes back from the logits is then a small difference of large numbers, and the
     rounded output has lost most of it. The ruler computes in float32 and rounds at the end."""
-    q, k, v = question(1, 2, 1, Tq, 70, 16)
+    q, k, v = make_qkv(1, 2, 1, Tq, 70, 16)
     bias = draw(1, 2, 1, 70)
     given = [x.to(dtype) for x in (q, k, v + 10, bias)]
     dout = draw(1, 2, Tq, 16).to(dtype)
 
-    def learn(attend, dtype):
+    def grads_of(attend, dtype):
         x = [x.to(dtype, copy=True).requires_grad_() for x in given]
         attend(*x[:3], bias=x[3]).backward(dout.to(dtype))
         return [x.grad for x in x]
 
-    true = learn(by_steps, torch.float64)
-    for a, b, c in zip(learn(by_core, dtype), true, learn(by_core, torch.float32), strict=True):
+    true = grads_of(by_steps, torch.float64)
+    for a, b, c in zip(
+        grads_of(by_core, dtype), true, grads_of(by_core, torch.float32), strict=True
+    ):
         ours, ruler = ((x.double() - b).square().mean().sqrt() for x in (a, c.to(dtype)))
         assert ours <= 4 * ruler
 
@@ -150,10 +152,10 @@ def test_several_chunks_of_queries_and_stretches_of_keys(rule, level):
 
 def test_scores_of_ten_thousand_and_long_rows(level):
     rule = {"scale": 1000.0, "mask": ch.Causal(align="end")}
-    large = [Case(*question(Tq=60, Tk=90, D=64, seed=seed), rule) for seed in range(20)]
+    large = [Case(*make_qkv(Tq=60, Tk=90, D=64, seed=seed), rule) for seed in range(20)]
     # Without fused multiply-adds a dot product of such scores rounds twice as often as torch's.
     check_on_average(large, torch.float32, 4.0 if level == "scalar" else 2.0)
-    long = question(H=1, G=1, Tq=12, Tk=100_000, D=8)
+    long = make_qkv(H=1, G=1, Tq=12, Tk=100_000, D=8)
     check(Case(*long), torch.float32)
 
 
@@ -164,18 +166,18 @@ def core_with_lse(*qkv, **keywords):
 
 
 @pytest.mark.parametrize("n", range(4))
-def test_blocks_that_nobody_sees(n):
+def test_key_blocks_without_visible_keys(n):
     mask = list(holes(700, 1500))[n]
-    check(Case(*question(H=4, G=2, Tq=700, Tk=1500, D=16), {"mask": mask}), torch.float32)
+    check(Case(*make_qkv(H=4, G=2, Tq=700, Tk=1500, D=16), {"mask": mask}), torch.float32)
 
 
-def test_a_learned_log_sum_exp_comes_by_the_core(monkeypatch):
+def test_the_gradient_of_a_log_sum_exp_comes_from_the_core(monkeypatch):
     case = Case(
-        *question(2, 4, 2, 31, 57, 8), {"mask": ch.Causal(align="end") & ch.lengths(queries=29)}
+        *make_qkv(2, 4, 2, 31, 57, 8), {"mask": ch.Causal(align="end") & ch.lengths(queries=29)}
     )
     asked = []
-    way_back = backward.core.backward
-    counting = SimpleNamespace(backward=lambda *x: asked.append(1) or way_back(*x))
+    core_backward = backward.core.backward
+    counting = SimpleNamespace(backward=lambda *x: asked.append(1) or core_backward(*x))
     found = {}
     for engine, dtype in (("cpu", torch.float32), ("steps", torch.float64)):
         q, k, v = (x.to(dtype).requires_grad_() for x in case.tensors)
@@ -192,16 +194,16 @@ def test_a_learned_log_sum_exp_comes_by_the_core(monkeypatch):
 
 @pytest.mark.parametrize("sinks", [False, True])
 def test_the_log_sum_exp_has_a_gradient(sinks, level):
-    q, k, v = (x.requires_grad_() for x in question(1, 4, 2, 31, 57, 8))
+    q, k, v = (x.requires_grad_() for x in make_qkv(1, 4, 2, 31, 57, 8))
     extra = draw(4, seed=3).requires_grad_() if sinks else None
     mask = ch.Causal(align="end") & ch.lengths(queries=29)
     out, lse = core_with_lse(q, k, v, mask=mask, sinks=extra)
-    comes_back, of_lse = draw(*out.shape, seed=8), draw(*lse.shape, seed=9)
+    grad_out, of_lse = draw(*out.shape, seed=8), draw(*lse.shape, seed=9)
     of_lse[..., 29:] = 0  # blind queries have -inf there
-    learn = (q, k, v, *([extra] if sinks else []))
-    got = torch.autograd.grad((out, lse), learn, (comes_back, of_lse))
+    leaves = (q, k, v, *([extra] if sinks else []))
+    got = torch.autograd.grad((out, lse), leaves, (grad_out, of_lse))
 
-    wide = [x.detach().double().requires_grad_() for x in learn]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
     problem, inputs = make_problem(*wide[:3], Options(mask=mask))
     wq, wk, wv = problem.widen(inputs)
     x, _ = problem.logits(wq, wk, slice(None), slice(None))
@@ -210,14 +212,14 @@ def test_the_log_sum_exp_has_a_gradient(sinks, level):
     x = x[:, :, :29]
     true = torch.autograd.grad(
         (torch.softmax(x, -1)[..., :57] @ wv, torch.logsumexp(x, -1)),
-        wide, (comes_back[:, :, :29].double(), of_lse[..., :29].double()),
+        wide, (grad_out[:, :, :29].double(), of_lse[..., :29].double()),
     )  # fmt: skip
     for a, b in zip(got, true, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
 
 
 def test_only_the_log_sum_exp_may_be_used():
-    q, k, v = (x.requires_grad_() for x in question(1, 2, 2, 5, 7, 4))
+    q, k, v = (x.requires_grad_() for x in make_qkv(1, 2, 2, 5, 7, 4))
     _, lse = core_with_lse(q, k, v)
     dq, dk, dv = torch.autograd.grad(lse.sum(), (q, k, v), allow_unused=True)
     assert dq.abs().max() > 0 and dk.abs().max() > 0
@@ -241,17 +243,17 @@ def test_threads_do_not_change_a_bit(rule, sizes, dtype, threads):
         asked = {**asked, "sinks": (H,)}
     Tq, Tk = (130, 300) if B > 1 else (70, 2300)
     case = case_of(dict(B=B, H=H, G=G, Tq=Tq, Tk=Tk, D=24), asked, dtype)
-    comes_back = draw(B, H, Tq, 24, dtype=dtype, seed=5)
+    grad_out = draw(B, H, Tq, 24, dtype=dtype, seed=5)
     runs = []
     for n in (1, 2):
         threads(n)
-        runs.append(forward_and_back(by_core, wanting(case, dtype), comes_back))
+        runs.append(forward_and_back(by_core, wanting(case, dtype), grad_out))
     for a, b in zip(*runs, strict=True):
         assert torch.equal(a, b)
 
 
 def test_looking_while_training_gives_the_same_bits():
-    q, k, v = question(1, 2, 2, 40, 40, 8)
+    q, k, v = make_qkv(1, 2, 2, 40, 40, 8)
     without = by_core(q, k, v, mask=ch.causal)
     found = ch.look(q.requires_grad_(), k, v, mask=ch.causal, stats=["entropy", "lse", "received"],
                     engine="cpu")  # fmt: skip
@@ -262,7 +264,7 @@ def test_looking_while_training_gives_the_same_bits():
 
 
 @pytest.mark.slow
-def test_no_square_on_the_way_back():
+def test_backward_holds_no_square():
     """One head of 32768 tokens: its square has 4.3 GB, the gradients 6 MB."""
     program = """if True:
         import resource, torch, clearhead as ch
@@ -282,7 +284,7 @@ def test_no_square_on_the_way_back():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_operators_keep_torch_rules(dtype):
-    q, k, v = (x.to(dtype).requires_grad_() for x in question(2, 4, 2, 5, 9, 8))
+    q, k, v = (x.to(dtype).requires_grad_() for x in make_qkv(2, 4, 2, 5, 9, 8))
     lo = torch.zeros(1, 1, 5, 1, dtype=torch.long)
     bias, sinks = draw(1, 4, 5, 9).requires_grad_(), draw(4).requires_grad_()
     rule = (0.3, 5.0, 0, 0, lo, lo + 7, None, bias, None, 0, sinks, 0.3, torch.tensor([3]))
@@ -302,7 +304,7 @@ def loss(q, k, v):
 
 
 def test_vmap_over_a_batch_of_gradients():
-    qkv = question(5, 4, 2, 13, 13, 8)
+    qkv = make_qkv(5, 4, 2, 13, 13, 8)
     got = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*qkv)
     for i in range(5):
         one = torch.func.grad(loss, (0, 1, 2))(*(x[i] for x in qkv))
@@ -320,7 +322,7 @@ def test_checkpoint_gives_the_same_bits():
     def answer(q, k, v):
         return by_core(q, k, v, mask=ch.causal, dropout=0.3, seed=2)
 
-    qkv = [x.requires_grad_() for x in question(2, 4, 2, 13, 13, 8)]
+    qkv = [x.requires_grad_() for x in make_qkv(2, 4, 2, 13, 13, 8)]
     true = torch.autograd.grad(answer(*qkv).square().sum(), qkv)
     got = torch.autograd.grad(checkpoint(answer, *qkv, use_reentrant=False).square().sum(), qkv)
     assert all(torch.equal(a, b) for a, b in zip(got, true, strict=True))
@@ -342,7 +344,7 @@ def test_autocast_trains_in_bfloat16():
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_in_one_graph_there_and_back(backend):
-    qkv = [x.requires_grad_() for x in question(2, 4, 2, 37, 37, 16)]
+    qkv = [x.requires_grad_() for x in make_qkv(2, 4, 2, 37, 37, 16)]
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
     true = torch.autograd.grad(loss(*qkv), qkv)
     got = torch.autograd.grad(compiled(*qkv), qkv)
@@ -351,32 +353,32 @@ def test_compiled_in_one_graph_there_and_back(backend):
 
 
 def test_a_second_derivative_says_what_has_it():
-    q, k, v = (x.requires_grad_() for x in question(1, 2, 2, 5, 7, 4))
+    q, k, v = (x.requires_grad_() for x in make_qkv(1, 2, 2, 5, 7, 4))
     (dq,) = torch.autograd.grad(by_core(q, k, v).square().sum(), q, create_graph=True)
     with pytest.raises(ch.BadValue, match="engine='tiled'"):
         torch.autograd.grad(dq.sum(), k)
 
 
-def test_company_does_not_change_a_bit():
-    q, k, v = (x.requires_grad_() for x in question(3, 4, 2, 8, 4096, 32))
+def test_other_examples_and_heads_do_not_change_a_bit():
+    q, k, v = (x.requires_grad_() for x in make_qkv(3, 4, 2, 8, 4096, 32))
 
-    def learned(n):
+    def grads(n):
         return torch.autograd.grad(ch.attention(q[:n], k[:n], v[:n]).sum(), (q, k, v))
 
-    for one, three in zip(learned(1), learned(3), strict=True):
+    for one, three in zip(grads(1), grads(3), strict=True):
         assert torch.equal(one[0], three[0])
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
 def test_defaults_of_dtype_and_device_do_not_reach_the_core(default):
-    q, k, v = (x.requires_grad_() for x in question(1, 4, 2, 40, 40, 16))
+    q, k, v = (x.requires_grad_() for x in make_qkv(1, 4, 2, 40, 40, 16))
     bias, sinks = draw(4, 40, 40).requires_grad_(), draw(4, seed=5).requires_grad_()
-    learning = (q, k, v, bias, sinks)
+    leaves = (q, k, v, bias, sinks)
 
     def make_problem():
         out = ch.attention(q, k, v, bias=bias, sinks=sinks, engine="cpu")
         seen = ch.look(*(x.detach() for x in (q, k, v)), stats=["entropy", ch.rows([3])])
-        return out, seen.rows, seen.entropy, *torch.autograd.grad(out.square().sum(), learning)
+        return out, seen.rows, seen.entropy, *torch.autograd.grad(out.square().sum(), leaves)
 
     want = make_problem()
     before = torch.get_default_dtype()
@@ -401,7 +403,7 @@ QUERIES = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_gradient_from_outside_of_vmap(name):
-    """Inside, no tensor says that it learns."""
+    """Inside, no tensor requires a gradient."""
     make_problem = LEARNED[name]
     many = torch.rand(3, 2, 5, 4, requires_grad=True)
     alone = torch.stack([make_problem(x) for x in many.unbind()])
@@ -453,7 +455,7 @@ def test_rows_that_are_as_low_as_a_float_can_be(low, sizes):
 @pytest.mark.parametrize("D", [64, 80, 96])
 @pytest.mark.parametrize("sink", [1e9, 1e10, 3e38])
 def test_a_sink_that_takes_everything_leaves_no_gradient(D, sink):
-    asks = [*question(1, 2, 2, 4, 4, D), torch.full((2,), sink)]
+    asks = [*make_qkv(1, 2, 2, 4, 4, D), torch.full((2,), sink)]
     for x in asks:
         x.requires_grad_()
     out = ch.attention(*asks[:3], sinks=asks[3], engine="cpu")

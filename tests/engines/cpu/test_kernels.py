@@ -1,8 +1,8 @@
 """The C++ core on every instruction-set level this machine has, against float64.
 
 The allowance is twice the error of plain torch in the same dtype, plus a rounding band
-(`clearhead.testing`). What must be equal bit for bit is compared so: threads, company, what stands
-behind a mask.
+(`clearhead.testing`). Threads, other examples of a batch and hidden keys must not change a
+bit.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def question(B=1, H=2, G=2, Tq=7, Tk=11, D=8, Dv=None, dtype=torch.float32, seed=0):
+def make_qkv(B=1, H=2, G=2, Tq=7, Tk=11, D=8, Dv=None, dtype=torch.float32, seed=0):
     Dv = D if Dv is None else Dv
     shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)
     return tuple(draw(*s, dtype=dtype, seed=seed + i) for i, s in enumerate(shapes))
@@ -127,7 +127,7 @@ def check_on_average(cases: list[Case]) -> None:
 @pytest.mark.parametrize("D", [256, 512])
 def test_long_dot_products_round_no_worse_than_torch(D, level):
     """A float32 sum over all of D in one chain would err 1.7 times as much at 256, 2 at 512."""
-    q, k, v = question(1, 2, 2, 150, 150, D)
+    q, k, v = make_qkv(1, 2, 2, 150, 150, D)
     true = ch.attention(q.double(), k.double(), v.double(), engine="steps")
     ours, theirs = (
         (out.double() - true).abs().mean() for out in (answer(q, k, v), naive_attention(q, k, v))
@@ -148,7 +148,7 @@ def masks(Tq: int, Tk: int):
 
 
 def grid(count: int):
-    """`count` questions in which every size, length, mask and option meets many of the others."""
+    """`count` problems that combine every size, length, mask and option with many others."""
     source = random.Random(4)
     options = itertools.product(DTYPES, SIZES)
     for n, (dtype, D) in zip(range(count), itertools.cycle(options), strict=False):
@@ -167,7 +167,7 @@ def grid(count: int):
         if source.random() < 0.2:
             keywords["sinks"] = draw(H, dtype=dtype, seed=7)
         Dv = source.choice([D, D, source.choice(SIZES)])
-        qkv = question(2 if D < 128 else 1, H, G, Tq, Tk, D, Dv, dtype, seed=n)
+        qkv = make_qkv(2 if D < 128 else 1, H, G, Tq, Tk, D, Dv, dtype, seed=n)
         if getattr(keywords["mask"], "keys", None) is not None:
             qkv = tuple(x[:1] for x in qkv)
         yield qkv, keywords
@@ -180,7 +180,7 @@ def test_the_grid(part, level):
 
 
 def holes(Tq: int, Tk: int):
-    """Masks that leave whole blocks of keys out between two that are seen."""
+    """Masks that hide entire blocks of keys between two that are visible."""
     near = ch.window(before=20, align="end")
     blocks = torch.arange(Tq).view(-1, 1) // 150 % 3 == torch.arange(Tk) // 250 % 3
     yield near | ch.prefix(5)
@@ -191,11 +191,11 @@ def holes(Tq: int, Tk: int):
 
 @pytest.mark.parametrize("Tq", [1, 5, 700])
 @pytest.mark.parametrize("n", range(4))
-def test_blocks_that_nobody_sees(n, Tq, level):
-    q, k, v = question(H=4, G=2, Tq=Tq, Tk=1500, D=16)
+def test_key_blocks_without_visible_keys(n, Tq, level):
+    q, k, v = make_qkv(H=4, G=2, Tq=Tq, Tk=1500, D=16)
     mask = list(holes(Tq, 1500))[n]
     check((q, k, v), mask=mask, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))
-    # Values that nobody sees are not read at all, where a block of them is skipped; nor matter.
+    # Values that are hidden from all queries do not matter; those of a skipped block are not read.
     seen = mask.to_bool(Tq, 1500).any(-2)
     k[..., ~seen, :] = math.nan
     v[..., ~seen, :] = math.inf
@@ -205,7 +205,7 @@ def test_blocks_that_nobody_sees(n, Tq, level):
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("Tq", [3, 70])
 def test_large_scores(Tq, dtype, level):
-    q, k, v = question(1, 2, 2, Tq, 300, 64, dtype=dtype)
+    q, k, v = make_qkv(1, 2, 2, Tq, 300, 64, dtype=dtype)
     check((q, k, v), scale=1e4 / 64)
     check((q, k, v), scale=1e4 / 64, mask=ch.Causal(align="end"))
 
@@ -214,7 +214,7 @@ def test_large_scores(Tq, dtype, level):
 @pytest.mark.parametrize("Tq", [1, 5, 60])
 def test_enormous_scores(Tq, scale, level):
     """Raw data as a teacher has it, incomes beside ages: one key takes everything."""
-    q, k, v = question(H=1, G=1, Tq=Tq, Tk=300, D=3)
+    q, k, v = make_qkv(H=1, G=1, Tq=Tq, Tk=300, D=3)
     q, k, v = q.round() * scale / 1000, k.round(), v.round()
     q[..., 0], k[..., 0] = scale, torch.arange(300.0)  # so that no two scores are near each other
     true = ch.attention(q.double(), k.double(), v.double(), engine="steps")
@@ -222,14 +222,14 @@ def test_enormous_scores(Tq, scale, level):
     seen = ch.look(q, k, v, stats=["lse", "entropy", "max", "received", ch.topk(2)], engine="cpu")
     assert torch.isfinite(seen.lse).all() and float(seen.entropy.abs().max()) < 1e-3
     torch.testing.assert_close(seen.received.sum(-1), torch.full((1, 1), float(Tq)))
-    learning = [x.requires_grad_() for x in (q, k, v)]
-    for x in torch.autograd.grad(answer(*learning).sum(), learning):
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    for x in torch.autograd.grad(answer(*leaves).sum(), leaves):
         assert torch.isfinite(x).all()
 
 
 @pytest.mark.parametrize("Tq", [1, 60])
 def test_the_lowest_number_is_a_bias_and_no_mask(Tq, level):
-    q, k, v = question(Tq=Tq, Tk=70, D=16)
+    q, k, v = make_qkv(Tq=Tq, Tk=70, D=16)
     bias = torch.zeros(Tq, 70)
     bias[:, 30:] = torch.finfo(torch.float32).min
     bias[0] = torch.finfo(torch.float32).min
@@ -239,16 +239,16 @@ def test_the_lowest_number_is_a_bias_and_no_mask(Tq, level):
 
 @pytest.mark.parametrize("Tq", [1, 20])
 def test_a_million_keys(Tq):
-    q, k, v = question(1, 1, 1, Tq, 1_000_003, 4)
+    q, k, v = make_qkv(1, 1, 1, Tq, 1_000_003, 4)
     check((q, k, v + 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("Tq, H", [(1, 1), (1, 4), (3, 1), (4, 2)])
 def test_a_few_rows_over_long_blocks(Tq, H, dtype, level):
-    """Rows that share keys see blocks whole but for the edges, in many stretches or in one."""
+    """Rows that share keys see all keys of a block but for the edges, in many splits or in one."""
     for Tk in (1400, 20_001):
-        q, k, v = question(1, H, 1, Tq, Tk, 12, dtype=dtype)
+        q, k, v = make_qkv(1, H, 1, Tq, Tk, 12, dtype=dtype)
         check((q, k, v + 1), mask=ch.Causal(align="end"))
         check(
             (q, k, v),
@@ -259,7 +259,7 @@ def test_a_few_rows_over_long_blocks(Tq, H, dtype, level):
 
 @pytest.mark.parametrize("Tq", [2, 40])
 def test_log_sum_exp(Tq, level):
-    q, k, v = question(2, 4, 2, Tq, 57, 16)
+    q, k, v = make_qkv(2, 4, 2, Tq, 57, 16)
     keywords = {"mask": ch.Causal(align="start") & ch.lengths(keys=[57, 0]), "softcap": 9.0}
     got = with_lse(q, k, v, **keywords)
     assert torch.equal(got.out, answer(q, k, v, **keywords))
@@ -282,7 +282,7 @@ EXTREME = {
 @pytest.mark.parametrize("Tq", [1, 64])
 @pytest.mark.parametrize("rule", EXTREME.values(), ids=EXTREME)
 def test_numbers_at_the_end_of_float32(rule, Tq, level):
-    q, k, v = question(2, 2, 2, Tq, 64, 4)
+    q, k, v = make_qkv(2, 2, 2, Tq, 64, 4)
     torch.testing.assert_close(
         answer(q, k, v, **rule), ch.attention(q, k, v, engine="steps", **rule)
     )
@@ -290,7 +290,7 @@ def test_numbers_at_the_end_of_float32(rule, Tq, level):
 
 @pytest.mark.parametrize("Tq", [1, 64])
 def test_a_score_of_minus_infinity_stays_so_beside_a_bias(Tq, level):
-    q, k, v = question(1, 1, 1, Tq, 5, 4)
+    q, k, v = make_qkv(1, 1, 1, Tq, 5, 4)
     q[..., 0], k[..., 0] = -1e38, 1e30  # all scores are -infinity
     k[..., 2, 0] = -1e-30  # but that of key 2
     want = ch.attention(q, k, v, engine="steps", bias=torch.zeros(5))
@@ -303,12 +303,12 @@ def test_a_row_of_large_scores_leaves_the_bits_of_its_neighbours(level, threads)
     q, k, v = (torch.randn(1, 1, n, 64, generator=source) for n in (130, 300, 300))
     q[:, :, 50] *= 3e6
     for D in (64, 16):
-        asked = [x[..., :D].contiguous() for x in (q, k, v)]
-        whole = ch.attention(*asked, scale=8.0, engine="cpu")
-        with_fewer = ch.attention(asked[0][:, :, 51:], *asked[1:], scale=8.0, engine="cpu")
+        qkv = [x[..., :D].contiguous() for x in (q, k, v)]
+        whole = ch.attention(*qkv, scale=8.0, engine="cpu")
+        with_fewer = ch.attention(qkv[0][:, :, 51:], *qkv[1:], scale=8.0, engine="cpu")
         assert torch.equal(whole[:, :, 51:], with_fewer)
         threads(1)
-        assert torch.equal(ch.attention(*asked, scale=8.0, engine="cpu"), whole)
+        assert torch.equal(ch.attention(*qkv, scale=8.0, engine="cpu"), whole)
         threads(2)
 
 
@@ -318,7 +318,7 @@ def test_a_row_of_large_scores_leaves_the_bits_of_its_neighbours(level, threads)
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("Tq, Tk", [(1, 9000), (3, 2500), (130, 300)])
 def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
-    qkv = question(2, 4, 2, Tq, Tk, 64, 80, dtype=dtype)
+    qkv = make_qkv(2, 4, 2, Tq, Tk, 64, 80, dtype=dtype)
     for mask in (ch.everything, ch.Causal(align="end"), ch.window(before=40, align="end")):
         threads(1)
         one = with_lse(*qkv, mask=mask)
@@ -329,9 +329,9 @@ def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("Tq", [1, 90])
-def test_company_does_not_change_a_bit(Tq, dtype, level):
-    """A question alone, in a batch, and beside other heads: the same rows."""
-    q, k, v = question(3, 6, 3, Tq, 1500, 40, dtype=dtype)
+def test_other_examples_and_heads_do_not_change_a_bit(Tq, dtype, level):
+    """An example computed alone, in a batch, and beside other heads: the same rows."""
+    q, k, v = make_qkv(3, 6, 3, Tq, 1500, 40, dtype=dtype)
     mask = ch.Causal(align="end")
     whole = answer(q, k, v, mask=mask)
     for b, g in itertools.product(range(3), range(3)):
@@ -351,8 +351,8 @@ def test_company_does_not_change_a_bit(Tq, dtype, level):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("Tq", [2, 60])
 def test_nothing_behind_the_mask_matters(Tq, bad, dtype, level):
-    """Bit for bit the answer of clean keys; and a key that is seen spoils who sees it."""
-    q, k, v = question(1, 4, 2, Tq, 251, 24, 40, dtype=dtype)
+    """The bits of clean keys; a visible key with NaN makes NaN of exactly the rows that see it."""
+    q, k, v = make_qkv(1, 4, 2, Tq, 251, 24, 40, dtype=dtype)
     hidden = torch.zeros(251, dtype=torch.bool)
     hidden[[0, 5, 100, 191, 192, 249, 250]] = True
     for mask in (ch.dense(drop=hidden.reshape(1, 251).expand(Tq, 251)), ch.lengths(keys=249)):
@@ -372,8 +372,8 @@ def test_nothing_behind_the_mask_matters(Tq, bad, dtype, level):
     assert torch.isfinite(got[..., :3]).all() and torch.isfinite(got[..., 4:]).all()
 
 
-def test_a_query_of_nan_stays_alone(level):
-    q, k, v = question(1, 2, 1, 30, 70, 16)
+def test_a_query_of_nan_spoils_its_own_row_only(level):
+    q, k, v = make_qkv(1, 2, 1, 30, 70, 16)
     true = answer(q, k, v)
     q[0, 1, 7, 2] = math.nan
     got = answer(q, k, v)
@@ -407,7 +407,7 @@ def guarded(x: Tensor, keep: list) -> Tensor:
 )
 @pytest.mark.parametrize("D, Dv", [(1, 1), (7, 5), (59, 64), (64, 59), (33, 130)])
 def test_no_read_past_a_buffer(H, Tq, Tk, D, Dv, dtype, level):
-    qkv = question(1, H, 1, Tq, Tk, D, Dv, dtype=dtype)
+    qkv = make_qkv(1, H, 1, Tq, Tk, D, Dv, dtype=dtype)
     bits = torch.rand(1, 1, Tq, Tk, generator=torch.Generator().manual_seed(1)) < 0.7
     bias = draw(Tq, Tk, dtype=dtype)
     blocks: list = []
@@ -447,7 +447,7 @@ def test_any_strides(Tq, level):
 )
 def test_sizes_of_zero(sizes, level):
     B, H, G, Tq, Tk = sizes
-    qkv = question(B, H, G, Tq, Tk, 4, 6)
+    qkv = make_qkv(B, H, G, Tq, Tk, 4, 6)
     got = with_lse(*qkv)
     assert got.out.shape == (B, H, Tq, 6) and not got.out.any()
     assert (got.lse == -math.inf).all()
@@ -457,7 +457,7 @@ def test_sizes_of_zero(sizes, level):
 @pytest.mark.parametrize("Tq", [1, 40])
 def test_without_features_every_score_is_zero(Tq, dtype, level):
     """So each query has the mean of what it may see, whatever lay in memory before."""
-    q, k, v = question(Tq=Tq, Tk=40, D=0, Dv=5, dtype=dtype)
+    q, k, v = make_qkv(Tq=Tq, Tk=40, D=0, Dv=5, dtype=dtype)
     seen = v.double().cumsum(2) / torch.arange(1, 41.0).unsqueeze(-1)
     for _ in range(3):
         garbage = torch.full((1, 2, 40, 64), 1e30)
@@ -495,7 +495,7 @@ def test_the_environment_forces_a_level():
         assert process.communicate()[0].startswith(name + " (")
 
 
-def test_has_amx_that_the_core_leaves_alone_are_named(monkeypatch):
+def test_amx_that_the_core_does_not_use_is_named(monkeypatch):
     flags = Path("/proc/cpuinfo")
     if flags.exists():
         assert cpu.core.has_amx() == ("amx_bf16" in flags.read_text())
@@ -558,7 +558,7 @@ def test_headers_include_each_other_in_no_circle():
 
 
 def test_compile_in_one_graph():
-    qkv = question(2, 4, 2, 37, 37, 16)
+    qkv = make_qkv(2, 4, 2, 37, 37, 16)
     compiled = torch.compile(
         lambda q, k, v: ch.attention(q, k, v, mask=ch.causal, engine="cpu"),
         fullgraph=True,
@@ -568,7 +568,7 @@ def test_compile_in_one_graph():
 
 
 def test_the_operator_keeps_torch_rules():
-    q, k, v = question(1, 2, 1, 5, 9, 8)
+    q, k, v = make_qkv(1, 2, 1, 5, 9, 8)
     lo = torch.zeros(1, 1, 5, 1, dtype=torch.long)
     rule = (0.3, 0.0, 0, 0, lo, lo + 7, None, None, None, 0, draw(2), 0.0, None)
     for lse in (False, True):
@@ -590,7 +590,7 @@ def test_threads_are_torchs_own(threads, monkeypatch):
 def test_threads_calling_at_once():
     from concurrent.futures import ThreadPoolExecutor
 
-    qkv = question(1, 4, 2, 130, 900, 64)
+    qkv = make_qkv(1, 4, 2, 130, 900, 64)
     true = answer(*qkv)
     with ThreadPoolExecutor(4) as pool:
         for got in pool.map(lambda _: answer(*qkv), range(16)):

@@ -13,24 +13,26 @@ from clearhead.engines.cpu import Cpu, stats_backward
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats, sweep
 from clearhead.testing import PROBLEMS
-from tests.engines.cpu.test_kernels import draw, level as level, question, threads as threads
+from tests.engines.cpu.test_kernels import draw, level as level, make_qkv, threads as threads
 from tests.stats.test_stats import LEARNED, assert_same, dense, everything_for, flat, score, tiles
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def by_core(*qkv, wanted=None, **keywords):
-    """(output, statistics) of the core itself, whoever `auto` would ask."""
+def by_core(*qkv, statistics=None, **keywords):
+    """(output, statistics) of the core itself, whichever engine `auto` would choose."""
     problem, inputs = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
-    asked = parse_stats(everything_for(problem) if wanted is None else wanted, problem.grid)
-    out, partial = Cpu().look(problem, inputs, asked)
+    parsed = parse_stats(
+        everything_for(problem) if statistics is None else statistics, problem.grid
+    )
+    out, partial = Cpu().look(problem, inputs, parsed)
     return out, partial.finish()
 
 
-def truth(*qkv, wanted=None, **keywords):
+def truth(*qkv, statistics=None, **keywords):
     problem, inputs = make_problem(*(x.double() for x in qkv), Options(**keywords))
-    return dense(problem, inputs, everything_for(problem) if wanted is None else wanted)
+    return dense(problem, inputs, everything_for(problem) if statistics is None else statistics)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,17 +60,17 @@ MASKS = {
 @pytest.mark.parametrize("Tq, Tk", [(1, 1), (1, 2500), (3, 800), (50, 49), (391, 193), (700, 1700)])
 @pytest.mark.parametrize("mask", MASKS)
 def test_lengths_around_tiles_and_stretches(Tq, Tk, mask, level):
-    qkv = question(B=1, H=2, G=1, Tq=Tq, Tk=Tk, D=16, dtype=torch.float32)
-    wanted = [
+    qkv = make_qkv(B=1, H=2, G=1, Tq=Tq, Tk=Tk, D=16, dtype=torch.float32)
+    statistics = [
         "lse", "max", "entropy", stats.topk(9), "received", stats.map(13, 29),
         stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end")}),
         stats.rows([0, Tq - 1, Tq // 2, 0]),
     ]  # fmt: skip
-    _, found = by_core(*qkv, wanted=wanted, mask=MASKS[mask])
-    true = truth(*qkv, wanted=wanted, mask=MASKS[mask])
+    _, found = by_core(*qkv, statistics=statistics, mask=MASKS[mask])
+    true = truth(*qkv, statistics=statistics, mask=MASKS[mask])
     assert_same(found, true, 1e-5, 4e-6, keys_of="float64")
     best = found["topk"]
-    every = truth(*qkv, wanted=[stats.rows(range(Tq))], mask=MASKS[mask])["rows"]
+    every = truth(*qkv, statistics=[stats.rows(range(Tq))], mask=MASKS[mask])["rows"]
     there = every.gather(-1, best.keys.clamp(min=0)).masked_fill(best.keys < 0, 0.0)
     torch.testing.assert_close(best.weights.double(), there, rtol=1e-5, atol=4e-6)
 
@@ -76,13 +78,13 @@ def test_lengths_around_tiles_and_stretches(Tq, Tk, mask, level):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("Tq, Tk", [(2, 3000), (130, 900)])
 def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
-    qkv = question(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=64, dtype=dtype)
+    qkv = make_qkv(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=64, dtype=dtype)
     threads(1)
-    alone = by_core(*qkv)
+    one = by_core(*qkv)
     threads(2)
     both = by_core(*qkv)
-    assert torch.equal(alone[0], both[0])
-    for name, x in flat(alone[1]).items():
+    assert torch.equal(one[0], both[0])
+    for name, x in flat(one[1]).items():
         assert torch.equal(x, flat(both[1])[name]), name
 
 
@@ -92,18 +94,20 @@ def test_ties_go_to_the_lower_key(n, level):
     x = torch.randint(0, 3, (23, 411), generator=torch.Generator().manual_seed(n)).float()
     x[3] = 1.0
     q, k = torch.zeros(23, 2), torch.zeros(411, 2)
-    _, found = by_core(q, k, k, bias=ch.bias(x), wanted=[stats.topk(n)])
+    _, found = by_core(q, k, k, bias=ch.bias(x), statistics=[stats.topk(n)])
     keys = found["topk"].keys[0, 0]
     assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
 
 
 def test_nan_stays_where_it_may_look(level):
-    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one band with 9, sees it."""
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one block with 9, sees it."""
     q, k, v = draw(13, 4), draw(13, 4, seed=1), draw(13, 4, seed=2)
     broken = k.clone()
     broken[10] = float("nan")
-    wanted = ["lse", "max", "entropy", stats.topk(2), stats.map(13, 13), stats.rows([9])]
-    clean, dirty = (flat(by_core(q, x, v, mask=ch.causal, wanted=wanted)[1]) for x in (k, broken))
+    statistics = ["lse", "max", "entropy", stats.topk(2), stats.map(13, 13), stats.rows([9])]
+    clean, dirty = (
+        flat(by_core(q, x, v, mask=ch.causal, statistics=statistics)[1]) for x in (k, broken)
+    )
     for name in ("lse", "max", "entropy", "topk.weights", "map"):
         assert torch.equal(dirty[name][:, :, :10], clean[name][:, :, :10]), name
         assert dirty[name][:, :, 10:].isnan().any(), name
@@ -114,31 +118,31 @@ def test_nan_stays_where_it_may_look(level):
     "sizes", [dict(B=0), dict(Tq=0), dict(Tk=0), dict(D=0), dict(Dv=0), dict(H=0, G=0)], ids=str
 )
 def test_sizes_of_zero(sizes, level):
-    qkv = question(**sizes)
+    qkv = make_qkv(**sizes)
     problem, inputs = make_problem(*qkv)
-    wanted = ["lse", "max", "entropy", stats.topk(2), "received", stats.map(2, 2)]
-    _, found = by_core(*qkv, wanted=wanted)
-    assert_same(found, sweep(problem, inputs, wanted).finish(), 1e-6, 1e-6)
+    statistics = ["lse", "max", "entropy", stats.topk(2), "received", stats.map(2, 2)]
+    _, found = by_core(*qkv, statistics=statistics)
+    assert_same(found, sweep(problem, inputs, statistics).finish(), 1e-6, 1e-6)
 
 
-def test_the_values_are_not_read_where_no_answer_is_wanted(level):
-    q, k, _ = question(Tq=40, Tk=60)
+def test_without_output_the_values_are_not_read(level):
+    q, k, _ = make_qkv(Tq=40, Tk=60)
     problem, inputs = make_problem(q, k, torch.full((1, 2, 60, 8), float("nan")))
-    asked = parse_stats(["entropy", "received"], problem.grid)
-    counted = Cpu().count(problem, inputs, asked).finish()
-    looked = Cpu().look(problem, inputs, asked)[1].finish()
-    assert all(torch.equal(counted[name], looked[name]) for name in counted)
-    assert counted["entropy"].isfinite().all()
+    parsed = parse_stats(["entropy", "received"], problem.grid)
+    statistics_only = Cpu().count(problem, inputs, parsed).finish()
+    looked = Cpu().look(problem, inputs, parsed)[1].finish()
+    assert all(torch.equal(statistics_only[name], looked[name]) for name in statistics_only)
+    assert statistics_only["entropy"].isfinite().all()
 
 
 def test_the_core_counts_what_merged_chunks_come_to():
     """All queries at once, by the core, beside two chunks of them by torch."""
-    q, k, v = question(Tq=90, Tk=90, D=16)
+    q, k, v = make_qkv(Tq=90, Tk=90, D=16)
     problem, inputs = make_problem(q, k, v)
-    asked = parse_stats(["lse", "entropy", "received", stats.map(9, 9)], problem.grid)
-    whole = Cpu().count(problem, inputs, asked)
-    halves = sweep(problem, inputs, asked, slice(0, 40)).merge(
-        sweep(problem, inputs, asked, slice(40, 90))
+    parsed = parse_stats(["lse", "entropy", "received", stats.map(9, 9)], problem.grid)
+    whole = Cpu().count(problem, inputs, parsed)
+    halves = sweep(problem, inputs, parsed, slice(0, 40)).merge(
+        sweep(problem, inputs, parsed, slice(40, 90))
     )
     assert_same(whole.finish(), halves.finish(), 1e-5, 1e-6)
 
@@ -183,8 +187,8 @@ def test_the_largest_weights_are_those_of_the_rows(level, base):
 # --------------------------------------------------------------------------------------- gradients
 
 
-def learning(case, dtype):
-    """The question of a case in another dtype, and its leaves, which learn."""
+def with_leaves(case, dtype):
+    """The problem of a case in another dtype, and its leaves, which require gradients."""
     keywords = {name: x for name, x in case.keywords.items() if name != "dropout"}
     q, k, v = (x.detach().to(dtype) for x in case.tensors)
     leaves = [q, k]
@@ -206,15 +210,15 @@ def learning(case, dtype):
 def test_gradients_equal_autograd_through_dense_weights(name, only):
     results = []
     for dtype in (torch.float32, torch.float64):
-        (problem, inputs), leaves = learning(PROBLEMS[name](torch.float32, 0), dtype)
-        wanted = [s for s in parse_stats(everything_for(problem)) if s.name == only]
+        (problem, inputs), leaves = with_leaves(PROBLEMS[name](torch.float32, 0), dtype)
+        statistics = [s for s in parse_stats(everything_for(problem)) if s.name == only]
         if dtype == torch.float64:
-            found = dense(problem, inputs, wanted)
+            found = dense(problem, inputs, statistics)
         else:
-            found = Cpu().look(problem, inputs, tuple(wanted))[1].finish()
+            found = Cpu().look(problem, inputs, tuple(statistics))[1].finish()
         total = score(found, only)
-        learned = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        results.append([x.double().nan_to_num() for x in learned])
+        grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        results.append([x.double().nan_to_num() for x in grads])
     for got, want in zip(*results, strict=True):
         near = 2e-5 * float(want.abs().max())
         torch.testing.assert_close(got, want, rtol=1e-4, atol=near)
@@ -231,17 +235,17 @@ def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch
     results = []
     for wide in (False, True):
         case = PROBLEMS[name](dtype, 0)
-        (problem, inputs), leaves = learning(case, torch.float64 if wide else dtype)
-        wanted = [s for s in parse_stats(everything_for(problem)) if s.name in CLOSED]
+        (problem, inputs), leaves = with_leaves(case, torch.float64 if wide else dtype)
+        statistics = [s for s in parse_stats(everything_for(problem)) if s.name in CLOSED]
         if wide:
-            found = dense(problem, inputs, wanted)
+            found = dense(problem, inputs, statistics)
         else:
             monkeypatch.setattr(stats_backward, "sweep_gradients", None)
-            found = Cpu().look(problem, inputs, parse_stats(wanted, problem.grid))[1].finish()
+            found = Cpu().look(problem, inputs, parse_stats(statistics, problem.grid))[1].finish()
         assert set(found) == CLOSED
         total = sum(score(found, only) for only in sorted(CLOSED))
-        learned = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        results.append([x.double().nan_to_num() for x in learned])
+        grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        results.append([x.double().nan_to_num() for x in grads])
     for got, want in zip(*results, strict=True):
         near = NEAR[dtype] * float(want.abs().max()) if want.numel() else 0.0
         torch.testing.assert_close(got, want, rtol=10 * NEAR[dtype], atol=near)
@@ -250,22 +254,22 @@ def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_gradients_of_statistics_of_large_scores(scale):
     """All of about 1e4, so that a float has three digits left for what sets them apart."""
-    learned = []
+    grads = []
     for dtype in (torch.float32, torch.float64):
-        q, k, v = (x.to(dtype) for x in question(H=1, G=1, Tq=40, Tk=60, D=16))
+        q, k, v = (x.to(dtype) for x in make_qkv(H=1, G=1, Tq=40, Tk=60, D=16))
         q[..., 0] = k[..., 0] = 100
         q, k = q.requires_grad_(), k.requires_grad_()
         engine = "cpu" if dtype == torch.float32 else "tiled"
         seen = ch.look(q, k, v, scale=scale, stats=["entropy", "received"], engine=engine)
         total = seen.entropy.square().sum() + seen.received.square().sum()
-        learned.append([x.double() for x in torch.autograd.grad(total, (q, k))])
-    for got, want in zip(*learned, strict=True):
+        grads.append([x.double() for x in torch.autograd.grad(total, (q, k))])
+    for got, want in zip(*grads, strict=True):
         assert float((got - want).abs().max() / want.abs().max()) < 0.01
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
 def test_the_way_back_of_statistics_carries_derivatives_along():
-    q, k, v = question(H=2, G=2, Tq=8, Tk=8, D=4)
+    q, k, v = make_qkv(H=2, G=2, Tq=8, Tk=8, D=4)
     found = []
     for engine in ("cpu", "tiled"):
         x = q.clone().requires_grad_()
@@ -281,33 +285,33 @@ def test_the_way_back_of_statistics_carries_derivatives_along():
 
 
 def test_a_gradient_that_is_a_negative_view():
-    q, k, v = question(H=2, G=2, Tq=8, Tk=8, D=4)
+    q, k, v = make_qkv(H=2, G=2, Tq=8, Tk=8, D=4)
     received = ch.look(q.requires_grad_(), k, v, stats=["received"], engine="cpu").received
     back = torch._neg_view(draw(*received.shape))
     twice = [torch.autograd.grad(received, q, g, True)[0] for g in (back, back.resolve_neg())]
     assert torch.equal(*twice)
 
 
-def test_watching_what_learns_changes_no_bit_and_keeps_nothing(monkeypatch):
-    q, k, v = (x.requires_grad_() for x in question(H=4, G=2, Tq=300, Tk=300, D=16))
-    wanted = ["lse", "entropy", "max", "received", stats.map(7, 9), stats.rows([5])]
+def test_look_in_training_changes_no_bit_and_keeps_nothing(monkeypatch):
+    q, k, v = (x.requires_grad_() for x in make_qkv(H=4, G=2, Tq=300, Tk=300, D=16))
+    statistics = ["lse", "entropy", "max", "received", stats.map(7, 9), stats.rows([5])]
     with torch.no_grad():
-        naive_attention = ch.look(q, k, v, stats=wanted, mask=ch.causal, engine="cpu")
-    monkeypatch.setattr(tiles._Sweep, "strip", None)  # torch is not asked to count
+        naive_attention = ch.look(q, k, v, stats=statistics, mask=ch.causal, engine="cpu")
+    monkeypatch.setattr(tiles._Sweep, "strip", None)  # torch does not compute them
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        seen = ch.look(q, k, v, stats=wanted, mask=ch.causal, engine="cpu")
+        seen = ch.look(q, k, v, stats=statistics, mask=ch.causal, engine="cpu")
     assert max(x.numel() for x in kept) <= q.numel() + v.numel()
     for name in ("out", "lse", "entropy", "max", "received", "map", "rows"):
         assert torch.equal(getattr(seen, name), getattr(naive_attention, name)), name
         assert getattr(seen, name).requires_grad, name
-    seen.out.sum().backward()  # gradients of the answer alone need no statistics
+    seen.out.sum().backward()  # gradients of the output one need no statistics
     assert bool(torch.isfinite(q.grad).all())
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_what_is_dropped_is_counted_whole_and_by_the_core(seed, monkeypatch):
-    q, k, v = (x.requires_grad_() for x in question(H=2, G=2, Tq=50, Tk=50, D=16))
+def test_statistics_ignore_dropout_and_come_from_the_core(seed, monkeypatch):
+    q, k, v = (x.requires_grad_() for x in make_qkv(H=2, G=2, Tq=50, Tk=50, D=16))
     naive_attention = ch.look(q, k, v, stats=["entropy", "received"], engine="cpu")
     monkeypatch.setattr(tiles._Sweep, "strip", None)
     problem, inputs = make_problem(q, k, v, Options(dropout=0.5, seed=seed))
@@ -321,7 +325,7 @@ def test_what_is_dropped_is_counted_whole_and_by_the_core(seed, monkeypatch):
 
 
 def test_gradients_of_statistics_twice_and_after_a_change():
-    q, k, v = (x.requires_grad_() for x in question(H=1, G=1, Tq=5, Tk=9, D=4))
+    q, k, v = (x.requires_grad_() for x in make_qkv(H=1, G=1, Tq=5, Tk=9, D=4))
 
     def entropy(engine):
         return ch.look(q, k, v, stats=["entropy"], engine=engine).entropy.square().sum()
@@ -339,24 +343,24 @@ def test_gradients_of_statistics_twice_and_after_a_change():
         total.backward()
 
 
-def test_the_way_back_lets_go_of_what_learned():
+def test_backward_frees_the_saved_tensors():
     import gc
     import weakref
 
-    q, k, v = question(H=2, G=2, Tq=50, Tk=50, D=16)
-    learning = [x.requires_grad_() * 1 for x in (q, k, v)]
+    q, k, v = make_qkv(H=2, G=2, Tq=50, Tk=50, D=16)
+    leaves = [x.requires_grad_() * 1 for x in (q, k, v)]
     bias, sinks = torch.zeros(50, requires_grad=True) * 1, torch.zeros(2, requires_grad=True) * 1
     keywords = {"bias": bias, "sinks": sinks, "engine": "cpu"}
-    entropy = ch.look(*learning, stats=["entropy"], **keywords).entropy
-    held = [weakref.ref(x) for x in (*learning, bias, sinks)]
+    entropy = ch.look(*leaves, stats=["entropy"], **keywords).entropy
+    held = [weakref.ref(x) for x in (*leaves, bias, sinks)]
     entropy.sum().backward()
-    del learning, bias, sinks, keywords
+    del leaves, bias, sinks, keywords
     gc.collect()
     assert [ref() for ref in held] == [None] * 5
 
 
 def test_batched_gradients_of_statistics():
-    q, k, v = question(H=1, G=1, Tq=5, Tk=6, D=4)
+    q, k, v = make_qkv(H=1, G=1, Tq=5, Tk=6, D=4)
 
     def found(q):
         seen = ch.look(q, k, v, stats=["entropy", stats.map(2, 3)], engine="cpu")
@@ -371,7 +375,7 @@ def test_batched_gradients_of_statistics():
 
 def test_gradients_of_statistics_where_one_tensor_comes_from_another():
     x = draw(1, 2, 6, 4).requires_grad_()
-    learned = []
+    grads = []
     for engine in ("cpu", "tiled"):
         q = x * 1.5
         k = q + 1
@@ -379,5 +383,5 @@ def test_gradients_of_statistics_where_one_tensor_comes_from_another():
         keywords = {"bias": bias, "sinks": sinks, "engine": engine}
         seen = ch.look(q, k, q, stats=["entropy", "received"], **keywords)
         total = seen.out.sum() + seen.entropy.square().sum() + seen.received.square().sum()
-        learned += torch.autograd.grad(total, x)
-    torch.testing.assert_close(*learned)
+        grads += torch.autograd.grad(total, x)
+    torch.testing.assert_close(*grads)
