@@ -84,9 +84,9 @@ VALUES = {
     ),
     "a mask without numbers": (
         lambda: call(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
-        """A rule holds a meta tensor of shape (5, 7).
+        """A mask holds a meta tensor of shape (5, 7).
   Rule: meta tensors have shapes and no numbers to compute with.
-  Way out: make the rule of numbers that are there; only attention(...) of meta tensors needs none.""",
+  Way out: make the mask of tensors that hold numbers; only attention(...) of meta tensors needs none.""",
     ),
     "alibi with other heads": (
         lambda: call(bias=ch.alibi([0.5, 0.25], align=0)),

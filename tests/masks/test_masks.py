@@ -2,9 +2,11 @@
 
 # ruff: noqa: E501  (error texts stand here as they are printed)
 
+import operator
 import pickle
 import re
 import sys
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
-from clearhead.masks import Grid, Mask
+from clearhead.masks import And, Grid, Mask, Or
 from clearhead.masks.positions import Everything
 
 # ------------------------------------------------------------------------------- random masks
@@ -187,7 +191,7 @@ def test_rules_do_not_follow_the_tensors_they_were_made_from():
 def test_a_rule_of_meta_tensors_has_no_numbers_for_others(make):
     q = torch.randn(2, 1, 4, 8)
     rule = make(torch.zeros(4, dtype=torch.long, device="meta"))
-    with pytest.raises(ch.BadValue, match=r"(?s)no numbers.*numbers that are there"):
+    with pytest.raises(ch.BadValue, match=r"(?s)no numbers.*tensors that hold numbers"):
         ch.attention(q, q, q, mask=rule)
     there = q.to("meta")
     assert "numbers" in repr(rule) or "booleans" in repr(rule)
@@ -346,7 +350,7 @@ def test_formulas(mask, formula):
     "mask, text",
     [
         (ch.causal & ch.prefix(2) & ch.prefix(3), "causal & prefix(2) & prefix(3)"),
-        (ch.causal & (ch.prefix(2) & ch.prefix(3)), "causal & (prefix(2) & prefix(3))"),
+        (ch.causal & (ch.prefix(2) & ch.prefix(3)), "causal & prefix(2) & prefix(3)"),
         (ch.causal & ch.prefix(2) | ch.prefix(3), "causal & prefix(2) | prefix(3)"),
         (ch.causal & (ch.prefix(2) | ch.prefix(3)), "causal & (prefix(2) | prefix(3))"),
         (~(ch.causal | ch.prefix(2)), "~(causal | prefix(2))"),
@@ -475,6 +479,53 @@ def test_scattered_documents_become_bits_and_packed_ones_runs():
         assert torch.equal(runs(mask, Grid(100, 100)), cell_by_cell(mask, Grid(100, 100)))
 
 
+class Largest(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that an operation returned."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = [x.nbytes for x in tree_leaves(result) if isinstance(x, Tensor)]
+        self.bytes = max(self.bytes, *made, 0)
+        return result
+
+
+IDS = torch.randint(0, 15, (2, 512), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("mask", [
+    ch.documents(IDS[0]), ~ch.documents(IDS[0]), ch.documents(IDS[0]) & ch.documents(IDS[1]),
+    ch.documents(IDS[0]) | ch.documents(IDS[1]), ch.documents(torch.arange(512) % 2),
+], ids=["one", "not", "and", "or", "interleaved"])  # fmt: skip
+def test_a_scattered_mask_takes_little_more_than_it_writes(mask):
+    with Largest() as largest:
+        keep = mask.to_bool()
+    assert largest.bytes <= 4 * keep.numel()
+    grid = Grid(512, 512)
+    assert torch.equal(keep, cell_by_cell(mask, grid)[0, 0])
+
+
+@pytest.mark.parametrize("compose, sign", [(operator.and_, "&"), (operator.or_, "|")])
+def test_hundreds_of_masks_compose(compose, sign):
+    parts = [ch.window(before=i, after=2 * i + 1) for i in range(250)]
+    parts += [~ch.prefix(i) for i in range(250)]
+    mask, grid = reduce(compose, parts), Grid(7, 7)
+    again = ch.masks.parse(repr(mask))
+    assert again == mask and hash(again) == hash(mask) and repr(mask).count(f" {sign} ") == 499
+    assert pickle.loads(pickle.dumps(mask)) == mask and len(mask.formula) > 5000
+    assert torch.equal(mask.to_bool(7), cell_by_cell(mask, grid)[0, 0])
+    assert mask.why(3, 3) and mask & mask is mask and mask | mask is mask
+    assert mask.with_align("end").to_bool(3, 5).shape == (3, 5)
+
+
+def test_a_composition_is_flat():
+    a, b, c, d = ch.causal, ch.prefix(2), ch.window(before=3), ch.lengths(keys=4)
+    assert (a & b) & (c & d) == a & (b & c) & d == And((a, b, c, d))
+    assert (a | b) | (c | d) == Or((a, b, c, d)) and (a & b | c) & d == And((Or((a & b, c)), d))
+    assert (a & b & c).formula == "(k <= q) and (k < 2) and (q - 3 <= k)"
+
+
 def test_no_tokens_at_all():
     assert ch.documents([]).to_bool().shape == (0, 0)
     assert ch.causal.picture(0) == ""
@@ -531,7 +582,7 @@ ERRORS = {
     ),
     "align of half a position": (
         lambda: ch.Causal(align=2.5),
-        """a rule got align with dtype torch.float32.
+        """a mask got align with dtype torch.float32.
   Rule: align counts positions or names documents, in whole numbers.
   Way out: pass integers.""",
     ),
@@ -573,7 +624,7 @@ ERRORS = {
     ),
     "batches": (
         lambda: ch.lengths(keys=[1, 2, 3]).to_bool(4, B=2),
-        """lengths(keys=[1, 2, 3]) speaks of 3 batches, and there are B=2.
+        """lengths(keys=[1, 2, 3]) has numbers for 3 batches, and there are B=2.
   Rule: a number per batch comes once for each batch.
   Way out: pass one number, or 2 of them.""",
     ),

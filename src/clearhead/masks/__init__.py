@@ -1,9 +1,9 @@
-"""Who may see whom. `True` means "may look", everywhere.
+"""Who may look at whom. `True` means "may look", everywhere.
 
-A mask is a small immutable rule over positions. Rules compose with `&`, `|` and `~`; a rule prints
+A mask is a small immutable rule over positions. Masks compose with `&`, `|` and `~`; a mask prints
 its formula and its picture, says `why(q, k)` a pair is allowed or blocked, and exports itself.
 Each rule is written twice on purpose, once cell by cell (`allowed`) and once as ranges of keys per
-query (`key_ranges`, what the engines read); the tests hold the two against each other.
+query (`key_ranges`, what the engines read); the tests compare the two.
 """
 
 from .data import Dense, dense, documents

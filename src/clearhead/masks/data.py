@@ -1,7 +1,8 @@
-"""Rules given position by position or cell by cell: documents and dense masks."""
+"""Masks given position by position or cell by cell: documents and dense masks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from ..torch_state import has_values
 from . import key_ranges
 from .grid import Grid
 from .key_ranges import KeyRanges
-from .mask import Kept, Mask
+from .mask import CachedRanges
 from .values import (
     MOST_SHOWN,
     as_4d,
@@ -19,13 +20,12 @@ from .values import (
     check_batch,
     check_broadcasts,
     format_numbers,
-    tensor,
     to_device,
 )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class documents(Kept):
+class documents(CachedRanges):
     """Packed documents: a query may look at the keys of its own document, ids equal.
 
     `ids` names the document of each key, (Tk,) or (B, Tk); `queries` that of each query, and None
@@ -46,16 +46,18 @@ class documents(Kept):
 
     formula = "document[q] == document[k]"
 
-    def _asking(self) -> Tensor:
-        return tensor(self.ids if self.queries is None else self.queries)
+    def _ids(self) -> tuple[Tensor, Tensor]:
+        """Of queries and keys, (B|1, Tq) and (B|1, Tk)."""
+        keys = cast(Tensor, self.ids)
+        return keys if self.queries is None else cast(Tensor, self.queries), keys
 
     def sizes(self) -> dict[str, int]:
-        q, k = self._asking(), tensor(self.ids)
-        rows = _batches(q, k)
-        return {"Tq": q.shape[1], "Tk": k.shape[1], **({"B": rows} if rows != 1 else {})}
+        q, k = self._ids()
+        batches = _batches(q, k)
+        return {"Tq": q.shape[1], "Tk": k.shape[1], **({"B": batches} if batches != 1 else {})}
 
     def check(self, grid: Grid) -> None:
-        q, k = self._asking(), tensor(self.ids)
+        q, k = self._ids()
         if (q.shape[1], k.shape[1]) != (grid.Tq, grid.Tk):
             raise BadValue(
                 f"documents has ids for {q.shape[1]} queries and {k.shape[1]} keys; "
@@ -63,46 +65,65 @@ class documents(Kept):
                 "every key and every query belongs to one document.",
                 "pass documents(ids_of_keys, queries=ids_of_queries).",
             )
-        for names in (q, k):
-            check_batch(self, names, grid)
+        for ids in (q, k):
+            check_batch(self, ids, grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        ids, asking = to_device(tensor(self.ids), k.device), to_device(self._asking(), q.device)
-        row = b if ids.shape[0] > 1 else torch.zeros_like(b)
-        asking_row = b if asking.shape[0] > 1 else torch.zeros_like(b)
-        return asking[asking_row, q] == ids[row, k]
+        of_query, of_key = (to_device(ids, k.device) for ids in self._ids())
+        first = torch.zeros_like(b)
+        of_query = of_query[b if of_query.shape[0] > 1 else first, q]
+        return of_query == of_key[b if of_key.shape[0] > 1 else first, k]
 
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        ids, asking = to_device(tensor(self.ids), device), to_device(self._asking(), device)
-        rows = _batches(ids, asking)
-        ids, asking = ids.expand(rows, -1), asking.expand(rows, -1)
-        if not has_values(ids, asking):  # how many runs there are depends on the ids
-            return _same_document(asking, ids, grid)
-        pieces = [_document_runs(a, i) for a, i in zip(asking, ids, strict=True)]
-        most = max((p.shape[1] for p in pieces), default=1)
-        if most > max(8, grid.Tk // 8):  # so scattered that runs would be as large as bits
-            return _same_document(asking, ids, grid)
-        full = torch.full((rows, 1, grid.Tq, most, 2), grid.Tk, device=device)
-        for row, piece in enumerate(pieces):
-            full[row, 0, :, : piece.shape[1]] = piece
-        return KeyRanges(full[..., 0], full[..., 1], grid.Tq, grid.Tk)
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        of_query, of_key = (to_device(ids, device) for ids in self._ids())
+        batches = _batches(of_query, of_key)
+        of_query, of_key = of_query.expand(batches, -1), of_key.expand(batches, -1)
+        if has_values(of_query, of_key):  # else the ranges cannot be counted
+            found = [_ranges_of_ids(*row) for row in zip(of_query, of_key, strict=True)]
+            most = max((int(count.max()) for _, _, count in found if count.numel()), default=1)
+            most = max(most, 1)
+            if not key_ranges.scattered(most, grid.Tk):
+                column = torch.arange(most, device=device)
+                full = torch.full((batches, 1, grid.Tq, most, 2), grid.Tk, device=device)
+                for row, (ranges, first, count) in enumerate(found):
+                    used = column < count.unsqueeze(-1)
+                    full[row, 0] = ranges[torch.where(used, first.unsqueeze(-1) + column, -1)]
+                return KeyRanges(full[..., 0], full[..., 1], grid.Tq, grid.Tk)
+        equal = of_query.unsqueeze(-1) == of_key.unsqueeze(-2)
+        return key_ranges.from_bits(equal.unsqueeze(1), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        ids, asking = tensor(self.ids), self._asking()
-        theirs = int(ids[b if ids.shape[0] > 1 else 0, k])
-        ours = int(asking[b if asking.shape[0] > 1 else 0, q])
-        return f"documents: query {q} is of document {ours}, key {k} of document {theirs}"
+        of_query, of_key = (
+            int(ids[b if ids.shape[0] > 1 else 0, i])
+            for ids, i in zip(self._ids(), (q, k), strict=True)
+        )
+        return f"documents: query {q} is of document {of_query}, key {k} of document {of_key}"
 
 
 def _batches(a: Tensor, b: Tensor) -> int:
     return b.shape[0] if a.shape[0] == 1 else a.shape[0]
 
 
+def _ranges_of_ids(of_query: Tensor, of_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For one batch: the ranges of keys with one id, (R + 1, 2), sorted by id and the last empty;
+    and for each query, where the ranges of its document begin and how many they are, (Tq,)."""
+    begins = torch.ones_like(of_key, dtype=torch.bool)
+    begins[1:] = of_key[1:] != of_key[:-1]
+    lo = begins.nonzero().flatten()
+    ends = torch.cat([lo, lo.new_tensor([of_key.numel()])])
+    id_of_range, order = of_key[lo].sort(stable=True)
+    ranges = torch.stack([ends[:-1], ends[1:]], -1)[order]
+    of_query = of_query.contiguous()
+    first = torch.searchsorted(id_of_range, of_query)
+    count = torch.searchsorted(id_of_range, of_query, right=True) - first
+    return torch.cat([ranges, ends[-1:].expand(1, 2)]), first, count
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Dense(Mask):
+class Dense(CachedRanges):
     """A mask given cell by cell; made by `dense(keep=...)` or `dense(drop=...)`.
 
-    Up to 4096 cells its `repr` evaluates back; of a larger one it tells the shape.
+    Up to 4096 cells its `repr` evaluates to the same mask; of a larger one it shows the shape.
     """
 
     bits: Tensor
@@ -126,14 +147,10 @@ class Dense(Mask):
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         bits = as_4d(to_device(self.bits, k.device))
-        places = (b, h, q, k)
-        return bits[
-            tuple(
-                p if s > 1 else torch.zeros_like(p) for p, s in zip(places, bits.shape, strict=True)
-            )
-        ]
+        cell = zip((b, h, q, k), bits.shape, strict=True)
+        return bits[tuple(i if size > 1 else torch.zeros_like(i) for i, size in cell)]
 
-    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
         return key_ranges.from_bits(as_4d(to_device(self.bits, device)), grid.Tq, grid.Tk)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
@@ -143,9 +160,9 @@ class Dense(Mask):
 def dense(bare: object = None, /, *, keep: object = None, drop: object = None) -> Dense:
     """A mask from booleans that broadcast to (B, H, Tq, Tk), with 1 to 4 dimensions.
 
-    `allowed` has True where a query may look, `drop` where it must not; give exactly one.
-    Raises `BadType` for anything but booleans and for booleans without a word, `BadValue` if both
-    or neither are given.
+    `keep` has True where a query may look, `drop` where it must not; give exactly one.
+    Raises `BadType` for anything but booleans and for booleans without a keyword, `BadValue` if
+    both or neither are given.
     """
     if bare is not None:
         raise BadType(
@@ -183,28 +200,3 @@ def dense(bare: object = None, /, *, keep: object = None, drop: object = None) -
             "give it 1 to 4 dimensions.",
         )
     return Dense(~bits if keep is None else bits.clone())
-
-
-def _same_document(asking: Tensor, ids: Tensor, grid: Grid) -> KeyRanges:
-    same = (asking.unsqueeze(-1) == ids.unsqueeze(-2)).unsqueeze(1)
-    return key_ranges.from_bits(same, grid.Tq, grid.Tk)
-
-
-def _document_runs(asking: Tensor, ids: Tensor) -> Tensor:
-    """For one batch: (Tq, R, 2), the runs of keys that share each query's id, sorted."""
-    Tk = ids.numel()
-    if not Tk:
-        return ids.new_zeros(asking.numel(), 1, 2)
-    first = torch.ones_like(ids, dtype=torch.bool)
-    first[1:] = ids[1:] != ids[:-1]
-    lo = first.nonzero().flatten()
-    hi = torch.cat([lo[1:], lo.new_tensor([Tk])])
-    owner, order = ids[lo].sort(stable=True)
-    lo, hi = lo[order], hi[order]
-    begin = torch.searchsorted(owner, asking.contiguous())
-    count = torch.searchsorted(owner, asking.contiguous(), right=True) - begin
-    most = max(int(count.max()), 1) if count.numel() else 1
-    place = torch.arange(most, device=ids.device)
-    pick = (begin.unsqueeze(-1) + place).clamp(max=lo.numel() - 1)
-    runs = torch.stack([lo[pick], hi[pick]], -1)
-    return runs.masked_fill((place >= count.unsqueeze(-1)).unsqueeze(-1), Tk)

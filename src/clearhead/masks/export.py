@@ -1,7 +1,5 @@
-"""What a mask can be written out as: booleans, something to add, a FlexAttention rule, a picture.
-
-All of it comes from a mask's key ranges, or from its rule cell by cell; `Mask` inherits it.
-"""
+"""What every mask can be written out as: booleans, an additive mask, a FlexAttention function, a
+picture. `Mask` inherits these methods; they need no more of it than the four methods below."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, whole_number
-from .grid import Grid
+from ..errors import BadType
+from .grid import Grid, make_grid
 from .key_ranges import KeyRanges
 
-CPU = torch.device("cpu")  # where what is printed is found, whatever the default device
+CPU = torch.device("cpu")  # for what is printed, whatever the default device
 
 
 class Exports(ABC):
-    """A rule over positions: what it says of every pair, and what it can be written out as."""
+    """A rule over positions, and the forms it can be exported to."""
 
     @abstractmethod
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -25,7 +23,7 @@ class Exports(ABC):
 
     @abstractmethod
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        """The rule as runs of keys per query, plus bits where runs cannot say it."""
+        """The rule as ranges of keys per query, and bits where ranges cannot express it."""
 
     @abstractmethod
     def check(self, grid: Grid) -> None:
@@ -48,9 +46,9 @@ class Exports(ABC):
         between batches or heads. `Tk=None` means as many keys as queries, `Tq=None` the size that
         the rule itself fixes.
         """
-        grid = self._grid(Tq, Tk, B, H)
-        keep = self.key_ranges(grid, device).to_bool()
-        return keep[0, 0] if keep.shape[:2] == (1, 1) else keep
+        grid = make_grid(self, Tq, Tk, B, H)
+        allowed = self.key_ranges(grid, device).to_bool()
+        return allowed[0, 0] if allowed.shape[:2] == (1, 1) else allowed
 
     def to_additive(
         self,
@@ -70,10 +68,9 @@ class Exports(ABC):
                 "an additive mask holds 0 and -inf, which are floating-point numbers.",
                 "pass a floating dtype; to_bool() gives booleans.",
             )
-        keep = self.to_bool(Tq, Tk, B=B, H=H, device=device)
-        return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(
-            ~keep, float("-inf")
-        )
+        allowed = self.to_bool(Tq, Tk, B=B, H=H, device=device)
+        zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return zeros.masked_fill(~allowed, float("-inf"))
 
     def to_flex(
         self,
@@ -84,7 +81,7 @@ class Exports(ABC):
         H: int | None = None,
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The mask as a `mask_mod(b, h, q, k)` for torch's FlexAttention. Sizes as in `to_bool`."""
-        grid = self._grid(Tq, Tk, B, H)
+        grid = make_grid(self, Tq, Tk, B, H)
 
         def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return self.allowed(grid, b, h, q, k)
@@ -101,70 +98,27 @@ class Exports(ABC):
         B: int | None = None,
         H: int | None = None,
     ) -> str:
-        """ "empty", "full" or "partial": what the rule leaves of a block of queries and keys."""
-        for name, run in (("q", q), ("k", k)):
-            if not isinstance(run, range) or run.step != 1:
+        """ "empty", "full" or "partial": what the rule allows of a block of queries and keys."""
+        for name, positions in (("q", q), ("k", k)):
+            if not isinstance(positions, range) or positions.step != 1:
                 raise BadType(
-                    f"tile got {name}={run!r}.",
-                    "a tile is a run of queries and a run of keys, ranges without a step.",
+                    f"tile got {name}={positions!r}.",
+                    "a tile is a range of queries and a range of keys, without a step.",
                     "pass for example range(0, 64).",
                 )
-        grid = self._grid(Tq, Tk, B, H, default=max(q.stop, k.stop))
-        keep = self.key_ranges(grid, CPU).to_bool(slice(q.start, q.stop), slice(k.start, k.stop))
-        return "full" if keep.all() else "partial" if keep.any() else "empty"
+        grid = make_grid(self, Tq, Tk, B, H, default=max(q.stop, k.stop))
+        queries, keys = slice(q.start, q.stop), slice(k.start, k.stop)
+        allowed = self.key_ranges(grid, CPU).to_bool(queries, keys)
+        return "full" if allowed.all() else "partial" if allowed.any() else "empty"
 
     def picture(self, Tq: int | None = None, Tk: int | None = None) -> str:
         """Rows are queries, columns keys: ■ may look, · may not, ▒ some may in that block."""
-        grid = self._grid(Tq, Tk, None, None, default=8)
+        grid = make_grid(self, Tq, Tk, default=8)
         ranges = self.key_ranges(grid, CPU)
-        step = max(1, -(-max(grid.Tq, grid.Tk) // 32))
+        width = max(1, -(-max(grid.Tq, grid.Tk) // 32))
         rows = []
-        for start in range(0, grid.Tq, step):
-            some, full = ranges.tiles(slice(start, start + step), step)
+        for start in range(0, grid.Tq, width):
+            some, full = ranges.tiles(slice(start, start + width), width)
             marks = ("■" if f else "▒" if s else "·" for s, f in zip(some, full, strict=True))
             rows.append(" ".join(marks))
         return "\n".join(rows)
-
-    def _grid(
-        self,
-        Tq: int | None,
-        Tk: int | None,
-        B: int | None,
-        H: int | None,
-        default: int | None = None,
-        at_least: tuple[int, int] = (0, 0),
-    ) -> Grid:
-        known = self.sizes()
-        Tq = known.get("Tq", default) if Tq is None else Tq
-        if Tk is None:
-            Tk = known.get("Tk", Tq if Tq is not None else default)
-        Tq = Tk if Tq is None else Tq
-        if Tq is None or Tk is None:
-            raise BadValue(
-                f"{self!r} does not know how many queries and keys there are.",
-                "a rule over positions has no size of its own.",
-                "pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).",
-            )
-        B = known.get("B", at_least[0] + 1) if B is None else B
-        H = known.get("H", at_least[1] + 1) if H is None else H
-        sizes = (("Tq", Tq), ("Tk", Tk), ("B", B), ("H", H))
-        grid = Grid(*(as_whole_number(name, size) for name, size in sizes))
-        if min(grid.Tq, grid.Tk, grid.B, grid.H) < 0:
-            raise BadValue(
-                f"{self!r} was asked about {grid}.",
-                "sizes are 0 or more.",
-                "pass how many queries, keys, batches and heads there are.",
-            )
-        self.check(grid)
-        return grid
-
-
-def as_whole_number(name: str, value: object) -> int:
-    number = whole_number(value)
-    if number is None:
-        raise BadType(
-            f"A mask was asked with {name}={value!r}.",
-            "positions and sizes are whole numbers.",
-            "pass an int.",
-        )
-    return number

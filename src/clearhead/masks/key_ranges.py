@@ -1,14 +1,15 @@
-"""Which keys each query reaches: a few runs [lo, hi) per query, and bits where runs cannot say it.
+"""Which keys each query may look at: a few ranges [lo, hi) per query, and bits where ranges cannot
+express it.
 
-Every mask comes down to a `KeyRanges`, and everything that computes with masks (tiles, engines,
-pictures, counts) reads a `KeyRanges`; so kernels know runs and bits, not ten kinds of mask.
+Every mask is reduced to a `KeyRanges`, and everything that computes with masks (tiles, engines,
+pictures, counts) reads a `KeyRanges`; so kernels know ranges and bits, not ten kinds of mask.
 
-`lo` and `hi` have shape (B or 1, H or 1, Tq or 1, R). The runs of a query are disjoint and sorted,
-and an unused one is empty at the far end, `lo = hi = Tk`; with that, the gaps between runs are
-again runs, and the three operations below are a few lines each.
+`lo` and `hi` have shape (B or 1, H or 1, Tq or 1, R). The ranges of a query are sorted, and neither
+overlap nor touch. Unused ones are empty and come last, `lo = hi = Tk`, so that the gaps between
+ranges are ranges again.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +18,12 @@ from torch import Tensor
 from ..torch_state import has_values
 
 EVERY_KEY = 2**60  # farther than any key: a distance without a limit
-MOST_EDGES = 1 << 22  # of runs, sorted at once: 100 MB
-MANY = 64  # pairs of runs, beyond which bits, a byte for each key, may be the smaller way to say it
+MOST_ENDS = 1 << 22  # ends of ranges that are sorted at once: 100 MB
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRanges:
-    """A query reaches a key if one of its runs holds it and `bits`, where there are any, agree."""
+    """A query may look at a key that lies in one of its ranges, if `bits`, where given, agree."""
 
     lo: Tensor
     hi: Tensor
@@ -32,7 +32,7 @@ class KeyRanges:
     bits: Tensor | None = None
 
     def __and__(self, other: "KeyRanges") -> "KeyRanges":
-        if self.lo.shape[-1] * other.lo.shape[-1] > max(self.Tk, MANY):
+        if _many(self.lo.shape[-1] * other.lo.shape[-1], self.Tk):
             return from_bits(self.to_bool() & other.to_bool(), self.Tq, self.Tk)
         if self.bits is None or other.bits is None:
             bits = other.bits if self.bits is None else self.bits
@@ -40,147 +40,244 @@ class KeyRanges:
             bits = self.bits & other.bits
         lo = torch.maximum(self.lo.unsqueeze(-1), other.lo.unsqueeze(-2)).flatten(-2)
         hi = torch.minimum(self.hi.unsqueeze(-1), other.hi.unsqueeze(-2)).flatten(-2)
-        empty = lo >= hi
-        lo, order = lo.masked_fill(empty, self.Tk).sort(-1)
-        hi = hi.masked_fill(empty, self.Tk).gather(-1, order)
-        if has_values(empty):  # else runs cannot be counted; empty ones do no harm
-            used = int((~empty).sum(-1).max()) if empty.numel() else 0
-            lo, hi = lo[..., : max(used, 1)], hi[..., : max(used, 1)]
-        return KeyRanges(lo, hi, self.Tq, self.Tk, bits)
+        return KeyRanges(*_in_order(lo, hi, self.Tk), self.Tq, self.Tk, bits)
+
+    def __or__(self, other: "KeyRanges") -> "KeyRanges":
+        count = self.lo.shape[-1] + other.lo.shape[-1]
+        if self.bits is not None or other.bits is not None or _many(count, self.Tk):
+            return from_bits(self.to_bool() | other.to_bool(), self.Tq, self.Tk)
+        shape = torch.broadcast_shapes(self.lo.shape[:3], other.lo.shape[:3])
+        lo, hi = (
+            torch.cat([x.expand(*shape, -1), y.expand(*shape, -1)], -1)
+            for x, y in ((self.lo, other.lo), (self.hi, other.hi))
+        )
+        ends, depth = _depths(lo, hi)
+        inside = depth > 0
+        before = F.pad(inside[..., :-1], (1, 0))
+        lo = ends.masked_fill(before | ~inside, self.Tk).sort(-1).values
+        hi = ends.masked_fill(inside | ~before, self.Tk).sort(-1).values
+        return KeyRanges(*_without_unused(lo, hi), self.Tq, self.Tk)
 
     def inverse(self) -> "KeyRanges":
         if self.bits is not None:
             return from_bits(~self.to_bool(), self.Tq, self.Tk)
-        edge = torch.zeros_like(self.lo[..., :1])
-        return all_keys(self.Tq, self.Tk, self.lo.device) & KeyRanges(
-            torch.cat([edge, self.hi], -1),
-            torch.cat([self.lo, edge + self.Tk], -1),
-            self.Tq,
-            self.Tk,
-        )
+        zero = torch.zeros_like(self.lo[..., :1])
+        lo, hi = torch.cat([zero, self.hi], -1), torch.cat([self.lo, zero + self.Tk], -1)
+        return KeyRanges(*_in_order(lo, hi, self.Tk), self.Tq, self.Tk)
 
-    # torch.compile traces no ~ of our own classes: what may stand in a graph says `inverse()`.
+    # torch.compile cannot trace ~ on a class of ours: code that may be compiled calls `inverse`.
     __invert__ = inverse
 
-    def __or__(self, other: "KeyRanges") -> "KeyRanges":
-        if self.bits is None and other.bits is None:
-            return (self.inverse() & other.inverse()).inverse()
-        return from_bits(self.to_bool() | other.to_bool(), self.Tq, self.Tk)
-
     def to_bool(self, queries: slice | Tensor | None = None, keys: slice | None = None) -> Tensor:
-        """The mask itself for a block of queries and keys, (B|1, H|1, q, k), True = may look; None
-        means all of them (torch.compile 2.10 takes no slice as a default), a tensor the queries at
-        these positions."""
+        """The mask for a block of queries and keys, (B|1, H|1, q, k), True = may look. None means
+        all of them; a tensor gives the positions of the queries."""
+        # torch.compile 2.10 accepts no slice as a default value.
         queries = slice(0, self.Tq) if queries is None else queries
         keys = keys or slice(0, self.Tk)
-        lo, hi = self.rows(queries)
+        lo, hi = self._ranges_of(queries)
         k = torch.arange(self.Tk, device=lo.device)[keys]
-        keep = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)
+        if lo.shape[-1] == 1:
+            allowed = (lo <= k) & (k < hi)
+        elif has_values(lo, hi):
+            start, stop, step = keys.indices(self.Tk)
+            allowed = _inside(lo, hi, start, max(start, stop))[..., ::step]
+        else:  # in a graph or under vmap, where ranges are few
+            allowed = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)
         if self.bits is not None:
-            keep = keep & _cut(_cut(self.bits, -2, queries), -1, keys)
+            allowed = allowed & _part(_part(self.bits, -2, queries), -1, keys)
         rows = torch.arange(self.Tq, device=lo.device)[queries].numel()
-        return keep.expand(*keep.shape[:2], rows, k.numel())
+        return allowed.expand(*allowed.shape[:2], rows, k.numel())
 
-    def rows(self, queries: slice | Tensor) -> tuple[Tensor, Tensor]:
-        return _cut(self.lo, -2, queries), _cut(self.hi, -2, queries)
+    def _ranges_of(self, queries: slice | Tensor) -> tuple[Tensor, Tensor]:
+        return _part(self.lo, -2, queries), _part(self.hi, -2, queries)
 
     def tiles(self, queries: slice, width: int) -> tuple[Tensor, Tensor]:
-        """For each key tile of `width`, beside these queries: (any pair allowed, all allowed).
+        """For these queries and each tile of `width` keys: (any pair allowed, all pairs allowed).
 
-        Exact, in O(queries x runs + tiles); nothing of the size queries x keys is formed unless the
-        mask itself holds bits of that size.
+        Exact, in O(queries x ranges + tiles); nothing of the size queries x keys is formed unless
+        the mask itself holds bits of that size.
         """
         count = -(-self.Tk // width)
         if self.bits is not None:
-            keep = self.to_bool(queries).flatten(0, 2)
-            beyond = (0, count * width - self.Tk)  # the last tile may stand out past Tk
-            some = F.pad(keep.any(0), beyond, value=False).reshape(count, width)
-            full = F.pad(keep.all(0), beyond, value=True).reshape(count, width)
+            allowed = self.to_bool(queries).flatten(0, 2)
+            missing = (0, count * width - self.Tk)  # the last tile may reach beyond Tk
+            some = F.pad(allowed.any(0), missing, value=False).reshape(count, width)
+            full = F.pad(allowed.all(0), missing, value=True).reshape(count, width)
             return some.any(-1), full.all(-1)
-        lo, hi = self.rows(queries)
+        lo, hi = self._ranges_of(queries)
         rows = lo[..., 0].numel()
-        lo, hi = lo.flatten(), hi.flatten()
-        touched, filled = self._spans(lo, hi, width)
-        return _covered(*touched, count) > 0, _covered(*filled, count) == rows
+        touched, filled = self._tile_ranges(lo.flatten(), hi.flatten(), width)
+        return _coverage(*touched, count) > 0, _coverage(*filled, count) == rows
 
-    def _spans(self, lo: Tensor, hi: Tensor, width: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """The tiles [first, last) that each run touches, from lo // width on, and those that it
-        fills, from the next edge on; the last tile ends at Tk. Runs of a query never meet, so no
-        two of them fill a tile together."""
+    def _tile_ranges(self, lo: Tensor, hi: Tensor, width: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The tiles [first, last) in which each range holds keys, and those that it fills; the last
+        tile ends at Tk. No two ranges of a query fill a tile together, because they do not touch.
+        """
         touched = lo // width, torch.where(lo < hi, -(-hi // width), 0)
         end = torch.where(hi == self.Tk, -(-self.Tk // width), hi // width)
         return touched, (-(-lo // width), end)
 
-    def count_tiles(self, width: int) -> tuple[int, int]:
-        """How many tiles of `width` queries and keys hold a pair that is allowed, and how many hold
-        no other, in every batch and head. By the ends of runs, not tile by tile."""
-        strips = -(-self.Tq // width)
-        if self.bits is not None:
-            counts = [self._tiles_of_bits(i * width, width) for i in range(strips)]
-        elif self.lo.shape[2] == 1:  # all queries alike
-            counts = strips * [self._tiles_of_runs(slice(0, width), 1, width)]
-        else:
-            whole, runs = self.Tq // width, self.lo[:, :, :1].numel()
-            each = max(1, MOST_EDGES // max(1, width * runs))
-            starts = range(0, whole, each)
-            parts = [(i * width, min(i + each, whole) * width, width) for i in starts]
-            if whole < strips:
-                parts.append((whole * width, self.Tq, self.Tq - whole * width))
-            counts = [
-                self._tiles_of_runs(slice(start, end), (end - start) // rows, width)
-                for start, end, rows in parts
-            ]
-        return sum(some for some, _ in counts), sum(full for _, full in counts)
-
-    def _tiles_of_bits(self, start: int, width: int) -> tuple[int, int]:
-        some, full = self.tiles(slice(start, start + width), width)
-        return int(some.sum()), int((some & full).sum())
-
-    def _tiles_of_runs(self, queries: slice, strips: int, width: int) -> tuple[int, int]:
-        """The same for so many strips of as many queries each."""
-        lo, hi = (x.unflatten(2, (strips, -1)).movedim(2, 0).flatten(1) for x in self.rows(queries))
-        touched, filled = self._spans(lo, hi, width)
-        return _held(*touched, 1), _held(*filled, lo.shape[1] // self.lo.shape[-1])
-
     def tile_lists(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
-        """The same as lists. While the mask's numbers are still to come, in a graph or under vmap,
-        any tile may hold a pair, and none is full for certain."""
+        """`tiles` as lists. Where the mask has no values yet, in a graph or under vmap, any tile
+        may hold an allowed pair, and none is known to be full."""
         if has_values(self.lo, self.hi, *(() if self.bits is None else (self.bits,))):
             some, full = self.tiles(queries, width)
             return some.tolist(), full.tolist()
         count = -(-self.Tk // width)
         return [True] * count, [False] * count
 
+    def count_tiles(self, width: int) -> tuple[int, int]:
+        """How many tiles of `width` queries and keys hold an allowed pair, and in how many all
+        pairs are allowed, over all batches and heads. Counted by the ends of ranges, not tile by
+        tile."""
+        strips = -(-self.Tq // width)
+        if self.bits is not None:
+            counts = [self._count_in_bits(i * width, width) for i in range(strips)]
+        elif self.lo.shape[2] == 1:  # one row of ranges for all queries
+            counts = strips * [self._count_in_ranges(slice(0, width), 1, width)]
+        else:
+            complete, ranges = self.Tq // width, self.lo[:, :, :1].numel()
+            at_once = max(1, MOST_ENDS // max(1, width * ranges))
+            starts = range(0, complete, at_once)
+            parts = [(i * width, min(i + at_once, complete) * width, width) for i in starts]
+            if complete < strips:
+                parts.append((complete * width, self.Tq, self.Tq - complete * width))
+            counts = [
+                self._count_in_ranges(slice(start, end), (end - start) // rows, width)
+                for start, end, rows in parts
+            ]
+        return sum(some for some, _ in counts), sum(full for _, full in counts)
+
+    def _count_in_bits(self, start: int, width: int) -> tuple[int, int]:
+        some, full = self.tiles(slice(start, start + width), width)
+        return int(some.sum()), int((some & full).sum())
+
+    def _count_in_ranges(self, queries: slice, strips: int, width: int) -> tuple[int, int]:
+        """The same for `strips` strips of equally many queries."""
+        lo, hi = (
+            x.unflatten(2, (strips, -1)).movedim(2, 0).flatten(1) for x in self._ranges_of(queries)
+        )
+        touched, filled = self._tile_ranges(lo, hi, width)
+        rows = lo.shape[1] // self.lo.shape[-1]
+        return _count_covered(*touched, 1), _count_covered(*filled, rows)
+
     def keys_per_query(self) -> Tensor:
-        """How many keys each query reaches, (B|1, H|1, Tq)."""
+        """How many keys each query may look at, (B|1, H|1, Tq)."""
         if self.bits is not None:
             return self.to_bool().sum(-1)
         count = (self.hi - self.lo).clamp(min=0).sum(-1)
         return count.expand(*count.shape[:2], self.Tq)
 
 
-def _held(first: Tensor, last: Tensor, least: int) -> int:
-    """How many places at least so many ranges [first, last) of one row hold, all rows together;
-    crossed ranges hold none."""
-    ones = (first < last).long()
-    edges, order = torch.cat([first, last], -1).sort(-1)
-    held = torch.cat([ones, -ones], -1).gather(-1, order).cumsum(-1)[..., :-1]
-    return int((edges.diff(dim=-1) * (held >= least)).sum())
+# ----------------------------------------------------------------------------------- constructors
 
 
-def _covered(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """How many of the ranges [first, last) hold each of `count` places; crossed ones hold none."""
+def all_keys(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
+    """Every query may look at every key."""
+    lo = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
+    return KeyRanges(lo, lo + Tk, Tq, Tk)
+
+
+def from_bounds(
+    lo: Tensor | None, hi: Tensor | None, Tq: int, Tk: int, device: torch.device | None = None
+) -> KeyRanges:
+    """One range per query, (B|1, H|1, Tq|1); None means no limit. Bounds are clamped to [0, Tk],
+    and a range whose bounds cross is empty."""
+    if lo is None:
+        if hi is None:
+            return all_keys(Tq, Tk, device)
+        lo = torch.zeros_like(hi)
+    lo = lo.clamp(0, Tk)
+    hi = torch.full_like(lo, Tk) if hi is None else hi.clamp(0, Tk)
+    return KeyRanges(*_in_order(lo.unsqueeze(-1), hi.unsqueeze(-1), Tk), Tq, Tk)
+
+
+def from_bits(bits: Tensor, Tq: int, Tk: int) -> KeyRanges:
+    """A mask given cell by cell, (B|1, H|1, Tq|1, Tk|1) booleans. If it is the same for all queries
+    and has few ranges, it becomes ranges, so that nothing of the size Tq x Tk is formed later."""
+    if bits.shape[-2] == 1 and Tk and bits.numel() and has_values(bits):
+        rows = F.pad(bits.expand(*bits.shape[:-1], Tk).reshape(-1, Tk), (1, 1))
+        row, end = (rows[:, 1:] != rows[:, :-1]).nonzero().unbind(-1)  # two ends of each range
+        counts = torch.bincount(row, minlength=len(rows))
+        most = max(int(counts.max()), 2)
+        if not scattered(most // 2, Tk):
+            ends = torch.full((len(rows), most), Tk, device=bits.device)
+            used = torch.arange(most, device=bits.device) < counts.unsqueeze(-1)
+            ends = ends.masked_scatter(used, end).reshape(*bits.shape[:-1], most // 2, 2)
+            return KeyRanges(ends[..., 0], ends[..., 1], Tq, Tk)
+    everything = all_keys(Tq, Tk, bits.device)
+    return KeyRanges(everything.lo, everything.hi, Tq, Tk, bits)
+
+
+# -------------------------------------------------------------------------- ranges and their ends
+
+
+def scattered(ranges: int, Tk: int) -> bool:
+    """Do so many ranges of a query take more than twice the memory of bits, a byte per key?"""
+    return ranges > max(8, Tk // 8)
+
+
+def _many(ranges: int, Tk: int) -> bool:
+    """The same for what is composed, which takes some four times as much meanwhile. Up to 64 are
+    few for any Tk, so that a graph for any Tk needs no guard."""
+    return ranges > max(64, Tk // 32)
+
+
+def _in_order(lo: Tensor, hi: Tensor, Tk: int) -> tuple[Tensor, Tensor]:
+    """Disjoint ranges, sorted, and empty ones [Tk, Tk) at the end."""
+    empty = lo >= hi
+    lo, hi = lo.masked_fill(empty, Tk), hi.masked_fill(empty, Tk)
+    if lo.shape[-1] == 1:
+        return lo, hi
+    lo, order = lo.sort(-1)
+    return _without_unused(lo, hi.gather(-1, order))
+
+
+def _without_unused(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """Without the last ranges, where all queries have empty ones; in a graph they remain."""
+    if not has_values(lo, hi):
+        return lo, hi
+    used = max(int((lo < hi).sum(-1).max()), 1) if lo.numel() else 1
+    return lo[..., :used], hi[..., :used]
+
+
+def _depths(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends of ranges in order, along the last dimension, and in how many ranges the positions
+    from each end to the next lie. Where one range ends and another begins, the beginning is first;
+    ranges whose bounds cross are left out."""
+    real = (lo < hi).long()
+    ends, order = torch.cat([lo, hi], -1).sort(dim=-1, stable=True)
+    return ends, torch.cat([real, -real], -1).gather(-1, order).cumsum(-1)
+
+
+def _count_covered(first: Tensor, last: Tensor, least: int) -> int:
+    """How many positions lie in at least `least` of the ranges [first, last) of their row, over all
+    rows."""
+    ends, depth = _depths(first, last)
+    return int((ends.diff(dim=-1) * (depth[..., :-1] >= least)).sum())
+
+
+def _coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
+    """In how many of the ranges [first, last) each of `count` positions lies; ranges whose bounds
+    cross are left out."""
     real = first < last
-    ones = torch.ones_like(first)  # what is no range begins and ends at one place
+    ones = torch.ones_like(first)  # the others begin and end at 0
     change = torch.zeros(count + 1, dtype=torch.long, device=first.device)
     change = change.index_add(0, torch.where(real, first, 0), ones)
     return change.index_add(0, torch.where(real, last, 0), -ones).cumsum(0)[:count]
 
 
-def all_keys(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
-    """Every query reaches every key."""
-    lo = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
-    return KeyRanges(lo, lo + Tk, Tq, Tk)
+def _inside(lo: Tensor, hi: Tensor, start: int, stop: int) -> Tensor:
+    """Which positions from `start` to `stop` lie in one of the disjoint ranges, (..., R) ->
+    (..., stop - start): +1 at each begin, -1 at each end, summed up. It takes two bytes for each
+    cell, however many ranges there are."""
+    count = stop - start
+    depth = torch.zeros(*lo.shape[:-1], count + 1, dtype=torch.int8, device=lo.device)
+    one = depth.new_ones(()).expand(lo.shape)
+    depth.scatter_add_(-1, (lo - start).clamp_(0, count), one)
+    depth.scatter_add_(-1, (hi - start).clamp_(0, count), -one)
+    depth = depth.cumsum(-1, dtype=torch.int8)
+    return depth[..., :count].bool()
 
 
 def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
@@ -190,45 +287,14 @@ def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
     most = max(a.lo.shape[-1], b.lo.shape[-1])
 
     def picked(x: Tensor, y: Tensor) -> Tensor:
-        x, y = (F.pad(runs, (0, most - runs.shape[-1]), value=a.Tk) for runs in (x, y))
+        x, y = (F.pad(ranges, (0, most - ranges.shape[-1]), value=a.Tk) for ranges in (x, y))
         return torch.where(where, x, y)
 
     return KeyRanges(picked(a.lo, b.lo), picked(a.hi, b.hi), a.Tq, a.Tk)
 
 
-def from_bounds(lo: Tensor, hi: Tensor, Tq: int, Tk: int) -> KeyRanges:
-    """One run per query, given with any bounds: cut to [0, Tk), empty if they cross."""
-    lo, hi = lo.clamp(0, Tk), hi.clamp(0, Tk)
-    empty = lo >= hi
-    lo, hi = (x.masked_fill(empty, Tk).unsqueeze(-1) for x in (lo, hi))
-    return KeyRanges(lo, hi, Tq, Tk)
-
-
-def from_bits(bits: Tensor, Tq: int, Tk: int) -> KeyRanges:
-    """A mask given cell by cell, (B|1, H|1, Tq|1, Tk|1) booleans: as runs if it is the same for all
-    queries and not too scattered, so that nothing of the size Tq x Tk comes of it."""
-    if bits.shape[-2] == 1 and Tk and bits.numel() and has_values(bits):
-        runs = _runs(bits.expand(*bits.shape[:-1], Tk))
-        if runs.shape[-2] <= max(8, Tk // 8):
-            return KeyRanges(runs[..., 0], runs[..., 1], Tq, Tk)
-    return replace(all_keys(Tq, Tk, bits.device), bits=bits)
-
-
-def _runs(bits: Tensor) -> Tensor:
-    """(..., Tk) booleans as (..., R, 2): where each run of True begins and ends."""
-    Tk = bits.shape[-1]
-    rows = F.pad(bits.reshape(-1, Tk), (1, 1))
-    row, edge = (rows[:, 1:] != rows[:, :-1]).nonzero().unbind(-1)  # in order; two of each run
-    edges = torch.bincount(row, minlength=len(rows))
-    place = torch.arange(len(row), device=row.device) - (edges.cumsum(0) - edges)[row]
-    most = max(int(edges.max()) // 2, 1)
-    runs = torch.full((len(rows), 2 * most), Tk, device=bits.device)
-    runs[row, place] = edge
-    return runs.reshape(*bits.shape[:-1], most, 2)
-
-
-def _cut(x: Tensor, dim: int, part: slice | Tensor) -> Tensor:
-    """Slice a dimension, unless it has size 1 and stands for all."""
+def _part(x: Tensor, dim: int, part: slice | Tensor) -> Tensor:
+    """Some of the queries (dim -2) or keys (dim -1); a dimension of size 1 stands for all."""
     if x.shape[dim] == 1:
         return x
     return x[..., part, :] if dim == -2 else x[..., part]

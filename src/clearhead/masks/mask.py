@@ -1,21 +1,27 @@
-"""What a mask is, and what is made of masks: both, either, not.
+"""What a mask is, and the masks that are made of masks: And, Or, Not.
 
 Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
 """
 
+import operator
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue
 from ..torch_state import is_plain
-from .export import Exports, as_whole_number
-from .grid import Grid
+from . import key_ranges
+from .export import Exports
+from .grid import Grid, check_int, make_grid
 from .key_ranges import KeyRanges
-from .values import Align, shared_offset, tensor
+from .values import Align, shared_offset
+
+Bounds: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 
 class Mask(Exports):
@@ -26,17 +32,22 @@ class Mask(Exports):
     def formula(self) -> str:
         """The rule in a line, in the letters q (query position) and k (key position)."""
 
-    def band(self, grid: Grid) -> tuple[int, int] | None:
-        """(before, after) if every query q sees the keys q - before to q + after in every batch and
-        head, and else None. It is the whole rule where there is one, and needs no tensors."""
-        return None
-
     @abstractmethod
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        """The clause that decides this cell, for a reader."""
+        """Why this cell is allowed or not, for a reader."""
+
+    def band(self, grid: Grid) -> tuple[int, int] | None:
+        """(before, after) if the rule is that query q may look at keys q - before to q + after, in
+        every batch and head; else None. Engines need no tensors for it."""
+        return None
+
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds | None:
+        """(lo, hi) if the rule is lo <= k < hi: integers that broadcast to (B, H, Tq) and may lie
+        beyond the keys there are, or None for no limit. Else None."""
+        return None
 
     def aligns(self) -> list[Align]:
-        """Where its parts say that query 0 stands among the keys (`align=`)."""
+        """The `align=` of its parts that have one."""
         return []
 
     def with_align(self, align: Align) -> "Mask":
@@ -44,16 +55,18 @@ class Mask(Exports):
         return self
 
     def __and__(self, other: "Mask") -> "Mask":
-        return self if self._is(_mask(other, "&")) else And(self, other)
+        same = self._equals(_check_mask(other, "&"), read=False)
+        return self if same else And((*_parts(self, And), *_parts(other, And)))
 
     def __or__(self, other: "Mask") -> "Mask":
-        return self if self._is(_mask(other, "|")) else Or(self, other)
+        same = self._equals(_check_mask(other, "|"), read=False)
+        return self if same else Or((*_parts(self, Or), *_parts(other, Or)))
 
     def __rand__(self, other: object) -> "Mask":
-        return _mask(other, "&") & self
+        return _check_mask(other, "&") & self
 
     def __ror__(self, other: object) -> "Mask":
-        return _mask(other, "|") | self
+        return _check_mask(other, "|") | self
 
     def __invert__(self) -> "Mask":
         return self.mask if isinstance(self, Not) else Not(self)
@@ -66,26 +79,21 @@ class Mask(Exports):
         )
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return self._fields_match(other, _same)
+        return self._equals(other) if isinstance(other, Mask) else NotImplemented
 
-    def _is(self, other: "Mask") -> bool:
-        """Equal for certain, with no tensor read."""
-        if self is other or type(self) is not type(other):
-            return self is other
-        return self._fields_match(other, _certainly)
-
-    def _fields_match(self, other: object, same: Callable[[object, object], bool]) -> bool:
-        names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every rule is a dataclass
-        return all(same(getattr(self, name), getattr(other, name)) for name in names)
+    def _equals(self, other: "Mask", read: bool = True) -> bool:
+        """Is it equal? Without `read`, no tensor is read, and only the same tensor is equal."""
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every mask is a dataclass
+        return type(self) is type(other) and all(
+            _equal(getattr(self, name), getattr(other, name), read) for name in names
+        )
 
     def __hash__(self) -> int:
-        held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]  # as above
-        return hash((type(self), *(x.shape if isinstance(x, Tensor) else x for x in held)))
+        values = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]  # as above
+        return hash((type(self), *(x.shape if isinstance(x, Tensor) else x for x in values)))
 
     def __str__(self) -> str:
-        grid = self._grid(None, None, None, None, default=8)
+        grid = make_grid(self, None, None, default=8)
         return f"{self!r}: {self.formula}\n{self.picture(grid.Tq, grid.Tk)}"
 
     def why(
@@ -104,21 +112,21 @@ class Mask(Exports):
         pair asks, or as the rule itself fixes". Raises `BadValue` for a pair outside the sizes, and
         `BadType` for what is no whole number.
         """
-        q, k, b, h = (as_whole_number(n, x) for n, x in (("q", q), ("k", k), ("b", b), ("h", h)))
+        q, k, b, h = (check_int(n, x) for n, x in (("q", q), ("k", k), ("b", b), ("h", h)))
         if min(q, k, b, h) < 0:
             raise BadValue(
                 f"why was asked about query {q}, key {k}, batch {b}, head {h}.",
                 "positions count from 0.",
                 "ask for numbers from 0 on.",
             )
-        grid = self._grid(Tq, Tk, None, None, default=max(q, k) + 1, at_least=(b, h))
+        grid = make_grid(self, Tq, Tk, default=max(q, k) + 1, at_least=(b + 1, h + 1))
         for name, index, size in (
             ("query", q, grid.Tq),
             ("key", k, grid.Tk),
             ("batch", b, grid.B),
             ("head", h, grid.H),
         ):
-            if not 0 <= index < size:
+            if index >= size:
                 raise BadValue(
                     f"why was asked about {name} {index}, and there are {size}.",
                     "positions count from 0 and stay below the size.",
@@ -128,110 +136,123 @@ class Mask(Exports):
         return f"query {q} {verb} at key {k}: {self.reason(grid, b, h, q, k)}"
 
     def allows(self, grid: Grid, b: int, h: int, q: int, k: int) -> bool:
-        """One cell."""
+        """`allowed` for one cell."""
         return bool(self.allowed(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
 
 
-class Kept(Mask):
-    """A rule whose runs take a while to find. The layers of a model ask with one rule, so they are
-    kept, unless a tracer or a transform is about."""
+class CachedRanges(Mask):
+    """A mask that keeps its last key ranges, because they take a while to compute, and the layers
+    of a model ask for the same ones. Not while torch is tracing or transforming."""
 
     @abstractmethod
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        """What `key_ranges` keeps."""
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        """`key_ranges`, computed anew."""
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: x for name, x in self.__dict__.items() if name != "_kept"}
+        return {name: x for name, x in self.__dict__.items() if name != "_cached"}
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         if not is_plain():
-            return self.find_key_ranges(grid, device)
-        kept = self.__dict__.get("_kept")
-        if kept is not None and kept[0] == (grid, device):
-            return kept[1]
-        ranges = self.find_key_ranges(grid, device)
+            return self.compute_key_ranges(grid, device)
+        cached = self.__dict__.get("_cached")
+        if cached is not None and cached[0] == (grid, device):
+            return cached[1]
+        ranges = self.compute_key_ranges(grid, device)
         if type(ranges.lo) is Tensor and ranges.bits is None and not ranges.lo.is_inference():
-            object.__setattr__(self, "_kept", ((grid, device), ranges))
+            object.__setattr__(self, "_cached", ((grid, device), ranges))
         return ranges
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Pair(Kept):
-    left: Mask
-    right: Mask
+class _Composition(CachedRanges):
+    """Several masks, none of which is a composition of the same kind."""
+
+    parts: tuple[Mask, ...]
+    sign: ClassVar[str]
+    word: ClassVar[str]
+    decides: ClassVar[bool]  # what one part says of a cell that settles it, whatever the others say
+
+    def __repr__(self) -> str:
+        # & binds tighter than |, so only an Or inside of an And needs brackets.
+        shown = (f"({p!r})" if isinstance(p, Or) else repr(p) for p in self.parts)
+        return f" {self.sign} ".join(shown)
+
+    @property
+    def formula(self) -> str:
+        return f" {self.word} ".join(f"({part.formula})" for part in self.parts)
 
     def sizes(self) -> dict[str, int]:
-        return {**self.left.sizes(), **self.right.sizes()}
+        return {name: size for part in self.parts for name, size in part.sizes().items()}
 
     def aligns(self) -> list[Align]:
-        return self.left.aligns() + self.right.aligns()
+        return [align for part in self.parts for align in part.aligns()]
 
     def with_align(self, align: Align) -> Mask:
-        return replace(self, left=self.left.with_align(align), right=self.right.with_align(align))
+        return replace(self, parts=tuple(part.with_align(align) for part in self.parts))
 
     def check(self, grid: Grid) -> None:
-        self.left.check(grid)
-        self.right.check(grid)
+        for part in self.parts:
+            part.check(grid)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        settling = [p for p in self.parts if p.allows(grid, b, h, q, k) == self.decides]
+        return "; ".join(p.reason(grid, b, h, q, k) for p in settling or self.parts)
 
 
-class And(_Pair):
-    """Both rules allow it."""
+class And(_Composition):
+    """All parts allow it."""
 
-    def __repr__(self) -> str:
-        return f"{_side(self.left, And)} & {_side(self.right, ())}"
-
-    @property
-    def formula(self) -> str:
-        return f"({self.left.formula}) and ({self.right.formula})"
+    sign, word, decides = "&", "and", False
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.left.allowed(grid, b, h, q, k) & self.right.allowed(grid, b, h, q, k)
+        return reduce(operator.and_, [part.allowed(grid, b, h, q, k) for part in self.parts])
 
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        return self.left.key_ranges(grid, device) & self.right.key_ranges(grid, device)
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        bounds, ranges = [], []
+        for part in self.parts:
+            if (found := part.bounds(grid, device)) is not None:
+                bounds.append(found)
+            else:
+                ranges.append(part.key_ranges(grid, device))
+        if bounds:  # cheaper to intersect than ranges
+            ranges.append(key_ranges.from_bounds(*_intersect(bounds), grid.Tq, grid.Tk, device))
+        return reduce(operator.and_, ranges)
+
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds | None:
+        bounds = [part.bounds(grid, device) for part in self.parts]
+        return None if None in bounds else _intersect([b for b in bounds if b is not None])
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        left, right = self.left.band(grid), self.right.band(grid)
-        if left is None or right is None:
+        bands = [part.band(grid) for part in self.parts]
+        if None in bands:
             return None
-        return min(left[0], right[0]), min(left[1], right[1])
-
-    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        both = (self.left, self.right)
-        against = [m for m in both if not m.allows(grid, b, h, q, k)]
-        return "; ".join(m.reason(grid, b, h, q, k) for m in against or both)
+        before, after = zip(*(band for band in bands if band is not None), strict=True)
+        return min(before), min(after)
 
 
-class Or(_Pair):
-    """Either rule allows it."""
+class Or(_Composition):
+    """At least one part allows it."""
 
-    def __repr__(self) -> str:
-        return f"{_side(self.left, (And, Or))} | {_side(self.right, And)}"
-
-    @property
-    def formula(self) -> str:
-        return f"({self.left.formula}) or ({self.right.formula})"
+    sign, word, decides = "|", "or", True
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.left.allowed(grid, b, h, q, k) | self.right.allowed(grid, b, h, q, k)
+        return reduce(operator.or_, [part.allowed(grid, b, h, q, k) for part in self.parts])
 
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        return self.left.key_ranges(grid, device) | self.right.key_ranges(grid, device)
-
-    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        both = (self.left, self.right)
-        allow = [m for m in both if m.allows(grid, b, h, q, k)]
-        return "; ".join(m.reason(grid, b, h, q, k) for m in allow or both)
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        ranges = self.parts[0].key_ranges(grid, device)
+        for part in self.parts[1:]:
+            ranges = ranges | part.key_ranges(grid, device)
+        return ranges
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Not(Kept):
-    """The rule forbids it."""
+class Not(CachedRanges):
+    """The mask forbids it."""
 
     mask: Mask
 
     def __repr__(self) -> str:
-        return f"~{_side(self.mask, ())}"
+        return f"~({self.mask!r})" if isinstance(self.mask, _Composition) else f"~{self.mask!r}"
 
     @property
     def formula(self) -> str:
@@ -252,32 +273,45 @@ class Not(Kept):
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return ~self.mask.allowed(grid, b, h, q, k)
 
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        if (bounds := self.bounds(grid, device)) is not None:
+            return key_ranges.from_bounds(*bounds, grid.Tq, grid.Tk, device)
         return self.mask.key_ranges(grid, device).inverse()
+
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds | None:
+        lo, hi = self.mask.bounds(grid, device) or (None, None)
+        # What lies outside of a range is one range only if the range has a limit on one side alone.
+        return (hi, lo) if (lo is None) != (hi is None) else None
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"the opposite of: {self.mask.reason(grid, b, h, q, k)}"
 
 
-def _side(mask: Mask, is_plain: type | tuple[type, ...]) -> str:
-    """A part of a composition; in brackets if it is one itself, unless its kind is `is_plain`."""
-    bare = not isinstance(mask, _Pair) or isinstance(mask, is_plain)
-    return repr(mask) if bare else f"({mask!r})"
+def _intersect(bounds: Sequence[Bounds]) -> Bounds:
+    lows, highs = ([x for x in side if x is not None] for side in zip(*bounds, strict=True))
+    return (
+        reduce(torch.maximum, lows) if lows else None,
+        reduce(torch.minimum, highs) if highs else None,
+    )
 
 
-def common_align(rule: Mask, grid: Grid) -> int | Tensor | None:
-    """Where the parts of a mask let query 0 stand; None if they say nothing, or disagree."""
-    corners = {
+def _parts(mask: Mask, kind: type[_Composition]) -> tuple[Mask, ...]:
+    return mask.parts if isinstance(mask, kind) else (mask,)
+
+
+def common_align(mask: Mask, grid: Grid) -> int | Tensor | None:
+    """The position of query 0 on which all parts of a mask agree that give one; else None."""
+    offsets = {
         tuple(x.tolist()) if isinstance(x, Tensor) else shared_offset(x, grid): x
-        for x in rule.aligns()
+        for x in mask.aligns()
     }
-    if len(corners) != 1:
+    if len(offsets) != 1:
         return None
-    ((place, corner),) = corners.items()
-    return place if isinstance(place, int) else tensor(corner)
+    ((offset, align),) = offsets.items()
+    return align if isinstance(align, Tensor) else offset  # type: ignore[return-value]  # a tuple only of a tensor
 
 
-def _mask(other: object, sign: str) -> Mask:
+def _check_mask(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
     raise BadType(
@@ -288,13 +322,11 @@ def _mask(other: object, sign: str) -> Mask:
     )
 
 
-def _certainly(a: object, b: object) -> bool:
-    if isinstance(a, Mask) and isinstance(b, Mask):
-        return a._is(b)
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-
-
-def _same(a: object, b: object) -> bool:
+def _equal(a: object, b: object, read: bool) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and bool((a == b.to(a.device)).all())
+        return a is b or (read and a.shape == b.shape and bool((a == b.to(a.device)).all()))
+    if isinstance(a, Mask) and isinstance(b, Mask):
+        return a is b or a._equals(b, read)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(_equal(*pair, read) for pair in zip(a, b, strict=True))
     return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b

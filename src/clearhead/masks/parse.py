@@ -1,4 +1,4 @@
-"""Read a mask from text: what a mask prints, it can be made from. Nothing else is evaluated."""
+"""A mask from its own notation, the text that its repr gives. Nothing else is evaluated."""
 
 import ast
 import difflib
@@ -9,7 +9,7 @@ from .data import dense, documents
 from .mask import Mask
 from .positions import Causal, causal, everything, lengths, prefix, window
 
-Known = TypeVar("Known")
+Item = TypeVar("Item")
 
 NAMES: dict[str, Mask] = {"everything": everything, "causal": causal}
 CALLS = {
@@ -25,8 +25,8 @@ CALLS = {
 def parse(text: str) -> Mask:
     """A mask from its own notation, for example ``"causal & window(before=3, after=0)"``.
 
-    ``parse(repr(mask)) == mask``, but of a mask of more than 4096 cells or numbers, whose repr only
-    counts them. Raises `BadValue` for anything that is not a mask.
+    ``parse(repr(mask)) == mask``, except for a mask of more than 4096 cells or numbers, whose repr
+    gives only their shape. Raises `BadValue` for anything that is not a mask.
     """
     try:
         return _mask(ast.parse(text.strip(), mode="eval").body)
@@ -45,7 +45,7 @@ def parse(text: str) -> Mask:
 def _mask(node: ast.expr) -> Mask:
     match node:
         case ast.Name(id=name):
-            return _called(name, NAMES)
+            return _look_up(name, NAMES)
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             return _mask(left) & _mask(right)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -55,22 +55,22 @@ def _mask(node: ast.expr) -> Mask:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if all(
             k.arg for k in keywords
         ):
-            given = {str(k.arg): _value(k.value) for k in keywords}
-            make = _called(name, CALLS)
-            return make(*map(_value, args), **given)  # type: ignore[operator]  # a class or a function
+            given = {str(k.arg): _literal(k.value) for k in keywords}
+            make = _look_up(name, CALLS)
+            return make(*map(_literal, args), **given)  # type: ignore[operator]  # a class or a function
         case ast.BoolOp():
             raise ValueError("rules are joined by & and |, not by words")
     raise ValueError(f"{ast.unparse(node)[:40]!r} is no mask")
 
 
-def _value(node: ast.expr) -> object:
+def _literal(node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
         raise ValueError(f"{ast.unparse(node)[:40]!r} is no number") from None
 
 
-def _called(name: str, known: dict[str, Known]) -> Known:
+def _look_up(name: str, known: dict[str, Item]) -> Item:
     if name in known:
         return known[name]
     if name in CALLS:

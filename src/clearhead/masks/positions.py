@@ -1,5 +1,6 @@
-"""Rules over positions: causal, window, prefix, lengths. Each query reaches one run of keys."""
+"""Masks over positions: causal, window, prefix, lengths. Each query looks at one range of keys."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,7 @@ from ..errors import BadType, BadValue, whole_number
 from . import key_ranges
 from .grid import Grid
 from .key_ranges import EVERY_KEY, KeyRanges
-from .mask import Mask
+from .mask import Bounds, Mask
 from .values import (
     FARTHEST,
     Align,
@@ -30,15 +31,25 @@ from .values import (
     too_far,
 )
 
-# A tokenizer's attention_mask is no lengths; how it becomes some.
+# The way out for a tokenizer's attention_mask, which marks positions and does not count them.
 PADDED = (
     "count first, as attention_mask.sum(-1) does where padding stands on the right; "
     "mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere."
 )
 
 
+class OneRange(Mask):
+    """Each query may look at one range of keys."""
+
+    @abstractmethod
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds: ...
+
+    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
+        return key_ranges.from_bounds(*self.bounds(grid, device), grid.Tq, grid.Tk, device)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Everything(Mask):
+class Everything(OneRange):
     """Every query may look at every key."""
 
     formula = "every query may look at every key"
@@ -52,8 +63,8 @@ class Everything(Mask):
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= 0) & (k >= 0)
 
-    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        return key_ranges.all_keys(grid.Tq, grid.Tk, device)
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
+        return None, None
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
         return EVERY_KEY, EVERY_KEY
@@ -63,7 +74,7 @@ class Everything(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Causal(Mask):
+class Causal(OneRange):
     """A query may look at its own position and at those before it: k <= q + offset.
 
     `align` says where query 0 stands among the keys: ``"start"`` at key 0 (torch's `is_causal`),
@@ -106,22 +117,21 @@ class Causal(Mask):
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k <= q + offset_of_batch(self.align, grid, b)
 
-    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        q = query_positions(self.align, grid, device)
-        return key_ranges.from_bounds(torch.zeros_like(q), q + 1, grid.Tq, grid.Tk)
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
+        return None, query_positions(self.align, grid, device) + 1
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        first = shared_offset(self.align, grid)
-        return None if first is None else (EVERY_KEY, first)
+        offset = shared_offset(self.align, grid)
+        return None if offset is None else (EVERY_KEY, offset)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        place = q + int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
-        side = "after" if k > place else "at or before"
-        return f"{self!r}: key position {k} stands {side} query position {place}"
+        position = q + int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
+        side = "after" if k > position else "at or before"
+        return f"{self!r}: key position {k} stands {side} query position {position}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class window(Mask):
+class window(OneRange):
     """A query may look `before` positions back and `after` positions ahead, both inclusive.
 
     ``window(before=0, after=0)`` sees only itself; None leaves that side open. `align` as in
@@ -179,26 +189,25 @@ class window(Mask):
             check_align(self, self.align, grid, "window")
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        place = q + offset_of_batch(self.align, grid, b)
-        inside = (q >= 0) & (k >= 0)
+        position = q + offset_of_batch(self.align, grid, b)
+        allowed = (q >= 0) & (k >= 0)
         if self.before is not None:
-            inside = inside & (k >= place - self.before)
+            allowed = allowed & (k >= position - self.before)
         if self.after is not None:
-            inside = inside & (k <= place + self.after)
-        return inside
+            allowed = allowed & (k <= position + self.after)
+        return allowed
 
-    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
         q = query_positions(self.align, grid, device)
-        lo = torch.zeros_like(q) if self.before is None else q - self.before
-        hi = torch.full_like(q, grid.Tk) if self.after is None else q + self.after + 1
-        return key_ranges.from_bounds(lo, hi, grid.Tq, grid.Tk)
+        lo = None if self.before is None else q - self.before
+        return lo, None if self.after is None else q + (self.after + 1)
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        first = shared_offset(self.align, grid)
-        if first is None:
+        offset = shared_offset(self.align, grid)
+        if offset is None:
             return None
-        before = EVERY_KEY if self.before is None else self.before - first
-        return before, EVERY_KEY if self.after is None else self.after + first
+        before = EVERY_KEY if self.before is None else self.before - offset
+        return before, EVERY_KEY if self.after is None else self.after + offset
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         distance = k - q - int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
@@ -209,7 +218,7 @@ class window(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class prefix(Mask):
+class prefix(OneRange):
     """Everyone may look at the first `n` keys: k < n. `n` is one number or one per batch (B,).
 
     ``causal | prefix(n)`` is the mask of a prefix language model.
@@ -236,9 +245,8 @@ class prefix(Mask):
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k < batch_value(self.n, b)) & (q >= 0)
 
-    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        hi = batch_column(self.n, device)
-        return key_ranges.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
+        return None, batch_column(self.n, device)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         n = int(batch_value(self.n, torch.tensor(b, device="cpu")))
@@ -246,7 +254,7 @@ class prefix(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class lengths(Mask):
+class lengths(OneRange):
     """Padding at the end: only the first `keys` keys and the first `queries` queries take part.
 
     Each is one number or one per batch (B,); None means all of them. A query beyond its length
@@ -294,28 +302,30 @@ class lengths(Mask):
             check_batch(self, value, grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        keep = (q >= 0) & (k >= 0)
+        allowed = (q >= 0) & (k >= 0)
         if self.keys is not None:
-            keep = keep & (k < batch_value(self.keys, b))
+            allowed = allowed & (k < batch_value(self.keys, b))
         if self.queries is not None:
-            keep = keep & (q < batch_value(self.queries, b))
-        return keep
+            allowed = allowed & (q < batch_value(self.queries, b))
+        return allowed
 
-    def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
-        hi = torch.full_like(q, grid.Tk) if self.keys is None else batch_column(self.keys, device)
-        hi = hi.expand(-1, -1, grid.Tq)
+    def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
+        hi = None if self.keys is None else batch_column(self.keys, device)
         if self.queries is not None:
-            hi = torch.where(q < batch_column(self.queries, device), hi, 0)
-        return key_ranges.from_bounds(torch.zeros_like(hi), hi, grid.Tq, grid.Tk)
+            q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
+            real = q < batch_column(self.queries, device)
+            hi = torch.where(real, grid.Tk if hi is None else hi, 0)
+        return None, hi
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        says = []
+        clauses = []
         for name, value, index in (("key", self.keys, k), ("query", self.queries, q)):
             if value is not None:
                 n = int(batch_value(value, torch.tensor(b, device="cpu")))
-                says.append(f"{name} {index} is {'one of' if index < n else 'beyond'} the {n} real")
-        return f"{self!r}: {', '.join(says)}"
+                clauses.append(
+                    f"{name} {index} is {'one of' if index < n else 'beyond'} the {n} real"
+                )
+        return f"{self!r}: {', '.join(clauses)}"
 
 
 everything = Everything()

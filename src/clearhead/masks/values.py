@@ -1,5 +1,7 @@
-"""The numbers rules are made of: how many, which document, where query 0 stands. Each is checked
-when the rule is made, and against the sizes when it is asked about."""
+"""The numbers that masks are made of: counts, document ids, and the offset of the queries.
+
+Each is checked once when the mask is made, and against the sizes when the mask is used.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -15,13 +17,12 @@ Ints: TypeAlias = int | Iterable[int] | Tensor
 Align: TypeAlias = str | int | Iterable[int] | Tensor | None
 
 
-FARTHEST = 2**40  # the largest position, count or distance a rule can hold
-MOST_SHOWN = 4096  # numbers that a rule prints one by one
+FARTHEST = 2**40  # the largest position, count or distance a mask can hold
+MOST_SHOWN = 4096  # a repr prints up to so many numbers
 
 
 def format_numbers(value: object) -> str:
-    """Numbers as they are given, in a rule's own words; only counted where there are many, or none
-    yet."""
+    """Numbers as a repr shows them; only their shape if there are many, or none yet (meta)."""
     if isinstance(value, Tensor) and (value.numel() > MOST_SHOWN or value.device.type == "meta"):
         return f"<{'x'.join(map(str, value.shape))} numbers>"
     if isinstance(value, Tensor):
@@ -30,12 +31,8 @@ def format_numbers(value: object) -> str:
 
 
 def symbol(value: object, name: str) -> str:
+    """How a formula writes a number: itself, or ``name[b]`` if every batch has its own."""
     return str(value) if isinstance(value, int) else f"{name}[b]"
-
-
-def tensor(value: object) -> Tensor:
-    assert isinstance(value, Tensor)
-    return value
 
 
 def as_integers(value: object, rule: str, name: str) -> Tensor:
@@ -49,7 +46,7 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
             )
         )
     except (TypeError, ValueError, RuntimeError):
-        pass  # there are no numbers in it; the rule below says what was wanted
+        pass  # refused below
     empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
     if (
         numbers is None
@@ -64,10 +61,10 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
         )
     numbers = numbers.long()
     if not empty and has_values(numbers):
-        for end in (int(numbers.min()), int(numbers.max())):
-            if abs(end) > FARTHEST:
-                raise too_far(f"{rule} got {name}={end}.")
-    return numbers.clone()  # a rule does not change when the caller's tensor does
+        for extreme in (int(numbers.min()), int(numbers.max())):
+            if abs(extreme) > FARTHEST:
+                raise too_far(f"{rule} got {name}={extreme}.")
+    return numbers.clone()  # a mask does not change when the caller's tensor does
 
 
 def too_far(gave: str) -> BadValue:
@@ -81,13 +78,13 @@ def too_far(gave: str) -> BadValue:
 def as_counts(
     value: object, rule: str, name: str, way_out: str = "flatten it to one dimension."
 ) -> int | Tensor:
-    """How many: an int, or (B,) ints, none negative. `way_out` is of what has more dimensions."""
+    """An int, or (B,) ints, none negative. `way_out` is for a tensor of more dimensions."""
     number = None if isinstance(value, Tensor) else whole_number(value)
     if number is not None:
         if abs(number) > FARTHEST:
             raise too_far(f"{rule} got {name}={number}.")
         least: int = number
-        found: int | Tensor = number
+        counts: int | Tensor = number
     else:
         numbers = as_integers(value, rule, name)
         if numbers.dim() == 0 and has_values(numbers):
@@ -100,17 +97,18 @@ def as_counts(
                 way_out,
             )
         least = int(numbers.min()) if has_values(numbers) and numbers.numel() else 0
-        found = numbers
+        counts = numbers
     if least < 0:
         raise BadValue(
             f"{rule} got {name}={least}.",
             f"{name} says how many, so it is 0 or more.",
             "pass a number that is not negative.",
         )
-    return found
+    return counts
 
 
 def as_ids(value: object, name: str) -> Tensor:
+    """(B or 1, T) document ids."""
     ids = as_integers(value, "documents", name)
     if ids.dim() not in (1, 2):
         raise BadValue(
@@ -122,12 +120,13 @@ def as_ids(value: object, name: str) -> Tensor:
 
 
 def as_align(value: object) -> str | int | Tensor | None:
+    """ "start", "end", the position of query 0 as an int or (B,) ints, or None."""
     if value is None:
         return None
     number = None if isinstance(value, Tensor) else whole_number(value)
     if number is not None:
         if abs(number) > FARTHEST:
-            raise too_far(f"A rule got align={number}.")
+            raise too_far(f"A mask got align={number}.")
         return number
     if isinstance(value, str):
         if value in ("start", "end"):
@@ -138,27 +137,28 @@ def as_align(value: object) -> str | int | Tensor | None:
             "key), or the position of query 0.",
             "pass align='start', align='end' or a whole number.",
         )
-    numbers = as_integers(value, "a rule", "align")
-    one = numbers.dim() == 0 and has_values(numbers)
-    return int(numbers) if one else numbers.reshape(-1)
+    numbers = as_integers(value, "a mask", "align")
+    single = numbers.dim() == 0 and has_values(numbers)
+    return int(numbers) if single else numbers.reshape(-1)
 
 
 def shared_offset(align: object, grid: Grid) -> int | None:
-    """Where query 0 stands among the keys; None if that differs from batch to batch."""
+    """The position of query 0 among the keys; None if every batch has its own."""
     if isinstance(align, Tensor):
         return None
     if align is None or align == "start":
         return 0
-    return grid.Tk - grid.Tq if align == "end" else int(align)  # type: ignore[call-overload]  # checked to be whole when it was made
+    return grid.Tk - grid.Tq if align == "end" else int(align)  # type: ignore[call-overload]  # `as_align` made it an int
 
 
 def offset_of_batch(align: object, grid: Grid, b: Tensor) -> int | Tensor:
-    """The same for batch `b`."""
-    first = shared_offset(align, grid)
-    return batch_value(align, b) if first is None else first
+    """The position of query 0 among the keys in batch `b`."""
+    offset = shared_offset(align, grid)
+    return batch_value(align, b) if offset is None else offset
 
 
 def format_offset(align: object) -> str:
+    """What a formula adds to q to place it among the keys."""
     if align is None or align == "start" or (isinstance(align, int) and align == 0):
         return ""
     if isinstance(align, int):
@@ -169,18 +169,18 @@ def format_offset(align: object) -> str:
 def query_positions(align: object, grid: Grid, device: torch.device | None) -> Tensor:
     """The position of each query among the keys, (B|1, 1, Tq)."""
     q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
-    if isinstance(align, Tensor):
-        return q + to_device(align, device).reshape(-1, 1, 1)
-    return q + offset_of_batch(align, grid, q)
+    offset = shared_offset(align, grid)
+    return q + (batch_column(align, device) if offset is None else offset)
 
 
 def to_device(x: Tensor, device: torch.device | None) -> Tensor:
-    """What a rule holds, on this device. Raises `BadValue` for a meta tensor wanted elsewhere."""
+    """A tensor that a mask holds, on this device. Raises `BadValue` if it is a meta tensor and
+    numbers are needed."""
     if x.device.type == "meta" and (device is None or device.type != "meta"):
         raise BadValue(
-            f"A rule holds a meta tensor of shape {tuple(x.shape)}.",
+            f"A mask holds a meta tensor of shape {tuple(x.shape)}.",
             "meta tensors have shapes and no numbers to compute with.",
-            "make the rule of numbers that are there; only attention(...) of meta tensors needs "
+            "make the mask of tensors that hold numbers; only attention(...) of meta tensors needs "
             "none.",
         )
     return x.to(device)
@@ -189,18 +189,19 @@ def to_device(x: Tensor, device: torch.device | None) -> Tensor:
 def batch_value(value: object, b: Tensor) -> int | Tensor:
     """The number that holds for batch `b`."""
     if not isinstance(value, Tensor):
-        return int(value)  # type: ignore[call-overload]  # checked to be whole when the rule was made
+        return int(value)  # type: ignore[call-overload]  # `as_counts` made it an int
     return to_device(value, b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
 
 
 def batch_column(value: object, device: torch.device | None) -> Tensor:
-    """The same as (B|1, 1, 1)."""
+    """The number of each batch, (B|1, 1, 1)."""
     if isinstance(value, Tensor):
         return to_device(value, device).reshape(-1, 1, 1)
     return torch.tensor([value], device=device).reshape(-1, 1, 1)
 
 
 def fixed_batch(value: object) -> dict[str, int]:
+    """The batch size that one number per batch fixes, as `Mask.sizes` gives it."""
     if isinstance(value, Tensor) and value.shape[0] != 1:
         return {"B": value.shape[0]}
     return {}
@@ -222,17 +223,18 @@ def check_broadcasts(x: Tensor, grid: Grid, gave: str, what: str, example: str) 
 
 
 def check_batch(rule: object, value: object, grid: Grid) -> None:
-    # One by one: in a graph for any B, a size is no number that a tuple could hold.
+    # Compared one by one: in a graph for any B, tuples of symbolic sizes cannot be compared.
     if isinstance(value, Tensor) and value.shape[0] != 1 and value.shape[0] != grid.B:
         raise BadValue(
-            f"{rule!r} speaks of {value.shape[0]} batches, and there are B={grid.B}.",
+            f"{rule!r} has numbers for {value.shape[0]} batches, and there are B={grid.B}.",
             "a number per batch comes once for each batch.",
             f"pass one number, or {grid.B} of them.",
         )
 
 
 def check_align(rule: object, align: object, grid: Grid, name: str) -> None:
-    """`name` is what the rule is called; the numbers it has, if any, stand in its own words."""
+    """Raise `BadValue` if `align` is left open although Tq != Tk. `name` is the name of the rule,
+    with which its repr begins."""
     if align is None and grid.Tq != grid.Tk:
         numbers = repr(rule)[len(name) + 1 : -1]
         call = f"{name}({numbers}{', ' if numbers else ''}align={{}})"
