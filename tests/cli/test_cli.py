@@ -95,11 +95,32 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     assert code == 0 and "zebra(?)" in out and "does not know" in out
     for relation in ("previous word", "subject", "antecedent"):
         assert f"{relation} (9" in out  # its rate on held-out stories
-    for name in ("model.html", "report.json", "entropy.png", "maps.png"):
-        assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
-    told = json.loads((tmp_path / "report.json").read_text())
-    labels = {head["label"] for layer in told["layers"] for head in layer["heads"]}
+    for end in (".html", "-report.json", "-entropy.png", "-maps.png"):
+        path = tmp_path / f"storyteller{end}"
+        assert str(path) in err and path.stat().st_size > 1000
+    found = json.loads((tmp_path / "storyteller-report.json").read_text())
+    labels = {head["label"] for layer in found["layers"] for head in layer["heads"]}
     assert {"previous word", "subject", "antecedent"} <= labels
+    # Both stand in the table: it says how they differ.
+    assert "previous token" in labels
+    legend = " ".join(out.split())
+    assert (
+        "The labels antecedent, previous word, subject were measured on held-out stories and hold "
+        "for every text; the others, such as previous token, only say where the weight lies on "
+        "this text."
+    ) in legend
+
+
+def test_looking_at_two_models_keeps_the_page_of_each(run, tmp_path):
+    for name in ("first", "second"):
+        sizes = ("--size", 12, "--layers", 1, "--heads", 2, "--batch", 2, "--steps", 1)
+        assert run("train", "--out", tmp_path / name, *sizes)[0] == 0
+    weights = tmp_path / "second" / "model.safetensors"
+    pages = {tmp_path / "first": "first.html", weights: "second.html"}
+    for model, page in pages.items():
+        code, _, err = run("look", SENTENCE, "--model", model, "--out", tmp_path / "out")
+        assert code == 0 and str(tmp_path / "out" / page) in err
+    assert {path.name for path in (tmp_path / "out").glob("*.html")} == set(pages.values())
 
 
 def test_a_model_is_trained_measured_and_looked_at(run, tmp_path):
@@ -133,12 +154,14 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
     folder = get_model_path()
     code, out, err = run("look", SENTENCE, "--model", folder, "--out", tmp_path)
     assert code == 0 and "previous token" in out
-    for name in ("model.html", "report.json", "entropy.png", "maps.png"):
-        assert str(tmp_path / name) in err and (tmp_path / name).stat().st_size > 1000
+    [page] = tmp_path.glob("*.html")
+    for end in (".html", "-report.json", "-entropy.png", "-maps.png"):
+        path = page.with_name(f"{page.stem}{end}")
+        assert str(path) in err and path.stat().st_size > 1000
     code, out, err = run(
         "look", SENTENCE, "--model", folder, "--tile", "2:5:0-3:1-6", "--out", tmp_path
     )
-    assert code == 0 and "weights" in out and str(tmp_path / "tile.png") in err
+    assert code == 0 and "weights" in out and str(page.with_name(f"{page.stem}-tile.png")) in err
     for wrong in ("2:5", "2:5:3-0:1-6", "2:77:0-3:1-6", "two:5:0-3:1-6"):
         code, _, err = run("look", SENTENCE, "--model", folder, "--tile", wrong)
         assert code == 2 and "Way out" in err
@@ -186,8 +209,9 @@ def test_dropout_and_seed_are_reproducible(run):
      "these letters themselves, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
      "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
-    (["explain", "a b", "--head", "2"], "head 2 was asked for.\n  Rule: there are 2 heads, "
-     "numbered from 0.\n  Way out: pass a head from 0 to 1."),
+    (["explain", "a b", "--head", "2"], "Head 2 of this trace was asked for.\n  Rule: it has 2, "
+     "counted from 0.\n  Way out: ask for one of these."),
+
     (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "
      "'causl' (did you mean 'causal'?).\n  Rule: a mask is "
      "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
@@ -251,6 +275,55 @@ def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, said):
     assert err.startswith("Error: ") and "\n  Rule: " in err and "\n  Way out: " in err
     if said is not None:
         assert err == f"Error: {said}\n"
+
+
+@pytest.mark.parametrize("arguments, gave, rule, command", [
+    (["explan", "a b"], "'explan'", "the commands are explain, look, scale, train, measure, "
+     "ablate, plan, bench, doctor.", "clearhead"),
+    (["--foo"], "--foo", "the commands are explain, ", "clearhead"),
+    (["look", "--foo"], "--foo", "usage: clearhead look [OPTIONS] [TEXT]...", "clearhead look"),
+    (["look", "a b", "--model"], "--model", "an option that takes a value is followed by it.",
+     "clearhead look"),
+    (["scale", "a"], "(a)", "usage: clearhead scale [OPTIONS]", "clearhead scale"),
+    (["scale", "--keys", "many"], "--keys", "usage: clearhead scale [OPTIONS]", "clearhead scale"),
+    (["explain", "a b", "--head", "-1"], "--head", "usage: clearhead explain", "clearhead explain"),
+    (["bench", "tiny", "--rounds", "0"], "--rounds", "usage: clearhead bench [OPTIONS] [GROUP]...",
+     "clearhead bench"),
+])  # fmt: skip
+def test_an_error_of_usage_gets_three_parts_too(run, arguments, gave, rule, command):
+    code, out, err = run(*arguments)
+    assert code == 2 and out == ""
+    first, second, third = err.splitlines()
+    assert first.startswith("Error: ") and gave in first and first.endswith((".", "?"))
+    assert second.startswith(f"  Rule: {rule}") and third == f"  Way out: see {command} --help."
+
+
+@pytest.mark.parametrize("columns", [None, 60, 80, 200])
+@pytest.mark.parametrize("verb", [
+    ("plan", "--mask", "causal & window(before=511)", "--grad", "--dropout", 0.1, "--heads", 4),
+    ("plan", "--queries", 4096, "--dtype", "float64", "--engine", "sdpa", "--mask", "causal"),
+    ("scale",),
+])  # fmt: skip
+def test_lines_fit_the_terminal(run, monkeypatch, verb, columns):
+    """80 columns where there is no terminal; the table of `scale` needs 75."""
+    whole = run(*verb)[1]
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns or 80, 24)))
+    code, out, _ = run(*verb)
+    assert code == 0 and out.split() == whole.split()
+    longest = max(len(line) for line in out.splitlines() if "  " not in line.strip())
+    assert longest <= (columns or 80)
+    if verb[0] == "plan":
+        assert max(map(len, out.splitlines())) <= (columns or 80)
+        wrapped = [line for line in out.splitlines()[1:] if line[:3] == "   "]
+        assert all(line[:16].isspace() and line[16] != " " for line in wrapped)
+
+
+def test_without_a_terminal_lines_have_80_columns(tmp_path):
+    command = [str(Path(sys.executable).parent / "clearhead"), "plan", "--mask", "causal", "--grad"]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    piped = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = piped.stdout.splitlines()
+    assert piped.returncode == 0 and 60 < max(map(len, lines)) <= 80
 
 
 def test_a_real_shell_and_a_real_pipe(tmp_path):

@@ -14,7 +14,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.report import report, tile, write
-from clearhead.report.head_label import LABELS, label_of, separates
+from clearhead.report.head_label import LABELS, is_separator, label_of
 
 pytest.importorskip("transformers")
 
@@ -62,7 +62,7 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
     found = report(Asks((q, k, options)), torch.zeros(1), tokens=tokens)
     w = ch.matrix(q.double(), k.double(), **options).to_dense()[0]
     layer = found.layers[0]
-    apart = torch.tensor([separates(t) for t in tokens])
+    apart = torch.tensor([is_separator(t) for t in tokens])
     apart[0] = False
     expected = {
         "previous": w.diagonal(-1, -2, -1).sum(-1),
@@ -87,8 +87,8 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
     allowed = torch.ones(T, T, dtype=torch.bool)
     if MASKS[mask] is not None:
         allowed = MASKS[mask].to_bool(T, T).reshape(T, T)
-    assert torch.equal(layer.seen, allowed)
-    assert layer.most == pytest.approx(allowed.sum(-1).log().mean().item(), rel=1e-5)
+    assert torch.equal(layer.allowed, allowed)
+    assert layer.max_entropy == pytest.approx(allowed.sum(-1).log().mean().item(), rel=1e-5)
     best = w.topk(3).values.float()
     torch.testing.assert_close(layer.weights[..., :3], best)
 
@@ -223,7 +223,7 @@ def test_a_short_text_does_not_name_itself():
      ("3.5", False), ("", False), ("C++", False), ("[a]", False)],
 )  # fmt: skip
 def test_what_separates(token, told):
-    assert separates(token) is told
+    assert is_separator(token) is told
 
 
 def test_a_query_with_one_key_says_nothing_by_looking_at_it():
@@ -253,20 +253,20 @@ def test_what_is_kept_depends_on_the_length():
         return report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1)).layers[0]
 
     short, longer, long = layer(11), layer(40), layer(701)
-    assert short.traced == (0, 1, 2, 3) and short.trace["weights"].shape == (1, 4, 11, 11)
-    [head] = longer.traced
+    assert short.traced_heads == (0, 1, 2, 3) and short.trace["weights"].shape == (1, 4, 11, 11)
+    [head] = longer.traced_heads
     whole = ch.matrix(drawn(1, 4, 40, 3), drawn(1, 2, 40, 3, seed=9), mask=ch.causal).to_dense()
     torch.testing.assert_close(longer.trace["weights"][0, 0], whole[0, head])
     assert longer.trace["key"].shape == (1, 1, 40, 3)
     assert long.trace is None and long.map.shape == (4, 256, 256)
     led = {link.query for head in long.heads for link in head.links}
-    assert led <= set(long.kept) and len(long.kept) <= 512 + len(led)
-    assert long.kept[0] == 0 and long.kept[-1] == 700
+    assert led <= set(long.kept_queries) and len(long.kept_queries) <= 512 + len(led)
+    assert long.kept_queries[0] == 0 and long.kept_queries[-1] == 700
     best = ch.look(
         drawn(1, 4, 701, 3), drawn(1, 2, 701, 3, seed=9), drawn(1, 2, 701, 3),
         mask=ch.causal, stats=[ch.topk(8)],
     ).topk  # fmt: skip
-    torch.testing.assert_close(long.weights, best.weights[0][:, list(long.kept)])
+    torch.testing.assert_close(long.top_weights, best.weights[0][:, list(long.kept_queries)])
 
 
 def test_layers_that_share_a_mask_ask_once_what_even_weights_give(monkeypatch):
@@ -326,7 +326,7 @@ def test_a_decoder_is_not_labelled_with_the_words_of_the_other_text():
     given = {"source": drawn(1, 6, 8), "target": drawn(1, 6, 8, seed=9)}
     found = report(Translator(), given, tokens=ours, decoder_tokens=theirs)
     reads, _, looks = found.layers
-    assert [x.crosses for x in found.layers] == [False, False, True]
+    assert [x.cross_attention for x in found.layers] == [False, False, True]
     assert [x.module for x in found.layers] == ["layers.reads", "layers.writes", "layers.looks"]
     assert looks.query_tokens == tuple(theirs) and looks.key_tokens == tuple(ours)
     assert looks.trace.queries == tuple(theirs) and looks.trace.keys == tuple(ours)
@@ -374,7 +374,7 @@ def test_transformers_name_what_looks_into_another_text(kind):
     given = {"input_ids": ids, "decoder_input_ids": ids + 20}
     source, target = [f"s{i}" for i in range(7)], [f"t{i}" for i in range(7)]
     found = report(model.eval(), given, tokens=source, decoder_tokens=target)
-    assert [x.crosses for x in found.layers] == [False, False, False, True, False, True]
+    assert [x.cross_attention for x in found.layers] == [False, False, False, True, False, True]
     sides = [(x.query_tokens[0], x.key_tokens[0]) for x in found.layers]
     decoder = [("t0", "t0"), ("t0", "s0")]
     assert sides == [("s0", "s0"), ("s0", "s0"), *decoder, *decoder]
@@ -399,7 +399,7 @@ def test_a_tile_is_the_exact_weights_of_a_part():
         ((0, 2, slice(0, 5), slice(0, 5)), "head 2(?s:.*)there are 2"),
         ((0, 0, slice(0, 8), slice(0, 5)), "queries 0 to 7(?s:.*)from 0 to 6"),
         ((0, 0, slice(0, 5), slice(3, 3)), "no keys"),
-        ((0, 0, slice(0, 5, 2), slice(0, 5)), "without a step"),
+        ((0, 0, slice(0, 5, 2), slice(0, 5)), "consecutive positions"),
     ],
 )
 def test_a_tile_that_is_not_there(asked, says):

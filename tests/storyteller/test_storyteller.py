@@ -47,16 +47,16 @@ def test_the_same_seed_tells_the_same_story():
 
 
 def test_training_and_held_out_stories_never_meet():
-    train = {s.words for s in data.tell(1, 2000, "train")}
-    held_out = {s.words for s in data.tell(1, 500, "held-out")}
+    train = {s.words for s in data.stories(1, 2000, "train")}
+    held_out = {s.words for s in data.stories(1, 500, "held-out")}
     assert len(train) == 2000 and len(held_out) == 500  # none is told twice
     assert not train & held_out
-    assert {grammar.side(w) for w in train} == {"train"}  # so it holds for all seeds
-    assert {grammar.side(w) for w in held_out} == {"held-out"}
+    assert {grammar.split_of(w) for w in train} == {"train"}  # so it holds for all seeds
+    assert {grammar.split_of(w) for w in held_out} == {"held-out"}
 
 
 def test_every_word_of_a_story_is_in_the_lexicon():
-    words = {w for s in data.tell(2, 1000, "train") for w in s.words}
+    words = {w for s in data.stories(2, 1000, "train") for w in s.words}
     assert words == set(grammar.lexicon())
     assert 250 <= len(words) <= 400
 
@@ -69,7 +69,7 @@ def test_a_pronoun_means_the_latest_noun_it_fits():
             fits.setdefault(word, set()).add(who.noun)
     nouns = {who.noun for who in cast.CHARACTERS}
     another_nearer = 0
-    for told in data.tell(7, 300, "held-out"):
+    for told in data.stories(7, 300, "held-out"):
         words, here = told.words, tale(told)  # a rhyme refers to nobody
         pronouns = [i for i in here if words[i] in fits]
         assert pronouns == sorted(told.antecedents)
@@ -85,7 +85,7 @@ def test_every_verb_has_its_subject_before_it():
     verbs |= {*cast.TAKES, *cast.STAYS, *cast.GIVES}
     nouns = {who.noun for who in cast.CHARACTERS}
     another_between = 0
-    for told in data.tell(7, 300, "held-out"):
+    for told in data.stories(7, 300, "held-out"):
         words = told.words
         found = [i for i in tale(told) if words[i] in verbs and words[i - 1] != "there"]
         assert found == sorted(told.subjects)
@@ -146,7 +146,7 @@ def test_a_story_prints_as_prose():
 
 
 def test_rhymes_stand_before_stories_and_after_them():
-    first = sum(told.words[1] == "rhyme" for told in data.tell(1, 400, "train"))
+    first = sum(told.words[1] == "rhyme" for told in data.stories(1, 400, "train"))
     assert 150 < first < 250
 
 
@@ -192,7 +192,7 @@ def test_batches_follow_from_their_number_and_targets_are_the_next_words():
     ids, targets = source.batch(4, 3)
     again = source.batch(4, 3)
     assert ids.equal(again.ids) and targets.equal(again.targets)
-    told = data.tell(1, 3, "train", start=12)
+    told = data.stories(1, 3, "train", start=12)
     words = source.vocabulary.words
     for row, story in enumerate(told):
         T = len(story.words)
@@ -349,10 +349,10 @@ def test_chance_and_distance_by_pencil():
 def test_baselines_by_pencil():
     v = st.Vocabulary.of(["a", "b"])  # and <unknown>, <end>: four words
     told = [st.Story(("a", "b"), {}, {})]  # what follows: b, <end>
-    loss, right = Unigram(told, v).guess(told)
+    loss, right = Unigram(told, v).scores(told)
     assert loss == pytest.approx(-torch.tensor(2 / 6).log().item())  # (1 + 1) / (2 + 4) each
     assert right == 0.5
-    loss, right = Bigram(told, v).guess(told)
+    loss, right = Bigram(told, v).scores(told)
     assert loss == pytest.approx(-torch.tensor((1 + 2 / 6) / 2).log().item()) and right == 1.0
 
 
@@ -362,7 +362,7 @@ def test_ablation_takes_one_thing_away_each_time(tmp_path):
     )
     assert [v.name for v in found.variants] == list(VARIANTS)
     assert all(set(v.rates) == set(RELATIONS) for v in found.variants)
-    sees = {v.name for v in found.variants if v.seen != v.hidden}
+    sees = {v.name for v in found.variants if v.as_trained != v.causal}
     assert sees == {"without causal mask"}
     assert json.loads((tmp_path / "ablation.json").read_text()) == json.loads(
         json.dumps(found.as_dict())
@@ -432,8 +432,10 @@ def test_the_shipped_weights_do_what_the_table_says():
 @pytest.mark.slow
 def test_no_held_out_story_was_read_in_training():
     made = st.load().made
-    held_out = {s.words for s in data.tell(made["seed"], st.load().table["reported"], "held-out")}
-    read = data.tell(made["seed"], made["steps"] * made["batch"], "train")
+    held_out = {
+        s.words for s in data.stories(made["seed"], st.load().table["reported"], "held-out")
+    }
+    read = data.stories(made["seed"], made["steps"] * made["batch"], "train")
     assert not held_out & {s.words for s in read}
 
 
@@ -551,8 +553,8 @@ def test_looking_at_a_storyteller_leaves_its_table(tmp_path):
 
 
 def test_words_that_would_steer_a_terminal_are_written_out():
-    link = st.reader.Link("a\x1b[2K", "b\x07", 0.5)
-    reading = st.reader.Reading(("a\x1b[2K",), (False,), ((("\x1b]0;owned\x07", 1.0),),))
+    link = st.storyteller.WordLink("a\x1b[2K", "b\x07", 0.5)
+    reading = st.storyteller.Reading(("a\x1b[2K",), (False,), ((("\x1b]0;owned\x07", 1.0),),))
     assert not any(char in f"{link}{reading}" for char in "\x1b\x07")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.results.report import Findings
 from clearhead.results.trace import Step, Trace
 from clearhead.views import plot
 from clearhead.views.plot.canvas import drawable
@@ -223,40 +224,37 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
 # ---- figures of a report --------------------------------------------------------------
 
 
-def told(T=5, *, layers=3, H=2, tokens=None, name="toy") -> SimpleNamespace:
-    """What the figures read of a report, with numbers that are easy to find again."""
+def findings(T=5, *, layers=3, H=2, tokens=None, name="toy") -> Findings:
+    """A report with what the figures read, in numbers that are easy to recognise."""
     draw = torch.Generator().manual_seed(5)
     tokens = tokens or [f"t{i}" for i in range(T)]
-    return SimpleNamespace(
-        name=name,
-        tokens=tokens,
-        layers=[
-            SimpleNamespace(
-                key_tokens=tokens,
-                most=2.0,
-                heads=[SimpleNamespace(label="next token", entropy=i + h / 4) for h in range(H)],
-                map=torch.rand(H, min(T, 64), min(T, 64), generator=draw),
-                seen=torch.ones(min(T, 64), min(T, 64), dtype=torch.bool).tril(),
-                received=torch.rand(H, T, generator=draw),
-            )
-            for i in range(layers)
-        ],
-    )
+    found = [
+        SimpleNamespace(
+            key_tokens=tokens,
+            max_entropy=2.0,
+            heads=[SimpleNamespace(label="next token", entropy=i + h / 4) for h in range(H)],
+            map=torch.rand(H, min(T, 64), min(T, 64), generator=draw),
+            allowed=torch.ones(min(T, 64), min(T, 64), dtype=torch.bool).tril(),
+            received=torch.rand(H, T, generator=draw),
+        )
+        for i in range(layers)
+    ]
+    return Findings(name, tuple(tokens), tuple(found))
 
 
 def test_entropy_by_layer_has_a_dot_a_head_and_a_line_through_the_means():
     figure = Figure()
     ax = figure.add_subplot()
-    assert plot.entropy_by_layer(told(), ax) is ax
+    assert plot.entropy_by_layer(findings(), ax) is ax
     *dots, means, most = ax.lines
     assert [list(line.get_ydata()) for line in dots] == [[i, i + 0.25] for i in range(3)]
     assert list(means.get_ydata()) == [0.125, 1.125, 2.125] and list(most.get_ydata()) == [2.0] * 3
     assert ax.get_xlabel() == "layer" and ax.get_ylim()[0] == 0
-    assert plot.entropy_by_layer(told(name="$x^2$")).get_title() == "$x^2$"
+    assert plot.entropy_by_layer(findings(name="$x^2$")).get_title() == "$x^2$"
 
 
 def test_received_weight_has_a_bar_for_each_token():
-    report = told(tokens=TOKENS)
+    report = findings(tokens=TOKENS)
     ax = Figure().add_subplot()
     assert plot.received(report, 1, 1, ax) is ax
     heights = [bar.get_height() for bar in ax.patches]
@@ -264,7 +262,7 @@ def test_received_weight_has_a_bar_for_each_token():
     assert labels(ax.xaxis) == LABELS and ax.get_title() == "layer 1, head 1: next token"
     assert not any(label.get_parse_math() for label in ax.get_xticklabels())
     # A long text is one curve, with the same heights.
-    report = told(301, layers=1)
+    report = findings(301, layers=1)
     [curve] = plot.received(report, 0, 0).collections
     top = max(y for _, y in curve.get_paths()[0].vertices)
     assert top == pytest.approx(report.layers[0].received[0].max().item())
@@ -273,11 +271,11 @@ def test_received_weight_has_a_bar_for_each_token():
 def test_a_head_that_is_not_there():
     for layer, head in ((0, 2), (3, 0), (-1, 0)):
         with pytest.raises(ch.BadValue, match=f"Head {head} of layer {layer}"):
-            plot.received(told(), layer, head)
+            plot.received(findings(), layer, head)
 
 
 def test_every_head_has_its_map():
-    report = told()
+    report = findings()
     figure = plot.model(report)
     assert len(figure.axes) == 6
     for ax, (layer, head) in zip(
@@ -291,7 +289,7 @@ def test_every_head_has_its_map():
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])
 def test_figures_of_a_report_are_vectors(tmp_path, suffix):
-    for n, ax in enumerate((plot.entropy_by_layer(told()), plot.received(told(301), 0, 0))):
+    for n, ax in enumerate((plot.entropy_by_layer(findings()), plot.received(findings(301), 0, 0))):
         path = plot.save(ax.figure, tmp_path / f"{n}.{suffix}")
         data = path.read_bytes()
         assert b"<image" not in data and b"/Subtype /Image" not in data and len(data) < 100_000
@@ -301,7 +299,7 @@ def test_figures_of_a_report_are_vectors(tmp_path, suffix):
 @pytest.mark.parametrize("free", [False, True], ids=["in a grid", "anywhere"])
 @pytest.mark.parametrize("draw", [
     lambda ax: plot.heads(trace(), ax=ax), lambda ax: plot.steps(trace(), ax=ax),
-    lambda ax: plot.scaling(REPORT, ax=ax), lambda ax: plot.model(told(), ax=ax),
+    lambda ax: plot.scaling(REPORT, ax=ax), lambda ax: plot.model(findings(), ax=ax),
 ], ids=["heads", "steps", "scaling", "model"])  # fmt: skip
 def test_grids_take_the_place_of_an_ax_and_give_it_back(draw, free, tmp_path):
     figure = Figure(figsize=(12, 6))

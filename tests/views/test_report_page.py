@@ -277,10 +277,10 @@ def test_the_map_of_a_long_text_is_pooled_and_says_so(visit):  # noqa: F811
 def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
     T = 90
     found = made(T, layers=2, D=64, H=8, G=2)
-    assert len(found.layers[0].traced) == 1
+    assert len(found.layers[0].traced_heads) == 1
     tab = visit(found)
     tab.locator("#layer").select_option("0")
-    [head] = found.layers[0].traced
+    [head] = found.layers[0].traced_heads
     tab.locator("#head").select_option(str((head + 1) % 8))
     tab.locator("#tabs button", has_text="scores").click()
     assert "too long to keep every step" in tab.locator("#panel").text_content()
@@ -318,7 +318,7 @@ def test_paper_gets_every_head(visit):  # noqa: F811
     tab = visit(made(11), viewport={"width": 1200, "height": 200})
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert tab.evaluate("opened.heads.every(it => it.tile.painted)")
+    assert tab.evaluate("pageData.heads.every(it => it.tile.painted)")
     assert tab.locator("#labels").is_hidden() and tab.locator("#order").is_hidden()
 
 
@@ -361,7 +361,7 @@ def test_a_text_of_many_thousand_tokens_stays_quick(visit):  # noqa: F811
     layers = tuple(
         Layer(x.number, "", False, tokens, tokens, "", T, 2, 9.0,
               tuple(_moved(head) for head in x.heads), x.map,
-              x.seen, torch.rand(4, T), kept, torch.rand(4, 512, 8) / 8,
+              x.allowed, torch.rand(4, T), kept, torch.rand(4, 512, 8) / 8,
               torch.randint(0, T, (4, 512, 8)).int())
         for x in found.layers
     )  # fmt: skip
@@ -380,11 +380,11 @@ def _moved(head):
 
 
 def test_the_page_knows_what_every_label_and_share_means():
-    script = (Path(ch.__file__).parent / "views" / "page" / "ladder.js").read_text()
+    script = (Path(ch.__file__).parent / "views" / "page" / "report.js").read_text()
 
     def keys(name: str) -> set[str]:
         body = re.search(rf"const {name} = {{(.*?)\n}};", script, re.DOTALL)[1]
         return {quoted or bare for quoted, bare in re.findall(r'(?:"([^"]+)"|(\w+)): "', body)}
 
-    assert keys("MEANS") == {*LABELS.values(), *EVENNESS, *storyteller.reader.OF}
+    assert keys("MEANS") == {*LABELS.values(), *EVENNESS, *storyteller.storyteller.WORDS_OF}
     assert keys("SHARES") == set(LABELS)

@@ -15,7 +15,7 @@ import clearhead as ch
 from clearhead.results.trace import Step, Trace
 from clearhead.views import text
 from clearhead.views.escape import visible
-from clearhead.views.panels import ends, number
+from clearhead.views.format import ends, number
 
 HOSTILE = ("[red]x[/red]", "\x1b[31m", "\u202egnp\u200f", "", "a\nb", "w" * 99, "\ud800", "[/")
 
@@ -509,7 +509,7 @@ def test_follow_lets_nothing_leak_from_a_blocked_key():
 
 def test_follow_asks_for_the_settings_it_needs():
     trace = small()
-    with pytest.raises(ch.BadValue, match="say nothing of 'scale'"):
+    with pytest.raises(ch.BadValue, match="lack 'scale'"):
         printed(text.follow, Trace(trace.steps, trace.queries, trace.keys), 0)
 
 

@@ -1,18 +1,19 @@
-"""clearhead beside its peers and the hardware's own ceilings, timed in one run.
+"""clearhead, other implementations and the hardware's ceilings, timed in one run.
 
-What is asked (`cases`, `minilm`), of whom (`peers`), by which clock (`clock`), the run (`measure`),
-and how it is read (`show`). `bench/LOG.md` in the repository keeps what was measured and tried.
+The cases (`cases`, `minilm`), the implementations (`peers`), the clock (`timing`), the run
+(`measure`), and its table and figures (`show`). `bench/LOG.md` in the repository records what was
+measured and tried.
 """
 
-from .measure import NAMES, how_many, measure
+from .measure import NAMES, count_results, measure
 from .peers import PEERS
 from .show import figure, table
 
 __all__ = [
     "NAMES",
     "PEERS",
+    "count_results",
     "figure",
-    "how_many",
     "measure",
     "table",
 ]

@@ -1,12 +1,12 @@
-"""The questions that are timed: one for each row of the promise, named."""
+"""The cases that are timed, by group."""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .. import masks
 from ..masks import Everything, Mask, causal, documents, everything, prefix, window
+from ..problem.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     mask: Mask = field(default=everything)
     threads: int | None = None  # None means as many as the run has
-    training: bool = False  # there and back: gradients of q, k and v
+    training: bool = False  # forward and backward: gradients of q, k and v
 
     @property
     def decode(self) -> bool:
@@ -45,19 +45,12 @@ class Case:
         )  # fmt: skip
         return tuple(x.requires_grad_(self.training) for x in (q, k, v))  # type: ignore[return-value]  # three of them
 
-    def pairs(self) -> int:
-        if not self.masked:
-            return self.B * self.H * self.Tq * self.Tk
-        ranges = self.mask.key_ranges(masks.Grid(self.Tq, self.Tk, self.B, self.H))
-        return int(ranges.keys_per_query().expand(self.B, self.H, self.Tq).sum())
-
-    def flops(self) -> float:
-        """Of the two products, and five on the way back; a causal question counts half."""
-        return (14.0 if self.training else 4.0) * self.D * self.pairs()
-
-    def bytes(self) -> float:
-        """Of the keys and values, each read once."""
-        return 2.0 * self.B * self.G * self.Tk * self.D * torch.empty((), dtype=self.dtype).itemsize
+    def work(self, problem: Problem) -> float:
+        """What a rate counts: the bytes of decoding, else the operations. The backward pass has
+        five matrix products to the two of the forward pass."""
+        if self.decode:
+            return problem.bytes
+        return problem.flops * (3.5 if self.training else 1)
 
 
 def _documents(count: int = 64, tokens: int = 16384) -> Mask:
@@ -121,7 +114,7 @@ DTYPES = [
 ]
 
 
-def sweep_of_threads(most: int) -> list[Case]:
+def thread_cases(most: int) -> list[Case]:
     counts = sorted({1, most} | {2**i for i in range(1, most.bit_length()) if 2**i < most})
     return [Case(f"fp32 full, {n} threads", threads=n) for n in counts]
 

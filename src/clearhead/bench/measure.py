@@ -1,6 +1,8 @@
-"""The run: every round measures the ceiling and then every peer once.
+"""The run: every round times every peer once, and the ceiling before and after each peer.
 
-A figure is the median over the rounds, and a share is the median of the shares within a round.
+A time is the median over the rounds. A share of the ceiling is the median of the shares of the
+rounds, each taken of the ceilings on both sides of the peer's sample: the speed of a machine that
+others use changes by up to two times from one second to the next.
 """
 
 import platform
@@ -15,10 +17,11 @@ import torch
 from ..engines.cpu import core, false_level, level
 from ..errors import BadValue
 from ..masks import everything
-from .cases import GROUPS, Case, sweep_of_threads
+from ..problem.check import Options, make_problem
+from .cases import GROUPS, Case, thread_cases
 from .minilm import COUNTS, sentences
 from .peers import PEERS, prepare
-from .timing import Ceilings, once
+from .timing import Ceilings, seconds_per_call
 
 NAMES = (*GROUPS, "threads", "minilm")
 
@@ -29,7 +32,7 @@ def measure(
     threads: int | None = None,
     rounds: int = 5,
     peers: Sequence[str] = (),
-    tell: Callable[[dict[str, Any]], None] = lambda result: None,
+    on_result: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Time clearhead, its peers and the hardware's ceilings in one run, interleaved.
 
@@ -39,7 +42,7 @@ def measure(
         rounds: how often everything is timed; figures are medians.
         peers: only these, of `PEERS`; none means all. A peer that is not installed or cannot answer
             gives its reason under "declined".
-        tell: is called with every result as soon as it is there.
+        on_result: is called with every result as soon as it is measured.
 
     Returns:
         {"about": ..., "results": [...]}, ready for JSON. Rates are per second, in 10^9.
@@ -74,7 +77,7 @@ def measure(
 
     def keep(result: dict[str, Any]) -> None:
         results.append(result)
-        tell(result)
+        on_result(result)
 
     try:
         with torch.no_grad():
@@ -93,15 +96,15 @@ def measure(
     return {"about": about, "results": results}
 
 
-def how_many(groups: Sequence[str], threads: int | None) -> int:
-    """The number of results that `measure` tells of."""
+def count_results(groups: Sequence[str], threads: int | None) -> int:
+    """The number of results that `measure` gives."""
     each = {name: len(_cases(name, threads or torch.get_num_threads())) for name in NAMES}
     each["minilm"] = len(COUNTS)
     return sum(each.get(name, 0) for name in groups or NAMES)
 
 
 def _cases(group: str, threads: int) -> list[Case]:
-    return sweep_of_threads(threads) if group == "threads" else GROUPS.get(group, [])
+    return thread_cases(threads) if group == "threads" else GROUPS.get(group, [])
 
 
 def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> dict[str, Any]:
@@ -114,36 +117,40 @@ def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> d
             declined[name] = reason
         else:
             runs[name] = run
-    # The same question without its mask, beside it in every round.
-    whole = replace(case, mask=everything)
-    beside = case.masked and "clearhead" in runs
-    unmasked = prepare("clearhead", whole, tensors)[0] if beside else None
-    per_pair = []
+    problem, _ = make_problem(*tensors, Options(mask=case.mask))
+    # The same case without its mask is timed in every round, right after it.
+    unmasked = None
+    if case.masked and "clearhead" in runs:
+        unmasked, _ = prepare("clearhead", replace(case, mask=everything), tensors)
+    times_dense = []
     half = case.dtype == torch.bfloat16
     ceiling = ceilings.read if case.decode else ceilings.dot if half else ceilings.fma
-    work = case.bytes() if case.decode else case.flops()
+    work = case.work(problem)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    shares: dict[str, list[float]] = {name: [] for name in runs}
     tops = []
     for _ in range(rounds):
         tops.append(ceiling(threads))
         for name, run in runs.items():
-            seconds[name].append(once(run, threads))
+            seconds[name].append(seconds_per_call(run, threads))
             time.sleep(0.01)  # let a peer's threads stop spinning
+            tops.append(ceiling(threads))
+            shares[name].append(work / seconds[name][-1] / statistics.mean(tops[-2:]))
             if name == "clearhead" and unmasked:
-                dense = once(unmasked, threads) / whole.pairs()
-                per_pair.append(seconds[name][-1] / case.pairs() / dense)
+                dense = seconds_per_call(unmasked, threads) / problem.all_pairs
+                times_dense.append(seconds[name][-1] / problem.pairs / dense)
     ours = seconds.get("clearhead") or seconds.get("clearhead core")
     return {
         "case": case.name,
         "unit": "GB/s" if case.decode else "GFLOP/s",
         "ceiling": statistics.median(tops) / 1e9,
         "declined": declined,
-        **({"of dense": statistics.median(per_pair)} if per_pair else {}),
+        **({"of dense": statistics.median(times_dense)} if times_dense else {}),
         "peers": {
             name: {
                 "seconds": statistics.median(times),
                 "rate": work / statistics.median(times) / 1e9,
-                "share": statistics.median(work / s / t for s, t in zip(times, tops, strict=True)),
+                "share": statistics.median(shares[name]),
                 "times ours": ours
                 and statistics.median(s / o for s, o in zip(times, ours, strict=True)),
             }

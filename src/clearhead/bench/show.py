@@ -1,4 +1,4 @@
-"""What a benchmark is read from: a table, and figures of the cases and of the sweeps."""
+"""The results of a benchmark as a table, and as figures of the cases and of the sweeps."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SWEEPS = {
 
 
 def table(result: Result) -> str:
-    """One case: every peer, the fastest first, then those that declined and why."""
+    """One case: every peer, the fastest first, then those that were not timed and why."""
     unit, ceiling = result["unit"], result.get("ceiling")
     lines = [result["case"] + (f"   (ceiling {ceiling:.0f} {unit})" if ceiling else "")]
     for name, r in sorted(result["peers"].items(), key=lambda item: item[1]["seconds"]):
@@ -27,7 +27,7 @@ def table(result: Result) -> str:
         lines.append(f"  {name:<22} {time} {share}   {ours}".rstrip())
     if "of dense" in result:
         times = f"{result['of dense']:.2f} x as long"
-        lines.append(f"  a visited pair takes {times} as without the mask")
+        lines.append(f"  a pair under the mask takes {times} as without the mask")
     lines += [f"  {name:<22} {reason}" for name, reason in result["declined"].items()]
     return "\n".join(lines)
 
@@ -55,17 +55,17 @@ def figure(results: Sequence[Result]) -> "Figure":
 
 
 def shares(results: Sequence[Result], ax: "Axes") -> "Axes":
-    """A dot for every peer and case: its share of the ceiling measured in the same round."""
+    """A dot for every peer and case: its share of the ceiling measured beside it."""
     names = list(dict.fromkeys(name for r in results for name in r["peers"]))
     for i, name in enumerate(names):
-        at = [n for n, r in enumerate(results) if name in r["peers"]]
+        rows = [n for n, r in enumerate(results) if name in r["peers"]]
         share = [r["peers"][name]["share"] for r in results if name in r["peers"]]
-        ax.plot(share, at, **_mark(i, name))
+        ax.plot(share, rows, **_mark(i, name))
     ax.set_yticks(range(len(results)), [r["case"] for r in results])
     ax.invert_yaxis()
     ax.axvline(1, color="gray", linewidth=0.8)
     ax.grid(axis="y", alpha=0.3)
-    ax.set_xlabel("share of the ceiling measured in the same round")
+    ax.set_xlabel("share of the ceiling measured beside it")
     ax.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     return ax
 
@@ -93,7 +93,7 @@ def sweep(results: Sequence[Result], over: str, ax: "Axes") -> "Axes":
 
 
 def _number(case: str) -> int:
-    """What is swept, from the name of the case: its last number."""
+    """The swept number: the last one in the name of a case."""
     return int(re.findall(r"\d+", case)[-1])
 
 

@@ -1,8 +1,7 @@
-"""Times and ceilings that can be trusted on a machine that others use too.
+"""Times and ceilings on a machine that other processes use, too.
 
-Other people's work is not our time: with one thread the clock is the processor time of this
-process; with more, a sample in which it did not get its processors is thrown away and taken again,
-a few times.
+With one thread, time is the processor time of this process. With more, a sample during which the
+process did not have all its processors is discarded and taken again, a few times.
 """
 
 import time
@@ -17,8 +16,8 @@ SAMPLE_SECONDS = 0.03
 TRIES = 5
 
 
-def once(run: Callable[[], Any], threads: int) -> float:
-    """Seconds per call, from one undisturbed sample; the best of the disturbed if none was."""
+def seconds_per_call(run: Callable[[], Any], threads: int) -> float:
+    """Seconds per call, from one undisturbed sample, or else the best of the disturbed ones."""
     run()
     start = time.process_time()
     run()
@@ -39,24 +38,25 @@ def once(run: Callable[[], Any], threads: int) -> float:
 
 
 class Ceilings:
-    """What this machine can do at most, in operations or bytes per second."""
+    """The most operations or bytes per second that this machine reaches now."""
 
     def __init__(self) -> None:
-        self.memory = torch.ones(2**26)  # 256 MB that exist: untouched zeros would share one page
+        self.memory = torch.ones(2**26)  # 256 MB; untouched zeros would share one page
 
     def fma(self, threads: int) -> float:
+        """Fused multiply-adds."""
         return _most(lambda: core.fma_ceiling(threads, 0.02))
 
     def dot(self, threads: int) -> float:
-        """Of bf16 pairs; where there is no such instruction, of FMA."""
+        """Dot products of bf16 pairs; fused multiply-adds if there is no such instruction."""
         return _most(lambda: core.dot_ceiling(threads, 0.02)) or self.fma(threads)
 
     def read(self, threads: int) -> float:
-        """One sample, as each peer gets: memory is shared with the machine's neighbours, and the
-        best of three readings beside one of every peer's would measure them."""
+        """Bytes read from memory. One sample, as for each peer: other processes use the memory,
+        too, and the best of several readings would be compared with an average of the peer."""
         address, size = self.memory.data_ptr(), self.memory.numel() * 4
         return core.read_ceiling(address, size, threads, SAMPLE_SECONDS)
 
 
 def _most(measure: Callable[[], float]) -> float:
-    return max(measure() for _ in range(3))  # a ceiling is what the machine can do
+    return max(measure() for _ in range(3))

@@ -1,4 +1,4 @@
-"""Commands of the small model that comes with clearhead: train it, measure it, take parts away."""
+"""`clearhead train`, `measure` and `ablate`: the small model that comes with clearhead."""
 
 import json
 import shlex
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .options import say
+from .. import storyteller
+from .output import say
 
 
 def train(
@@ -31,10 +32,9 @@ def train(
 ) -> None:
     """Train a storyteller, on its stories or on your text.
 
-    Killed, it goes on from its last checkpoint when the same command is given again, and ends with
-    the same weights.
+    If it is killed, the same command continues from the last checkpoint, and ends with the same
+    weights.
     """
-    from .. import storyteller
 
     teller = storyteller.train(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
@@ -63,9 +63,8 @@ def measure(
 ) -> None:
     """Measure which head does what, and how words are guessed.
 
-    Beside it stand random weights, a fixed distance, chance, and counting words and pairs.
+    Also measured: random weights, a fixed distance, chance, and counts of words and pairs.
     """
-    from .. import storyteller
 
     teller = storyteller.load(model)
     table = storyteller.measure(teller, search=search, report=report)
@@ -83,9 +82,8 @@ def ablate(
 ) -> None:
     """Take scaling, positions, mask or heads away, and train.
 
-    What becomes of the loss, and of the heads, is printed and drawn.
+    The loss and what the heads look at are printed and drawn.
     """
-    from .. import storyteller
 
     typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
     for path in sorted(out.glob("ablation*")):

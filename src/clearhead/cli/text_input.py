@@ -1,4 +1,4 @@
-"""Where a text comes from: typed, in a file, or piped in."""
+"""The text of a command: typed, from a file, or from standard input."""
 
 import codecs
 import errno
@@ -8,9 +8,9 @@ from pathlib import Path
 from ..errors import BadValue
 
 
-def text_of(words: list[str] | None) -> str:
-    """The text itself: as typed (with or without quotes), from the file of that name, or from
-    standard input."""
+def read_text(words: list[str] | None) -> str:
+    """The text as typed (with or without quotes), from the file of that name, or from standard
+    input."""
     given = " ".join(words) if words else None
     paths = [word for word in words or () if word == "-" or Path(word).suffix in (".txt", ".md")]
     if paths and len(words or ()) > 1:
@@ -21,7 +21,7 @@ def text_of(words: list[str] | None) -> str:
         )
     if given == "-" or (given is None and not sys.stdin.isatty()):
         raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
-        text = _decoded(raw, "standard input")
+        text = _decode(raw, "standard input")
     elif given is None:
         raise BadValue(
             "No text was given.",
@@ -29,7 +29,7 @@ def text_of(words: list[str] | None) -> str:
             "type it in quotes, name a text file, or pipe it in.",
         )
     else:
-        text = _file(given)
+        text = _read_file(given)
     if not text.strip():
         raise BadValue(
             "The text is empty.",
@@ -39,15 +39,15 @@ def text_of(words: list[str] | None) -> str:
     return text.strip()
 
 
-def _file(given: str) -> str:
-    """What the file of that name holds, or the text as it stands if it is no path."""
+def _read_file(given: str) -> str:
+    """The content of the file of that name, or what was given if it is not a path."""
     path = Path(given)
     if len(given) > 1024 or "\0" in given or "\n" in given:
         return given
-    named = path.suffix in (".txt", ".md") or ("/" in given and path.parent.is_dir())
+    looks_like_path = path.suffix in (".txt", ".md") or ("/" in given and path.parent.is_dir())
     try:
         if path.exists() and not path.is_dir():
-            return _decoded(path.read_bytes(), f"the file {given!r}")
+            return _decode(path.read_bytes(), f"the file {given!r}")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return given
@@ -56,7 +56,7 @@ def _file(given: str) -> str:
             "a text is typed, piped in, or read from a file.",
             "check the path and its permissions.",
         ) from error
-    if named and not any(c.isspace() for c in given):
+    if looks_like_path and not any(c.isspace() for c in given):
         what = "is a folder" if path.is_dir() else "is not there"
         raise BadValue(
             f"The file {given!r} {what}.",
@@ -66,13 +66,13 @@ def _file(given: str) -> str:
     return given
 
 
-def _decoded(raw: bytes, source: str) -> str:
+def _decode(raw: bytes, source: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         raise BadValue(
             f"Byte {error.start} of {source} is not UTF-8.",
             "a text is UTF-8.",
-            f"convert it, for example with iconv -f {'utf-16' if marked else 'latin1'} -t utf-8.",
+            f"convert it, for example with iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8.",
         ) from error

@@ -1,12 +1,7 @@
-"""What every layer and head of a model does with a text, from one run of it.
+"""What every layer and head of a model does with a text, from one run of the model.
 
-While the model answers, statistics of each layer are gathered beside it, tile by tile: nothing of
-the size Tq x Tk is formed, so a text may be as long as the model can read.
-
-`found` is how `findings` print themselves, `label` what a head is called, `repeats` whether it
-looks for copies of a token, `texts` of which text a call is, `listen` makes a layer of what was
-heard, `run` runs the model, `tile` cuts exact weights out of a long text, `teller` reports on a
-storyteller.
+While the model computes, statistics of each attention call are streamed, so nothing of the size
+Tq x Tk is formed, and a text may be as long as the model can read.
 """
 
 from ..results.report import Head, Layer, Link

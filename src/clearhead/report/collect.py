@@ -1,4 +1,4 @@
-"""From an attention call to a `Layer`: the statistics, gathered while streaming."""
+"""From an attention call to a `Layer` of the report: statistics, largest weights, steps."""
 
 import math
 from collections.abc import Sequence
@@ -17,46 +17,47 @@ from ..problem.problem import Inputs, Problem
 from ..results.report import Head, Layer, Link
 from ..results.trace import Trace
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
+from ..views.format import evenly
 from ..views.html.steps import MAP_SIDE
-from ..views.panels import evenly
-from .cross_attention import Place, Texts
-from .head_label import LABELS, REPEATS, label_of, separates
-from .induction import repeats
+from .cross_attention import CallSite, TextTracker
+from .head_label import LABELS, REPEAT_GROUPS, is_separator, label_of
+from .induction import repeat_shares
 
-EXACT = 32  # tokens: 12 heads x 6 layers of them make 2 MB of steps in a page
-ONE_HEAD = 512  # tokens: one head's matrices are 1 MB each, and let go after the page
+ALL_HEADS = 32  # tokens up to which all steps are kept: of 12 heads x 6 layers, 2 MB in a page
+ONE_HEAD = 512  # tokens up to which one head's steps are kept: 1 MB a matrix
 LINKS = 8  # weights kept of each query
 KEPT = 512  # queries whose largest weights are kept, evenly spaced in a longer text
-STRONGEST = 10  # links named for each head
+STRONGEST = 10  # links listed for each head
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """The statistics of one call on one text: no batch dimension, and sums as means.
+class _Statistics:
+    """The statistics of one call on one text, without a batch dimension.
 
-    `entropy` is (H, Tq), `sees` (Tq,): which queries may look at anything. `shares` are (H,), of
-    all weight, for each group. `map` is (H, r, c), `received` (H, Tk).
+    `entropy` is (H, Tq). `active`, (Tq,), says which queries may look at anything. `shares` are
+    (H,), of all weight, for each group of keys. `map` is (H, r, c), `received` (H, Tk).
     """
 
     entropy: Tensor
-    sees: Tensor
+    active: Tensor
     shares: dict[str, Tensor]
     map: Tensor
     received: Tensor
-    best: Top | None
+    top: Top | None
 
     @property
     def count(self) -> int:
-        return max(1, int(self.sees.sum()))
+        """How many queries are active, 1 if none is."""
+        return max(1, int(self.active.sum()))
 
 
 @dataclass
-class Listener:
-    """Hears each attention call, and makes a `Layer` of it."""
+class Collector:
+    """Makes a `Layer` of each attention call."""
 
-    texts: Texts
+    texts: TextTracker
     layers: list[Layer]
-    evens: list[tuple[Mask, tuple[object, ...], _Found]] = field(default_factory=list)
+    uniform_cache: list[tuple[Mask, tuple[object, ...], _Statistics]] = field(default_factory=list)
 
     def on_call(self, problem: Problem, inputs: Inputs) -> None:
         if problem.B != 1:
@@ -71,135 +72,145 @@ class Listener:
                 "a report is about a text, of one token or more.",
                 "pass a text that is not empty.",
             )
-        place = self.texts.place(problem.Tq, problem.Tk)
-        found, even = self.found(problem, inputs, place, topk(LINKS)), self.even(problem, place)
-        assert found.best is not None
-        weights, keys = (x[0].cpu() for x in found.best)
-        most = float(even.entropy.mean(0).sum()) / even.count
-        chance = {name: float(share.nanmean()) for name, share in even.shares.items()}
-        # A query with one key to look at, or none, says nothing by looking at it.
-        free = (even.entropy.amax(0) > 1e-6).cpu()
+        site = self.texts.call_site(problem.Tq, problem.Tk)
+        found = self.statistics(problem, inputs, site, topk(LINKS))
+        uniform = self.uniform(problem, site)
+        assert found.top is not None
+        weights, keys = (x[0].cpu() for x in found.top)
+        max_entropy = float(uniform.entropy.mean(0).sum()) / uniform.count
+        uniform_shares = {name: float(share.nanmean()) for name, share in uniform.shares.items()}
+        # A query with one key, or none, has no choice: its weight says nothing about the head.
+        has_choice = (uniform.entropy.amax(0) > 1e-6).cpu()
         heads = []
         for h in range(problem.H):
             shares = {name: float(share[h]) for name, share in found.shares.items()}
-            shares = {n: x for n, x in shares.items() if n not in REPEATS or not math.isnan(x)}
+            shares = {
+                n: x for n, x in shares.items() if n not in REPEAT_GROUPS or not math.isnan(x)
+            }
             entropy = float(found.entropy[h].sum()) / found.count
-            effective = float(found.entropy[h][found.sees].exp().sum()) / found.count
-            label, number = label_of(shares, chance, entropy / most if most else 0.0)
-            links = _strongest(weights[h].masked_fill(~free[:, None], -1.0), keys[h])
+            effective = float(found.entropy[h][found.active].exp().sum()) / found.count
+            evenness = entropy / max_entropy if max_entropy else 0.0
+            label, number = label_of(shares, uniform_shares, evenness)
+            counts = has_choice[:, None] & ~weights[h].isnan()
+            links = _strongest(weights[h].masked_fill(~counts, -1.0), keys[h])
             heads.append(
                 Head(len(self.layers), h, label, number, entropy, effective, shares, links)
             )
         kept = sorted(
             {*evenly(problem.Tq, KEPT), *(link.query for head in heads for link in head.links)}
         )
-        trace, traced = self.trace(problem, inputs, heads, place)
+        trace, traced_heads = self.trace(problem, inputs, heads, site)
         self.layers.append(
             Layer(
                 number=len(self.layers),
-                module=place.module,
-                crosses=place.crosses,
-                query_tokens=place.queries,
-                key_tokens=place.keys,
+                module=site.module,
+                cross_attention=site.cross_attention,
+                query_tokens=site.query_tokens,
+                key_tokens=site.key_tokens,
                 question=problem.describe(),
                 queries=problem.Tq,
                 key_heads=problem.G,
-                most=most,
+                max_entropy=max_entropy,
                 heads=tuple(heads),
                 map=found.map.float().cpu(),
-                seen=(even.map > 0).any(0).cpu(),
+                allowed=(uniform.map > 0).any(0).cpu(),
                 received=found.received.float().cpu(),
-                kept=tuple(kept),
-                weights=weights[:, kept].float(),
-                keys=keys[:, kept].int(),
+                kept_queries=tuple(kept),
+                top_weights=weights[:, kept].float(),
+                top_keys=keys[:, kept].int(),
                 trace=trace,
-                traced=traced,
+                traced_heads=traced_heads,
             )
         )
 
-    def found(self, problem: Problem, inputs: Inputs, place: Place, *more: topk) -> _Found:
-        said = common_align(problem.mask, problem.grid)
-        corner = "end" if said is None else said
+    def statistics(
+        self, problem: Problem, inputs: Inputs, site: CallSite, *more: topk
+    ) -> _Statistics:
+        stated = common_align(problem.mask, problem.grid)
+        corner = "end" if stated is None else stated
         groups = {
             "previous": window(before=1, align=corner) & ~window(before=0, align=corner),
             "next": window(after=1, align=corner) & ~window(after=0, align=corner),
             "same": window(before=0, after=0, align=corner),
         }
-        wanted: list[str | Statistic] = [
+        requested: list[str | Statistic] = [
             "entropy",
             "max",
             "received",
             pooled_map(MAP_SIDE, MAP_SIDE),
             *more,
         ]
-        one_text = not place.crosses and _of_one_text(problem)
+        one_text = not site.cross_attention and _of_one_text(problem)
         if one_text:
-            wanted.append(mass(groups))
-        numbers = compute_stats(problem, inputs, wanted).finish()
+            requested.append(mass(groups))
+        numbers = compute_stats(problem, inputs, requested).finish()
         largest, entropy, received, maps = (
             cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "map")
         )
-        sees = torch.isfinite(largest).any(0)
-        seeing = max(1, int(sees.sum()))
+        active = (largest != -math.inf).any(0)  # NaN counts, so that it is seen in every mean
+        count = max(1, int(active.sum()))
         by_query = cast(dict[str, Tensor], numbers.get("mass", {}))
-        shares = {name: x[0].sum(-1) / seeing for name, x in by_query.items()}
-        # These are the same keys for every query, so the weight they receive tells.
+        shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
+        # These groups have the same keys for every query: their share follows from the weight that
+        # each key receives.
         first = _first_key(problem)
-        apart = _separators(place.keys, problem.Tk, first).to(received.device)
-        shares["first"] = received[:, first] / seeing
-        shares["separators"] = received[:, apart].sum(-1) / seeing
-        if one_text and place.keys is not None and problem.Tq == problem.Tk:
-            shares |= repeats(problem, inputs, place.keys, first)
+        separators = _separators(site.key_tokens, problem.Tk, first).to(received.device)
+        shares["first"] = received[:, first] / count
+        shares["separators"] = received[:, separators].sum(-1) / count
+        if one_text and site.key_tokens is not None and problem.Tq == problem.Tk:
+            shares |= repeat_shares(problem, inputs, site.key_tokens, first)
         if problem.sinks is not None:
-            shares["sink"] = 1 - received.sum(-1) / seeing
-        best = cast(Top, numbers["topk"]) if more else None
-        return _Found(entropy, sees, shares, maps, received, best)
+            shares["sink"] = 1 - received.sum(-1) / count
+        top = cast(Top, numbers["topk"]) if more else None
+        return _Statistics(entropy, active, shares, maps, received, top)
 
-    def even(self, problem: Problem, place: Place) -> _Found:
-        """What even weights would give under the same mask: a head whose queries are all 0 has
-        them, so it is asked the same. Layers that share their mask share the answer."""
-        like = problem.Tq, problem.Tk, place.crosses, place.keys
-        for mask, same, found in self.evens:
-            if mask is problem.mask and same == like:
-                return found
+    def uniform(self, problem: Problem, site: CallSite) -> _Statistics:
+        """The statistics of uniform weights under the same mask, from queries that are all 0.
+        Computed once for layers that share their mask."""
+        key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens
+        for mask, cached_key, cached in self.uniform_cache:
+            if mask is problem.mask and cached_key == key:
+                return cached
         H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
-        asked = replace(
+        zero = replace(
             problem, H=H, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0
         )
         q = torch.zeros(1, H, problem.Tq, 1, device=problem.device, dtype=problem.dtype)
         k = torch.zeros(1, 1, problem.Tk, 1, device=problem.device, dtype=problem.dtype)
-        found = self.found(asked, Inputs(q, k, k), place)
-        self.evens.append((problem.mask, like, found))
+        found = self.statistics(zero, Inputs(q, k, k), site)
+        self.uniform_cache.append((problem.mask, key, found))
         return found
 
     def trace(
-        self, problem: Problem, inputs: Inputs, heads: Sequence[Head], place: Place
+        self, problem: Problem, inputs: Inputs, heads: Sequence[Head], site: CallSite
     ) -> tuple[Trace | None, tuple[int, ...]]:
-        """Every step of all heads of a short text, of the most telling one of a longer."""
+        """The steps of all heads of a short text, or of the head with the clearest label of a
+        longer one; and which heads these are."""
         longest = max(problem.Tq, problem.Tk)
         if longest > ONE_HEAD:
             return None, ()
-        whole = explain_problem(problem, inputs, place.queries, place.keys)
-        if longest <= EXACT:
-            return whole, tuple(range(problem.H))
+        trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
+        if longest <= ALL_HEADS:
+            return trace, tuple(range(problem.H))
         chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
-        one = whole.head(chosen)  # copied, so that the other heads are let go
+        one = trace.head(chosen)
+        # Copied, so that the memory of the other heads is freed.
         steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)
         return replace(one, steps=steps), (chosen,)
 
 
 def _separators(keys: Sequence[str] | None, Tk: int, first: int) -> Tensor:
-    """Which keys are punctuation or special, the first not among them: it counts by itself."""
+    """Which keys are punctuation or special. The first key is not, as it is a group of its own."""
     if keys is None:
         return torch.zeros(Tk, dtype=torch.bool)
-    apart = torch.tensor([separates(key) for key in keys])
-    apart[first] = False
-    return apart
+    separators = torch.tensor([is_separator(key) for key in keys])
+    separators[first] = False
+    return separators
 
 
 def _of_one_text(problem: Problem) -> bool:
-    """Do queries and keys count along one text? Not where they are as many as in two texts, and the
-    mask is the same for every query: then it is cross-attention, and no key is the one before."""
+    """Do queries and keys belong to one text? Not if their numbers differ and every query has the
+    same mask: that is cross-attention, where no key is "the token before"."""
     if problem.Tq == problem.Tk or not problem.masked or not problem.Tq:
         return problem.Tq == problem.Tk
     ranges = problem.key_ranges
@@ -208,7 +219,7 @@ def _of_one_text(problem: Problem) -> bool:
 
 
 def _first_key(problem: Problem) -> int:
-    """The first key that anybody may look at: what stands before it is padding."""
+    """The first key that any query may look at; those before it are padding."""
     if not problem.masked or not problem.Tk:
         return 0
     some, _ = problem.key_ranges.tiles(slice(0, problem.Tq), 1)
@@ -216,7 +227,7 @@ def _first_key(problem: Problem) -> int:
 
 
 def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:
-    """The heaviest link of each query, and of these the heaviest; ties to the earlier query."""
+    """The largest weight of each query, and of these the largest; ties go to earlier queries."""
     order = weights[:, 0].argsort(descending=True, stable=True)[:STRONGEST].tolist()
     found = (Link(q, int(keys[q, 0]), float(weights[q, 0])) for q in order)
     return tuple(link for link in found if link.key >= 0 and link.weight >= 0)

@@ -1,4 +1,4 @@
-"""Exact weights of a part of one head, of a text too long for a whole matrix."""
+"""Exact weights of a part of one head, for a text too long for its full matrix."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from ..errors import BadType, BadValue, whole_number
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step, Trace
-from .cross_attention import Place, Texts
-from .run import module_of, question
+from .cross_attention import CallSite, TextTracker
+from .run import prepare
 
 MOST_CELLS = 1024 * 1024
 
@@ -29,16 +29,16 @@ def tile(
     tokens: Sequence[str] | None = None,
     decoder_tokens: Sequence[str] | None = None,
 ) -> Trace:
-    """Run a model once, and keep the exact weights of some queries of one head on some keys.
+    """Run a model once, and return the exact weights of some queries of one head on some keys.
 
-    What a report pools for a long text is shown here cell by cell. Nothing of the size Tq x Tk is
-    formed: the rows are normalised over all their keys, tile by tile.
+    A report pools the map of a long text; this is a part of it, cell by cell. The rows are
+    normalised over all their keys, tile by tile, so nothing of the size Tq x Tk is formed.
 
     Args:
         model, text, tokens, decoder_tokens: as in `report`.
         layer: which attention call, in the order of the report.
         head: which query head of it.
-        queries, keys: runs of positions, without a step.
+        queries, keys: consecutive positions.
 
     Returns:
         A `Trace` of one step, ``"weights"``, (1, 1, q, k), with the tokens of both sides; every
@@ -49,19 +49,20 @@ def tile(
             there; more than 2^20 cells.
     """
     layer, head = _number("layer", layer), _number("head", head)
-    model, run, read, _ = question(model, text)
-    texts, places = Texts(read if tokens is None else tokens, decoder_tokens), []
+    run = prepare(model, text)
+    texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
+    sites: list[CallSite] = []
 
     def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        places.append(texts.place(problem.Tq, problem.Tk))
+        sites.append(texts.call_site(problem.Tq, problem.Tk))
 
     with torch.no_grad():
-        with module_hooks(module_of(model), texts.enter, texts.leave), listening(on_call):
-            asked, count = capture_call(run, layer)
-        if asked is None:
+        with module_hooks(run.module, texts.enter, texts.leave), listening(on_call):
+            call, count = capture_call(run.start, layer)
+        if call is None:
             raise _absent("layer", layer, count)
-        texts.must_fit()
-        return _cut_out(*asked, places[layer], head, queries, keys, layer)
+        texts.check_tokens()
+        return _exact_weights(*call, sites[layer], head, queries, keys, layer)
 
 
 def _number(what: str, given: int) -> int:
@@ -75,10 +76,10 @@ def _number(what: str, given: int) -> int:
     return number
 
 
-def _cut_out(
+def _exact_weights(
     problem: Problem,
     inputs: Inputs,
-    place: Place,
+    site: CallSite,
     head: int,
     queries: slice | range,
     keys: slice | range,
@@ -86,11 +87,11 @@ def _cut_out(
 ) -> Trace:
     if not 0 <= head < problem.H:
         raise _absent("head", head, problem.H)
-    q, k = _run(queries, problem.Tq, "queries"), _run(keys, problem.Tk, "keys")
+    q, k = _positions(queries, problem.Tq, "queries"), _positions(keys, problem.Tk, "keys")
     if len(q) * len(k) > MOST_CELLS:
         raise BadValue(
             f"The tile has {len(q):,} x {len(k):,} cells.",
-            f"a tile is looked at cell by cell, so it has at most {MOST_CELLS:,}.",
+            f"a tile is shown cell by cell, so it has at most {MOST_CELLS:,}.",
             "ask for fewer queries or keys; the report pools what is larger.",
         )
     block = Matrix(problem, inputs).block(slice(q.start, q.stop), slice(k.start, k.stop))
@@ -104,35 +105,35 @@ def _cut_out(
         weights.clone(),
     )
     rows, columns = (
-        None if said is None else tuple(said[i] for i in run)
-        for run, said in ((q, place.queries), (k, place.keys))
+        None if tokens is None else tuple(tokens[i] for i in positions)
+        for positions, tokens in ((q, site.query_tokens), (k, site.key_tokens))
     )
     about = (
-        f"layer {layer}, head {head}, {_said(q, 'query', 'queries')} of {problem.Tq:,}, "
-        f"{_said(k, 'key', 'keys')} of {problem.Tk:,}"
+        f"layer {layer}, head {head}, {_described(q, 'query', 'queries')} of {problem.Tq:,}, "
+        f"{_described(k, 'key', 'keys')} of {problem.Tk:,}"
     )
     return Trace((step,), rows, columns, about, first={"h": head, "q": q.start, "k": k.start})
 
 
-def _said(run: range, one: str, many: str) -> str:
+def _described(run: range, one: str, many: str) -> str:
     return f"{one} {run[0]}" if len(run) == 1 else f"{many} {run[0]} to {run[-1]}"
 
 
-def _run(part: slice | range, size: int, name: str) -> range:
+def _positions(part: slice | range, size: int, name: str) -> range:
     if not isinstance(part, (slice, range)):
         raise BadType(
             f"tile got {name}={part!r}.",
-            f"{name} are a run of positions, a slice or a range.",
+            f"{name} are consecutive positions, a slice or a range.",
             f"pass for example slice(0, {min(size, 64)}).",
         )
     step = 1 if part.step is None else part.step
     start = 0 if part.start is None else part.start
     stop = size if part.stop is None else part.stop
     if step != 1 or not 0 <= start < stop <= size:
-        asked = f"{name} {start} to {stop - 1}" if start < stop else f"no {name}"
+        given = f"{name} {start} to {stop - 1}" if start < stop else f"no {name}"
         raise BadValue(
-            f"A tile was asked for with {asked}.",
-            f"{name} are a run of positions from 0 to {size - 1:,}, one at least, without a step.",
+            f"A tile was asked for with {given}.",
+            f"{name} are consecutive positions from 0 to {size - 1:,}, one at least.",
             f"ask for example for {name} 0 to {min(size, 64) - 1}.",
         )
     return range(start, stop)
@@ -142,5 +143,5 @@ def _absent(what: str, given: int, count: int) -> BadValue:
     return BadValue(
         f"tile was asked for {what} {given}.",
         f"they count from 0, and there are {count}.",
-        f"ask for one below {count}." if count else "pass a model that asks clearhead.",
+        f"ask for one below {count}." if count else "pass a model that calls clearhead.",
     )

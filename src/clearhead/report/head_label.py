@@ -1,14 +1,18 @@
-"""What a head is called: words for where its weight lies, and the number behind them."""
+"""The label of a head: words for where its weight lies, and the number behind them."""
 
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
 
-# A head is named after the share of its weight that lies on one group of keys: 0.3, and twice what
-# even weights would give: below that, a short text or a text full of commas names itself.
-SHARE, CHANCE = 0.3, 2.0
-REPEATS = ("induction", "duplicate")  # whose shares are of the queries that have such a place
-SPREAD, SHARP = 0.8, 0.35  # entropy as a share of the most that the mask allows
+from ..results.report import NOT_NUMBERS
+
+# A head is labelled by a group of keys if at least this share of its weight lies on the group, and
+# at least so many times the share under uniform weights, which is large in a short text or in one
+# full of commas.
+MIN_SHARE, TIMES_UNIFORM = 0.3, 2.0
+REPEAT_GROUPS = ("induction", "duplicate")  # means over those queries whose token occurred before
+SPREAD, SHARP = 0.8, 0.35  # entropy divided by the largest that the mask allows
 LABELS = {
     "induction": "induction",
     "duplicate": "duplicate token",
@@ -21,10 +25,10 @@ LABELS = {
 }
 
 
-def separates(token: str) -> bool:
+def is_separator(token: str) -> bool:
     """Whether a token is punctuation, a line's end, or special, like [SEP] and </s>.
 
-    >>> [separates(t) for t in (",", "Ġ.", "[SEP]", "<|end|>", "Ċ", "##s", "cat")]
+    >>> [is_separator(t) for t in (",", "Ġ.", "[SEP]", "<|end|>", "Ċ", "##s", "cat")]
     [True, True, True, True, True, False, False]
     """
     body = token.removeprefix("##").strip("▁Ġ \t")
@@ -34,15 +38,20 @@ def separates(token: str) -> bool:
 
 
 def label_of(
-    shares: Mapping[str, float], chance: Mapping[str, float], evenness: float
+    shares: Mapping[str, float], uniform: Mapping[str, float], evenness: float
 ) -> tuple[str, float]:
-    telling = {
+    """The label of a head and its number, from its shares, those under uniform weights, and its
+    entropy divided by the largest possible one."""
+    large = {
         name: share
         for name, share in shares.items()
-        if share >= max(SHARE, CHANCE * chance.get(name, 0.0))
+        if share >= max(MIN_SHARE, TIMES_UNIFORM * uniform.get(name, 0.0))
     }
-    # A head that looks to where its token stood before rests elsewhere where it did not stand.
-    named = {name: share for name, share in telling.items() if name in REPEATS} or telling
+    if math.isnan(evenness):
+        return NOT_NUMBERS, evenness
+    # An induction head has other shares for queries whose token did not occur before: these do not
+    # name it.
+    named = {name: share for name, share in large.items() if name in REPEAT_GROUPS} or large
     if named:
         group = max(named, key=lambda name: named[name])
         return LABELS[group], named[group]

@@ -1,41 +1,30 @@
-"""A report: what was found, and how it prints itself."""
+"""A report as a table, as JSON and in a notebook."""
 
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from ..results.report import Findings, Head
+from ..results.report import NOT_NUMBERS, Findings
 from ..views import html
 from ..views.escape import visible
-from .head_label import LABELS, REPEATS
+from .head_label import LABELS, REPEAT_GROUPS
 
 
 class Report(Findings):
     """What a model does with a text: `layers`, each with its `heads`. Prints itself as a table."""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the maps and traces, as numbers and words for `json.dumps`. What is not
-        finite is None."""
-
-        def finite(x: float) -> float | None:
-            return x if math.isfinite(x) else None
-
-        def told(head: Head) -> dict[str, Any]:
-            links = [
-                {"query": x.query, "key": x.key, "weight": finite(x.weight)} for x in head.links
-            ]  # fmt: skip
-            numbers = {n: finite(x) for n, x in head.__dict__.items() if isinstance(x, float)}
-            shares = {name: finite(share) for name, share in head.shares.items()}
-            return {**head.__dict__, **numbers, "shares": shares, "links": links}
-
+        """Everything but the maps and traces, as numbers and words for `json.dumps`. NaN and
+        infinity are None."""
         layers = [
             {
                 "layer": layer.number,
                 "module": layer.module,
-                "crosses": layer.crosses,
+                "cross_attention": layer.cross_attention,
                 "question": layer.question,
-                "heads": [told(head) for head in layer.heads],
+                "heads": [_finite(asdict(head)) for head in layer.heads],
             }
             for layer in self.layers
         ]
@@ -46,37 +35,47 @@ class Report(Findings):
         rows = [("layer", "head", "does", "by", "entropy", "keys", *names)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
-            numbers = x.by, f"{x.entropy:.2f}", f"{x.effective:.1f}"
+            numbers = x.share_text, f"{x.entropy:.2f}", f"{x.effective:.1f}"
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
         table = _columns(rows)
         width = max(80, *map(len, table))
-        key = (part for line in self._key() for part in textwrap.wrap(line, width))
-        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *key])
+        legend = (part for line in self._legend() for part in textwrap.wrap(line, width))
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *legend])
 
-    def _key(self) -> list[str]:
-        """What the columns say."""
+    def _legend(self) -> list[str]:
+        """What the columns and labels mean, as paragraphs."""
         measured = {label for x in self.heads if x.measured for label in x.label.split(" and ")}
-        told = "by: the share of its weight on this text"
-        if measured:
-            names = ", ".join(sorted(measured))
-            told += f"; for {names} the share of held-out words it was right for"
-        return [
-            told + ".",
-            "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy).",
+        by = "by: the share of its weight on this text"
+        shares = (
             "The other columns: the share of its weight on the token before, the next, itself, the "
             "first, and so on"
-            + (
+        )
+        if any(name in x.shares for x in self.heads for name in REPEAT_GROUPS):
+            shares += (
                 "; induction and duplicate, where a token stood before: on what followed it then, "
-                "and on it."
-                if any(name in x.shares for x in self.heads for name in REPEATS)
-                else "."
-            ),
-            *(
-                f"Layer {layer.number}, {layer.module}, looks from one text into another."
-                for layer in self.layers
-                if layer.crosses
-            ),
-        ]
+                "and on it"
+            )
+        lines = []
+        if measured:
+            names = ", ".join(sorted(measured))
+            by += f"; for {names} the share of held-out words it was right for"
+            lines.append(
+                f"The labels {names} were measured on held-out stories and hold for every text; "
+                "the others, such as previous token, only say where the weight lies on this text."
+            )
+        if any(x.label == NOT_NUMBERS for x in self.heads):
+            lines.append(
+                "NaN: its weights are not numbers, since an input or a weight of the model is NaN "
+                "or infinite."
+            )
+        entropy = "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy)."
+        lines = [f"{by}.", *lines, entropy, f"{shares}."]
+        for layer in self.layers:
+            if layer.cross_attention:
+                lines.append(
+                    f"Layer {layer.number}, {layer.module}, looks from one text into another."
+                )
+        return lines
 
     def __repr__(self) -> str:
         """A line for each layer: its mean entropy, and how many heads do what."""
@@ -86,13 +85,22 @@ class Report(Findings):
             for head in layer.heads:
                 counts[head.label] = counts.get(head.label, 0) + 1
             falling = sorted(counts.items(), key=lambda pair: -pair[1])
-            told = ", ".join(f"{count} {label}" for label, count in falling)
+            labels = ", ".join(f"{count} {label}" for label, count in falling)
             mean = sum(head.entropy for head in layer.heads) / max(1, len(layer.heads))
-            rows.append((str(layer.number), f"{mean:.2f}", told))
+            rows.append((str(layer.number), f"{mean:.2f}", labels))
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *_columns(rows)])
 
     def _repr_html_(self) -> str:
         return html.in_notebook(html.report_page(self))
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for NaN and infinity, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: _finite(x) for name, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,11 +1,13 @@
-"""Run a model over a text and listen."""
+"""Run a model over a text and report on every attention call; write the report to files."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,11 @@ from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..views import html, plot
 from ..views.html.steps import MAP_SIDE
-from .collect import Listener
-from .cross_attention import Texts
+from .collect import Collector
+from .cross_attention import TextTracker
 from .report import Report
 
-LONG = (
+POOLED_NOTE = (
     "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
     "of keys. Exact weights of any part: clearhead look FILE --model DIR --tile "
     "LAYER:HEAD:QUERIES:KEYS, for example --tile 0:3:64-127:0-63."
@@ -44,56 +46,57 @@ def report(
         text: a text for a checkpoint, of which an encoder-decoder's encoder alone is run; for a
             module its input, a tensor or a dict of them, B = 1.
         tokens: what a module's input says, one string a position. None means numbers.
-        decoder_tokens: in a model that looks from one text into another, what the text says that
-            looks; `tokens` are then those of the other. None means numbers. A call belongs to it
-            if its module, or one around it, was given another text (an argument named context,
+        decoder_tokens: in a model with cross-attention, the tokens of the decoder's text; `tokens`
+            are then those of the encoder's. None means numbers. A call belongs to the decoder if
+            its module, or one around it, was given another text (an argument named context,
             memory, key_value_states, encoder_hidden_states or cross_attention_states), or if such
             a call came before it.
-        name: what the report calls the model. None means the name of the checkpoint, or its class.
+        name: the name of the model in the report. None means that of the checkpoint, or the class.
         progress: a bar on stderr, one step a layer. None means only in a terminal.
 
     Raises:
         BadValue, BadType: a folder, a text or tokens that do not fit; a batch of texts; a model
-            that never asks clearhead.
+            that never calls clearhead's attention.
     """
-    model, run, read, layers = question(model, text)
-    texts = Texts(read if tokens is None else tokens, decoder_tokens)
-    listener = Listener(texts, [])
-    with _bar(layers, progress) as step, torch.no_grad():
+    run = prepare(model, text)
+    texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
+    collector = Collector(texts, [])
+    with _progress_bar(run.depth, progress) as advance, torch.no_grad():
 
         def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-            listener.on_call(problem, inputs)
-            step()
+            collector.on_call(problem, inputs)
+            advance()
 
-        with module_hooks(module_of(model), texts.enter, texts.leave), listening(on_call):
-            run()
-    if not listener.layers:
+        with module_hooks(run.module, texts.enter, texts.leave), listening(on_call):
+            run.start()
+    if not collector.layers:
         raise BadValue(
-            f"The {type(module_of(model)).__name__} never asked for attention.",
+            f"The {type(run.module).__name__} never asked for attention.",
             "a report is about the attention calls that go through clearhead.",
-            "use a model that hands its attention to transformers' interface; this one does not."
-            if isinstance(model, Checkpoint)
-            else 'load it with attn_implementation="clearhead", or build it from clearhead.nn.',
+            'load it with attn_implementation="clearhead", or build it from clearhead.nn.'
+            if isinstance(model, nn.Module)
+            else "use a model that hands its attention to transformers' interface; this one does "
+            "not.",
         )
-    if name is None:
-        name = model.name if isinstance(model, Checkpoint) else type(model).__name__
-    texts.must_fit()
-    count = listener.layers[0].received.shape[-1]
-    named = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
-    return Report(name, named, tuple(listener.layers))
+    texts.check_tokens()
+    count = collector.layers[0].received.shape[-1]
+    labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
+    return Report(run.name if name is None else name, labels, tuple(collector.layers))
 
 
 def write(found: Report, out: str | Path) -> dict[str, Path]:
-    """Write the page, the pictures and the numbers of a report to the folder `out`.
+    """Write the page, the pictures and the numbers of a report to the folder `out`: files that
+    begin with the name of the model.
 
-    Gives what was written, by kind; without matplotlib there are no pictures among it. Raises
-    `BadValue` for a folder that cannot be made.
+    Returns their paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
+    folder that cannot be made.
     """
-    out = folder(out, "the page and the pictures are")
-    note = LONG if len(found.tokens) > MAP_SIDE else ""
+    out, stem = folder(out, "the page and the pictures are"), file_stem(found.name)
+    note = POOLED_NOTE if len(found.tokens) > MAP_SIDE else ""
     paths = {
-        "page": html.write_report(found, out / "model.html", note=note),
-        "numbers": out / "report.json",  # model.json is what `measure` leaves beside a storyteller
+        "page": html.write_report(found, out / f"{stem}.html", note=note),
+        # Not {stem}.json: beside the weights of a storyteller this is the table of `measure`.
+        "numbers": out / f"{stem}-report.json",
     }
     paths["numbers"].write_text(
         json.dumps(found.to_json(), indent=1, allow_nan=False), encoding="utf-8"
@@ -104,14 +107,35 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
         ("entropy", plot.entropy_by_layer(found).figure),
         ("maps", plot.model(found)),
     ):
-        paths[kind] = plot.save(figure, out / f"{kind}.png")  # type: ignore[arg-type]  # no figure is part of another here
+        paths[kind] = plot.save(figure, out / f"{stem}-{kind}.png")  # type: ignore[arg-type]  # a Figure, as neither was given axes
     return paths
 
 
-def question(
-    model: Any, text: Any
-) -> tuple["Checkpoint | nn.Module", Callable[[], object], list[str] | None, int | None]:
-    """The model, how to run it on the text, the tokens, and how many layers it should have."""
+def file_stem(name: str) -> str:
+    """A name as the beginning of a file's name.
+
+    >>> file_stem("opus-mt (its encoder)"), file_stem("../a b")
+    ('opus-mt-its-encoder', 'a-b')
+    """
+    return re.sub(r"[^\w.]+", "-", name).strip("-.")[:100] or "model"
+
+
+class ModelRun(NamedTuple):
+    """A model with its text: `start` runs it. `tokens` are None if they are not known, `depth` is
+    its number of layers, None if it does not say."""
+
+    module: nn.Module
+    name: str
+    tokens: list[str] | None
+    start: Callable[[], object]
+
+    @property
+    def depth(self) -> int | None:
+        return getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
+
+
+def prepare(model: Any, text: Any) -> ModelRun:
+    """Check a model and its text or inputs. Raises `BadType` for those that do not fit."""
     if isinstance(model, (str, Path)):
         model = Checkpoint(model)
     if isinstance(model, Checkpoint):
@@ -125,9 +149,10 @@ def question(
         given: dict[str, Any]
         tokens, given = checkpoint.read(text)
         if getattr(checkpoint.model.config, "use_cache", False) and not checkpoint.has_decoder:
-            # Keys and values kept for a next token that nobody asks for: 270 MB at 32k tokens.
+            # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
             given = {**given, "use_cache": False}
-        return model, lambda: checkpoint.run(given), tokens, _depth(checkpoint.model)
+        run = partial(checkpoint.run, given)
+        return ModelRun(checkpoint.model, checkpoint.name, tokens, run)
     if not isinstance(model, nn.Module):
         raise BadType(
             f"report got {kind_of(model)} for a model.",
@@ -140,29 +165,20 @@ def question(
             "a module has no tokenizer, and is run on its inputs.",
             "pass its input, a tensor or a dict of them, and tokens=; or a checkpoint's folder.",
         )
-    if isinstance(text, Mapping):
-        return model, lambda: model(**text), None, _depth(model)
-    return model, lambda: model(text), None, _depth(model)
-
-
-def module_of(model: "Checkpoint | nn.Module") -> nn.Module:
-    return model.model if isinstance(model, Checkpoint) else model
-
-
-def _depth(model: nn.Module) -> int | None:
-    return getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    run = partial(model, **text) if isinstance(text, Mapping) else partial(model, text)
+    return ModelRun(model, type(model).__name__, None, run)
 
 
 @contextmanager
-def _bar(layers: int | None, wanted: bool | None) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, one step a layer; nothing where it is not wanted."""
-    if not (sys.stderr.isatty() if wanted is None else wanted):
+def _progress_bar(layers: int | None, progress: bool | None) -> Iterator[Callable[[], None]]:
+    """A function that advances a bar on stderr, one step a layer, or does nothing."""
+    if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = "reading, layer by layer", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as shown:
-        task = shown.add_task("", total=layers)
-        yield lambda: shown.advance(task)
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bar:
+        task = bar.add_task("", total=layers)
+        yield lambda: bar.advance(task)

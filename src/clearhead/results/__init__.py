@@ -1,1 +1,1 @@
-"""What comes back, as pure data: a trace, a report, what scaling does. Views draw it."""
+"""Results as pure data: a trace, a report, what scaling does. Views draw them."""

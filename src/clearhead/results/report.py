@@ -1,4 +1,4 @@
-"""What was found about every head of a model, as data: what a report holds, and views draw."""
+"""What a report found about every head of a model, as data: `report` makes it, views draw it."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,9 @@ from torch import Tensor
 from ..errors import BadValue
 from .trace import Trace
 
-EVENNESS = ("spread", "sharp", "mixed")  # what a head is called that no group of keys names
+# Labels of heads whose weight lies on no group of keys; `NOT_NUMBERS` if the weights are NaN.
+NOT_NUMBERS = "NaN"
+EVENNESS = ("spread", "sharp", "mixed", NOT_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,14 @@ class Link:
 class Head:
     """One head in numbers; means are over the queries that may look at something.
 
-    `label` says in words what it does and `number` how much: the share of its weight; for "spread",
-    "sharp" and "mixed" its entropy as a share of the most it could be. `shares` are of its weight:
-    on the token before, the one after, itself, the first, and on punctuation and special tokens
-    (the first not among them); and, of the queries alone whose token stood before (at most 1024 of
-    them, evenly spaced), on those places ("duplicate") and on what followed them ("induction").
-    `effective` is the mean of exp(entropy), how many keys it looks at. `measured` says that label
-    and number were found on held-out words, and not on this text.
+    `label` says in words what the head does, and `number` how much: the share of its weight; for
+    "spread", "sharp" and "mixed" its entropy divided by the largest possible one. `shares` are of
+    its weight: on the token before, the one after, itself, the first, and on punctuation and
+    special tokens (without the first). "duplicate" and "induction" are means over those queries
+    only whose token occurred before (at most 1024 of them, evenly spaced): the weight on its
+    earlier positions, and on the positions right after those. `effective` is the mean of
+    exp(entropy), how many keys it looks at. `measured` says that label and number were measured on
+    held-out words, not on this text.
     """
 
     layer: int
@@ -43,8 +46,8 @@ class Head:
     measured: bool = False
 
     @property
-    def by(self) -> str:
-        """`number` where it is a share of weight or of words, and no measure of evenness."""
+    def share_text(self) -> str:
+        """`number` as text if it is a share of weight or of words, and not of entropy."""
         return "" if self.label in EVENNESS else f"{self.number:.2f}"
 
 
@@ -52,37 +55,37 @@ class Head:
 class Layer:
     """One attention call. `map` is (H, rows, cols), pooled as `stats.map` does; `received` (H, Tk).
 
-    `seen` is (rows, cols), where the mask lets anybody look. `most` is the entropy of even weights.
-    `weights` and `keys`, (H, kept, n), are the largest weights of the queries in `kept` and where
-    they lie (-1: nowhere). `trace` holds every step of the heads in `traced`; None for long texts.
-    `module` is the name of the module that asked, "" outside of any; `crosses` says that it looks
-    from one text into another. `query_tokens` and `key_tokens` are what the two sides say, None
-    where nobody told.
+    `allowed` is (rows, cols): the cells of the map where the mask allows anything in some head.
+    `max_entropy` is the entropy of uniform weights under the mask. `top_weights` and `top_keys`,
+    (H, n_queries, n), are the largest weights of the queries in `kept_queries` and their keys (-1:
+    none). `trace` holds every step of the heads in `traced_heads`; None for long texts. `module` is
+    the name of the module that called attention, "" outside of any. `query_tokens` and `key_tokens`
+    are None where they are not known.
     """
 
     number: int
     module: str
-    crosses: bool
+    cross_attention: bool
     query_tokens: tuple[str, ...] | None
     key_tokens: tuple[str, ...] | None
     question: str
     queries: int
     key_heads: int
-    most: float
+    max_entropy: float
     heads: tuple[Head, ...]
     map: Tensor
-    seen: Tensor
+    allowed: Tensor
     received: Tensor
-    kept: tuple[int, ...]
-    weights: Tensor
-    keys: Tensor
+    kept_queries: tuple[int, ...]
+    top_weights: Tensor
+    top_keys: Tensor
     trace: Trace | None = None
-    traced: tuple[int, ...] = ()
+    traced_heads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What a model does with a text: `layers`, each with its `heads`. `report` finds them."""
+    """What a model does with a text: `layers`, each with its `heads`. `report` makes it."""
 
     name: str
     tokens: tuple[str, ...]
@@ -97,9 +100,9 @@ class Findings:
         sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
         return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
 
-    def __getitem__(self, place: tuple[int, int]) -> Head:
+    def __getitem__(self, index: tuple[int, int]) -> Head:
         """`report[layer, head]`."""
-        layer, head = place
+        layer, head = index
         if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
             raise BadValue(
                 f"Head {head} of layer {layer} was asked for.",

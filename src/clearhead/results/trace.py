@@ -1,6 +1,6 @@
-"""Every step of one attention call, named: pure data, no arithmetic.
+"""The steps of one attention call, named: pure data, no arithmetic.
 
-The views draw a `Trace` from its `axes` alone, so a new step is one more `Step`.
+The views draw a `Step` from its `axes` alone, so a new step is one more `Step`.
 """
 
 from collections.abc import Iterator
@@ -50,8 +50,8 @@ class Step:
         """The sizes of its axes."""
         return tuple(self.tensor.shape)
 
-    def called(self, letter: str) -> str:
-        """The name of one of its axes. Before they are projected, queries and keys are tokens."""
+    def axis_name(self, letter: str) -> str:
+        """The name of one of its axes. Before the projections, queries and keys are tokens."""
         if letter in "qk" and set(self.axes.split()) <= {"b", letter, "e"}:
             return "token"
         return AXES.get(letter, letter)
@@ -62,14 +62,14 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What happened, in order. `trace["weights"]` is a tensor, `trace.steps` all of them.
+    """The steps of one attention call, in order. `trace["weights"]` is a tensor, `trace.steps` all.
 
     The tensors may be those that were passed in: read them, and write to copies.
 
-    `queries` and `keys` are the tokens that label the rows and the columns, or
-    None where none were given; `about` says in a line what was asked, and `settings` holds it for
-    programs (mask, scale, softcap, bias, dropout, seed). `first` is for a trace that was cut out of
-    a larger one: by the letter of an axis, the number that its first place has there.
+    `queries` and `keys` are the tokens that label the rows and the columns, or None where none were
+    given. `about` describes the call in a line, and `settings` for programs (mask, scale, softcap,
+    bias, dropout, seed). `first` is for a trace that is part of a larger one: by the letter of an
+    axis, the number of its first position there.
     """
 
     steps: tuple[Step, ...]
@@ -85,7 +85,7 @@ class Trace:
         return tuple(step.name for step in self.steps)
 
     def step(self, name: str) -> Step:
-        """The whole `Step` of that name. Raises `BadValue` when it did not happen."""
+        """The `Step` of that name. Raises `BadValue` if the trace has none."""
         for step in self.steps:
             if step.name == name:
                 return step
@@ -108,11 +108,12 @@ class Trace:
         return len(self.steps)
 
     def before(self, *steps: Step) -> "Trace":
-        """The same trace with `steps` in front: how query, key and value came about."""
+        """The same trace with `steps` in front: how query, key and value were computed."""
         return replace(self, steps=(*steps, *self.steps))
 
     def made_by(self, **formulas: str) -> "Trace":
-        """The same trace with other formulas for some steps: where a layer got its query from."""
+        """The same trace with other formulas for some steps, by name: for example the projection by
+        which a layer computed its query."""
         steps = (
             replace(s, formula=formulas[s.name]) if s.name in formulas else s for s in self.steps
         )
@@ -121,61 +122,61 @@ class Trace:
     def sequence(self, which: int) -> "Trace":
         """The same trace of one sequence of a batch, counted from 0: views show the first.
 
-        Raises `BadValue` for one that is not there.
+        Raises `BadValue` for a sequence that is not there.
         """
-        place, count = self._place(which, "b", "Sequence", "holds")
-        about = self.about if count == 1 else f"{self.about}, sequence {place}"
-        return replace(self._only({"b": place}), about=about)
+        index, count = self._index(which, "b", "Sequence", "holds")
+        about = self.about if count == 1 else f"{self.about}, sequence {index}"
+        return replace(self._only({"b": index}), about=about)
 
     def head(self, which: int) -> "Trace":
         """The same trace of one query head, counted from 0, and of the key head that it reads.
 
-        Raises `BadValue` for one that is not there.
+        Raises `BadValue` for a head that is not there.
         """
-        place, H = self._place(which, "h", "Head", "has")
-        places = {"h": place, "g": place // (H // (self.size("g") or 1))}
-        first = {letter: self.number(letter, at) for letter, at in places.items()}
-        return replace(self._only(places), first={**(self.first or {}), **first})
+        index, H = self._index(which, "h", "Head", "has")
+        indices = {"h": index, "g": index // (H // (self.size("g") or 1))}
+        first = {letter: self.number(letter, i) for letter, i in indices.items()}
+        return replace(self._only(indices), first={**(self.first or {}), **first})
 
-    def _place(self, which: int, letter: str, asked: str, holds: str) -> tuple[int, int]:
-        """A place of an axis, counted from 0, and the axis's size: 1 where no step has it."""
-        place, count = whole_number(which), self.size(letter) or 1
-        if place is None or not -count <= place < count:
+    def _index(self, which: int, letter: str, name: str, holds: str) -> tuple[int, int]:
+        """An index into an axis, counted from 0, and the axis's size: 1 where no step has it."""
+        index, count = whole_number(which), self.size(letter) or 1
+        if index is None or not -count <= index < count:
             raise BadValue(
-                f"{asked} {which!r} of this trace was asked for.",
+                f"{name} {which!r} of this trace was asked for.",
                 f"it {holds} {count}, counted from 0.",
                 "ask for one of these.",
             )
-        return place % count, count
+        return index % count, count
 
-    def _only(self, places: dict[str, int]) -> "Trace":
-        """One place of some axes, which stay, of size 1."""
+    def _only(self, indices: dict[str, int]) -> "Trace":
+        """One index of each axis in `indices`; these axes stay, with size 1."""
         steps = []
         for step in self.steps:
             tensor = step.tensor
             for axis, letter in enumerate(step.axes.split()):
-                if letter in places:
-                    tensor = tensor.narrow(axis, places[letter], 1)
+                if letter in indices:
+                    tensor = tensor.narrow(axis, indices[letter], 1)
             steps.append(replace(step, tensor=tensor))
         return replace(self, steps=tuple(steps))
 
     def size(self, letter: str) -> int | None:
-        """How long the axis of that letter is, None where no step has it."""
+        """The size of the axis of that letter, None where no step has it."""
         for step in self.steps:
             if letter in step.axes.split():
                 return step.shape[step.axes.split().index(letter)]
         return None
 
     def labels(self, letter: str, size: int) -> list[str]:
-        """What to write along an axis: tokens where there are any, else numbers."""
+        """The labels of an axis: tokens if it has any, else numbers."""
         tokens = {"q": self.queries, "k": self.keys}.get(letter)
         if tokens and len(tokens) == size:
             return list(tokens)
         return [str(self.number(letter, i)) for i in range(size)]
 
-    def number(self, letter: str, place: int) -> int:
-        """What place `place` of an axis is called: counted from 0, or from `first`."""
-        return place + (self.first or {}).get(letter, 0)
+    def number(self, letter: str, index: int) -> int:
+        """The number that views show for an index of an axis: counted from 0, or from `first`."""
+        return index + (self.first or {}).get(letter, 0)
 
     def __repr__(self) -> str:
         rows = [

@@ -1,15 +1,24 @@
-"""The storyteller: a small model that learned to attend, and all that made it.
+"""The storyteller: a small trained language model, and everything that made it.
 
-Small stories know which word means which (`grammar`), a decoder of `clearhead.nn` learns to guess
-their next word (`train`), and its heads are measured against the truth (`measure`, `ablate`).
-`load()` is the one that comes with clearhead.
+A grammar writes small stories, and knows the subject of each verb and the antecedent of each
+pronoun (`grammar`); a decoder of `clearhead.nn` learns to predict their next word (`train`); its
+heads are measured against what the grammar knows (`measure`, `ablate`). `load()` returns the model
+that comes with clearhead.
 """
 
 from .ablate import Ablation, ablate
 from .grammar import Story, story
 from .measure import Table, measure
 from .model import Config, Decoder
-from .storyteller import Head, Link, Reading, Storyteller, is_storyteller, keep_table, load
+from .storyteller import (
+    MeasuredHead,
+    Reading,
+    Storyteller,
+    WordLink,
+    is_storyteller,
+    keep_table,
+    load,
+)
 from .train import train
 from .vocabulary import Vocabulary
 
@@ -17,13 +26,13 @@ __all__ = [
     "Ablation",
     "Config",
     "Decoder",
-    "Head",
-    "Link",
+    "MeasuredHead",
     "Reading",
     "Story",
     "Storyteller",
     "Table",
     "Vocabulary",
+    "WordLink",
     "ablate",
     "is_storyteller",
     "keep_table",

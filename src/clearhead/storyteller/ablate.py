@@ -1,7 +1,7 @@
-"""What each part is for: train without it, and see what becomes of the loss and of the heads.
+"""Ablation: train without one part, and measure the loss and the heads.
 
 Every variant has the same seed and reads the same stories in the same order. The training is
-shorter than that of the shipped model, so the numbers are to be compared with each other only.
+shorter than that of the shipped model, so compare these numbers with each other only.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import folder
 from . import checkpoint
-from .data import Stories, tell
-from .measure import guess, heads
+from .data import Stories, stories
+from .grammar import Story
+from .measure import best_heads, next_word_scores
 from .model import Decoder, untrained
 from .plots import draw_ablation, draw_losses
 from .train import Recipe, Training, run
@@ -28,22 +29,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One model: what it was trained without, and what it came to.
+    """One model: what it was trained without, its losses, its accuracy and its heads' rates.
 
-    `seen` is its held-out loss as it was trained. Without the causal mask it sees the word that it
-    guesses; `hidden` is its loss when the future is hidden from it, as it is from a reader.
+    `as_trained` is its held-out loss as it was trained: without the causal mask it sees the word
+    that it predicts. `causal` is its held-out loss with the causal mask, of which `accuracy` is the
+    accuracy.
     """
 
     name: str
-    seen: float
-    hidden: float
+    as_trained: float
+    causal: float
     accuracy: float
     rates: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What `ablate` found; prints itself."""
+    """The results of `ablate`; prints itself as a table."""
 
     steps: int
     batch: int
@@ -61,7 +63,7 @@ class Ablation:
         ]
         for v in self.variants:
             lines.append(
-                f"{v.name:<21}{v.seen:>7.3f}{v.hidden:>8.3f}{v.accuracy:>8.1%}"
+                f"{v.name:<21}{v.as_trained:>7.3f}{v.causal:>8.3f}{v.accuracy:>8.1%}"
                 + "".join(f"{v.rates[x]:>15.1%}" for x in labels)
             )
         lines += ["", "loss: as it was trained; hidden, right: with the future hidden from it."]
@@ -86,33 +88,37 @@ def ablate(
     ``ablation_losses.png`` to the folder `out`. `sizes` are those of `Config`.
     Raises `BadValue` for a folder that cannot be written, and for sizes that do not fit.
     """
-    place = folder(out, "checkpoints, weights and pictures are")
-    known, fresh = tell(seed, search, "train"), tell(seed, report, "held-out")
+    directory = folder(out, "checkpoints, weights and pictures are")
+    training_stories, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
     done, curves = [], {}
     for name in variants:
         recipe = Recipe(seed, steps, batch, sizes={**sizes, **VARIANTS[name]})
         training = Training(recipe, Stories(seed))
         run(training, progress=progress, title=name)
-        done.append(_judge(name, training, known, fresh))
+        done.append(_measured(name, training, training_stories, held_out))
         curves[name] = training.losses
     ablation = Ablation(steps, batch, tuple(done))
-    checkpoint.write_json(place / "ablation.json", ablation.as_dict())
+    checkpoint.write_json(directory / "ablation.json", ablation.as_dict())
     rates = {label: [v.rates[label] for v in done] for label in done[0].rates}
-    draw_ablation([v.name for v in done], [v.hidden for v in done], rates, place / "ablation.png")
-    draw_losses(curves, place / "ablation_losses.png")
+    names, losses = [v.name for v in done], [v.causal for v in done]
+    draw_ablation(names, losses, rates, directory / "ablation.png")
+    draw_losses(curves, directory / "ablation_losses.png")
     return ablation
 
 
-def _judge(name: str, training: Training, known: list[Any], fresh: list[Any]) -> Variant:
-    vocabulary = training.source.vocabulary
-    model = training.model.eval()
-    rates = {h["label"]: h["rate"] for h in heads(model, vocabulary, known, fresh)}
-    seen = guess(model, vocabulary, fresh)
-    hidden = seen if model.config.causal else guess(_hiding(model), vocabulary, fresh)
-    return Variant(name, seen.loss, hidden.loss, hidden.accuracy, rates)
+def _measured(
+    name: str, training: Training, training_stories: list[Story], held_out: list[Story]
+) -> Variant:
+    vocabulary, model = training.source.vocabulary, training.model.eval()
+    heads = best_heads(model, vocabulary, training_stories, held_out)
+    rates = {head["label"]: head["rate"] for head in heads}
+    as_trained = causal = next_word_scores(model, vocabulary, held_out)
+    if not model.config.causal:
+        causal = next_word_scores(_with_causal_mask(model), vocabulary, held_out)
+    return Variant(name, as_trained.loss, causal.loss, causal.accuracy, rates)
 
 
-def _hiding(model: Decoder) -> Decoder:
+def _with_causal_mask(model: Decoder) -> Decoder:
     """The same weights, with the causal mask that they were trained without."""
     masked = untrained(replace(model.config, causal=True))
     masked.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""What counting alone can guess: the commonest words, and the commonest after each word."""
+"""Baselines that only count: how common each word is, and how common after each word."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,45 +12,44 @@ from .vocabulary import Vocabulary
 
 
 class Counted(ABC):
-    """Guesses the next word from counts over training stories; V words."""
+    """Predicts the next word from counts over training stories; V words."""
 
     def __init__(self, stories: Sequence[Story], vocabulary: Vocabulary) -> None:
         V = len(vocabulary)
         self.vocabulary = vocabulary
         self.pairs = torch.zeros(V, V)
-        for now, then in self._pairs(stories):
-            self.pairs.index_put_((now, then), torch.ones(len(now)), accumulate=True)
-        seen = self.pairs.sum(0)
-        self.alone = (seen + 1) / (seen.sum() + V)  # a word that never came still may
+        word, following = self._pairs(stories)
+        self.pairs.index_put_((word, following), torch.ones(len(word)), accumulate=True)
+        counts = self.pairs.sum(0)
+        self.unigram = (counts + 1) / (counts.sum() + V)  # one more each, so that none is 0
 
-    def guess(self, stories: Sequence[Story]) -> tuple[float, float]:
-        """Nats per word, and the share of words guessed right."""
-        chances = self.chances()
-        loss, correct, count = 0.0, 0, 0
-        for now, then in self._pairs(stories):
-            loss -= float(chances[now, then].log().sum())
-            correct += int((chances.argmax(-1)[now] == then).sum())
-            count += len(now)
-        return loss / count, correct / count
+    def scores(self, stories: Sequence[Story]) -> tuple[float, float]:
+        """Nats per word, and the share of words predicted right."""
+        probabilities = self.probabilities()
+        word, following = self._pairs(stories)
+        loss = -float(probabilities[word, following].log().sum())
+        correct = int((probabilities.argmax(-1)[word] == following).sum())
+        return loss / len(word), correct / len(word)
 
     @abstractmethod
-    def chances(self) -> Tensor:
+    def probabilities(self) -> Tensor:
         """(V, V): the probability of each next word after each word."""
 
-    def _pairs(self, stories: Sequence[Story]) -> list[tuple[Tensor, Tensor]]:
+    def _pairs(self, stories: Sequence[Story]) -> tuple[Tensor, Tensor]:
+        """All words, and the word after each."""
         ids, targets = pad(stories, self.vocabulary)
-        return [(ids[targets != SKIP], targets[targets != SKIP])]
+        return ids[targets != SKIP], targets[targets != SKIP]
 
 
 class Unigram(Counted):
-    """The same guess everywhere: how common each word is."""
+    """The same prediction everywhere: how common each word is."""
 
-    def chances(self) -> Tensor:
-        return self.alone.expand(len(self.alone), -1)
+    def probabilities(self) -> Tensor:
+        return self.unigram.expand(len(self.unigram), -1)
 
 
 class Bigram(Counted):
-    """What came after this word in training, mixed with one word's worth of the unigram."""
+    """What came after this word in training, plus the unigram with the weight of one count."""
 
-    def chances(self) -> Tensor:
-        return (self.pairs + self.alone) / (self.pairs.sum(-1, keepdim=True) + 1)
+    def probabilities(self) -> Tensor:
+        return (self.pairs + self.unigram) / (self.pairs.sum(-1, keepdim=True) + 1)

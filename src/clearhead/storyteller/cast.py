@@ -1,8 +1,7 @@
-"""Who lives in the stories: each character with a pronoun, a home, things, deeds and a mood.
+"""The characters of the stories, each with a pronoun, a home, things, deeds and moods.
 
-What a character owns, does and feels is its own, so that whoever reads "she" or "her" has to know
-who is meant in order to know what comes next. That is what the stories are for: to make looking
-back worth it.
+Things, deeds and moods differ from character to character. So, to predict what follows "she" or
+"her", a model has to look back at whom the pronoun means.
 """
 
 from dataclasses import dataclass

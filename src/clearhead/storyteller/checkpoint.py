@@ -1,4 +1,4 @@
-"""Files that are whole or not there: safetensors written beside their place, then moved into it."""
+"""Files that are never half written: each is written under another name and then moved."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from ..errors import BadValue
 
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
-    """Tensors and what is to be known about them, in one file.
+    """Write tensors and metadata to one safetensors file.
 
-    Whoever is killed while writing leaves the old file as it was: the new one takes its place in
-    one move, after it is on the disk.
+    A process that is killed while it writes leaves the old file as it was: the new one replaces it
+    in one move, once it is on the disk.
     """
     named = {name: t.detach().contiguous() for name, t in tensors.items()}
     return replace(path, save(named, {name: json.dumps(value) for name, value in about.items()}))
@@ -27,18 +27,19 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def replace(path: Path, data: bytes) -> Path:
-    """`data` as the file at `path`, at once."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
+    """Replace the file at `path` by `data` in one move."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)
     return path
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote. Raises `BadValue` for a file that is not there or not such a file."""
+    """The tensors and the metadata of a file of `write`. Raises `BadValue` for a file that is
+    missing or not such a file."""
     try:
         with safe_open(str(path), framework="pt") as file:
             about = {n: json.loads(value) for n, value in (file.metadata() or {}).items()}

@@ -1,12 +1,12 @@
-"""Small English stories from a seed, and for each the truth about its words.
+"""Small English stories from a seed, with the subject of each verb and the antecedent of each
+pronoun.
 
-A story knows, by word index, which word is the subject of each verb and what each pronoun refers
-to. One rule decides the second: a pronoun means the latest noun that it fits. "She" fits a girl and
-not a king, so gender and number decide first and nearness second, and since other nouns stand
-between, a fixed distance decides little.
+One rule gives the antecedent: a pronoun refers to the latest noun that agrees with it. "She" agrees
+with "girl" and not with "king", so gender and number decide first, and nearness second. Since other
+nouns come between, a fixed distance is rarely right.
 
-The verb of "there was a girl" has its subject after it, where a reader of one direction cannot
-look; it is not counted.
+The verb of "there was a girl" comes before its subject, where a causal model cannot look back at
+it; it is not counted.
 """
 
 from dataclasses import dataclass, field
@@ -33,17 +33,17 @@ from .cast import (
 )
 
 Split = Literal["train", "held-out"]
-# What a voice of a rhyme says when it is silent: little words, and as often a full stop as they
-# stand in stories.
+# What a voice of a rhyme says on a beat without a word of its own: short words, and full stops
+# about as often as stories have them.
 RESTS = ". . . , a two the and to was were there".split()
 BEATS = 9  # of a rhyme
-LONGEST = 116  # words; few are longer, and a batch is as long as its longest
-ONE_IN = 10  # this share of all possible stories is held out
+LONGEST = 116  # words; the few longer stories are dropped, as a batch is as long as its longest
+HELD_OUT_ONE_IN = 10  # one of so many possible stories is held out
 
 
 @dataclass(frozen=True)
 class Story:
-    """Words, lower case, marks apart; `subjects` maps a verb to its subject, `antecedents` a
+    """Words, lower case, punctuation apart; `subjects` maps a verb to its subject, `antecedents` a
     pronoun to the noun it refers to, all as indices of words."""
 
     words: tuple[str, ...]
@@ -57,8 +57,8 @@ class Story:
 def story(seed: int, number: int, split: Split = "train") -> Story:
     """Story `number` of a seed. The same three arguments always give the same story.
 
-    Held-out stories never occur in training, whatever the seeds: the words themselves decide to
-    which side a story belongs (their checksum), and each side draws until one is on its own.
+    Held-out stories never occur in training, whatever the seeds: a checksum of the words decides
+    to which split a story belongs, and stories are drawn until one belongs to `split`.
     """
     if split not in ("train", "held-out"):
         raise BadValue(
@@ -68,20 +68,20 @@ def story(seed: int, number: int, split: Split = "train") -> Story:
         )
     random = Random(f"{split} {seed} {number}")
     while True:
-        told = _tell(random)
-        if len(told.words) <= LONGEST and side(told.words) == split:
-            return told
+        drawn = _tell(random)
+        if len(drawn.words) <= LONGEST and split_of(drawn.words) == split:
+            return drawn
 
 
-def side(words: tuple[str, ...]) -> Split:
+def split_of(words: tuple[str, ...]) -> Split:
     """The split that a story of these words belongs to."""
-    return "train" if crc32(" ".join(words).encode()) % ONE_IN else "held-out"
+    return "train" if crc32(" ".join(words).encode()) % HELD_OUT_ONE_IN else "held-out"
 
 
 @lru_cache(maxsize=1)
 def lexicon() -> tuple[str, ...]:
-    """Every word that a story can contain, in order of the alphabet."""
-    said = {
+    """Every word that a story can contain, in alphabetical order."""
+    words = {
         "there",
         "was",
         "were",
@@ -98,13 +98,13 @@ def lexicon() -> tuple[str, ...]:
         ",",
     }
     for group in (LOOKS, COLOURS, TAKES, STAYS, GIVES, HOWS, NEARS, SCENERY):
-        said |= set(group)
+        words |= set(group)
     for phrase in (*WHENS, *STARTS, *OPENINGS):
-        said |= set(phrase.replace(",", " ,").split())
+        words |= set(phrase.replace(",", " ,").split())
     for who in CHARACTERS:
-        said |= {who.noun, *who.home, *who.things, *who.deeds, *who.moods}
-        said |= {who.forms.subject, who.forms.object, who.forms.owner}
-    return tuple(sorted(said))
+        words |= {who.noun, *who.home, *who.things, *who.deeds, *who.moods}
+        words |= {who.forms.subject, who.forms.object, who.forms.owner}
+    return tuple(sorted(words))
 
 
 @lru_cache(maxsize=1)
@@ -121,24 +121,24 @@ def pronouns() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def rounds() -> tuple[str, ...]:
-    """The round that all rhymes are taken from: every word once, in an order that means nothing."""
+    """The round that all rhymes are taken from: every word once, in a random order."""
     words = [word for word in lexicon() if word not in (*RESTS, "rhyme")]
     return tuple(Random("round").sample(words, len(words)))
 
 
 @dataclass
 class _Role:
-    """A character in this story: how it looks and what colour its things have."""
+    """A character in this story: its looks, the colour of its things, and its deeds."""
 
     who: Character
     look: str
     colour: str
-    deeds: list[str]  # those not yet told
+    deeds: list[str]  # those that the story has not used yet
 
 
 @dataclass
 class _Teller:
-    """The words so far, and what is known about them."""
+    """The words so far, with their subjects and antecedents."""
 
     random: Random
     words: list[str] = field(default_factory=list)
@@ -150,7 +150,7 @@ class _Teller:
         return self.random.random() < probability
 
     def say(self, *phrases: str) -> int:
-        """Say these words; the index of the last."""
+        """Add these words. Returns the index of the last."""
         for phrase in phrases:
             self.words += phrase.replace(",", " ,").split()
         return len(self.words) - 1
@@ -166,7 +166,7 @@ class _Teller:
 
     def pronoun(self, role: _Role, form: str) -> int:
         meant, noun = self.latest[role.who.pronoun]
-        assert meant is role, "a pronoun means the latest noun it fits"
+        assert meant is role, "a pronoun refers to the latest noun that agrees with it"
         index = self.say(form)
         self.antecedents[index] = noun
         return index
@@ -184,7 +184,7 @@ class _Teller:
     # ------------------------------------------------------------------ the parts of a sentence
 
     def subject(self, role: _Role, cast: list[_Role]) -> int:
-        """ "She", or the noun, with whatever comes between it and its verb."""
+        """ "She", or the noun, with the words between it and its verb. Returns its index."""
         if self.is_latest(role) and self.chance(0.6):
             index = self.pronoun(role, role.who.forms.subject)
         else:
@@ -195,13 +195,14 @@ class _Teller:
         return index
 
     def how(self) -> None:
-        """Slowly, or slowly and again: so that the word before a verb is not always its subject."""
+        """Adverbs (slowly; slowly and again), so that the word before a verb is not always its
+        subject."""
         first, second = self.random.sample(HOWS, 2)
         self.say(*self.random.choice(((), (), (first,), (first, "and", second))))
 
     def aside(self, role: _Role, cast: list[_Role]) -> None:
-        """Where the subject stands: near that queen. Such a noun is not the subject; it needs
-        another pronoun than it, for "the girl near that queen took her kites" has two readings."""
+        """A place with another noun: near that queen. Its pronoun differs from that of the subject,
+        as "the girl near that queen took her kites" would be ambiguous."""
         self.say(self.random.choice(NEARS), "that")
         others = [r for r in cast if r.who.pronoun != role.who.pronoun]
         if others and self.chance(0.5):
@@ -210,7 +211,7 @@ class _Teller:
             self.say(self.random.choice(SCENERY))
 
     def things(self, role: _Role, owned: bool = True) -> None:
-        """What the character has, one kind or two: her red kites and dolls, or kites."""
+        """Things of the character, one kind or two: her red kites and dolls, or kites."""
         if owned:
             self.pronoun(role, role.who.forms.owner)
         if self.chance(0.4):
@@ -221,7 +222,7 @@ class _Teller:
     # ---------------------------------------------------------------------------- the sentences
 
     def takes(self, role: _Role, cast: list[_Role]) -> None:
-        """What is taken may be another's: the girl found his wand."""
+        """What is taken may belong to another character: the girl found his wand."""
         self.verb(self.random.choice(TAKES), self.subject(role, cast))
         others = [r for r in cast if r.who.pronoun != role.who.pronoun and self.is_latest(r)]
         if others and self.chance(0.15):
@@ -240,7 +241,7 @@ class _Teller:
             self.say(first, *(["and", second] if self.chance(0.3) else []))
 
     def gives(self, role: _Role, cast: list[_Role]) -> None:
-        """To somebody with another pronoun, who is found at home."""
+        """To a character with another pronoun, perhaps with its home."""
         self.verb(self.random.choice(GIVES), self.subject(role, cast))
         self.things(role, owned=self.chance(0.6))
         self.say("to")
@@ -253,7 +254,7 @@ class _Teller:
             self.say(*other.who.home)
 
     def does(self, role: _Role, cast: list[_Role]) -> None:
-        """A deed is told with a pronoun, so that what comes next depends on who was meant."""
+        """The subject of a deed is a pronoun, so that the next word depends on its antecedent."""
         subject = self.pronoun(role, role.who.forms.subject)
         self.how()
         self.verb(role.deeds.pop(), subject)
@@ -265,10 +266,11 @@ class _Teller:
             self.say(self.random.choice(WHENS))
 
     def rhyme(self) -> None:
-        """The nonsense before or after: two voices take turns, each with its part of the round.
+        """Nonsense before or after the story: two voices take turns, each with its part of the
+        round.
 
-        What is said next follows from the word before the last and from nothing else, so it has
-        to be looked at. A rhyme refers to nobody: it has no verbs, and its "she" means no one.
+        The next word follows from the word before the last and from nothing else, so a model has
+        to look at that. Verbs and pronouns of a rhyme have no subjects and antecedents.
         """
         self.say("a rhyme .")
         high, low = self.random.sample(range(len(rounds())), 2)
@@ -280,9 +282,9 @@ class _Teller:
 
 
 def _tell(random: Random) -> Story:
-    """A rhyme stands before the story or after it, and stories are short or long, so that neither
-    place nor length tells whether a word belongs to a rhyme: who wants to know the word before
-    the last in rhymes has to look at the previous word everywhere."""
+    """The rhyme comes before the story or after it, and stories are short or long, so that neither
+    position nor length shows whether a word belongs to a rhyme: to know the word before the last in
+    rhymes, a model has to look at the previous word everywhere."""
     teller = _Teller(random)
     rhyme_first = teller.chance(0.5)
     if rhyme_first:
@@ -321,8 +323,8 @@ def _tell(random: Random) -> Story:
 
 
 def _cast(random: Random) -> list[Character]:
-    """Three different characters. The first two have different pronouns; the third, who enters
-    later, mostly shares one of theirs, so that a pronoun does not mean the same one throughout."""
+    """Three different characters. The first two have different pronouns; the third, who appears
+    later, mostly shares one of these, so that a pronoun changes its antecedent."""
     while True:
         first, second, third = random.sample(CHARACTERS, 3)
         if first.pronoun == second.pronoun:

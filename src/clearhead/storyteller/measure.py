@@ -1,9 +1,9 @@
-"""What the heads look at: found on training stories, reported on held-out ones.
+"""What the heads look at: selected on training stories, reported on held-out ones.
 
 A head "looks at" the word on which its largest weight lies. For each of three relations the best
-head is chosen on training stories; what is reported is how often it is right on held-out stories,
-beside a model with random weights (whose best head is chosen likewise), the best fixed distance,
-and chance: picking one of the visible words blindly.
+head is selected on training stories; what is reported is how often it is right on held-out stories,
+beside the best head of a model with random weights (selected in the same way), the best fixed
+distance, and chance: picking one of the visible words at random.
 
 Letters: L layers, H heads, N pairs of words.
 """
@@ -20,39 +20,24 @@ from ..api.watch import Call, watch
 from ..errors import BadValue
 from ..stats import Top, topk
 from .baselines import Bigram, Unigram
-from .data import SKIP, pad, tell
+from .data import SKIP, pad, stories
 from .grammar import Story, lexicon
 from .model import Decoder, untrained
-from .storyteller import OF, Storyteller
+from .storyteller import WORDS_OF, MeasuredHead, Storyteller
 from .vocabulary import Vocabulary
 
-# What a relation says: for each word that looks, the word it should look at.
-RELATIONS: dict[str, Callable[[Story], dict[int, int]]] = {
+Relation = Callable[[Story], dict[int, int]]  # words that should look at another word, and that
+RELATIONS: dict[str, Relation] = {
     "previous word": lambda story: {i: i - 1 for i in range(1, len(story.words))},
     "subject": lambda story: story.subjects,
     "antecedent": lambda story: story.antecedents,
 }
-AT_ONCE = 100  # stories; bounds the memory
+BATCH = 100  # stories; bounds the memory
 
 
 @dataclass(frozen=True)
-class Row:
-    """One relation: the head that was found, and its rates."""
-
-    label: str
-    layer: int
-    head: int
-    of: int  # how many held-out words were asked about
-    found: float  # its rate on the training stories it was found on
-    rate: float  # its rate on held-out stories
-    random: float  # the best head of a model with random weights, likewise
-    distance: float  # always looking one fixed distance back, the best of them
-    chance: float
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """How well the next word is guessed: nats per word, and the share guessed right."""
+class Scores:
+    """How well the next word is predicted: nats per word, and the share predicted right."""
 
     loss: float
     accuracy: float
@@ -60,25 +45,25 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Table:
-    """What `measure` found; prints itself."""
+    """The results of `measure`; prints itself. `guesses` scores the model and the baselines."""
 
     searched: int
     reported: int
-    heads: tuple[Row, ...]
-    guesses: dict[str, Guesses]
+    heads: tuple[MeasuredHead, ...]
+    guesses: dict[str, Scores]
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "Table":
-        """The table again, from what `as_dict` made of it."""
+        """The table of which `as_dict` made this dict."""
         return cls(
             stored["searched"],
             stored["reported"],
-            tuple(Row(**row) for row in stored["heads"]),
-            {name: Guesses(**guesses) for name, guesses in stored["guesses"].items()},
+            tuple(MeasuredHead(**row) for row in stored["heads"]),
+            {name: Scores(**scores) for name, scores in stored["guesses"].items()},
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "heads": [asdict(row) for row in self.heads]}
+        return {**asdict(self), "heads": [asdict(head) for head in self.heads]}
 
     def __str__(self) -> str:
         lines = [
@@ -91,7 +76,7 @@ class Table:
         for r in self.heads:
             lines.append(
                 f"{r.label:<15}{r.layer:>6}{r.head:>6}{r.rate:>10.1%}{r.random:>9.1%}"
-                f"{r.distance:>10.1%}{r.chance:>8.1%}   {r.of} {OF[r.label]}"
+                f"{r.distance:>10.1%}{r.chance:>8.1%}   {r.of} {WORDS_OF[r.label]}"
             )
         lines += ["", f"{'next word':<15}{'loss':>8}{'right':>8}"]
         for name, g in self.guesses.items():
@@ -100,8 +85,8 @@ class Table:
 
 
 def measure(teller: Storyteller, *, search: int = 200, report: int = 500, seed: int = 1) -> Table:
-    """The table of a storyteller: heads found on `search` training stories, rates and next-word
-    guesses on `report` held-out stories of `seed`.
+    """The table of a storyteller: heads selected on `search` training stories, their rates and
+    next-word scores on `report` held-out stories of `seed`.
 
     Raises `BadValue` for a model that was not trained on stories, and for no stories.
     """
@@ -109,7 +94,8 @@ def measure(teller: Storyteller, *, search: int = 200, report: int = 500, seed: 
         raise BadValue(
             f"The model does not know {len(strange)} words of the stories, for example "
             f"{min(strange)!r}.",
-            "heads are measured on the stories of the grammar, for which the truth is known.",
+            "heads are measured on the stories of the grammar, whose subjects and antecedents are "
+            "known.",
             "measure a model that was trained on stories.",
         )
     if search < 1 or report < 1:
@@ -118,108 +104,109 @@ def measure(teller: Storyteller, *, search: int = 200, report: int = 500, seed: 
             "heads are found on at least one story and reported on at least one.",
             "pass larger numbers.",
         )
-    known, fresh = tell(seed, search, "train"), tell(seed, report, "held-out")
-    blank = untrained(teller.model.config, teller.made.get("seed", 0)).eval()
-    rows = heads(teller.model, teller.vocabulary, known, fresh)
-    blind = heads(blank, teller.vocabulary, known, fresh)
-    counts = tell(seed, 2000, "train")
+    searched, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
+    random_model = untrained(teller.model.config, teller.made.get("seed", 0)).eval()
+    heads = best_heads(teller.model, teller.vocabulary, searched, held_out)
+    random_heads = best_heads(random_model, teller.vocabulary, searched, held_out)
+    counted = stories(seed, 2000, "train")
     guesses = {
-        "model": guess(teller.model, teller.vocabulary, fresh),
-        "random model": guess(blank, teller.vocabulary, fresh),
-        "bigram": Guesses(*Bigram(counts, teller.vocabulary).guess(fresh)),
-        "unigram": Guesses(*Unigram(counts, teller.vocabulary).guess(fresh)),
+        "model": next_word_scores(teller.model, teller.vocabulary, held_out),
+        "random model": next_word_scores(random_model, teller.vocabulary, held_out),
+        "bigram": Scores(*Bigram(counted, teller.vocabulary).scores(held_out)),
+        "unigram": Scores(*Unigram(counted, teller.vocabulary).scores(held_out)),
     }
     return Table(
         search,
         report,
         tuple(
-            Row(
+            MeasuredHead(
                 **head,
-                random=other["rate"],
-                distance=best_distance(known, fresh, RELATIONS[head["label"]]),
-                chance=chance(fresh, RELATIONS[head["label"]]),
+                random=random_head["rate"],
+                distance=best_distance(searched, held_out, RELATIONS[head["label"]]),
+                chance=chance(held_out, RELATIONS[head["label"]]),
             )
-            for head, other in zip(rows, blind, strict=True)
+            for head, random_head in zip(heads, random_heads, strict=True)
         ),
         guesses,
     )
 
 
-def heads(
-    model: Decoder, vocabulary: Vocabulary, known: Sequence[Story], fresh: Sequence[Story]
+def best_heads(
+    model: Decoder, vocabulary: Vocabulary, searched: Sequence[Story], held_out: Sequence[Story]
 ) -> list[dict[str, Any]]:
-    """The best head of each relation on `known` stories, and its rate there and on `fresh` ones."""
-    learned, held = right(model, vocabulary, known), right(model, vocabulary, fresh)
-    found = []
-    for label in RELATIONS:
-        rates, _ = learned[label]
-        best = int(rates.flatten().argmax())
-        layer, head = divmod(best, rates.shape[1])
-        asked = held[label][1]
-        found.append(
+    """The best head of each relation on the `searched` stories, with its rate on both."""
+    search_rates = hit_rates(model, vocabulary, searched)
+    held_out_rates = hit_rates(model, vocabulary, held_out)
+    heads = []
+    for label, (rates, _) in search_rates.items():
+        layer, head = divmod(int(rates.flatten().argmax()), rates.shape[1])
+        reported, count = held_out_rates[label]
+        heads.append(
             {
                 "label": label,
                 "layer": layer,
                 "head": head,
-                "of": asked,
+                "of": count,
                 "found": float(rates[layer, head]),
-                "rate": float(held[label][0][layer, head]),
+                "rate": float(reported[layer, head]),
             }
         )
-    return found
+    return heads
 
 
-def right(
+def hit_rates(
     model: Decoder, vocabulary: Vocabulary, stories: Sequence[Story]
 ) -> dict[str, tuple[Tensor, int]]:
     """For each relation, how often each head is right, (L, H), and of how many words."""
     hits = {label: torch.zeros(()) for label in RELATIONS}
-    asked = dict.fromkeys(RELATIONS, 0)
-    for start in range(0, len(stories), AT_ONCE):
-        some = stories[start : start + AT_ONCE]
-        with torch.no_grad(), watch(model, stats=[topk(1)]) as seen:
-            model(pad(some, vocabulary).ids)
-        looked = torch.stack([_largest(call) for call in seen])  # (L, B, H, T)
-        for label, truth in RELATIONS.items():
-            where = [(b, i, j) for b, story in enumerate(some) for i, j in truth(story).items()]
-            b, i, j = torch.tensor(where).T
-            hits[label] = hits[label] + (looked[:, b, :, i] == j[:, None, None]).sum(0)
-            asked[label] += len(where)
-    return {label: (hits[label] / asked[label], asked[label]) for label in RELATIONS}
+    count = dict.fromkeys(RELATIONS, 0)
+    for start in range(0, len(stories), BATCH):
+        batch = stories[start : start + BATCH]
+        with torch.no_grad(), watch(model, stats=[topk(1)]) as recording:
+            model(pad(batch, vocabulary).ids)
+        top_keys = torch.stack([_top_key(call) for call in recording])  # (L, B, H, T)
+        for label, relation in RELATIONS.items():
+            pairs = [(b, i, j) for b, story in enumerate(batch) for i, j in relation(story).items()]
+            b, i, j = torch.tensor(pairs).T
+            hits[label] = hits[label] + (top_keys[:, b, :, i] == j[:, None, None]).sum(0)
+            count[label] += len(pairs)
+    return {label: (hits[label] / count[label], count[label]) for label in RELATIONS}
 
 
-def _largest(call: Call) -> Tensor:
-    """Where the largest weight of each query lies, (B, H, T)."""
+def _top_key(call: Call) -> Tensor:
+    """The key of the largest weight of each query, (B, H, T)."""
     top = call.found["topk"]
     assert isinstance(top, Top)
     return top.keys[..., 0]
 
 
-def guess(model: Decoder, vocabulary: Vocabulary, stories: Sequence[Story]) -> Guesses:
+def next_word_scores(model: Decoder, vocabulary: Vocabulary, stories: Sequence[Story]) -> Scores:
     """Loss and accuracy of the next word, the end of a story included."""
     loss, correct, count = 0.0, 0, 0
-    for start in range(0, len(stories), AT_ONCE):
-        ids, targets = pad(stories[start : start + AT_ONCE], vocabulary)
+    for start in range(0, len(stories), BATCH):
+        ids, targets = pad(stories[start : start + BATCH], vocabulary)
         with torch.no_grad():
             logits = model(ids)
         loss += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=SKIP,
                                       reduction="sum"))  # fmt: skip
         correct += int((logits.argmax(-1) == targets).sum())
         count += int((targets != SKIP).sum())
-    return Guesses(loss / count, correct / count)
+    return Scores(loss / count, correct / count)
 
 
 def best_distance(
-    known: Sequence[Story], fresh: Sequence[Story], truth: Callable[[Story], dict[int, int]]
+    searched: Sequence[Story],
+    held_out: Sequence[Story],
+    relation: Relation,
 ) -> float:
-    """The rate of always looking the same distance back, the one that is best on `known`."""
-    learned = [i - j for story in known for i, j in truth(story).items()]
-    best = max(set(learned), key=learned.count)
-    held = [i - j for story in fresh for i, j in truth(story).items()]
-    return held.count(best) / len(held)
+    """The rate of always looking the same distance back, the most frequent one in `searched`."""
+    distances = [i - j for story in searched for i, j in relation(story).items()]
+    best = max(set(distances), key=distances.count)
+    reported = [i - j for story in held_out for i, j in relation(story).items()]
+    return reported.count(best) / len(reported)
 
 
-def chance(stories: Sequence[Story], truth: Callable[[Story], dict[int, int]]) -> float:
-    """The rate of picking one of the visible words blindly: word i sees i + 1 of them."""
-    rates = [1 / (i + 1) for story in stories for i in truth(story)]
+def chance(stories: Sequence[Story], relation: Relation) -> float:
+    """The rate of picking one of the visible words at random: word i sees i + 1 of them."""
+    rates = [1 / (i + 1) for story in stories for i in relation(story)]
     return sum(rates) / len(rates)

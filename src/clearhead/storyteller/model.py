@@ -1,4 +1,4 @@
-"""The decoder: embeddings, blocks of causal attention, and a guess at the next word.
+"""The decoder: embeddings, blocks of causal attention, and logits for the next word.
 
 Letters: B batch, T tokens, d features, H heads, D head size.
 """
@@ -14,7 +14,7 @@ from ..nn import RelativePositions, TokenEmbedding, TransformerBlock
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a decoder. The last three are there to be taken away, one at a time."""
+    """The sizes of a decoder. The last three are for ablation: each removes one part."""
 
     words: int
     d: int = 128
@@ -32,9 +32,9 @@ class Config:
 class Decoder(nn.Module):
     """Ids (B, T) or (T) -> logits for the next word, (B, T, words) or (T, words).
 
-    ``x = E[ids]; x = block_i(x) for each block; logits = norm(x) W``. Where words stand is known
-    from `RelativePositions` alone: a head can look by distance, by meaning, or by both, and looking
-    by distance is one number, which all words train.
+    ``x = E[ids]; x = block_i(x) for each block; logits = norm(x) W``. Positions come from
+    `RelativePositions` alone, one learned bias for each distance: a head can look by distance, by
+    content, or by both, and every pair of words trains the bias of its distance.
 
     Raises `BadValue` for more tokens than the context, and what the layers raise.
     """
@@ -60,8 +60,8 @@ class Decoder(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02)
         if not config.scaled:
             for block in blocks:
-                undo = Times((config.d // config.heads) ** 0.5)
-                block.attention.W_query = nn.Sequential(block.attention.W_query, undo)  # type: ignore[assignment]  # a module in the place of another
+                undo = Multiply((config.d // config.heads) ** 0.5)
+                block.attention.W_query = nn.Sequential(block.attention.W_query, undo)  # type: ignore[assignment]  # replaces a Linear
 
     def forward(self, ids: Tensor) -> Tensor:
         if ids.shape[-1] > self.config.context:
@@ -77,14 +77,14 @@ class Decoder(nn.Module):
 
 
 def untrained(config: Config, seed: int = 0) -> Decoder:
-    """A model with the weights that a seed begins with. The caller's generator is left alone."""
+    """A model with the initial weights of a seed. torch's global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Decoder(config)
 
 
-class Times(nn.Module):
-    """Queries times sqrt(D): what the scaling divides by, undone, so that scores are unscaled."""
+class Multiply(nn.Module):
+    """Queries times sqrt(D), which cancels the scaling by 1/sqrt(D)."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

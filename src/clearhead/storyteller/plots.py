@@ -1,6 +1,6 @@
-"""Two pictures: how the loss fell, and what the heads do when something is taken away.
+"""Two figures: the loss by step, and the results of the ablation.
 
-matplotlib is an optional part; without it training still trains, and `ablate` still tabulates.
+matplotlib is optional: without it training and ablation run, and draw nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from ..views import plot
 def draw_losses(
     curves: Mapping[str, Sequence[float]], path: str | Path, held_out: float | None = None
 ) -> Path | None:
-    """Loss by step, one line per name; None if there is no matplotlib to draw with."""
+    """Loss by step, one line per name. Returns None without matplotlib."""
     if not plot.can_draw():
         return None
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def draw_ablation(
     rates: Mapping[str, Sequence[float]],
     path: str | Path,
 ) -> Path | None:
-    """Bars of the loss, and of each rate, one for each name; None without matplotlib."""
+    """Bars of the loss, and of each rate, one for each name. Returns None without matplotlib."""
     if not plot.can_draw():
         return None
     from matplotlib.figure import Figure

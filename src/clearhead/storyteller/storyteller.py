@@ -1,10 +1,10 @@
-"""A trained model that reads a text: its guesses, its attention, and what its heads look for.
+"""A trained model that reads a text: its predictions, its attention, and what its heads look at.
 
 Letters: T tokens, H heads.
 """
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -24,41 +24,47 @@ from .grammar import pronouns, verbs
 from .model import Config, Decoder, untrained
 from .vocabulary import Encoded, Vocabulary
 
-OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}
+# By relation: the words of which it holds.
+WORDS_OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}
 
 
 @dataclass(frozen=True)
-class Head:
-    """A head and what it was measured to do: the share of held-out words, verbs or pronouns for
-    which its largest weight lies where `label` says."""
+class MeasuredHead:
+    """One relation and the head that was selected for it. Each rate is the share of words, verbs or
+    pronouns for which the largest weight lies where `label` says."""
 
     label: str
     layer: int
     head: int
-    rate: float
+    of: int  # how many held-out words the rates are of
+    found: float  # its rate on the training stories that it was selected on
+    rate: float  # its rate on held-out stories
+    random: float  # that of the best head of a model with random weights
+    distance: float  # that of always looking one fixed distance back, the best one
+    chance: float
 
     def __str__(self) -> str:
-        of = f"{self.rate:.1%} of held-out {OF[self.label]}"
+        of = f"{self.rate:.1%} of held-out {WORDS_OF[self.label]}"
         return f"layer {self.layer}, head {self.head} looks at the {self.label} ({of})"
 
 
-class Link(NamedTuple):
-    """A word, the word on which the largest weight lies, and that weight."""
+class WordLink(NamedTuple):
+    """A word, the word on which its largest weight lies, and that weight."""
 
-    word: str
-    at: str
+    query: str
+    key: str
     weight: float
 
     def __str__(self) -> str:
-        return f"{visible(self.word)} → {visible(self.at)} {self.weight:.0%}"
+        return f"{visible(self.query)} → {visible(self.key)} {self.weight:.0%}"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the model made of a text, word by word.
+    """What the model expects after each word of a text.
 
     `tokens` are the words as written, `unknown` says which of them the model does not know, and
-    `guesses` holds for each position the likeliest next words with their probabilities.
+    `guesses` holds for each position the most probable next words with their probabilities.
     """
 
     tokens: tuple[str, ...]
@@ -80,7 +86,8 @@ class Reading:
 class Storyteller:
     """A decoder, its vocabulary, and how both were made.
 
-    `made` says seed, command, commit and the like; `table` is what `measure` found, if it was.
+    `made` has the seed, the command, the commit and so on; `table` is the result of `measure`, None
+    if the model was not measured.
     """
 
     def __init__(
@@ -93,8 +100,8 @@ class Storyteller:
         self.model, self.vocabulary, self.made, self.table = model, vocabulary, made, table
 
     @property
-    def heads(self) -> tuple[Head, ...]:
-        """The heads that do something more often than not, with their held-out rates."""
+    def heads(self) -> tuple[MeasuredHead, ...]:
+        """The measured heads that are right for more than half of the held-out words."""
         return tuple(head for head in _heads(self.table) if head.rate > 0.5)
 
     @property
@@ -102,20 +109,13 @@ class Storyteller:
         return self.model.config.layers
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
-        """Raises `BadValue` for a text without words, or with more than the model can read."""
-        encoded = self.vocabulary.encode(text)
-        most = self.model.config.context
-        if len(encoded.ids) > most:
-            raise BadValue(
-                f"The text has {len(encoded.ids)} tokens.",
-                f"this model reads at most {most} tokens at a time.",
-                "pass a shorter text, for example its last sentences.",
-            )
-        return encoded
+        """The text as numbers. Raises `BadValue` for a text without words."""
+        return self.vocabulary.encode(text)
 
     def read(self, text: str | Sequence[str], guesses: int = 3) -> Reading:
         """What the model expects after each word of a text.
 
+        Raises `BadValue` for a text without words, or with more than the model can read.
         >>> import clearhead.storyteller as st
         >>> st.load().read("Once upon a").guesses[-1][0][0]
         'time'
@@ -129,8 +129,8 @@ class Storyteller:
             )
         encoded = self.encode(text)
         with torch.no_grad():
-            likely = self.model(torch.tensor(encoded.ids)).softmax(-1)
-        top = likely.topk(min(count, len(self.vocabulary)))
+            probabilities = self.model(torch.tensor(encoded.ids)).softmax(-1)
+        top = probabilities.topk(min(count, len(self.vocabulary)))
         words = self.vocabulary.words
         return Reading(
             encoded.tokens,
@@ -142,9 +142,9 @@ class Storyteller:
         )
 
     def explain(self, text: str | Sequence[str], layer: int = 0) -> Trace:
-        """The `Trace` of one layer on a text, with the very q, k, v that the model computed.
+        """The `Trace` of one layer on a text, with the q, k, v that the model computed.
 
-        Raises `BadValue` for a layer that the model does not have, and as `encode` does.
+        Raises `BadValue` for a layer that the model does not have, and as `read` does.
         """
         number = whole_number(layer)
         if number is None or not 0 <= number < self.layers:
@@ -155,38 +155,35 @@ class Storyteller:
             )
         encoded = self.encode(text)
         with torch.no_grad():
-            asked, _ = capture_call(lambda: self.model(torch.tensor(encoded.ids)), number)
-        assert asked is not None
-        trace = explain_problem(*asked, tokens=encoded.labels())
-        roles = "; ".join(f"head {h.head} {h.label}" for h in self.heads if h.layer == number)
+            call, _ = capture_call(lambda: self.model(torch.tensor(encoded.ids)), number)
+        assert call is not None
+        trace = explain_problem(*call, tokens=encoded.labels())
+        labels = "; ".join(f"head {h.head} {h.label}" for h in self.heads if h.layer == number)
         return replace(
-            trace, about=f"storyteller, layer {number}{roles and f' ({roles})'}: {trace.about}"
+            trace, about=f"storyteller, layer {number}{labels and f' ({labels})'}: {trace.about}"
         )
 
-    def links(self, text: str | Sequence[str], head: Head) -> list[Link]:
+    def links(self, text: str | Sequence[str], head: MeasuredHead) -> list[WordLink]:
         """Where a measured head looks from each verb, each pronoun, or each word but the first.
 
         >>> import clearhead.storyteller as st
         >>> teller = st.load()
         >>> [head] = [head for head in teller.heads if head.label == "subject"]
-        >>> [link.at for link in teller.links("The cat near that queen slowly sat.", head)]
+        >>> [link.key for link in teller.links("The cat near that queen slowly sat.", head)]
         ['cat']
         """
         trace = self.explain(text, head.layer)
         tokens, weights = trace.queries or (), trace["weights"][head.head]
-        asks: Container[int] = range(1, len(tokens))  # the first word has none before it
+        queries: Iterable[int] = range(1, len(tokens))  # the first word has none before it
         if head.label != "previous word":
             kind = verbs() if head.label == "subject" else pronouns()
-            asks = [i for i, token in enumerate(tokens) if i and token.lower() in kind]
-        most, where = weights.max(-1)
-        return [
-            Link(token, tokens[int(where[i])], float(most[i]))
-            for i, token in enumerate(tokens)
-            if i in asks
-        ]
+            queries = [i for i in queries if tokens[i].lower() in kind]
+        largest, keys = weights.max(-1)
+        return [WordLink(tokens[i], tokens[int(keys[i])], float(largest[i])) for i in queries]
 
     def save(self, path: str | Path) -> Path:
-        """Weights, vocabulary and how they were made in one file; the table, if any, beside it."""
+        """Write weights, vocabulary and how they were made to one file; the table, if any, to
+        another beside it."""
         about = {
             "config": self.model.config.as_dict(),
             "vocabulary": self.vocabulary.words,
@@ -201,24 +198,22 @@ class Storyteller:
 def load(path: str | Path | None = None) -> Storyteller:
     """The storyteller that comes with clearhead, or one that `train` wrote.
 
-    Raises `BadValue` for a file that is not there, or is no such model.
+    Raises `BadValue` for a file that is missing, or is no such model.
     """
-    if path is not None:
-        return _load(Path(path))
-    return _shipped()
+    return _shipped() if path is None else _load(Path(path))
 
 
 @lru_cache(maxsize=1)
 def _shipped() -> Storyteller:
-    # The folder, so that the table is beside the weights even where the package is an archive.
+    # The whole folder, so that the table is beside the weights even if the package is a zip file.
     with resources.as_file(resources.files(__package__) / "weights") as folder:
         return _load(folder / "storyteller.safetensors")
 
 
 def is_storyteller(path: str | Path) -> bool:
-    """Whether there is a model that `train` wrote: a file, or a folder with its model.safetensors.
+    """Whether `path` is a model that `train` wrote: a file, or a folder with its model.safetensors.
 
-    A Hugging Face checkpoint is none: it keeps its sizes in config.json beside the weights.
+    A Hugging Face checkpoint has a config.json beside the weights instead.
     """
     path = _file(Path(path))
     if not path.is_file():
@@ -226,12 +221,12 @@ def is_storyteller(path: str | Path) -> bool:
     try:
         with safe_open(str(path), framework="pt") as file:
             return "vocabulary" in (file.metadata() or {})
-    except (OSError, SafetensorError):  # damaged: whose it was, its folder tells
+    except (OSError, SafetensorError):  # a damaged file: tell by the folder
         return path.name == "model.safetensors" and not (path.parent / "config.json").exists()
 
 
 def keep_table(path: str | Path, table: dict[str, Any]) -> Path:
-    """Write what was measured beside the weights, so that `load` labels the heads with it."""
+    """Write the result of `measure` beside the weights, from where `load` reads it."""
     return checkpoint.write_json(_file(Path(path)).with_suffix(".json"), table)
 
 
@@ -257,7 +252,7 @@ def _load(path: Path) -> Storyteller:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    """What `measure` left beside the weights; None if it was not called."""
+    """The table that `measure` wrote beside the weights; None if there is none."""
     if not path.is_file():
         return None
     try:
@@ -266,16 +261,16 @@ def _table(path: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadValue(
             f"The file {str(path)!r} beside the weights is no table of heads: {error!r}.",
-            "it holds what `measure` found of this model.",
+            "it holds the result of `measure` for this model.",
             "move it away, or measure again with clearhead measure.",
         ) from error
     return table
 
 
-def _heads(table: dict[str, Any] | None) -> tuple[Head, ...]:
-    """Every head of a table, with what it does. Raises KeyError or TypeError for another table."""
-    found = table["heads"] if table else ()
-    heads = tuple(Head(h["label"], h["layer"], h["head"], float(h["rate"])) for h in found)
-    if unknown := {head.label for head in heads} - set(OF):
+def _heads(table: dict[str, Any] | None) -> tuple[MeasuredHead, ...]:
+    """The heads of a table. Raises KeyError, TypeError or ValueError for another kind of table."""
+    rows = table["heads"] if table else ()
+    heads = tuple(MeasuredHead(**{**row, "rate": float(row["rate"])}) for row in rows)
+    if unknown := {head.label for head in heads} - set(WORDS_OF):
         raise KeyError(*unknown)
     return heads

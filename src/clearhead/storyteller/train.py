@@ -1,8 +1,8 @@
-"""Training: one loss (the next word), one optimiser, and files that survive being killed.
+"""Training: one loss (the next word), one optimiser, and checkpoints to continue from.
 
-Everything that happens in a step follows from the seed and the number of the step, so a training
-that was killed and is started again ends with the same weights, bit for bit (on the same machine,
-with the same number of threads).
+Every step is determined by the seed and the number of the step, so a training that was killed and
+is started again ends with the same weights, bit for bit (on the same machine, with the same number
+of threads).
 """
 
 import math
@@ -29,15 +29,15 @@ from .plots import draw_losses
 from .storyteller import Storyteller
 
 WARM_UP = 50  # steps until the learning rate is reached
-# The numbers of distances learn faster: each is a score by itself, where others are sums of many
-# products. (After 400 steps the best head found the previous word for 96 % of words; at the common
-# rate for 52 %.)
-DISTANCES = 4.0
+# The learning rate of the biases of `RelativePositions`, times that of the other parameters: each
+# is a score by itself, while other scores are sums of many products. (After 400 steps the best head
+# looked at the previous word for 96 % of words; at the common rate for 52 %.)
+RELATIVE_RATE = 4.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the weights, together with the source. `sizes` are those of `Config`."""
+    """What determines the weights, together with the source. `sizes` are those of `Config`."""
 
     seed: int = 1
     steps: int = 4000
@@ -57,7 +57,7 @@ class Recipe:
 
 @dataclass
 class Training:
-    """A model on its way: step by step, with all that is needed to go on later."""
+    """A model in training: its steps, and the checkpoint to continue from."""
 
     recipe: Recipe
     source: Source
@@ -68,19 +68,19 @@ class Training:
         config = Config(len(self.source.vocabulary), **self.recipe.sizes)
         self.model = untrained(config, self.recipe.seed)
         parameters = dict(self.model.named_parameters())
-        tables = [parameters.pop(name) for name in list(parameters) if "relative" in name]
-        groups = [{"params": list(parameters.values()), "times": 1.0}]
-        if tables:
-            groups.append({"params": tables, "times": DISTANCES})
+        relative = [parameters.pop(name) for name in list(parameters) if "relative" in name]
+        groups = [{"params": list(parameters.values()), "factor": 1.0}]
+        if relative:
+            groups.append({"params": relative, "factor": RELATIVE_RATE})
         self.optimiser = AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
 
     def step(self) -> float:
         """One step; its loss."""
         recipe, number = self.recipe, len(self.losses)
-        warm = min(1.0, (number + 1) / WARM_UP)
-        cool = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * number / recipe.steps))
+        warm_up = min(1.0, (number + 1) / WARM_UP)
+        decay = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * number / recipe.steps))
         for group in self.optimiser.param_groups:
-            group["lr"] = recipe.rate * warm * cool * group["times"]
+            group["lr"] = recipe.rate * warm_up * decay * group["factor"]
         loss = next_word_loss(self.model, self.source.batch(number, recipe.batch))
         self.optimiser.zero_grad()
         loss.backward()
@@ -89,7 +89,7 @@ class Training:
         if not math.isfinite(loss.item()):
             raise BadValue(
                 f"After {number} steps the loss is {loss.item()}.",
-                "a training goes on while its loss is a number; this one has diverged.",
+                "a training continues while its loss is finite; this one has diverged.",
                 f"train again with a lower rate than {recipe.rate:g}, in another folder.",
             )
         self.losses.append(loss.item())
@@ -100,16 +100,20 @@ class Training:
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": t for name, t in state.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        checkpoint.write(path, tensors, {"recipe": asdict(self.recipe), "source": self.source.mark})
+        checkpoint.write(path, tensors, self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a checkpoint must share with this training."""
+        return {"recipe": asdict(self.recipe), "source": self.source.identity}
 
     def resume(self, path: Path) -> None:
-        """Go on where a checkpoint stopped. Raises `BadValue` if it is of another training."""
-        tensors, about = checkpoint.read(path)
-        ours = {"recipe": asdict(self.recipe), "source": self.source.mark}
-        if about != ours:
+        """Continue from a checkpoint. Raises `BadValue` if it is of another training."""
+        tensors, settings = checkpoint.read(path)
+        if settings != self.settings:
             raise BadValue(
-                f"{str(path)!r} is of another training: {_apart(about, ours)}.",
-                "a training goes on with what it began with.",
+                f"{str(path)!r} is of another training: {_differences(settings, self.settings)}.",
+                "a training continues with the settings that it began with.",
                 "pass another folder, or the settings that it began with.",
             )
         states: dict[int, dict[str, Tensor]] = {}
@@ -145,10 +149,10 @@ def train(
 ) -> Storyteller:
     """Train a storyteller on the stories of the grammar, or on a `text` file.
 
-    Writes to the folder `out`: ``checkpoint.safetensors`` after `every` steps, and at the end
-    ``model.safetensors`` and, if matplotlib is there and `picture` is wanted, ``loss.png``. If the
-    folder holds the checkpoint of this very training, it goes on from there. `command` is noted in
-    the weights, for whoever wants to make them again.
+    Writes to the folder `out`: ``checkpoint.safetensors`` every `every` steps, and at the end
+    ``model.safetensors`` and, with matplotlib and if `picture` is true, ``loss.png``. If the folder
+    holds a checkpoint of this training, it continues from there. `command` is stored with the
+    weights, so that they can be made again.
 
     Raises `BadValue` for a file that cannot be read, a folder that cannot be written, a checkpoint
     of another training, and sizes that do not fit each other.
@@ -162,7 +166,7 @@ def train(
     if text is None and context < LONGEST:
         raise BadValue(
             f"context is {context}.",
-            f"the stories of the grammar have up to {LONGEST} words, and are read whole.",
+            f"the stories of the grammar have up to {LONGEST} words, and are not cut.",
             f"pass a context of {LONGEST} or more, or a text of your own.",
         )
     if context < 2:
@@ -175,8 +179,8 @@ def train(
     recipe = Recipe(seed, steps, batch, rate, sizes)
     source = Stories(seed) if text is None else TextFile(text, seed, context)
     training = Training(recipe, source)
-    place, code = folder(out, "checkpoints, weights and pictures are"), commit()
-    saved = place / "checkpoint.safetensors"
+    directory, code = folder(out, "checkpoints, weights and pictures are"), commit()
+    saved = directory / "checkpoint.safetensors"
     if saved.exists():
         training.resume(saved)
     started, first = time.perf_counter(), len(training.losses)
@@ -186,7 +190,7 @@ def train(
             training.save(saved)
 
     run(training, after=after, progress=progress)
-    held = evaluate(training.model, source.held_out(100))
+    held_out_loss = evaluate(training.model, source.held_out(100))
     made = {
         "command": command or f"clearhead.storyteller.train({str(out)!r}, ...)",
         "commit": code,
@@ -195,25 +199,26 @@ def train(
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "seconds": round(time.perf_counter() - started) if first == 0 else None,
-        "held_out_loss": round(held, 4),
+        "held_out_loss": round(held_out_loss, 4),
     }
     teller = Storyteller(training.model.eval(), source.vocabulary, made)
-    teller.save(place / "model.safetensors")
+    teller.save(directory / "model.safetensors")
     if picture:
-        draw_losses({"training": training.losses}, place / "loss.png", held_out=held)
+        curves = {"training": training.losses}
+        draw_losses(curves, directory / "loss.png", held_out=held_out_loss)
     return teller
 
 
-def _apart(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """What differs, as words: ``steps 10 there and 20 here``."""
-    told = []
+    parts = []
     for name, here in ours.items():
         there = theirs.get(name)
         if isinstance(here, dict) and isinstance(there, dict):
-            told.append(_apart(there, here))
+            parts.append(_differences(there, here))
         elif here != there:
-            told.append(f"{name} {there} there and {here} here")
-    return ", ".join(part for part in told if part)
+            parts.append(f"{name} {there} there and {here} here")
+    return ", ".join(part for part in parts if part)
 
 
 def run(
@@ -223,7 +228,7 @@ def run(
     progress: bool = True,
     title: str = "",
 ) -> None:
-    """All the steps that are left; `after(done)` is called after each."""
+    """Run all remaining steps; `after(done)` is called after each."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -256,9 +261,9 @@ def evaluate(model: Decoder, batch: Batch) -> float:
 
 
 def commit() -> str:
-    """The commit that this code stands at, with a plus if it was changed since; unknown without
-    git, and where the code was installed into somebody else's repository."""
-    here = Path(__file__).parent  # its parent is the package
+    """The git commit of this code, with a plus if files have changed since; "unknown" without git,
+    or if the code is not tracked by the repository around it."""
+    here = Path(__file__).parent
     try:
         _, head, changed = (
             subprocess.run(

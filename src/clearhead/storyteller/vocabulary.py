@@ -1,7 +1,7 @@
-"""Words and their numbers, with an honest unknown.
+"""Words and their numbers.
 
-A word outside the vocabulary gets the number of ``<unknown>`` and is marked, so that whoever shows
-the text can show the mark. Letters: T tokens.
+A word outside the vocabulary gets the number of ``<unknown>`` and is marked, so that views can show
+the mark. Letters: T tokens.
 """
 
 from collections import Counter
@@ -45,17 +45,17 @@ class Vocabulary:
             raise BadValue(
                 f"A vocabulary was given {len(self.words)} words, {len(self.number)} different.",
                 f"it starts with {UNKNOWN} and {END}, and every word is there once.",
-                "use Vocabulary.of(words), which sees to both.",
+                "use Vocabulary.of(words), which does both.",
             )
 
     @classmethod
     def of(cls, words: Iterable[str]) -> "Vocabulary":
-        """These words, lower case, each once, in order of the alphabet."""
+        """These words, lower case, each once, in alphabetical order."""
         return cls((UNKNOWN, END, *sorted({word.lower() for word in words} - {UNKNOWN, END})))
 
     @classmethod
     def of_text(cls, text: str, most: int = 1000) -> "Vocabulary":
-        """The `most` frequent words of a text; of equally frequent ones, the first to occur."""
+        """The `most` most frequent words of a text; of equally frequent ones, the first."""
         return cls.of(word for word, _ in Counter(tokenize(text.lower())).most_common(most))
 
     def __len__(self) -> int:

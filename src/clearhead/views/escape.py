@@ -1,13 +1,15 @@
-"""Tokens are strangers' text; here they become labels that cannot hide, break or reorder a line."""
+"""Tokens come from outside and may hold any character. Here they become labels in which nothing is
+invisible, breaks the line or reorders it."""
 
 import unicodedata
 
 REORDER = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-MARKS = "\u200e\u200f\u061c"  # marks of direction, which have no class of their own
+MARKS = "\u200e\u200f\u061c"  # direction marks, whose bidirectional class is that of letters
 
 
 def visible(token: str, longest: int = 16) -> str:
-    """A token as a label: what would hide, break or reorder a line is written out.
+    """A token as a label of at most `longest` characters: spaces at its ends are shown, and what is
+    invisible, breaks the line or reorders it is written as its code point.
 
     >>> visible("a\\nb"), visible(" the"), visible("\\u202egnp"), visible("")
     ('a␊b', '␣the', '⟨202E⟩gnp', '∅')
@@ -18,9 +20,9 @@ def visible(token: str, longest: int = 16) -> str:
     return _held("".join(parts))
 
 
-def in_browser(token: str) -> str:
-    """The same for a browser, which cuts labels itself and draws what invisible characters join: a
-    family, a letter of an Indian script."""
+def visible_in_browser(token: str) -> str:
+    """The same at full length for a browser, which shortens labels itself. It keeps zero-width
+    joiners, which a browser draws: in emoji of families, in Indian scripts."""
     return _held("".join(_parts(token, joined=True)))
 
 
@@ -32,7 +34,8 @@ def _parts(token: str, joined: bool) -> list[str]:
 
 
 def _held(label: str) -> str:
-    """The label, with something to hold a mark that would join the text of its neighbour."""
+    """The label; a combining mark at its start gets a circle to stand on, so that it does not join
+    the text before it."""
     if not label:
         return "∅"
     return "◌" + label if unicodedata.category(label[0]) in ("Mn", "Me", "Mc") else label

@@ -7,25 +7,24 @@ import zlib
 import torch
 from torch import Tensor
 
-from .panels import VIRIDIS
+from .colours import viridis
 
-COLOURS = torch.tensor(VIRIDIS, dtype=torch.float32)
+PALETTE = torch.tensor([viridis(i / 255) for i in range(256)], dtype=torch.uint8)
 GREY = 158
 
 
 def png(values: Tensor) -> str:
-    """(rows, columns) as base64 of a PNG: 0 is dark, the largest bright, what is no number grey."""
+    """(rows, columns) as base64 of a PNG: 0 is dark, the largest bright, NaN and infinity grey."""
     values = values.detach().float().cpu()
     lost = ~values.isfinite()
     values = values.masked_fill(lost, 0.0)
-    top = float(values.max()) if values.numel() else 0.0
-    place = (values / (top or 1.0)).clamp(0, 1) * (len(COLOURS) - 1)
-    low = place.floor().long().clamp(max=len(COLOURS) - 2)
-    mixed = torch.lerp(COLOURS[low], COLOURS[low + 1], (place - low).unsqueeze(-1))
-    pixels = mixed.masked_fill(lost.unsqueeze(-1), GREY).round().to(torch.uint8)
+    largest = float(values.max()) if values.numel() else 0.0
+    shares = (values / (largest or 1.0)).clamp(0, 1)
+    pixels = PALETTE[(255 * shares).round().long()].masked_fill(lost.unsqueeze(-1), GREY)
+    # Each row begins with its filter: 0, none.
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)
     height, width = values.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
     parts = (("IHDR", header), ("IDAT", zlib.compress(rows)), ("IEND", b""))
     return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, parts))).decode()
 

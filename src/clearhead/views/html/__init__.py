@@ -1,9 +1,9 @@
-"""One self-contained HTML page: of a trace, every step; of a report, the ladder down to it.
+"""Self-contained HTML pages: every step of a trace; every head of a report, down to the steps.
 
-A page asks the network for nothing. Its policy lets run only the script and the style written in
-it, by their hashes, so the same trace gives the same bytes. Tokens, titles and notes are
-strangers' text: they reach the page as escaped text or as JSON that cannot close its element, and
-never as markup.
+A page requests nothing from the network. Its security policy allows only the script and the style
+written in it, by their hashes. The same trace gives the same bytes. Tokens, titles and notes come
+from outside: they are written as escaped text, or as JSON that cannot close its element, never as
+markup.
 """
 
 from .document import in_notebook

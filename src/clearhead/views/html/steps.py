@@ -9,32 +9,31 @@ from torch import Tensor
 
 from ...errors import BadType, BadValue, kind_of
 from ...results.trace import AXES, Step, Trace
-from ..escape import in_browser
-from ..panels import ends, evenly
-from .document import document, in_notebook, stored, table, write
+from ..escape import visible_in_browser
+from ..format import ends, evenly
+from .document import document, encoded, in_notebook, table, write
 
-# What a page holds of a long text, so that one of five maps stays under 50 MB.
-MAP_SIDE = 256  # cells a side of a map: a screen gives it about 600 pixels
-MAP_CELLS = 1 << 20  # cells of one step's maps, all heads together: 4 MB
-ROW_CELLS = 1 << 18  # numbers in the exact rows that go with them: 1 MB
-TOKEN_CELLS = 1 << 20  # numbers in the rows of the keys or the values: 4 MB
+# Limits on what a page holds of a long text, so that a page of five maps stays below 50 MB.
+MAP_SIDE = 256  # cells a side of a map, which is about 600 pixels wide on a screen
+MAP_CELLS = 1 << 20  # cells of one step's maps, of all heads together: 4 MB
+ROW_CELLS = 1 << 18  # numbers in the exact rows of one step: 1 MB
+TOKEN_CELLS = 1 << 20  # numbers in the keys or the values: 4 MB
 
 
 def page(
     trace: Trace, *, title: str = "clearhead", note: str = "", query: int | None = None
 ) -> str:
-    """The whole HTML document that shows `trace` (of a batch, its first sequence), opened at a
-    `query`; None means the last.
+    """The HTML document that shows `trace` (of a batch, its first sequence), opened at a `query`;
+    None means the last.
 
-    Every number survives as float32 (float64 where float32 would lose it to
-    infinity or to zero). A text too long to draw cell by cell is pooled by
-    maximum for the maps, and keeps some of its queries exactly; the page says so.
-    Raises `BadValue` for a trace without weights, or with nothing in it to draw, and `BadType` for
-    what is no trace.
+    Numbers are kept as float32 (as float64 if float32 would round them to infinity or to zero). The
+    maps of a text too long to draw cell by cell are pooled by maximum, and only some queries are
+    kept exactly; the page says so. Raises `BadValue` for a trace without weights or with an empty
+    step, and `BadType` for anything but a `Trace`.
     """
     if not isinstance(trace, Trace):
         raise BadType(
-            f"The page of a trace was asked of {kind_of(trace)}.",
+            f"page was given {kind_of(trace)}.",
             "it shows the steps of a Trace.",
             "pass what explain(...) returns; write_report makes the page of a report.",
         )
@@ -46,7 +45,7 @@ def page(
                 "explain at least one token, or print the trace as text.",
             )
     return document(
-        {**data_of(trace), "begin": query},
+        {**trace_data(trace), "begin": query},
         title=title,
         about=trace.about,
         note=note,
@@ -63,12 +62,13 @@ def write_page(
     note: str = "",
     query: int | None = None,
 ) -> Path:
-    """Write `page(trace)` to `path` and return the path. Raises `BadValue` where it cannot."""
+    """Write `page(trace)` to `path` and return the path. Raises `BadValue` if it cannot be
+    written."""
     return write(page(trace, title=title, note=note, query=query), path)
 
 
 def notebook(trace: Trace) -> str:
-    """A trace in a notebook: its page, or its text where nothing can be drawn."""
+    """A trace in a notebook: its page, or its text if a step is empty."""
     if any(step.tensor.numel() == 0 for step in trace):
         return f"<pre>{html.escape(repr(trace))}</pre>"
     return in_notebook(page(trace))
@@ -77,25 +77,25 @@ def notebook(trace: Trace) -> str:
 # ---- the numbers ---------------------------------------------------------------------
 
 
-def data_of(trace: Trace) -> dict[str, object]:
-    """Everything the script reads: labels, sizes, steps, and what was left out."""
+def trace_data(trace: Trace) -> dict[str, object]:
+    """What the script reads of a trace: labels, sizes, steps, and which queries are kept."""
     size = sizes(trace)
     block, kept = _fit(size)
     return {
         "size": size,
         "names": AXES,
-        "queries": [in_browser(token) for token in trace.labels("q", size["q"])],
-        "keys": [in_browser(token) for token in trace.labels("k", size["k"])],
-        "settings": settings_of(trace),
+        "queries": [visible_in_browser(token) for token in trace.labels("q", size["q"])],
+        "keys": [visible_in_browser(token) for token in trace.labels("k", size["k"])],
+        "settings": number_settings(trace),
         "first": trace.first or {},
         "block": block,
         "kept": kept,
-        "steps": [told(step, block, kept) for step in trace],
+        "steps": [step_data(step, block, kept) for step in trace],
     }
 
 
-def settings_of(trace: Trace) -> dict[str, int | float]:
-    """Those that are finite numbers: the script writes them where it follows one key by hand."""
+def number_settings(trace: Trace) -> dict[str, int | float]:
+    """The settings that are finite numbers: the script writes them into its calculations."""
     return {
         name: value
         for name, value in (trace.settings or {}).items()
@@ -104,7 +104,7 @@ def settings_of(trace: Trace) -> dict[str, int | float]:
 
 
 def sizes(trace: Trace) -> dict[str, int]:
-    """How long each axis is. The weights speak first, then whoever has the letter."""
+    """The size of each axis: that of the weights, else of the first step that has the axis."""
     size: dict[str, int] = {}
     for step in (trace.step("weights"), *trace):
         for letter, length in zip(step.axes.split(), step.shape, strict=True):
@@ -113,7 +113,7 @@ def sizes(trace: Trace) -> dict[str, int]:
 
 
 def _fit(size: dict[str, int]) -> tuple[list[int] | None, list[int]]:
-    """The block that one map cell stands for (None: a cell is a cell), and the queries kept."""
+    """How many queries and keys one cell of a map pools (None: none), and the queries kept."""
     heads = size.get("h", 1)
     side = max(64, min(MAP_SIDE, math.isqrt(MAP_CELLS // heads)))
     queries = size["q"]
@@ -123,8 +123,8 @@ def _fit(size: dict[str, int]) -> tuple[list[int] | None, list[int]]:
     return block, evenly(queries, max(4, ROW_CELLS // (heads * size["k"])))
 
 
-def told(step: Step, block: list[int] | None, queries: list[int]) -> dict[str, object]:
-    """One step as the script reads it: the numbers, and the positions they belong to."""
+def step_data(step: Step, block: list[int] | None, queries: list[int]) -> dict[str, object]:
+    """What the script reads of a step: its numbers, and of which positions they are."""
     tensor, axes = step.tensor.detach(), step.axes.split()
     if "b" in axes:
         tensor = tensor.select(axes.index("b"), 0)
@@ -133,50 +133,49 @@ def told(step: Step, block: list[int] | None, queries: list[int]) -> dict[str, o
     if pair:
         tensor = tensor.movedim((axes.index("q"), axes.index("k")), (-2, -1))
         axes = [letter for letter in axes if letter not in "qk"] + ["q", "k"]
-    said: dict[str, object] = {
+    data: dict[str, object] = {
         "name": step.name,
         "formula": step.formula,
         "why": step.why,
         "axes": axes,
         "shape": [list(pair) for pair in zip(step.axes.split(), step.shape, strict=True)],
-        "called": {letter: step.called(letter) for letter in step.axes.split()},
-        "whole": not tensor.is_floating_point(),
+        "axis_names": {letter: step.axis_name(letter) for letter in step.axes.split()},
+        "integer": not tensor.is_floating_point(),
     }
     kept: dict[str, list[int]] = {}
     if block and pair:
-        said["map"] = pack(_pooled(tensor, *block))
+        data["map"] = encoded_floats(_pooled(tensor, *block))
     if block and "q" in axes:
         kept["q"] = queries
     if "k" in axes and not pair and tensor.numel() > TOKEN_CELLS:
         keys = tensor.shape[axes.index("k")]
         kept["k"] = evenly(keys, max(4, TOKEN_CELLS * keys // tensor.numel()))
     for letter, positions in kept.items():
-        where = torch.tensor(positions, device=tensor.device)
-        tensor = tensor.index_select(axes.index(letter), where)
-    return {**said, "kept": kept, **pack(tensor)}
+        index = torch.tensor(positions, device=tensor.device)
+        tensor = tensor.index_select(axes.index(letter), index)
+    return {**data, "kept": kept, **encoded_floats(tensor)}
 
 
 def _pooled(matrix: Tensor, rows: int, columns: int) -> Tensor:
-    """The largest of every block of rows x columns; a NaN in a block stays."""
-    high, wide = matrix.shape[-2:]
-    padding = (0, -wide % columns, 0, -high % rows)
+    """The largest number of every block of rows x columns; NaN if the block has one."""
+    height, width = matrix.shape[-2:]
+    padding = (0, -width % columns, 0, -height % rows)
     padded = torch.nn.functional.pad(matrix.double(), padding, value=-math.inf)
     return padded.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows)).amax((-3, -1))
 
 
-def pack(tensor: Tensor) -> dict[str, object]:
-    """The numbers in float32, or in float64 where that would lose some."""
-    wide, narrow = tensor.double(), tensor.float()
-    lost = (narrow.isinf() != wide.isinf()) | ((narrow == 0) != (wide == 0))
-    kind, values = ("f8", wide) if lost.any() else ("f4", narrow)
-    return stored(values, kind)
+def encoded_floats(tensor: Tensor) -> dict[str, object]:
+    """The tensor in float32, or in float64 if float32 would round a number to infinity or zero."""
+    double, single = tensor.double(), tensor.float()
+    lost = (single.isinf() != double.isinf()) | ((single == 0) != (double == 0))
+    return encoded(double, "f8") if lost.any() else encoded(single, "f4")
 
 
 # ---- without a script ----------------------------------------------------------------
 
 
 def _fallback(trace: Trace) -> str:
-    """The weights of the first head as the rows of a plain table, long ones elided."""
+    """The weights of the first head as the rows of a table, long ones elided."""
     step = trace.step("weights")
     axes = step.axes.split()
     weights = step.tensor.detach().movedim((axes.index("q"), axes.index("k")), (-2, -1))
@@ -192,7 +191,9 @@ def _fallback(trace: Trace) -> str:
 
 def _token(tokens: list[str], position: int | None) -> str:
     return (
-        "…" if position is None else f"<bdi>{html.escape(in_browser(tokens[position][:40]))}</bdi>"
+        "…"
+        if position is None
+        else f"<bdi>{html.escape(visible_in_browser(tokens[position][:40]))}</bdi>"
     )
 
 

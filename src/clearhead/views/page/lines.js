@@ -1,7 +1,7 @@
 // 4. The lines: one query on the left, the keys it looks at on the right.
 
-const LINE = 28, GAP = 14; // pixels a token and a gap, as in the style sheet
-const MOST = 32; // tokens a side: they fit a screen, and an eye can follow the lines
+const LINE = 28, GAP = 14; // pixels of a token and of a gap, as in the style sheet
+const MOST = 32; // tokens a side, which fit a screen
 
 function buildLines() {
   listen(byId("queries"), "query", (by) => {
@@ -26,12 +26,12 @@ function listen(list, what, moved) {
 }
 
 function drawLines() {
-  const row = rowOf(mixed), before = rowOf(weights), masked = maskedKeys();
+  const row = rowOf(usedWeights), before = rowOf(weights), masked = maskedKeys();
   const slot = trace.kept.indexOf(state.query);
   const queries = elideAround(trace.kept.length, slot).map((i) => i === null ? null : trace.kept[i]);
   const keys = largest(row, MOST, state.key);
 
-  // Of a long text not every query is kept: then each says where it stands.
+  // If not every query is kept, each shows its position.
   const skips = trace.kept.some((position, i) => position !== i);
   fill(byId("queries"), queries, state.query, (position) =>
     skips ? [query(position), make("small", {}, ` ${numbered("q", position)}`)] : [query(position)]);
@@ -42,13 +42,13 @@ function drawLines() {
       : row[position] === 0 && before[position] > 0 ? "dropped" : amount(row, position)),
   ], (position) => (masked[position] ? "masked" : ""));
 
-  const wires = byId("wires"), SVG = "http://www.w3.org/2000/svg";
+  const curves = byId("curves"), SVG = "http://www.w3.org/2000/svg";
   const [left, right] = [queries, keys].map(middles);
   const height = Math.max(left.height, right.height);
-  wires.setAttribute("viewBox", `0 0 100 ${height}`);
-  wires.style.height = `${height}px`;
+  curves.setAttribute("viewBox", `0 0 100 ${height}`);
+  curves.style.height = `${height}px`;
   const from = left.at[queries.indexOf(state.query)];
-  wires.replaceChildren(...keys.flatMap((position, i) => {
+  curves.replaceChildren(...keys.flatMap((position, i) => {
     const weight = position === null ? 0 : row[position];
     if (!(weight > 0)) return [];
     const to = right.at[i];
@@ -65,13 +65,13 @@ function drawLines() {
     ? `${count(drawn, "key")} of ${trace.keys.length.toLocaleString("en")}, the largest weights among them.` : "";
 }
 
-// A weight; of one that is not kept, what is known: it is no larger than the least that is.
+// A weight as text. One that is not kept is at most the smallest that is.
 function amount(row, position) {
   if (row[position] !== undefined) return number(row[position]);
   return `≤ ${number(Math.min(...row.filter((weight) => weight !== undefined)))}`;
 }
 
-// Where the middle of each line of a list falls.
+// The height of a list, and the middle of each of its lines.
 function middles(positions) {
   let height = 0;
   const at = positions.map((position) => {
@@ -82,7 +82,7 @@ function middles(positions) {
   return { at, height };
 }
 
-// A window of the queries that holds the chosen one.
+// Which queries are listed: consecutive ones around the chosen one, with null for each gap.
 function elideAround(length, chosen) {
   const first = Math.max(0, Math.min(length - MOST, chosen - MOST / 2));
   const window = Array.from({ length: Math.min(MOST, length) }, (_, i) => first + i);

@@ -1,19 +1,16 @@
 // 3. The maps: every head small, one head large, and the numbers under the pointer.
 
-// Viridis: even in lightness, and the same order for every kind of colour vision.
-const VIRIDIS = [
-  0x440154, 0x482475, 0x414487, 0x355f8d, 0x2a788e, 0x21918c, 0x22a884, 0x44bf70, 0x7ad151,
-  0xbddf26, 0xfde725,
-].map((hex) => [hex >> 16, (hex >> 8) & 255, hex & 255]);
-const NOT_A_NUMBER = [214, 51, 92];
+const NAN_COLOUR = [214, 51, 92];
 
+// Viridis, mixed between the points that Python wrote.
 function colour(share) {
-  const at = Math.max(0, Math.min(1, share)) * (VIRIDIS.length - 1);
-  const low = VIRIDIS[Math.floor(at)], high = VIRIDIS[Math.ceil(at)];
-  return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+  const points = pageData.viridis;
+  const place = Math.max(0, Math.min(1, share)) * (points.length - 1);
+  const low = points[Math.floor(place)], high = points[Math.ceil(place)];
+  return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (place % 1)));
 }
 
-// One scale for all heads of a step, so that they compare. Shares start at zero.
+// One colour range for all heads of a step, so that they can be compared. Weights start at zero.
 function extent(step) {
   if (step.extent) return step.extent;
   let low = Infinity, high = -Infinity;
@@ -30,38 +27,39 @@ function extent(step) {
 
 const isShare = (step) => step.name === "weights" || step.name === "dropped";
 
-// Many keys share a weight of one, so most weights are faint: their square root is not.
-const lifted = (step) => isShare(step) && step.shape.at(-1)[1] > 16;
+// Among many keys most weights are small; on a square-root scale they can be seen.
+const onRootScale = (step) => isShare(step) && step.shape.at(-1)[1] > 16;
 
 function shade(step, value) {
   const { low, high } = extent(step);
   const share = (value - low) / (high - low);
-  return lifted(step) ? Math.sqrt(Math.max(0, share)) : share;
+  return onRootScale(step) ? Math.sqrt(Math.max(0, share)) : share;
 }
 
-// A step knows its masked cells by their minus infinity; the later ones ask `masked`, where it is
-// drawn. The maps of a report know them all.
-const hatching = (step) =>
-  (isShare(step) && step.among.find((it) => it.name === "masked" && it.drawn)) || step;
-const blocks = (step) => (step.blocks ??= step.cells.includes(-Infinity));
+// Blocked cells are minus infinity: in the step itself (the maps of a report hold them, too), or
+// for weights in the step `masked`.
+const maskSource = (step) =>
+  (isShare(step) && step.siblings.find((it) => it.name === "masked" && it.hasMap)) || step;
+const hasBlocked = (step) => (step.blocked ??= step.cells.includes(-Infinity));
 
-function hidden(step, head, fine = true) {
-  const { values } = hatching(step).grid(head, fine);
+// A function that says whether the mask blocks a cell.
+function blockedIn(step, head, fine = true) {
+  const { values } = maskSource(step).grid(head, fine);
   return (cell) => values[cell] === -Infinity;
 }
 
-// One canvas pixel a cell; the style sheet enlarges it without smoothing, and
-// hatches what stays transparent, which is what may not be looked at.
+// One canvas pixel a cell, which the style sheet enlarges without smoothing. Blocked cells stay
+// transparent, and show the hatching behind the canvas.
 function paint(canvas, step, head, fine = true) {
   const { rows, columns, values } = step.grid(head, fine);
-  const isHidden = hidden(step, head, fine);
+  const isBlocked = blockedIn(step, head, fine);
   [canvas.width, canvas.height] = [columns, rows];
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(columns, rows);
   for (let cell = 0; cell < values.length; cell++) {
-    if (isHidden(cell)) continue;
+    if (isBlocked(cell)) continue;
     const value = values[cell];
-    image.data.set(Number.isNaN(value) ? NOT_A_NUMBER : colour(shade(step, value)), 4 * cell);
+    image.data.set(Number.isNaN(value) ? NAN_COLOUR : colour(shade(step, value)), 4 * cell);
     image.data[4 * cell + 3] = 255;
   }
   pen.putImageData(image, 0, 0);
@@ -69,7 +67,7 @@ function paint(canvas, step, head, fine = true) {
 
 // ---- the choice of step and head -----------------------------------------------------
 
-// What depends on the trace that is open: its steps, its heads.
+// What depends on the trace that is shown: its steps and heads.
 function fillMaps() {
   byId("which").replaceChildren(byId("which").firstElementChild);
   byId("which").hidden = maps.length < 2;
@@ -134,7 +132,7 @@ function walk(event) {
   else if (to.row >= 0 && to.row < rows && to.column >= 0 && to.column < columns) goToCell(to);
 }
 
-// A cell of a pooled map is a block: its first key, and the nearest query that was kept.
+// Of a cell that pools several positions: its first key, and the nearest query that is kept.
 function goToCell({ row, column }) {
   const [first] = rowSpan(row);
   const near = (position) => Math.abs(position - first);
@@ -150,9 +148,9 @@ function drawMaps() {
     radio.checked = radio.value === state.show;
   }
   [...byId("heads").children].forEach((button, head) => {
-    const chosen = head === state.head;
-    button.setAttribute("aria-checked", chosen);
-    button.tabIndex = chosen ? 0 : -1;
+    const isChosen = head === state.head;
+    button.setAttribute("aria-checked", isChosen);
+    button.tabIndex = isChosen ? 0 : -1;
     if (button.painted !== step) paint(button.firstChild, step, head);
     button.painted = step;
   });
@@ -191,14 +189,14 @@ function label(side, tokens, cells, span, size) {
 
 // Where a cell is wide enough for its number, the number stands in it.
 function writeCells(cell, columns, values) {
-  const step = stepNamed(state.show), isHidden = hidden(step, state.head);
+  const step = stepNamed(state.show), isBlocked = blockedIn(step, state.head);
   const written = byId("written");
   written.replaceChildren();
   if (cell < 34) return;
   for (let at = 0; at < values.length; at++) {
     const dark = shade(step, values[at]) < 0.45;
     written.append(make("span", { class: dark ? "on-dark" : "on-light" },
-      isHidden(at) ? "" : short(values[at])));
+      isBlocked(at) ? "" : short(values[at])));
   }
   written.style.gridTemplateColumns = `repeat(${columns}, ${cell}px)`;
 }
@@ -215,24 +213,24 @@ function placeCursor(cursor, cell) {
 
 function drawScale(step) {
   const { low, high } = extent(step);
-  const stops = VIRIDIS.map(([r, g, b]) => `rgb(${r} ${g} ${b})`).join(", ");
+  const stops = pageData.viridis.map(([r, g, b]) => `rgb(${r} ${g} ${b})`).join(", ");
   const ramp = make("span", { class: "ramp" });
   ramp.style.background = `linear-gradient(to right, ${stops})`;
-  const notes = blocks(hatching(step)) ? [make("span", { class: "swatch" }), " may not look"] : [];
+  const notes = hasBlocked(maskSource(step)) ? [make("span", { class: "swatch" }), " may not look"] : [];
   byId("scale").replaceChildren(
     make("span", {}, number(low, 2)), ramp, make("span", {}, number(high, 2)),
-    make("span", { class: "aside" }, lifted(step) ? "square-root scale" : ""),
+    make("span", { class: "aside" }, onRootScale(step) ? "square-root scale" : ""),
     make("span", { class: "aside" }, ...notes));
 }
 
-// A report's maps hold shades, so of the numbers behind them two digits.
-const said = (step, value) => (step.map?.top === undefined ? precise(value)
+// A value as text: the maps of a report hold shades, from which two digits can be read.
+const mapValue = (step, value) => (step.map?.top === undefined ? precise(value)
   : `≈ ${Number(Math.max(0, value).toPrecision(2))}`);
 
 // ---- the reading ---------------------------------------------------------------------
 
-// What the cell under the pointer says, or else the cell that is kept: its two
-// tokens, and its number at every step that has one.
+// Describes the cell under the pointer, or else the chosen cell: its two tokens, and its number at
+// every step that has a map.
 function read(cell, head = state.head) {
   const { row, column } = cell ?? state;
   placeCursor(byId("point"), head === state.head ? cell : undefined);
@@ -245,11 +243,11 @@ function read(cell, head = state.head) {
     return make("div", { class: step.name === state.show ? "shown" : undefined },
       make("dt", {}, step.name),
       make("dd", { "data-step": step.name },
-        said(step, values[row * columns + column])));
+        mapValue(step, values[row * columns + column])));
   });
-  const looks = hidden(weights, head)(row * weights.grid(head).columns + column)
+  const looks = blockedIn(weights, head)(row * weights.grid(head).columns + column)
     ? " may not look at " : " looks at ";
-  const says = [
+  const lines = [
     make("p", {}, make("small", {}, `head ${numbered("h", head)}`)),
     make("p", { class: "looks" },
       ...tokens("q", trace.queries, rowSpan(row, head)), make("span", { class: "arrow" }, looks),
@@ -258,15 +256,15 @@ function read(cell, head = state.head) {
   ];
   if (trace.block) {
     const [high, wide] = trace.block;
-    says.push(make("p", {}, make("small", {}, `the largest of ${high} × ${wide} cells`)));
+    lines.push(make("p", {}, make("small", {}, `the largest of ${high} × ${wide} cells`)));
   } else if (trace.bins) {
     const { rows, columns } = weights.grid(head);
     const pooled = rows < trace.size.q || columns < trace.size.k;
-    says.push(make("p", {}, make("small", {}, pooled
+    lines.push(make("p", {}, make("small", {}, pooled
       ? "the weight on these keys together, a mean over these queries, read from the map's shade"
       : "read from the map's shade; the exact weight stands below")));
   }
-  byId("readout").replaceChildren(...says);
+  byId("readout").replaceChildren(...lines);
   for (const [id, at] of [["rows", row], ["columns", column]]) {
     [...byId(id).children].forEach((span, i) => span.classList.toggle("here", i === at));
   }

@@ -1,6 +1,6 @@
-// 2. The marks: elements, tokens, numbers, bars and tables.
+// 2. Building blocks: elements, tokens, numbers, bars and tables.
 //
-// Text goes in as text nodes and never as markup: a token may hold anything.
+// Text becomes text nodes, never markup: a token may hold anything.
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -13,13 +13,14 @@ function make(tag, attributes = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 
-// By code points, so that no character is cut in two.
+// Shortens a text by code points, so that no character is cut in two.
 function clip(text, most) {
   const head = [...text.slice(0, 2 * most + 2)];
   return head.length > most ? head.slice(0, most).join("") + "…" : text;
 }
 
-// A token keeps its own direction to itself (bdi), and says all of itself when pointed at.
+// A token. Its direction does not affect the text around it (bdi), and pointing at it shows it in
+// full.
 function token(text, most = 24) {
   return make("bdi", { class: "token", title: text.length > 12 ? text : undefined }, clip(text, most));
 }
@@ -41,7 +42,7 @@ function number(value, digits = 4) {
   return sign + size.toFixed(size >= 1000 ? Math.max(0, digits - 2) : digits);
 }
 
-// Six significant digits: what float32 holds.
+// Six significant digits, which float32 holds.
 function precise(value) {
   if (!Number.isFinite(value) || value === 0) return number(value);
   return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
@@ -55,32 +56,32 @@ function bar(share) {
   return make("span", { class: "gauge", "aria-hidden": "true" }, fill);
 }
 
-// Positions to write out of `length`: all, or both ends and the neighbours of
-// `chosen`, with null for each gap.
-function elide(length, most, chosen = 0) {
+// Which of `length` positions are written out: all, or both ends and the neighbours of `centre`,
+// with null for each gap.
+function elide(length, most, centre = 0) {
   const all = Array.from({ length }, (_, i) => i);
   if (length <= most) return all;
   const near = Math.max(1, Math.floor((most - 4) / 2));
-  const middle = Math.max(near + 1, Math.min(length - near - 2, chosen));
+  const middle = Math.max(near + 1, Math.min(length - near - 2, centre));
   return withGaps(
     all.filter((i) => i < 2 || i >= length - 2 || Math.abs(i - middle) <= near), length);
 }
 
-// Features have no neighbours: the first of them, a gap, the last.
+// Which of `length` features are written out: all, or the first ones, null, and the last.
 function ends(length, most) {
   const all = Array.from({ length }, (_, i) => i);
   return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
 }
 
-// The positions of the `most` largest values (and of `chosen`), in order, with gaps. Of a row with
-// holes, those that are known.
-function largest(values, most, chosen) {
+// The positions of the `most` largest values, and `always`, in order, with null for each gap.
+// Undefined values are left out.
+function largest(values, most, always) {
   const size = (i) => (Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity);
   const order = Array.from(values, (_, i) => i)
-    .filter((i) => values[i] !== undefined || i === chosen)
+    .filter((i) => values[i] !== undefined || i === always)
     .sort((a, b) => size(b) - size(a));
   if (order.length <= most) return withGaps(order.sort((a, b) => a - b), values.length);
-  const picked = new Set([chosen, ...order.slice(0, most - 1)]);
+  const picked = new Set([always, ...order.slice(0, most - 1)]);
   return withGaps([...picked].sort((a, b) => a - b), values.length);
 }
 
@@ -88,7 +89,7 @@ function withGaps(positions, length) {
   const line = [];
   let expected = 0;
   for (const position of positions) {
-    if (position === expected + 1) line.push(expected); // a gap of one says less than the one
+    if (position === expected + 1) line.push(expected); // rather than a gap of one
     if (position > expected + 1) line.push(null);
     line.push(position);
     expected = position + 1;
@@ -113,7 +114,7 @@ function table(caption, columns, rows, kind = "") {
   return around;
 }
 
-// What is wider than its place scrolls, and so the Tab key must reach it.
+// An element that scrolls must be reachable by the Tab key.
 const scrolls = new ResizeObserver((entries) => {
   for (const { target } of entries) {
     if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;

@@ -1,20 +1,20 @@
-// 5. The steps: the computation for one query, as one would write it on a page.
+// 5. The steps: the computation for one query, written out.
 
-// How each step is written out. A step that is not named here is shown as
-// before and after (queries x keys), or as a table of its rows.
+// How a step is written out. Any other step is shown as before and after (queries x keys), or as a
+// table of its rows.
 const WRITTEN = { scores: dotProduct, weights: exponentials, output: weightedSum };
 
 const write = (step) =>
-  holds(step) ? (WRITTEN[step.name] ?? (step.pair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
+  holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
 
 // Does the page hold the numbers of this step for the chosen head and query?
 function holds(step) {
-  const at = place();
+  const indices = selection();
   return (step === weights && rowOf(step).some((weight) => weight !== undefined))
-    || (step.data && "hgq".split("").every((letter) => step.slots[letter]?.has(at[letter]) ?? true));
+    || (step.data && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true));
 }
 
-// Where it does.
+// A link to the head and query for which it does.
 function elsewhere(step) {
   const { h, q } = step.kept;
   const to = { head: h?.[0] ?? state.head, query: q?.[0] ?? state.query };
@@ -25,7 +25,7 @@ function elsewhere(step) {
     ...(q ?? [to.query]).flatMap((position, i) => [i ? ", " : "", query(position), ` (${numbered("q", position)})`]), "."), there];
 }
 
-// One tab a step of the trace that is open.
+// One tab for each step of the trace that is shown.
 function fillSteps() {
   byId("tabs").replaceChildren(...steps.map((step, stage) => {
     const tab = make("button", { type: "button", role: "tab", id: `tab-${stage}` },
@@ -61,17 +61,17 @@ function drawSteps() {
     tab.tabIndex = stage === state.stage ? 0 : -1;
   });
   byId("panel").setAttribute("aria-labelledby", `tab-${state.stage}`);
-  byId("panel").replaceChildren(leaf(state.stage));
+  byId("panel").replaceChildren(stepArticle(state.stage));
   byId("previous").disabled = state.stage === 0;
   byId("next").disabled = state.stage === steps.length - 1;
   byId("turned").textContent = `Step ${state.stage + 1} of ${steps.length}`;
 }
 
-// One step, whole: name, formula, shape, reason, numbers.
-function leaf(stage) {
+// One step in full: name, formula, shape, reason, numbers.
+function stepArticle(stage) {
   const step = steps[stage];
   const shape = step.shape.map(([letter, size]) =>
-    make("span", {}, `${step.called[letter]} `, make("b", {}, size)));
+    make("span", {}, `${step.axis_names[letter]} `, make("b", {}, size)));
   return make("article", { class: "step", "data-step": step.name },
     make("h3", {}, make("span", { class: "ordinal" }, stage + 1), step.name),
     make("p", { class: "formula" }, step.formula),
@@ -84,33 +84,32 @@ const paragraph = (...words) => make("p", {}, ...words);
 
 // ---- any step ------------------------------------------------------------------------
 
-// Tokens (of a matrix of weights, features) down, features across, the chosen token marked.
+// Tokens down (features, for a weight matrix) and features across; the chosen token is marked.
 function rowsOf(step) {
   const free = step.axes.filter((letter) => !"hg".includes(letter));
   const down = free.find((letter) => "qk".includes(letter)) ?? free.at(-2);
   const across = free.filter((letter) => letter !== down).at(-1);
-  const chosen = { q: state.query, k: state.key }[down];
+  const marked = { q: state.query, k: state.key }[down];
   const length = step.shape.find(([letter]) => letter === down)?.[1] ?? 1;
   const positions = step.kept[down] ?? Array.from({ length }, (_, i) => i);
-  const at = (position) => place(down ? { [down]: position } : {});
-  const read = (position) => (across ? step.along(across, at(position)) : step.along("", at(position)));
-  const shown = elide(positions.length, 12, Math.max(0, positions.indexOf(chosen)));
+  const read = (position) => step.along(across ?? "", selection(down ? { [down]: position } : {}));
+  const shown = elide(positions.length, 12, Math.max(0, positions.indexOf(marked)));
   const features = ends(read(positions[0]).length, 10);
-  const write = (value) => (step.whole ? String(value) : number(value));
+  const write = (value) => (step.integer ? String(value) : number(value));
   const label = (position) => ({ q: query, k: key })[down]?.(position) ??
-    (down ? `${step.called[down]} ${position}` : "all tokens");
+    (down ? `${step.axis_names[down]} ${position}` : "all tokens");
   const rows = shown.map((i) => {
     if (i === null) return gap(features.length + 1);
     const position = positions[i], values = read(position);
     return {
-      kind: position === chosen ? "chosen" : "",
+      kind: position === marked ? "chosen" : "",
       cells: [label(position), ...features.map((j) => (j === null ? "…" : write(values[j])))],
     };
   });
   const names = features.map((j) => (j === null ? "…" : across ? `${across} ${j}` : step.name));
-  const each = "qk".includes(down) ? "token" : step.called[down];
+  const each = "qk".includes(down) ? "token" : step.axis_names[down];
   const how = shown.includes(null) ? `some of its ${positions.length} rows, one for each ${each}` : `a row for each ${each}`;
-  return [table(`${step.name}, ${how}`, [step.called[down] ?? "", ...names], rows)];
+  return [table(`${step.name}, ${how}`, [step.axis_names[down] ?? "", ...names], rows)];
 }
 
 // The row of the chosen query in the step before, and in this one.
@@ -129,35 +128,35 @@ function beforeAndAfter(step) {
     kind: [i === state.key ? "chosen" : "", after[i] === -Infinity ? "masked" : ""].join(" "),
     cells: [key(i), before ? number(before[i]) : "", number(after[i]), note(i)],
   });
-  const blind = after.filter((score) => score === -Infinity).length;
+  const blocked = after.filter((score) => score === -Infinity).length;
   return [
     ...oneKey(step, before?.[state.key], after[state.key]),
     ...(step.name === "masked" ? [paragraph(
-      blind ? `This query may not look at ${count(blind, "key")} of ${after.length}.`
+      blocked ? `This query may not look at ${count(blocked, "key")} of ${after.length}.`
         : "This query may look at every key.")] : []),
     table(`The row of this query, ${earlier?.name ?? "nothing"} before and ${step.name} after`,
       ["key", earlier?.name ?? "before", step.name, "note"], rows, "narrow"),
   ];
 }
 
-// The same line as one writes it by hand, where the setting behind it is known.
+// The calculation for the chosen key, if the setting that it needs is known.
 function oneKey(step, before, after) {
   const { scale, softcap, dropout } = trace.settings;
-  const hand = {
+  const calculation = {
     scaled: scale !== undefined && ` × ${precise(scale)} = `,
     capped: softcap !== undefined && `: ${precise(softcap)} × tanh(${number(before)} / ${precise(softcap)}) = `,
     dropped: dropout !== undefined && after !== 0 && ` ÷ (1 ${MINUS} ${precise(dropout)}) = `,
   }[step.name];
-  if (!hand || before === undefined) return [];
-  return [make("p", { class: "sum" }, key(state.key), " ", number(before), hand, make("b", {}, number(after)))];
+  if (!calculation || before === undefined) return [];
+  return [make("p", { class: "sum" }, key(state.key), " ", number(before), calculation, make("b", {}, number(after)))];
 }
 
 // ---- scores: product by product ------------------------------------------------------
 
 function dotProduct(step) {
   const row = rowOf(step), result = row[state.key];
-  const q = stepNamed("query")?.along("d", place());
-  const k = stepNamed("key")?.along("d", place());
+  const q = stepNamed("query")?.along("d", selection());
+  const k = stepNamed("key")?.along("d", selection());
   const parts = [];
   if (q && k) {
     const products = q.map((value, i) => value * k[i]);
@@ -211,23 +210,23 @@ function exponentials(step) {
   const rest = after.map((_, i) => i).filter((i) => !shown.includes(i));
   const add = (values) => rest.reduce((sum, i) => sum + values[i], 0);
   const peak = Math.max(...before.filter((score) => !Number.isNaN(score)));
-  const raised = before.map((score) => Math.exp(score - peak));
-  const sum = raised.reduce((all, value) => all + value, 0);
+  const exps = before.map((score) => Math.exp(score - peak));
+  const sum = exps.reduce((all, value) => all + value, 0);
   const rows = shown.map((i) => i === null ? gap(6) : {
     kind: [i === state.key ? "chosen" : "", before[i] === -Infinity ? "masked" : ""].join(" "),
-    cells: [key(i), number(before[i]), number(before[i] - peak), number(raised[i]),
+    cells: [key(i), number(before[i]), number(before[i] - peak), number(exps[i]),
       number(after[i]), bar(after[i])],
   });
   if (rest.length) {
-    rows.push({ cells: [count(rest.length, "more key"), "", "", number(add(raised)), number(add(after)), ""] });
+    rows.push({ cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
   }
   rows.push({ kind: "total", cells: ["sum", "", "", number(sum), number(total), ""] });
   const parts = [table("From scores to weights",
     ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", "share"], rows)];
-  const sunk = 1 - total;
-  if (sunk > 1e-4) {
+  const sinkWeight = 1 - total;
+  if (sinkWeight > 1e-4) {
     parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which gives no value, `,
-      `takes the other ${number(sunk)}. So the sum to divide by is ${number(sum / total)}.`));
+      `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(sum / total)}.`));
   }
   parts.push(make("p", { class: "sum" }, key(state.key), " ",
     `exp(${number(before[state.key] - peak)}) / ${number(sum / total)} = `,
@@ -238,25 +237,25 @@ function exponentials(step) {
 // ---- output: the weighted sum --------------------------------------------------------
 
 function weightedSum(step) {
-  const share = rowOf(mixed), values = stepNamed("value");
-  const result = step.along("v", place());
+  const share = rowOf(usedWeights), values = stepNamed("value");
+  const result = step.along("v", selection());
   const features = ends(result.length, 4);
-  const cut = (row) => features.map((j) => (j === null ? "…" : row ? number(row[j]) : "?"));
+  const cells = (row) => features.map((j) => (j === null ? "…" : row ? number(row[j]) : "?"));
   const shown = largest(share.map(Math.abs), 8, state.key);
-  const given = new Map(shown.filter((i) => i !== null).map((i) => [i, values?.along("v", place({ k: i }))]));
+  const given = new Map(shown.filter((i) => i !== null).map((i) => [i, values?.along("v", selection({ k: i }))]));
   const product = (i) => given.get(i)?.map((value) => (share[i] === 0 ? 0 : share[i] * value));
   const rows = shown.map((i) => i === null ? gap(2 + 2 * features.length + 1) : {
     kind: i === state.key ? "chosen" : "",
-    cells: [key(i), number(share[i]), ...cut(given.get(i)), "=", ...cut(product(i))],
+    cells: [key(i), number(share[i]), ...cells(given.get(i)), "=", ...cells(product(i))],
   });
   const rest = share.length - given.size;
   if (rest) {
     const sums = [...given.keys()].reduce(
       (left, i) => left.map((value, j) => value - (product(i)?.[j] ?? NaN)), result);
     rows.push({ cells: [count(rest, "more key"), "", ...features.map(() => ""), "=",
-      ...(sums.some(Number.isNaN) ? features.map(() => "…") : cut(sums))] });
+      ...(sums.some(Number.isNaN) ? features.map(() => "…") : cells(sums))] });
   }
-  rows.push({ kind: "total", cells: ["output", "", ...features.map(() => ""), "=", ...cut(result)] });
+  rows.push({ kind: "total", cells: ["output", "", ...features.map(() => ""), "=", ...cells(result)] });
   const names = features.map((j) => (j === null ? "…" : `v ${j}`));
   return [table("Each value times its weight; the output is their sum",
     ["key", "weight ×", ...names, "=", ...names], rows)];

@@ -1,4 +1,4 @@
-"""Attention on paper, drawn with matplotlib: heat maps, every head, the chain of steps, a model."""
+"""Figures, drawn with matplotlib: heat maps, every head, the chain of steps, a model."""
 
 from .canvas import can_draw
 from .effects import effects

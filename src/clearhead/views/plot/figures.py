@@ -1,6 +1,6 @@
 """Figures of a trace: one head, every head, the chain of steps.
 
-They are made with matplotlib's objects and no global state; none is shown or kept.
+They use matplotlib's objects and not pyplot, so that no figure is shown or kept in global state.
 """
 
 from pathlib import Path
@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ...errors import BadType, BadValue, kind_of, why_failed
 from ...results.trace import Trace
-from ..panels import Sheet, number, sheets, span
-from .canvas import draw, drawable, in_lines, new_figure, require_matplotlib, room_for, size
+from ..format import number
+from ..panels import Panel, panels, value_range
+from .canvas import draw, drawable, figure_for, new_figure, require_matplotlib, size, wrap_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-SMALL = 20  # positions up to which each has its label, where several matrices share a figure
+SMALL = 20  # positions up to which each gets a label, where several matrices share a figure
 
-# By suffix, what a file would say of its maker and its day, left out: the same figure, the same
+# By suffix, the metadata that is left out (program, date), so that a figure always gives the same
 # bytes.
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
@@ -29,11 +30,11 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
     there, or a step without numbers.
     """
     require_matplotlib()
-    sheet = _sheet(trace, step, head)
+    panel = _panel(trace, step, head)
     if ax is None:
-        ax = new_figure(*size(sheet)).add_subplot()
-    draw(ax, sheet)
-    ax.set_title(in_lines(_title(trace, step, sheet), ax.figure, beside=0.6), parse_math=False)
+        ax = new_figure(*size(panel)).add_subplot()
+    draw(ax, panel)
+    ax.set_title(wrap_title(_title(trace, step, panel), ax.figure, margin=0.6), parse_math=False)
     return ax
 
 
@@ -50,26 +51,26 @@ def heads(
 ) -> "Figure | SubFigure | Axes":
     """Every head of a step in one figure, all in one range of colour, with one scale.
 
-    Returns the figure; with `ax`, whose place it takes, that.
+    Returns the figure, or `ax` if it was given, which the drawing replaces.
     """
     require_matplotlib()
-    _sheet(trace, step, 0)
-    found = sheets(trace, trace.step(step))
-    across = min(len(found), 4)
-    down = -(-len(found) // across)
-    beside, height = size(found[0], most=4.0)
-    width, _ = size(found[0], most=4.0, rows=False)
-    figure = room_for(figure, ax, beside + width * (across - 1) + 0.8, height * down + 0.4)
+    _panel(trace, step, 0)  # raises for a step without numbers
+    drawn = panels(trace, trace.step(step))
+    across = min(len(drawn), 4)
+    down = -(-len(drawn) // across)
+    first_width, height = size(drawn[0], most=4.0)
+    width, _ = size(drawn[0], most=4.0, rows=False)
+    figure = figure_for(figure, ax, first_width + width * (across - 1) + 0.8, height * down + 0.4)
     axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
-    low, high = span(found)
-    for i, (place, sheet) in enumerate(zip(axes, found, strict=False)):
-        image = draw(place, sheet, low, high, rows=i % across == 0, labelled=SMALL)
-        place.set_title(sheet.title or step)
-    for place in axes[len(found) :]:
-        place.remove()
-    figure.colorbar(image, ax=axes[: len(found)], shrink=0.8)
-    about = f"{trace.about}\n" if trace.first else ""  # of a part: which
-    title = in_lines(drawable(about) + _title(trace, step), figure)
+    low, high = value_range(drawn)
+    for i, (subplot, panel) in enumerate(zip(axes, drawn, strict=False)):
+        image = draw(subplot, panel, low, high, rows=i % across == 0, labelled=SMALL)
+        subplot.set_title(panel.title or step)
+    for subplot in axes[len(drawn) :]:
+        subplot.remove()
+    figure.colorbar(image, ax=axes[: len(drawn)], shrink=0.8)
+    about = f"{trace.about}\n" if trace.first else ""  # which part of a larger trace this is
+    title = wrap_title(drawable(about) + _title(trace, step), figure)
     figure.suptitle(title, parse_math=False)
     return ax or figure
 
@@ -87,46 +88,46 @@ def steps(
 ) -> "Figure | SubFigure | Axes":
     """The chain of one head, from the scores to the output, side by side.
 
-    Returns the figure; with `ax`, whose place it takes, that.
+    Returns the figure, or `ax` if it was given, which the drawing replaces.
     """
     require_matplotlib()
     names = trace.names
     first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
     chain = names[first : last + 1]
-    found = [_sheet(trace, name, head) for name in chain]
+    drawn = [_panel(trace, name, head) for name in chain]
     across = len(chain) if len(chain) <= 5 else -(-len(chain) // 2)
     down = -(-len(chain) // across)
-    beside, height = size(found[0], most=4.0)
-    width = sum(size(sheet, most=4.0, rows=False)[0] for sheet in found[1:]) / down
-    figure = room_for(figure, ax, beside + width, height * down + 0.7)
-    widest = found[0].values.shape[1]
-    # In a lone row each matrix is as wide as its columns ask, so that all rows are level.
+    first_width, height = size(drawn[0], most=4.0)
+    width = sum(size(panel, most=4.0, rows=False)[0] for panel in drawn[1:]) / down
+    figure = figure_for(figure, ax, first_width + width, height * down + 0.7)
+    # In a single row, widths follow the number of columns, so that all cells have one height.
+    columns = drawn[0].values.shape[1]
     ratios = (
-        [min(max(sheet.values.shape[1], 2, widest / 5), 2 * widest) for sheet in found]
+        [min(max(panel.values.shape[1], 2, columns / 5), 2 * columns) for panel in drawn]
         if down == 1
         else None
     )
     grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios)
     axes = grid.ravel().tolist()
-    for i, (place, name, sheet) in enumerate(zip(axes, chain, found, strict=False)):
-        # Below one another, a matrix of another shape has rows of another height.
-        alike = down == 1 or sheet.values.shape == found[0].values.shape
-        draw(place, sheet, rows=i % across == 0 or not alike, labelled=SMALL)
+    for i, (subplot, name, panel) in enumerate(zip(axes, chain, drawn, strict=False)):
+        # In two rows, cells of a matrix of another shape have another height: label its rows.
+        aligned = down == 1 or panel.values.shape == drawn[0].values.shape
+        draw(subplot, panel, rows=i % across == 0 or not aligned, labelled=SMALL)
         arrow = "→ " if i else ""
-        low, high = span([sheet])
-        # Each matrix has colours of its own; its title says what they span.
-        spread = f"colours {number(low, 2)} to {number(high, 2)}"
-        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip() + f"\n{spread}")
-        place.set_title(title, fontsize=9, parse_math=False)
-    for place in axes[len(chain) :]:
-        place.remove()
-    if found[0].title:
-        figure.suptitle(found[0].title)
+        low, high = value_range([panel])
+        # Each matrix has a colour range of its own, which its title states.
+        colours = f"colours {number(low, 2)} to {number(high, 2)}"
+        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip() + f"\n{colours}")
+        subplot.set_title(title, fontsize=9, parse_math=False)
+    for subplot in axes[len(chain) :]:
+        subplot.remove()
+    if drawn[0].title:
+        figure.suptitle(drawn[0].title)
     return ax or figure
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix that says the format. Raises `BadValue` for one that says none."""
+    """The suffix of a figure's file, which is its format. Raises `BadValue` for an unknown one."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise BadValue(
@@ -139,14 +140,14 @@ def suffix_of(path: Path) -> str:
 
 def save(figure: "Figure | Axes", path: str | Path) -> Path:
     """Write a figure, or that of an Axes, as PNG, SVG or PDF, by the suffix; the same figure gives
-    the same bytes. Raises `BadType` for another kind, `BadValue` where it cannot be written."""
+    the same bytes. Raises `BadType` for another type, `BadValue` if it cannot be written."""
     require_matplotlib()
     import matplotlib
 
     path = Path(path)
     suffix = suffix_of(path)
-    whole: Any = getattr(figure, "figure", None)
-    if not hasattr(whole, "savefig"):
+    root: Any = getattr(figure, "figure", None)
+    if not hasattr(root, "savefig"):
         raise BadType(
             f"save was given {kind_of(figure)}.",
             "it writes figures, and the figure of an Axes.",
@@ -154,7 +155,7 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
         )
     try:
         with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
-            whole.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
+            root.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
     except (OSError, ValueError) as error:
         raise BadValue(
             f"The figure could not be written to {str(path)!r} ({why_failed(error)}).",
@@ -164,10 +165,10 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
     return path
 
 
-def _sheet(trace: Trace, step: str, head: int) -> Sheet:
-    found = sheets(trace, trace.step(step), [head])
-    if found:
-        return found[0]
+def _panel(trace: Trace, step: str, head: int) -> Panel:
+    drawn = panels(trace, trace.step(step), [head])
+    if drawn:
+        return drawn[0]
     raise BadValue(
         f"The step {step!r} has the shape {trace.step(step).shape}.",
         "a figure shows numbers, and here are none.",
@@ -175,7 +176,7 @@ def _sheet(trace: Trace, step: str, head: int) -> Sheet:
     )
 
 
-def _title(trace: Trace, step: str, sheet: Sheet | None = None) -> str:
+def _title(trace: Trace, step: str, panel: Panel | None = None) -> str:
     formula = trace.step(step).formula
     name = drawable(f"{step} = {formula}" if formula else step)
-    return f"{name}\n{sheet.title}" if sheet and sheet.title else name
+    return f"{name}\n{panel.title}" if panel and panel.title else name

@@ -4,22 +4,21 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from ...errors import BadValue
 from ...results.report import Findings
 from ..escape import visible
-from .canvas import LABELLED, drawable, in_lines, new_figure, require_matplotlib, room_for
+from .canvas import LABELLED, drawable, figure_for, new_figure, require_matplotlib, wrap_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-INK, POINT = "#14637f", "#14637f40"
+COLOUR, POINT = "#14637f", "#14637f40"
 
 
 def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
     """The mean entropy of every head, a dot each, by layer; a line through the means.
 
-    The dashed line is the most that the mask allows: entropy of even weights.
+    The dashed line is the largest entropy that the mask allows, that of uniform weights.
     """
     require_matplotlib()
     if ax is None:
@@ -31,8 +30,8 @@ def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
         ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0,
                 clip_on=False, label=None if i else "a head")  # fmt: skip
         means.append(float(np.mean(entropies)) if entropies else 0.0)
-    ax.plot(numbers, means, "-s", color=INK, markersize=5, label="mean of the layer")
-    ax.plot(numbers, [layer.most for layer in report.layers], "--", color="0.45",
+    ax.plot(numbers, means, "-s", color=COLOUR, markersize=5, label="mean of the layer")
+    ax.plot(numbers, [layer.max_entropy for layer in report.layers], "--", color="0.45",
             label="even weights")  # fmt: skip
     ax.set(xlabel="layer", ylabel="entropy of the weights (nats)")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
@@ -50,29 +49,21 @@ def received(report: Findings, layer: int, head: int, ax: "Axes | None" = None) 
     there.
     """
     require_matplotlib()
-    heads = len(report.layers[layer].heads) if 0 <= layer < len(report.layers) else 0
-    if not 0 <= head < heads:
-        raise BadValue(
-            f"Head {head} of layer {layer} was asked for.",
-            f"this report has {len(report.layers)} layers"
-            + (f", and layer {layer} has {heads} heads, numbered from 0." if heads else "."),
-            "ask for one of these.",
-        )
+    label = report[layer, head].label
     weights = report.layers[layer].received[head].double().cpu().numpy()
     count = len(weights)
     if ax is None:
         ax = new_figure(max(4.0, min(12.0, 1.5 + 0.3 * count)), 3.4).add_subplot()
     if count <= 4 * LABELLED:
-        ax.bar(range(count), weights, color=INK, width=0.8)
+        ax.bar(range(count), weights, color=COLOUR, width=0.8)
     else:  # bars thinner than a line: one filled curve, which stays small as a vector
-        ax.fill_between(range(count), weights, step="mid", color=INK, linewidth=0)
+        ax.fill_between(range(count), weights, step="mid", color=COLOUR, linewidth=0)
     tokens = report.layers[layer].key_tokens or [str(i) for i in range(count)]
-    places = list(range(0, count, -(-count // LABELLED)))
-    labels = [drawable(visible(tokens[i])) for i in places]
-    ax.set_xticks(places, labels=labels, parse_math=False, rotation=90, fontsize=8)
+    positions = list(range(0, count, -(-count // LABELLED)))
+    labels = [drawable(visible(tokens[i])) for i in positions]
+    ax.set_xticks(positions, labels=labels, parse_math=False, rotation=90, fontsize=8)
     ax.axhline(1.0, color="0.45", linestyle="--", linewidth=1)
     ax.set(xlabel="key", ylabel="received weight", xlim=(-0.7, count - 0.3), ylim=(0, None))
-    label = report.layers[layer].heads[head].label
     ax.set_title(f"layer {layer}, head {head}: {drawable(label)}", parse_math=False)
     return ax
 
@@ -86,33 +77,34 @@ def model(
 ) -> "Figure | SubFigure | Axes":
     """Every head's map in one figure: a row a layer, a column a head, one range of colour a layer.
 
-    The square root of the weight is drawn, so that faint weights are seen. Returns the figure; with
-    `ax`, whose place it takes, that.
+    The square root of the weight is drawn, so that small weights can be seen. Returns the figure,
+    or `ax` if it was given, which the drawing replaces.
     """
     require_matplotlib()
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
-    figure = room_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
+    figure = figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
     for i, layer in enumerate(report.layers):
         maps = layer.map.clamp(min=0).sqrt().double().cpu().numpy()
-        seen = layer.seen.cpu().numpy()
-        hidden = np.ma.array(np.ones(seen.shape), mask=seen)
-        for h, place in enumerate(grid[i]):
-            place.set(xticks=[], yticks=[])
-            place.spines[:].set_visible(False)
+        largest = maps.max(where=np.isfinite(maps), initial=1e-30)
+        allowed = layer.allowed.cpu().numpy()
+        blocked = np.ma.array(np.ones(allowed.shape), mask=allowed)
+        for h, subplot in enumerate(grid[i]):
+            subplot.set(xticks=[], yticks=[])
+            subplot.spines[:].set_visible(False)
             if h >= len(layer.heads):
                 continue
-            place.imshow(maps[h], vmin=0, vmax=maps.max(), cmap="viridis",
+            subplot.imshow(maps[h], vmin=0, vmax=largest, cmap="viridis",
                          interpolation="antialiased")  # fmt: skip
-            place.set_title(
+            subplot.set_title(
                 f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2
             )
-            if hidden.any():
-                place.imshow(hidden, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            if blocked.any():
+                subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
-    how = (
+    legend = (
         "queries down, keys across; bright where a query looks (brightest is the largest weight of "
         "the layer), white where none may"
     )
-    figure.suptitle(in_lines(how, figure, 7), fontsize=7)
+    figure.suptitle(wrap_title(legend, figure, 7), fontsize=7)
     return ax or figure

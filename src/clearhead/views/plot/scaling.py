@@ -1,4 +1,4 @@
-"""Why divide by √d: the picture."""
+"""Why scores are divided by √d, as a figure."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...results.scaling import Scaling
-from .canvas import require_matplotlib, room_for
+from .canvas import figure_for, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,19 +24,19 @@ def scaling(report: Scaling, *, ax: "Axes") -> "Axes": ...
 def scaling(
     report: Scaling, axes: "Sequence[Axes] | None" = None, *, ax: "Axes | None" = None
 ) -> "Figure | Axes":
-    """Why divide by √d: four pictures, each with and without it.
+    """Why scores are divided by √d: four plots, each with and without it.
 
-    The variance of the scores, what it does to one query's softmax at `report.size`, the entropy
-    of the softmax, and the size of its gradient. Returns the figure; with `ax`, whose place the
-    four take, that.
+    The variance of the scores, one query's softmax at `report.size`, the entropy of the softmax,
+    and the size of its gradient. Returns the figure, or `ax` if it was given, which the four plots
+    replace.
     """
     require_matplotlib()
     if axes is None:
-        axes = list(room_for(None, ax, 10, 7).subplots(2, 2).ravel())
+        axes = list(figure_for(None, ax, 10, 7).subplots(2, 2).ravel())
     if len(axes) != 4:
         raise BadValue(
             f"scaling was given {len(axes)} axes.",
-            "it draws four pictures: variance, softmax, entropy and gradient.",
+            "it draws four plots: variance, softmax, entropy and gradient.",
             "pass four axes, or none for a figure of its own.",
         )
     variance, softmax, entropy, gradient = axes
@@ -54,7 +54,7 @@ def scaling(
         figure.suptitle("Why divide by √d")
     if ax is not None:
         return ax
-    return figure  # type: ignore[return-value]  # axes that stand in a subfigure give that back
+    return figure  # type: ignore[return-value]  # the subfigure, if the axes are in one
 
 
 def _lines(ax: "Axes", sizes: Sequence[int], raw: Sequence[float], scaled: Sequence[float]) -> None:
@@ -69,12 +69,12 @@ def _lines(ax: "Axes", sizes: Sequence[int], raw: Sequence[float], scaled: Seque
 
 
 def _bars(ax: "Axes", raw: Tensor, scaled: Tensor) -> None:
-    for weights, colour, label, aside in (
+    for weights, colour, label, offset in (
         (raw, RAW, "q · k", -0.22),
         (scaled, SCALED, "q · k / √d", 0.22),
     ):
         heights = weights.detach().double().cpu().flatten().sort(descending=True).values.numpy()
-        ax.bar(np.arange(len(heights)) + aside, heights, width=0.44, color=colour, label=label)
+        ax.bar(np.arange(len(heights)) + offset, heights, width=0.44, color=colour, label=label)
     ax.set_xlabel("key, the heaviest first")
     ax.set_ylabel("weight")
     ax.set_ylim(0, 1)

@@ -1,4 +1,4 @@
-"""A trace for programs: names, axes and numbers that any JSON reader takes."""
+"""A trace as JSON, for programs."""
 
 import math
 
@@ -17,7 +17,7 @@ def to_json(trace: Trace) -> dict[str, object]:
         "queries": _strings(trace.queries),
         "keys": _strings(trace.keys),
         "first": trace.first or {},
-        "settings": {name: _plain(value) for name, value in (trace.settings or {}).items()},
+        "settings": {name: _jsonable(value) for name, value in (trace.settings or {}).items()},
         "steps": [
             {
                 "name": step.name,
@@ -39,13 +39,13 @@ def _strings(tokens: tuple[str, ...] | None) -> list[str] | None:
 def _values(tensor: Tensor) -> object:
     values = tensor.detach().tolist()
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        return _plain(values)
+        return _jsonable(values)
     return values
 
 
-def _plain(value: object) -> object:
+def _jsonable(value: object) -> object:
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_jsonable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, str | int | float | None) else repr(value)

@@ -1,4 +1,4 @@
-"""One query in full: every product, exponential and sum, with nothing left to be believed."""
+"""One query in full: every product, exponential and sum that leads to its output."""
 
 import math
 import re
@@ -14,17 +14,18 @@ from torch import Tensor
 from ...errors import BadValue
 from ...results.trace import Trace
 from ..escape import visible
-from ..panels import choose_heads, ends, number, sheets
-from .layout import checked, first_of_many, indented, paper
+from ..format import ends, number
+from ..panels import choose_heads, panels
+from .layout import check_trace, indented, print_batch_note, unwrapped
 from .show import heading
 
 MOST = 12  # terms of a sum, and keys, that are written out
 
 
 class Line(NamedTuple):
-    """``place label   sum = result``: one line of arithmetic."""
+    """``position label   sum = result``: one line of arithmetic."""
 
-    place: str
+    position: str
     label: str
     sum: str
     result: str
@@ -41,54 +42,55 @@ def follow(
     head: int = 0,
     decimals: int = 4,
 ) -> None:
-    """Print how one query comes to its output: q · k term by term, the softmax, the mixture; in a
-    trace that shows them, the token's sum and its projection before.
+    """Print how one query comes to its output: q · k term by term, the softmax, the weighted sum of
+    values; before these, if the trace holds them, embedding plus position, and the projection.
 
-    `query` is a position or a token; of a token that stands more than once the first is taken.
-    Everything is recomputed in float64, and the last line says how far the trace is from that. Of
-    many keys, those with the largest weights are written out. Raises `BadValue` for a query or a
-    head that is not there.
+    `query` is a position or a token; of a token that occurs more than once, the first is taken.
+    Everything is recomputed in float64, and the last line says how much the trace differs. Of many
+    keys, those with the largest weights are written out. Raises `BadValue` for a query or a head
+    that is not there.
     """
-    checked(trace, decimals)
-    places = find(trace, query)
-    row, [head] = places[0], choose_heads(trace, [head])
+    check_trace(trace, decimals)
+    positions = find(trace, query)
+    row, [head] = positions[0], choose_heads(trace, [head])
     for name in ("query", "key", "value", "weights"):
         trace.step(name)
-    with paper(console) as out:
-        first_of_many(out, trace)
-        out.print(Text(_title(trace, places, head), style="bold"))
-        one, furthest, elided = Query(trace, row, head, decimals), 0.0, False
-        for at, step in enumerate(trace, 1):
-            if step.name not in WORKED or not NEEDED.get(step.name, set()) <= set(trace.names):
+    with unwrapped(console) as out:
+        print_batch_note(out, trace)
+        out.print(Text(_title(trace, positions, head), style="bold"))
+        one, largest_error, elided = Query(trace, row, head, decimals), 0.0, False
+        for ordinal, step in enumerate(trace, 1):
+            if step.name not in COMPUTED or not REQUIRED.get(step.name, set()) <= set(trace.names):
                 continue
-            lines, result = WORKED[step.name](one)
+            lines, result = COMPUTED[step.name](one)
             out.print()
-            out.print(heading(at, step))
+            out.print(heading(ordinal, step))
             out.print(indented(_table(lines)))
-            elided |= any("…" in line.place + line.sum for line in lines)
-            apart = (one.given(step.name)[row] - result).abs()
-            furthest = max([furthest, *apart[apart.isfinite()].tolist()])
+            elided |= any("…" in line.position + line.sum for line in lines)
+            errors = (one.given(step.name)[row] - result).abs()
+            largest_error = max([largest_error, *errors[errors.isfinite()].tolist()])
         out.print()
         if elided:
             out.print(Text("… stands for what is in the sums but not written out."))
         out.print(
             Text(
-                f"Recomputed in float64; no step of the trace differs by more than {furthest:.0e}."
+                "Recomputed in float64; no step of the trace differs by more than "
+                f"{largest_error:.0e}."
             )
         )
 
 
 def find(trace: Trace, query: int | str) -> list[int]:
-    """The positions that `query` may mean, the one that is meant first.
+    """The positions of `query`, the one to follow first.
 
-    A string is a token if there is one like it, else a position written out.
+    A string is a token if the trace has such a token, else the digits of a position.
     """
     size = trace.size("q") or 0
     labels = trace.labels("q", size)
     if isinstance(query, str):
-        found = [i for i, label in enumerate(labels) if label == query]
-        if found:
-            return found
+        positions = [i for i, label in enumerate(labels) if label == query]
+        if positions:
+            return positions
         if re.fullmatch("[0-9]+", query):
             query = int(query)
     if isinstance(query, int) and -size <= query < size:
@@ -97,23 +99,24 @@ def find(trace: Trace, query: int | str) -> list[int]:
         "…" if i is None else f"{i} {visible(labels[i])}" if trace.queries else str(i)
         for i in ends(size, 2 * MOST)
     )
-    asked = f"“{visible(query, 60)}”" if isinstance(query, str) else str(query)
+    given = f"“{visible(query, 60)}”" if isinstance(query, str) else str(query)
     raise BadValue(
-        f"There is no query {asked} in this trace.",
+        f"There is no query {given} in this trace.",
         "a query is one of the tokens, or its position counted from 0.",
         f"ask for one of these: {known}." if size else "explain a text of at least one token.",
     )
 
 
 class Query:
-    """One query of one head. Each method works out the step of its name from the one before."""
+    """One query of one head. Each method computes the step of its name from the step before, and
+    gives its lines and its result."""
 
     def __init__(self, trace: Trace, row: int, head: int, decimals: int):
         self.trace, self.row, self.head, self.decimals = trace, row, head, decimals
         self.q = self.given("query")[row]
         self.k, self.v = self.given("key"), self.given("value")
-        self.keys = _heaviest(self.given("weights")[row])
-        self.x = self.weights = torch.zeros(0)
+        self.keys = _largest(self.given("weights")[row])
+        self.x = self.weights = torch.zeros(0)  # the scores so far, and the weights
 
     def inputs(self) -> tuple[list[Line], Tensor]:
         a, b = self.given("embeddings")[self.row], self.given("positions")[self.row]
@@ -145,7 +148,7 @@ class Query:
         ), self.x
 
     def biased(self) -> tuple[list[Line], Tensor]:
-        # The trace holds sums, not the bias, so the bias is what the step added.
+        # The trace holds the sums but not the bias, which is their difference.
         names = self.trace.names
         earlier = self.given(names[names.index("biased") - 1])[self.row]
         before, bias = self.x, self.given("biased")[self.row] - earlier
@@ -168,7 +171,7 @@ class Query:
             self.weights = torch.zeros_like(x)
             return [Line("", "", "this query may see nothing, so every weight is", write(0))], x * 0
         exps = torch.exp(x - top)
-        # A sink takes its part of the sum; it shows by what the weights of the trace leave over.
+        # A sink adds its exponential to the sum: the weights of the trace then sum to less than 1.
         share = float(self.given("weights")[self.row].sum())
         sink = float(exps.sum()) * (1 / share - 1) if share else math.inf
         sink = sink if sink > 1e-5 else 0.0
@@ -184,17 +187,17 @@ class Query:
 
     def dropped(self) -> tuple[list[Line], Tensor]:
         before, p = self.weights, self.setting("dropout")
-        gone = (self.given("dropped")[self.row] == 0) & (before > 0)
-        self.weights = torch.where(gone, 0.0, before / (1 - p))
+        zeroed = (self.given("dropped")[self.row] == 0) & (before > 0)
+        self.weights = torch.where(zeroed, 0.0, before / (1 - p))
         return self.each_key(
-            lambda j: "dropped" if gone[j] else f"{self.write(before[j])} / (1 − {p:g})",
+            lambda j: "dropped" if zeroed[j] else f"{self.write(before[j])} / (1 − {p:g})",
             self.weights,
         ), self.weights
 
     def output(self) -> tuple[list[Line], Tensor]:
-        # A key without weight gives nothing, even where its value is not a number.
-        silent = (self.weights == 0)[:, None] & ~self.v.isfinite()
-        value = self.v.masked_fill(silent, 0.0)
+        # A key of weight 0 contributes 0, even if its value is NaN or infinite.
+        ignored = (self.weights == 0)[:, None] & ~self.v.isfinite()
+        value = self.v.masked_fill(ignored, 0.0)
         out = self.weights @ value
         return self.each_feature(
             lambda i: self.products(self.weights, value[:, i], self.keys), out
@@ -236,16 +239,16 @@ class Query:
         if isinstance(value, int | float):
             return value
         raise BadValue(
-            f"The settings of this trace say nothing of {name!r}.",
-            "a query is followed with the numbers that were asked for.",
+            f"The settings of this trace lack {name!r}.",
+            "a query is followed with the settings that the trace was made with.",
             f"make the trace with explain, or put {name!r} into its settings.",
         )
 
     def given(self, name: str) -> Tensor:
-        """What the trace holds of this head at a step."""
-        found = sheets(self.trace, self.trace.step(name), [self.head])
-        if found:
-            return found[0].values
+        """The matrix of this head that the trace holds at a step."""
+        shown = panels(self.trace, self.trace.step(name), [self.head])
+        if shown:
+            return shown[0].values
         raise BadValue(
             f"The step {name!r} has the shape {self.trace.step(name).shape}.",
             "a query is followed through numbers, and here are none.",
@@ -253,7 +256,7 @@ class Query:
         )
 
 
-WORKED = {
+COMPUTED = {
     "inputs": Query.inputs,
     "query": Query.query,
     "scores": Query.scores,
@@ -267,12 +270,12 @@ WORKED = {
 }
 
 
-# Steps that are worked out only where the trace holds what they are made of.
-NEEDED = {"inputs": {"embeddings", "positions"}, "query": {"inputs", "W_query"}}
+# Steps that are computed only if the trace holds what they are computed from.
+REQUIRED = {"inputs": {"embeddings", "positions"}, "query": {"inputs", "W_query"}}
 
 
-def _heaviest(weights: Tensor) -> list[int | None]:
-    """The keys to write out, in their order: the heaviest `MOST`, with a None for each gap."""
+def _largest(weights: Tensor) -> list[int | None]:
+    """The keys of the `MOST` largest weights, by position, with a None for each gap."""
     chosen = sorted(weights.argsort(descending=True, stable=True)[:MOST].tolist())
     keys: list[int | None] = []
     for before, j in zip([-1, *chosen], chosen, strict=False):
@@ -280,21 +283,20 @@ def _heaviest(weights: Tensor) -> list[int | None]:
     return keys if not chosen or chosen[-1] == len(weights) - 1 else [*keys, None]
 
 
-def _title(trace: Trace, places: list[int], head: int) -> str:
-    at = places[0]
-    label = trace.labels("q", trace.size("q") or 0)[at]
-    at = trace.number("q", at)
+def _title(trace: Trace, positions: list[int], head: int) -> str:
+    label = trace.labels("q", trace.size("q") or 0)[positions[0]]
+    at = trace.number("q", positions[0])
     name = f"The query “{visible(label)}” at {at}" if trace.queries else f"The query at {at}"
-    which = f", head {head}" if (trace.size("h") or 1) > 1 else ""
-    others = ", ".join(map(str, places[1:]))
+    of_head = f", head {head}" if (trace.size("h") or 1) > 1 else ""
+    others = ", ".join(map(str, positions[1:]))
     also = f" (it stands at {others} too; this is the first)" if others else ""
-    return f"{name}{which}, in full{also}"
+    return f"{name}{of_head}, in full{also}"
 
 
 def _table(lines: list[Line]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
-    places, labels = any(line.place for line in lines), any(line.label for line in lines)
-    if places:
+    positions, labels = any(line.position for line in lines), any(line.label for line in lines)
+    if positions:
         table.add_column(justify="right", style="dim", no_wrap=True)
     if labels:
         table.add_column(no_wrap=True)
@@ -303,7 +305,7 @@ def _table(lines: list[Line]) -> Table:
     table.add_column(no_wrap=True, vertical="bottom")
     table.add_column(justify="right", no_wrap=True, vertical="bottom", style="bold")
     for line in lines:
-        place, label, sum, result = line
-        left = [place] * places + [label + " "] * labels
+        position, label, sum, result = line
+        left = [position] * positions + [label + " "] * labels
         table.add_row(*map(Text, (*left, sum, "" if result == "…" else "=", result)))
     return table

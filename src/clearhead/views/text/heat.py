@@ -13,27 +13,28 @@ from rich.text import Text
 from torch import Tensor
 
 from ...results.trace import Trace
-from ..panels import Sheet, counted, ends, number, sheets, span
-from .layout import checked, coloured, first_of_many, paper, shade
+from ..format import counted, ends, number
+from ..panels import Panel, panels, value_range
+from .layout import check_trace, coloured, print_batch_note, shade, unwrapped
 from .show import heading
 
-INK = " ░▒▓█"
-PAGE = 100  # characters across where no terminal says how many: what a page takes
-TALLEST = 50  # rows of a map that one still sees at once
+BLOCKS = " ░▒▓█"
+PAGE_WIDTH = 100  # characters, where there is no terminal
+MOST_ROWS = 50  # of characters; a taller map is pooled, so that it can be seen at once
 BETWEEN = "   "
-EMPTY = "rgb(58,58,58)"  # a blocked half of a character, which has no room for a mark
+BLOCKED = "rgb(58,58,58)"  # half a character, which has no room for a mark
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the maps lie on the page: how much is pooled, what is written beside and above them.
+    """How the maps are laid out: how many positions a cell pools, and the labels beside them.
 
-    `across` characters make one cell; with `halves`, one character holds two rows. `first` is the
+    `cell_width` is in characters; with `halves`, one character holds two rows. `first` is the
     number of the first column.
     """
 
     pool: tuple[int, int]
-    across: int
+    cell_width: int
     halves: bool
     labels: list[str]
     columns: int
@@ -57,73 +58,74 @@ def heat(
     where that is more than half of the largest. A map too large for the page is pooled
     by its maximum, and the text says so. Raises `BadValue` for a step or a head that is not there.
     """
-    checked(trace, 0)
-    found = sheets(trace, trace.step(step), heads)
-    with paper(console) as out:
+    check_trace(trace, 0)
+    shown = panels(trace, trace.step(step), heads)
+    with unwrapped(console) as out:
         out.print(heading(None, trace.step(step)))
-        first_of_many(out, trace)
-        if not found:
+        print_batch_note(out, trace)
+        if not shown:
             out.print(Text("There are no numbers in it."))
             return
-        tinted = coloured(out)
-        page = out.width if out.is_terminal else PAGE
-        layout = _layout(found[0], page, tinted)
-        low, high = _range(found)
-        width = max(layout.columns * layout.across, *(len(sheet.title) for sheet in found))
-        abreast = max(1, (page - layout.margin + len(BETWEEN)) // (width + len(BETWEEN)))
-        for first in range(0, len(found), abreast):
-            some = found[first : first + abreast]
+        in_colour = coloured(out)
+        page_width = out.width if out.is_terminal else PAGE_WIDTH
+        layout = _layout(shown[0], page_width, in_colour)
+        low, high = _range(shown)
+        width = max(layout.columns * layout.cell_width, *(len(panel.title) for panel in shown))
+        per_row = max(1, (page_width - layout.margin + len(BETWEEN)) // (width + len(BETWEEN)))
+        for start in range(0, len(shown), per_row):
+            row = shown[start : start + per_row]
             out.print()
-            if any(sheet.title for sheet in some):
-                titles = [Text(sheet.title, style="bold") for sheet in some]
+            if any(panel.title for panel in row):
+                titles = [Text(panel.title, style="bold") for panel in row]
                 out.print(_beside(Text(), titles, layout.margin, width))
             ruler = Text(_ruler(layout), style="dim")
-            out.print(_beside(Text(), [ruler] * len(some), layout.margin, width))
-            maps = [_map(sheet, layout, low, high, tinted) for sheet in some]
+            out.print(_beside(Text(), [ruler] * len(row), layout.margin, width))
+            maps = [_map(panel, layout, low, high, in_colour) for panel in row]
             for label, *lines in zip(layout.labels, *maps, strict=True):
                 out.print(_beside(Text(label), lines, layout.margin, width))
         out.print()
-        for note in _notes(found, layout, low, high, tinted):
+        for note in _notes(shown, layout, low, high, in_colour):
             out.print(note)
 
 
-def _range(found: list[Sheet]) -> tuple[float, float]:
-    """From 0 to the largest, unless numbers lie so close together that all would look alike."""
-    low, high = span(found)
-    seen = torch.cat([sheet.values[~sheet.blocked] for sheet in found])
-    least = float(seen.min()) if seen.numel() else 0.0
+def _range(shown: list[Panel]) -> tuple[float, float]:
+    """From 0 to the largest, unless the numbers are so close together that all would look alike."""
+    low, high = value_range(shown)
+    values = torch.cat([panel.values[~panel.blocked] for panel in shown])
+    least = float(values.min()) if values.numel() else 0.0
     return (least, high) if high / 2 < least < high else (low, high)
 
 
-def _layout(sheet: Sheet, page: int, tinted: bool) -> Layout:
-    rows, columns = sheet.values.shape
-    digits = len(str(sheet.first[0] + rows - 1))
+def _layout(panel: Panel, page_width: int, in_colour: bool) -> Layout:
+    rows, columns = panel.values.shape
+    digits = len(str(panel.first[0] + rows - 1))
     labels = [
-        f"{sheet.first[0] + i:>{digits}} {sheet.rows[i] if sheet.rows else ''}".rstrip()
+        f"{panel.first[0] + i:>{digits}} {panel.rows[i] if panel.rows else ''}".rstrip()
         for i in range(rows)
     ]
-    small = Layout((1, 1), 2, False, labels, columns, sheet.first[1])
-    if rows <= TALLEST and small.margin + 2 * columns <= page:
-        return small
-    across, height = (1, 2) if tinted else (2, 1)
-    widest = max(1, (page - digits - 1) // across)
-    pool = (-(-rows // (TALLEST * height)), -(-columns // widest))
-    if rows == columns:  # so that the diagonal stays one
+    unpooled = Layout((1, 1), 2, False, labels, columns, panel.first[1])
+    if rows <= MOST_ROWS and unpooled.margin + 2 * columns <= page_width:
+        return unpooled
+    # In colour, the upper and the lower half of a character are cells of their own.
+    cell_width, rows_per_line = (1, 2) if in_colour else (2, 1)
+    most_columns = max(1, (page_width - digits - 1) // cell_width)
+    pool = (-(-rows // (MOST_ROWS * rows_per_line)), -(-columns // most_columns))
+    if rows == columns:  # so that the diagonal of a square matrix stays a diagonal
         pool = (max(pool), max(pool))
-    labels = [f"{sheet.first[0] + i:>{digits}}" for i in range(0, rows, pool[0] * height)]
-    return Layout(pool, across, tinted, labels, -(-columns // pool[1]), sheet.first[1])
+    labels = [f"{panel.first[0] + i:>{digits}}" for i in range(0, rows, pool[0] * rows_per_line)]
+    return Layout(pool, cell_width, in_colour, labels, -(-columns // pool[1]), panel.first[1])
 
 
-def _map(sheet: Sheet, layout: Layout, low: float, high: float, tinted: bool) -> list[Text]:
-    values = _pooled(sheet.values.masked_fill(sheet.blocked, -math.inf), layout.pool)
-    span = (high - low) or 1.0
-    shares = [[(x - low) / span for x in row] for row in values.tolist()]
+def _map(panel: Panel, layout: Layout, low: float, high: float, in_colour: bool) -> list[Text]:
+    values = _pooled(panel.values.masked_fill(panel.blocked, -math.inf), layout.pool)
+    spread = (high - low) or 1.0
+    shares = [[(x - low) / spread for x in row] for row in values.tolist()]
     if layout.halves:
         pairs = [shares[i : i + 2] for i in range(0, len(shares), 2)]
         return [_halves(*pair) for pair in pairs]
-    if not tinted and low == 0.0:
+    if not in_colour and low == 0.0:
         shares = [[math.sqrt(x) if x > 0 else x for x in row] for row in shares]
-    cell = _tile if tinted else _ink
+    cell = _colour_cell if in_colour else _text_cell
     return [Text.assemble(*(cell(share) for share in row)) for row in shares]
 
 
@@ -131,41 +133,42 @@ def _pooled(values: Tensor, pool: tuple[int, int]) -> Tensor:
     return F.max_pool2d(values[None], pool, ceil_mode=True)[0] if pool != (1, 1) else values
 
 
-def _ink(share: float) -> str:
+def _text_cell(share: float) -> str:
     if not math.isfinite(share):
         return " ·" if share < 0 else " ?"
-    return 2 * INK[min(int(share * len(INK)), len(INK) - 1)]
+    return 2 * BLOCKS[min(int(share * len(BLOCKS)), len(BLOCKS) - 1)]
 
 
-def _tile(share: float) -> tuple[str, Style | str]:
-    return ("  ", shade(share)) if math.isfinite(share) else (_ink(share), "dim")
+def _colour_cell(share: float) -> tuple[str, Style | str]:
+    return ("  ", shade(share)) if math.isfinite(share) else (_text_cell(share), "dim")
 
 
 def _halves(upper: list[float], lower: list[float] | None = None) -> Text:
-    """Two rows in one line: the upper half of each character is its ink, the lower its ground."""
+    """Two rows in one line of half blocks: the upper is the foreground, the lower the background
+    of each character."""
 
     def colour(share: float) -> str:
-        ground = shade(share).bgcolor if math.isfinite(share) else None
-        return ground.name if ground else EMPTY
+        background = shade(share).bgcolor if math.isfinite(share) else None
+        return background.name if background else BLOCKED
 
     cells = []
     for i, share in enumerate(upper):
-        ground = f" on {colour(lower[i])}" if lower else ""
-        cells.append(("▀", colour(share) + ground))
+        background = f" on {colour(lower[i])}" if lower else ""
+        cells.append(("▀", colour(share) + background))
     return Text.assemble(*cells)
 
 
 def _ruler(layout: Layout) -> str:
-    """Positions above the columns, as many as have room."""
-    size, pool, across = layout.columns, layout.pool[1], layout.across
+    """The numbers of the columns, above them, as many as there is room for."""
+    size, pool, width = layout.columns, layout.pool[1], layout.cell_width
     longest = len(str(layout.first + (size - 1) * pool))
-    every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * across > longest)
-    marks = [str(layout.first + j * pool).ljust(every * across) for j in range(0, size, every)]
-    return "".join(marks)[: max(size * across, len(marks[-1].rstrip()))].rstrip()
+    every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * width > longest)
+    numbers = [str(layout.first + j * pool).ljust(every * width) for j in range(0, size, every)]
+    return "".join(numbers)[: max(size * width, len(numbers[-1].rstrip()))].rstrip()
 
 
 def _beside(label: Text, parts: list[Text], margin: int, width: int) -> Text:
-    # Spaces that end a line are cells of the map where they have a ground.
+    # Spaces at the end of a line are cells of the map if they have a background.
     if not any(span.style for span in parts[-1].spans):
         parts[-1].rstrip()
     line = label.copy()
@@ -177,21 +180,24 @@ def _beside(label: Text, parts: list[Text], margin: int, width: int) -> Text:
     return line
 
 
-def _notes(found: list[Sheet], layout: Layout, low: float, high: float, tinted: bool) -> list[Text]:
-    # Shares among many are small: what starts at 0 gets its inks by the square root, finer below.
-    bend = 2 if low == 0.0 and not tinted else 1
-    steps = range(len(INK) + 1)
-    edges = [number(low + (high - low) * (i / len(INK)) ** bend, 4) for i in steps]
-    if tinted:
+def _notes(
+    shown: list[Panel], layout: Layout, low: float, high: float, in_colour: bool
+) -> list[Text]:
+    # Five blocks tell few numbers apart, and weights among many keys are small: from 0 on, blocks
+    # follow the square root of the number, so that small ones differ.
+    exponent = 2 if low == 0.0 and not in_colour else 1
+    steps = range(len(BLOCKS) + 1)
+    edges = [number(low + (high - low) * (i / len(BLOCKS)) ** exponent, 4) for i in steps]
+    if in_colour:
         ramp = [("  ", shade(i / 15)) for i in range(16)]
         legend = Text.assemble(edges[0], " ", *ramp, " ", edges[-1])
     else:
-        inks = [f"“{ink}” to {edge}" for ink, edge in zip(INK, edges[1:], strict=True)]
-        legend = Text(f"from {edges[0]}: " + ", ".join(inks))
-    if any(bool(sheet.blocked.any()) for sheet in found):
+        blocks = [f"“{block}” to {edge}" for block, edge in zip(BLOCKS, edges[1:], strict=True)]
+        legend = Text(f"from {edges[0]}: " + ", ".join(blocks))
+    if any(bool(panel.blocked.any()) for panel in shown):
         legend.append("; · may not look" if not layout.halves else "; grey may not look")
     notes = [legend]
-    first = found[0]
+    first = shown[0]
     if layout.pool != (1, 1):
         rows, columns = counted(layout.pool[0], first.down), counted(layout.pool[1], first.across)
         notes.append(Text(f"Each cell is the largest of {rows} × {columns}."))

@@ -1,4 +1,4 @@
-"""The paper the terminal views write on: how wide it is, and how a matrix is laid out on it."""
+"""How the terminal views are laid out: the width of a line, colours, and a matrix as columns."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,23 +11,22 @@ from rich.text import Text
 
 from ...errors import BadType, BadValue, kind_of, whole_number
 from ...results.trace import Trace
-from ..panels import VIRIDIS, Sheet, ends
+from ..colours import viridis
+from ..format import ends
+from ..panels import Panel
 
-ENDLESS = 1_000_000  # columns; a pipe has no edge, so nothing is wrapped or cut there
+UNLIMITED = 1_000_000  # columns where there is no terminal: nothing is wrapped or cut there
 INDENT = 3
-
 GAP = "…"
+MOST_DECIMALS = 12
 
-Cell = tuple[str, str | Style]
+Cell = tuple[str, str | Style]  # its text and its style
 EMPTY: Cell = ("", "")
 
 
-MOST_DECIMALS = 12
-
-
-def checked(trace: object, decimals: int) -> None:
-    """Raises `BadType` for what is no trace and `BadValue` for digits that cannot be shown, before
-    anything is printed."""
+def check_trace(trace: object, decimals: int) -> None:
+    """Raises `BadType` for what is no trace and `BadValue` for a number of decimals that cannot be
+    shown, before anything is printed."""
     if not isinstance(trace, Trace):
         raise BadType(
             f"A view was given {kind_of(trace)}.",
@@ -55,21 +54,22 @@ def at_least_one(name: str, value: object) -> int:
     return number
 
 
-def first_of_many(out: Console, trace: Trace) -> None:
-    """Which sequence of a batch is shown, where there are several."""
+def print_batch_note(out: Console, trace: Trace) -> None:
+    """Print which sequence of a batch is shown, where there are several."""
     if (count := trace.size("b") or 1) > 1:
         out.print(Text(f"A batch of {count}: the first is shown; trace.sequence(1) is the second."))
 
 
 @contextmanager
-def paper(console: Console | None) -> Iterator[Console]:
-    """The console to write on. One that is no terminal is endlessly wide meanwhile."""
+def unwrapped(console: Console | None) -> Iterator[Console]:
+    """The console to write on (None means standard output). One that is no terminal wraps no line
+    inside the `with` block."""
     console = console or Console()
     if console.is_terminal:
         yield console
         return
     width = console.width
-    console.width = ENDLESS
+    console.width = UNLIMITED
     try:
         yield console
     finally:
@@ -82,55 +82,51 @@ def coloured(console: Console) -> bool:
 
 
 def shade(share: float) -> Style:
-    """The colour of a share between 0 and 1, dark to bright, with ink that can be read on it."""
-    place = min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1)
-    low = min(int(place), len(VIRIDIS) - 2)
-    red, green, blue = (
-        round(a + (b - a) * (place - low))
-        for a, b in zip(VIRIDIS[low], VIRIDIS[low + 1], strict=True)
-    )
-    ink = "rgb(0,0,0)" if share > 0.55 else "rgb(255,255,255)"
-    return Style.parse(f"{ink} on rgb({red},{green},{blue})")
+    """The background of a number between 0 (dark) and 1 (bright), and black or white text that can
+    be read on it."""
+    red, green, blue = viridis(share)
+    text = "rgb(0,0,0)" if share > 0.55 else "rgb(255,255,255)"
+    return Style.parse(f"{text} on rgb({red},{green},{blue})")
 
 
 def indented(what: RenderableType) -> Padding:
-    """What belongs to a step stands a little to the right of its name."""
+    """What belongs to a step, indented below its name."""
     return Padding(what, (0, 0, 0, INDENT), expand=False)
 
 
 def matrix(
-    out: Console, sheet: Sheet, cell: Callable[[int, int], Cell], most: int, sums: bool = False
+    out: Console, panel: Panel, cell: Callable[[int, int], Cell], most: int, sums: bool = False
 ) -> Text:
-    """`sheet` as a table whose numbers come from `cell(row, column)`, elided to `most` each way.
+    """`panel` as a table whose cells come from `cell(row, column)`, elided to `most` each way.
 
     In a terminal it is elided further until it fits. `sums` adds a column: `cell(row, -1)`.
     """
-    height, width = sheet.values.shape
+    height, width = panel.values.shape
     rows = ends(height, most)
-    above = [EMPTY] * (1 if sheet.columns is None else 2)
+    above = [EMPTY] * (1 if panel.columns is None else 2)
     left: list[list[Cell]] = [
-        [*above, *[(GAP if i is None else str(sheet.first[0] + i), "dim") for i in rows]]
+        [*above, *[(GAP if i is None else str(panel.first[0] + i), "dim") for i in rows]]
     ]
-    if sheet.rows is not None:
-        left.append([*above, *[EMPTY if i is None else (sheet.rows[i], "") for i in rows]])
-    columns = {j: _column(sheet, j, rows, cell) for j in [None, *ends(width, most)]}
+    if panel.rows is not None:
+        left.append([*above, *[EMPTY if i is None else (panel.rows[i], "") for i in rows]])
+    columns = {j: _column(panel, j, rows, cell) for j in [None, *ends(width, most)]}
     right: list[list[Cell]] = []
     if sums:
         names: list[Cell] = [("row", "dim"), ("sum", "dim")]
         right = [[*names[-len(above) :], *[(GAP, "") if i is None else cell(i, -1) for i in rows]]]
     for count in range(min(most, width), 0, -1):
-        page = [*left, *[columns[j] for j in ends(width, count)], *right]
-        if INDENT + sum(map(_width, page)) + len(page) - 1 <= out.width:
+        shown = [*left, *[columns[j] for j in ends(width, count)], *right]
+        if INDENT + sum(map(_width, shown)) + len(shown) - 1 <= out.width:
             break
-    return _laid_out(page, len(left))
+    return _join_columns(shown, len(left))
 
 
 def _column(
-    sheet: Sheet, j: int | None, rows: list[int | None], cell: Callable[[int, int], Cell]
+    panel: Panel, j: int | None, rows: list[int | None], cell: Callable[[int, int], Cell]
 ) -> list[Cell]:
-    above: list[Cell] = [(GAP if j is None else str(sheet.first[1] + j), "dim")]
-    if sheet.columns is not None:
-        above.append(EMPTY if j is None else (sheet.columns[j], "bold"))
+    above: list[Cell] = [(GAP if j is None else str(panel.first[1] + j), "dim")]
+    if panel.columns is not None:
+        above.append(EMPTY if j is None else (panel.columns[j], "bold"))
     return above + [(GAP, "") if i is None or j is None else cell(i, j) for i in rows]
 
 
@@ -138,17 +134,18 @@ def _width(column: list[Cell]) -> int:
     return max(cell_len(text) for text, _ in column)
 
 
-def _laid_out(columns: list[list[Cell]], labels: int) -> Text:
-    """Columns beside one another; tokens, the second of two labels, stand left, numbers right."""
+def _join_columns(columns: list[list[Cell]], labels: int) -> Text:
+    """Columns beside one another. The first `labels` name the rows: a number, and perhaps a token,
+    which is aligned left where numbers are aligned right."""
     # rich's own tables take a tenth of a millisecond for each cell, and pad the ends of lines.
     widths = [_width(column) for column in columns]
-    page = Text(no_wrap=True, overflow="ellipsis")
-    for at, row in enumerate(zip(*columns, strict=True)):
-        line = Text("\n" * (at > 0))
+    table = Text(no_wrap=True, overflow="ellipsis")
+    for i, row in enumerate(zip(*columns, strict=True)):
+        line = Text("\n" * (i > 0))
         for k, ((text, style), width) in enumerate(zip(row, widths, strict=True)):
             space = " " * (width - cell_len(text))
             line.append(" " * (k > 0))
             line.append(text + space if 0 < k < labels else space + text, style)
         line.rstrip()
-        page.append(line)
-    return page
+        table.append(line)
+    return table

@@ -1,4 +1,4 @@
-"""Every step of a trace, as a person would lay it out on a page."""
+"""Every step of a trace: its name, formula, shape, reason and numbers."""
 
 import re
 from collections.abc import Sequence
@@ -11,17 +11,18 @@ from torch import Tensor
 
 from ...results.trace import Step, Trace
 from ..escape import visible
-from ..panels import Sheet, choose_heads, counted, number, sheets, span
+from ..format import counted, number
+from ..panels import Panel, choose_heads, panels, value_range
 from .layout import (
     Cell,
     at_least_one,
-    checked,
+    check_trace,
     coloured,
-    first_of_many,
     indented,
     matrix,
-    paper,
+    print_batch_note,
     shade,
+    unwrapped,
 )
 
 LETTERS = {
@@ -49,80 +50,81 @@ def show(
     width too. Without a terminal the text is plain and never cut. `console=None` writes to standard
     output, `heads=None` shows all. Raises `BadValue` for a head that is not there.
     """
-    checked(trace, decimals)
+    check_trace(trace, decimals)
     most = at_least_one("most", most)
     choose_heads(trace, heads)
-    with paper(console) as out:
+    with unwrapped(console) as out:
         if trace.about:
             out.print(Text(visible(trace.about, 10_000)))
             if letters := _letters(trace.about):
                 out.print(Text(letters, style="dim"))
-        first_of_many(out, trace)
-        for at, step in enumerate(trace, 1):
-            found = sheets(trace, step, heads)
+        print_batch_note(out, trace)
+        for ordinal, step in enumerate(trace, 1):
+            shown = panels(trace, step, heads)
             out.print()
-            out.print(heading(at, step))
+            out.print(heading(ordinal, step))
             out.print(indented(Text(shape(step))))
             if step.why:
                 out.print(indented(Text(step.why, style="italic")))
             if step.name == "masked":
-                _ticks(out, found, most)
-            for sheet in found:
+                _ticks(out, shown, most)
+            for panel in shown:
                 out.print()
-                if sheet.title:
-                    out.print(indented(Text(sheet.title, style="bold")))
-                out.print(indented(_numbers(out, step, sheet, decimals, most)))
+                if panel.title:
+                    out.print(indented(Text(panel.title, style="bold")))
+                out.print(indented(_numbers(out, step, panel, decimals, most)))
 
 
 def _letters(about: str) -> str:
     """What the letters of a line like ``B=1 H=2 Tq=6`` stand for."""
-    said = (f"{letter} {LETTERS[letter]}" for letter in re.findall(r"\b(\w+)=", about)
-            if letter in LETTERS)  # fmt: skip
-    return ", ".join(said)
+    meanings = (f"{letter} {LETTERS[letter]}" for letter in re.findall(r"\b(\w+)=", about)
+                if letter in LETTERS)  # fmt: skip
+    return ", ".join(meanings)
 
 
-def heading(at: int | None, step: Step) -> Text:
+def heading(ordinal: int | None, step: Step) -> Text:
     """For example ``4. scores = Q Kᵀ``; without a number where a step is shown alone."""
     formula = f" = {step.formula}" if step.formula else ""
-    return Text.assemble((step.name if at is None else f"{at}. {step.name}", "bold"), formula)
+    name = step.name if ordinal is None else f"{ordinal}. {step.name}"
+    return Text.assemble((name, "bold"), formula)
 
 
 def shape(step: Step) -> str:
     """For example ``2 heads × 5 queries × 5 keys``."""
     return " × ".join(
-        counted(size, step.called(letter))
+        counted(size, step.axis_name(letter))
         for letter, size in zip(step.axes.split(), step.shape, strict=True)
     )
 
 
-def _numbers(out: Console, step: Step, sheet: Sheet, decimals: int, most: int) -> Text:
-    places = decimals if step.tensor.is_floating_point() else 0
+def _numbers(out: Console, step: Step, panel: Panel, decimals: int, most: int) -> Text:
+    digits = decimals if step.tensor.is_floating_point() else 0
     shares = step.name in ("weights", "dropped")
-    tinted = coloured(out) and shares
-    top = max(span([sheet])[1], 1e-30)
-    values, blocked, sums = sheet.values.numpy(), sheet.blocked.numpy(), sheet.values.sum(1).numpy()
+    shaded = coloured(out) and shares
+    largest = max(value_range([panel])[1], 1e-30)
+    values, blocked, sums = panel.values.numpy(), panel.blocked.numpy(), panel.values.sum(1).numpy()
 
     def cell(i: int, j: int) -> Cell:
-        text = " " + number(sums[i] if j < 0 else values[i, j], places)
-        if j < 0 or not (tinted or blocked[i, j]):
+        text = " " + number(sums[i] if j < 0 else values[i, j], digits)
+        if j < 0 or not (shaded or blocked[i, j]):
             return text, ""
-        return text, "dim" if blocked[i, j] else shade(values[i, j] / top)
+        return text, "dim" if blocked[i, j] else shade(values[i, j] / largest)
 
-    return matrix(out, sheet, cell, most, sums=shares)
+    return matrix(out, panel, cell, most, sums=shares)
 
 
-def _ticks(out: Console, found: list[Sheet], most: int) -> None:
-    """Who may look at whom, once where every head has the same mask."""
-    same = all(torch.equal(sheet.blocked, found[0].blocked) for sheet in found)
-    for sheet in found[:1] if same else found:
-        whose = "every head" if same and len(found) > 1 else sheet.title
+def _ticks(out: Console, shown: list[Panel], most: int) -> None:
+    """The mask as ticks and crosses, once where every head has the same."""
+    same = all(torch.equal(panel.blocked, shown[0].blocked) for panel in shown)
+    for panel in shown[:1] if same else shown:
+        whose = "every head" if same and len(shown) > 1 else panel.title
         title = f"{whose}: ".lstrip(": ") + "✓ may look, ✗ may not"
-        room = len(str(sheet.values.shape[1] - 1))
+        width = len(str(panel.values.shape[1] - 1))
 
-        def cell(i: int, j: int, blocked: Tensor = sheet.blocked, room: int = room) -> Cell:
+        def cell(i: int, j: int, blocked: Tensor = panel.blocked, width: int = width) -> Cell:
             mark, style = ("✗", "red") if blocked[i, j] else ("✓", "green")
-            return mark.rjust(room), style
+            return mark.rjust(width), style
 
         out.print()
         out.print(indented(Text(title)))
-        out.print(indented(matrix(out, replace(sheet, columns=None), cell, 2 * most)))
+        out.print(indented(matrix(out, replace(panel, columns=None), cell, 2 * most)))

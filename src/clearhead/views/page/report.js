@@ -1,8 +1,8 @@
-// 6. The ladder of a report: every head of the model, then one head. The query and its steps are
-// the same as in the page of a trace.
+// 6. The page of a report: every head of the model, then one head. The query and its steps are the
+// same as in the page of a trace.
 
-// What a label means, for one head; the share behind it is a number. The first three are measured on
-// held-out stories, the others read off this text.
+// What a label means, after the number of a head. The first three are measured on held-out stories,
+// the others on this text.
 const MEANS = {
   "previous word": "of held-out words have its largest weight on the word before",
   subject: "of held-out verbs have its largest weight on their subject",
@@ -18,8 +18,9 @@ const MEANS = {
   spread: "at a time, on average: it looks at nearly everything alike",
   sharp: "at a time, on average: few, and not one kind of them",
   mixed: "at a time, on average",
+  NaN: "at a time, on average: its weights are not numbers",
 };
-// As a caption of a small map.
+// The label below a small map.
 const SHORT = {
   induction: "induct.", "duplicate token": "repeat",
   "previous token": "previous", "next token": "next", "same token": "itself",
@@ -39,34 +40,39 @@ const ORDERS = {
 };
 const rank = (head) => Object.keys(MEANS).indexOf(head.label.split(" and ")[0]);
 const means = (head) => head.label.split(" and ").map((label) => MEANS[label]).join(", and ");
-// The number behind a label: a share, or for a head that no kind of key names how many keys.
-const even = (head) => ["spread", "sharp", "mixed"].includes(head.label);
-const amountOf = (head) => (even(head) ? `${head.effective.toFixed(1)} keys` : percent(head.number));
-const caption = (head) => amountOf(head) + (means(head).includes("held-out") ? " held out" : "");
-const nearly = (share) => share > 0.995 && share < 1; // which is not all
+// The number of a label: a share; or how many keys, if the label says how even the weights are.
+const isByEntropy = (head) => ["spread", "sharp", "mixed", "NaN"].includes(head.label);
+const amountOf = (head) => (isByEntropy(head) ? `${head.effective.toFixed(1)} keys` : percent(head.number));
+const caption = (head) => amountOf(head) + (head.measured ? " held out" : "");
+const nearlyAll = (share) => share > 0.995 && share < 1; // which must not be shown as 100%
 const percent = (share) =>
-  `${nearly(share) ? Math.floor(1000 * share) / 10 : Math.round(100 * share)}%`;
+  `${nearlyAll(share) ? Math.floor(1000 * share) / 10 : Math.round(100 * share)}%`;
 
 const grid = { label: "all", order: "place" };
-const chosenHead = () => opened.heads.find((it) => it.layer === state.layer && it.head === state.head);
+const chosenHead = () => pageData.heads.find((it) => it.layer === state.layer && it.head === state.head);
 
-function buildLadder() {
+function buildReport() {
   byId("model").hidden = byId("one").hidden = false;
   const counts = new Map();
-  for (const { label } of opened.heads) counts.set(label, (counts.get(label) ?? 0) + 1);
+  for (const { label } of pageData.heads) counts.set(label, (counts.get(label) ?? 0) + 1);
   const labels = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
   for (const label of ["all", ...labels]) {
     const radio = make("input", { type: "radio", name: "label", value: label });
     radio.checked = label === "all";
     radio.addEventListener("change", () => { grid.label = label; fillGrid(); });
     byId("labels").append(make("label", {}, radio, make("span", {}, label,
-      make("small", {}, ` ${counts.get(label) ?? opened.heads.length}`))));
+      make("small", {}, ` ${counts.get(label) ?? pageData.heads.length}`))));
   }
   for (const [name, [words]] of Object.entries(ORDERS)) {
     byId("order").append(make("option", { value: name }, words));
   }
+  const measured = labels.filter((label) =>
+    pageData.heads.some((it) => it.measured && it.label === label));
+  byId("labels-note").textContent = measured.length === 0 ? ""
+    : `The labels ${measured.join(", ")} were measured on held-out stories and hold for every ` +
+      "text; the others, such as previous token, only say where the weight lies on this text.";
   byId("order").addEventListener("change", (event) => { grid.order = event.target.value; fillGrid(); });
-  for (const it of opened.heads) it.tile = tile(it);
+  for (const it of pageData.heads) it.tile = tile(it);
   byId("grid").addEventListener("keydown", walkGrid);
   for (const list of ["links", "received"]) {
     byId(list).addEventListener("click", (event) => {
@@ -79,7 +85,7 @@ function buildLadder() {
   fillGrid();
 }
 
-// One head, small. Painted when it first comes near the screen.
+// One head as a small map, painted when it first comes near the screen.
 function tile(it) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const button = make("button", {
@@ -109,42 +115,42 @@ function drawTile(button) {
   const { layer: at, head } = button.it;
   const canvas = button.firstChild;
   const weights = layer(at).steps.find((step) => step.name === "weights");
-  paint(canvas, weights, head, false); // all alike, so that they compare
+  paint(canvas, weights, head, false); // all at one size, so that they can be compared
   canvas.classList.toggle("coarse", canvas.width < 64);
 }
 
-// The heads that are asked for, in the order that is asked for; one row a layer where it fits.
+// The heads of the chosen label, in the chosen order; all of them by place: a row for each layer.
 function fillGrid() {
   const rows = grid.order === "place" && grid.label === "all";
-  const shown = opened.heads
+  const shown = pageData.heads
     .filter((it) => grid.label === "all" || it.label === grid.label)
     .sort(ORDERS[grid.order][1]);
   byId("grid").classList.toggle("by-layer", rows);
-  const across = Math.max(...opened.layers.map((told) => told.size.h ?? 1));
+  const across = Math.max(...pageData.layers.map((it) => it.size.h ?? 1));
   byId("grid").style.setProperty("--across", across);
   const above = make("div", { class: "row", "aria-hidden": "true" },
     make("span", { class: "row-name" }, "head"),
     Array.from({ length: across }, (_, i) => make("span", { class: "column-name" }, i)));
-  byId("grid").replaceChildren(...(rows ? [above, ...opened.layers.map((_, at) => make("div", { class: "row" },
+  byId("grid").replaceChildren(...(rows ? [above, ...pageData.layers.map((_, at) => make("div", { class: "row" },
     make("span", { class: "row-name", "aria-hidden": "true" }, `layer ${at}`),
     shown.filter((it) => it.layer === at).map((it) => it.tile)))] : shown.map((it) => it.tile)));
   for (const it of shown) if (!it.tile.painted) painter.observe(it.tile);
-  byId("grid-note").textContent = shown.length === opened.heads.length ? ""
-    : `${count(shown.length, "head")} of ${opened.heads.length}.`;
+  byId("grid-note").textContent = shown.length === pageData.heads.length ? ""
+    : `${count(shown.length, "head")} of ${pageData.heads.length}.`;
   markGrid();
 }
 
 function markGrid() {
   const tiles = [...byId("grid").querySelectorAll(".tile")];
   const here = chosenHead().tile;
-  for (const it of opened.heads) {
+  for (const it of pageData.heads) {
     it.tile.setAttribute("aria-checked", it.tile === here);
     it.tile.tabIndex = it.tile === here ? 0 : -1;
   }
   if (tiles.length && !tiles.includes(here)) tiles[0].tabIndex = 0;
 }
 
-// Left and right to the neighbour, up and down to what stands above and below.
+// Arrow keys: left and right to the next tile, up and down to the tile above or below.
 function walkGrid(event) {
   const tiles = [...byId("grid").querySelectorAll(".tile")];
   const from = tiles.indexOf(event.target.closest(".tile"));
@@ -175,26 +181,27 @@ function walkGrid(event) {
   tile.focus();
 }
 
-// Open a head at its strongest link.
+// Shows a head at its strongest link.
 function show(it) {
   const [query, key] = it.links[0] ?? [state.query, state.key];
   go({ layer: it.layer, head: it.head, query, key });
 }
 
+// Begins at the head with the clearest label.
 function begin() {
-  const named = opened.heads.filter((it) => rank(it) < rank({ label: "spread" }));
-  const pool = named.length ? named : opened.heads;
+  const named = pageData.heads.filter((it) => rank(it) < rank({ label: "spread" }));
+  const pool = named.length ? named : pageData.heads;
   show(pool.reduce((best, it) => (it.number > best.number ? it : best)));
 }
 
-function drawLadder() {
+function drawReport() {
   markGrid();
-  const it = chosenHead(), most = trace.most;
+  const it = chosenHead();
   byId("one-title").replaceChildren(`Layer ${it.layer}, head ${it.head}: `, make("em", {}, it.label));
-  const told = even(it) ? "" : `; it looks at ${it.effective.toFixed(1)} keys at a time, on average`;
+  const keys = isByEntropy(it) ? "" : `; it looks at ${it.effective.toFixed(1)} keys at a time, on average`;
   byId("one-lead").textContent = `${amountOf(it)} ${means(it)}. ` +
-    `Its entropy is ${it.entropy.toFixed(2)} of at most ${most.toFixed(2)} nats${told}.` +
-    (trace.module ? ` Asked in ${trace.module}${trace.crosses ? ", of one text about another" : ""}.` : "");
+    `Its entropy is ${it.entropy.toFixed(2)} of at most ${trace.max_entropy.toFixed(2)} nats${keys}.` +
+    (trace.module ? ` Module ${trace.module}${trace.cross_attention ? ", from one text into another" : ""}.` : "");
   byId("shares").replaceChildren(make("dl", { class: "shares" },
     Object.entries(it.shares).map(([name, share]) => make("div", {},
       make("dt", {}, SHARES[name] ?? name), make("dd", {}, bar(share), percent(share))))));
@@ -212,10 +219,10 @@ function drawLadder() {
 }
 
 function numbers() {
-  const names = [...new Set(opened.heads.flatMap((it) => Object.keys(it.shares)))];
+  const names = [...new Set(pageData.heads.flatMap((it) => Object.keys(it.shares)))];
   return table("Means over the queries; entropy in nats, shares of the weight",
     ["head", "looks at", "by", "entropy", "keys", ...names.map((name) => SHARES[name] ?? name)],
-    opened.heads.map((it) => ({ cells: [
-      `layer ${it.layer}, head ${it.head}`, it.label, even(it) ? "" : it.number.toFixed(2), it.entropy.toFixed(2),
+    pageData.heads.map((it) => ({ cells: [
+      `layer ${it.layer}, head ${it.head}`, it.label, isByEntropy(it) ? "" : it.number.toFixed(2), it.entropy.toFixed(2),
       it.effective.toFixed(1), ...names.map((name) => it.shares[name]?.toFixed(2) ?? "")] })));
 }

@@ -1,0 +1,61 @@
+"""`clearhead bench`: clearhead timed beside other implementations and the hardware's ceilings."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from .. import bench as benchmark
+from ..errors import folder
+from ..views import plot
+from .options import OTHER_FOLDER
+from .output import check_writable, say_written
+
+
+def bench(
+    groups: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="GROUP", help="What to time; left out, everything (minutes)."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads for everybody; left out, torch's number.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peer", help="Only this one; may be given again.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures go; the plot beside it.")] = Path(
+        "out/bench.json"
+    ),
+) -> None:
+    """Time clearhead beside its peers and the hardware's own ceilings, interleaved in one run.
+
+    Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
+    threads; minilm is a real model end to end. A peer that is not installed is named and skipped.
+    """
+    folder(out.parent, "the figures and their plot are", OTHER_FOLDER)
+    check_writable(out)
+    results: list[dict[str, Any]] = []
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("timing", total=benchmark.count_results(groups or (), threads))
+
+        def on_result(result: dict[str, Any]) -> None:
+            typer.echo(f"{benchmark.table(result)}\n")
+            results.append(result)
+            # After each result, so that an interrupted run leaves a file.
+            out.write_text(json.dumps({"results": results}, indent=1) + "\n")
+            bar.advance(task)
+
+        done = benchmark.measure(
+            groups or (), threads=threads, rounds=rounds, peers=peers or (), on_result=on_result
+        )
+    out.write_text(json.dumps(done, indent=1) + "\n")
+    written = {"figures": out}
+    if plot.can_draw():
+        figure = benchmark.figure(done["results"])
+        written["plot"] = plot.save(figure, out.with_suffix(".png"))
+    say_written(written)

@@ -1,0 +1,42 @@
+"""`clearhead doctor`: what is installed here, and which engines can be used."""
+
+import platform
+from importlib import metadata
+
+import torch
+import typer
+
+from .. import engines
+from ..engines import cpu
+
+
+def doctor() -> None:
+    """What is installed here, and which engines answer."""
+    rows = [
+        ("clearhead", installed_version("clearhead") or "not installed"),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("torch uses", torch.backends.cpu.get_cpu_capability()),
+        ("gpu", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
+    ]
+    rows += [(f"engine {e.name}", e.caption) for e in engines.ENGINES]
+    if tiles := cpu.left_to_torch():
+        rows.append(("processor", tiles))
+    for package, extra, purpose in (
+        ("matplotlib", "plot", "pictures"),
+        ("transformers", "hf", "--model"),
+    ):
+        version = installed_version(package)
+        missing = f"missing, for {purpose}: pip install 'clearhead[{extra}]'"
+        rows.append((package, missing if version is None else f"{version}, for {purpose}"))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package that is installed; None if it is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

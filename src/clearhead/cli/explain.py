@@ -1,0 +1,136 @@
+"""`clearhead explain`: attention computed on a text, step by step."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import masks
+from ..hf import Checkpoint
+from ..nn import lesson
+from ..results.trace import Trace
+from ..storyteller import is_storyteller, load
+from ..views import html, plot, text as terminal
+from ..views.text.follow import find
+from .options import MaskText, Text, refuse
+from .output import check_writable, say
+from .text_input import read_text
+
+
+def explain(
+    context: typer.Context,
+    text: Text = None,
+    size: Annotated[int, typer.Option(help="Features per token.")] = 8,
+    heads: Annotated[int, typer.Option(help="Number of heads; must divide the size.")] = 2,
+    seed: Annotated[
+        int, typer.Option(help="What the random embeddings and projections start from.")
+    ] = 123,
+    mask: MaskText = "everything",
+    dropout: Annotated[float, typer.Option(help="Drop weights with this probability.")] = 0.0,
+    scale: Annotated[
+        float | None, typer.Option(help="Multiply scores by this; default 1/sqrt(head size).")
+    ] = None,
+    positions: Annotated[
+        bool, typer.Option(help="Add sinusoidal positions to the embeddings.")
+    ] = True,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take tokens, Q, K and V from a Hugging Face checkpoint, or a trained storyteller."
+        ),
+    ] = None,
+    layer: Annotated[int, typer.Option(help="With --model: which layer, from 0.")] = 0,
+    head: Annotated[int | None, typer.Option(min=0, help="Show only this head, from 0.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            help="Follow one query through one head, term by term: a token, or its number."
+        ),
+    ] = None,
+    decimals: Annotated[int, typer.Option(min=0, max=12, help="Digits after the point.")] = 4,
+    png: Annotated[
+        Path | None, typer.Option(help="Also draw one head's steps, --head or 0, here.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Also write the interactive page here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """See attention computed on a text, step by step."""
+    _check_options(context, model, as_json)
+    check_writable(png, page)
+    if png is not None:
+        plot.suffix_of(png)
+    words = read_text(text)
+    if model is not None:
+        trace = _explain_model(model, words, layer)
+    else:
+        trace = lesson.explain_text(
+            words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), dropout=dropout,
+            scale=scale, positions=positions,
+        )  # fmt: skip
+    shown = trace if head is None else trace.head(head)
+    written = []  # before anything is printed: a pipe may close, as that of `head` does
+    if png is not None:
+        written.append(f"picture: {plot.save(plot.steps(trace, head=head or 0), png)}")
+    if page is not None:
+        note = f"Learned weights from {model}." if model is not None else random_note(seed)
+        begin = None if query is None else find(trace, query)[0]
+        written.append(f"page: {write_page(shown, page, note, begin)}")
+    if as_json:
+        typer.echo(json.dumps(terminal.to_json(shown), ensure_ascii=True, allow_nan=False))
+    elif query is not None:
+        terminal.follow(trace, query, head=head or 0, decimals=decimals)
+    else:
+        terminal.show(trace, heads=None if head is None else [head], decimals=decimals)
+    for line in written:
+        say(line)
+
+
+def _check_options(context: typer.Context, model: Path | None, as_json: bool) -> None:
+    """Refuse options that would be ignored."""
+    if model is not None:
+        refuse(
+            context,
+            ("size", "heads", "seed", "mask", "dropout", "scale", "positions"),
+            "together with --model",
+            "a checkpoint decides its own size, heads, mask and weights.",
+            "leave --{name} out, or explain the text without --model.",
+        )
+    else:
+        refuse(
+            context,
+            ("layer",),
+            "without --model",
+            "only a checkpoint has layers to choose from.",
+            "add --model DIR, or leave --{name} out.",
+        )
+    if as_json:
+        refuse(
+            context,
+            ("query", "decimals"),
+            "together with --json",
+            "JSON holds every number in full, for programs.",
+            "leave --{name} or --json out.",
+        )
+
+
+def _explain_model(model: Path, words: str, layer: int) -> Trace:
+    trained = load(model) if is_storyteller(model) else Checkpoint(model)
+    return trained.explain(words, layer)
+
+
+def write_page(trace: Trace, path: Path, note: str, query: int | None = None) -> Path:
+    """Write the page of a trace, with its text as the title."""
+    words = " ".join(trace.queries or ())
+    title = words if len(words) <= 60 else f"{words[:59]}…"
+    return html.write_page(trace, path, title=title or "clearhead", note=note, query=query)
+
+
+def random_note(seed: int) -> str:
+    return (
+        f"The weights are random (seed {seed}): nothing has been learned yet, so the patterns mean "
+        "nothing. A trained model looks at what it needs: verbs at their subjects, pronouns at "
+        "their antecedents."
+    )

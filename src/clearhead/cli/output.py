@@ -1,0 +1,60 @@
+"""Where commands print, how wide, and whether a file can be written."""
+
+import os
+import shutil
+import textwrap
+from pathlib import Path
+
+import typer
+
+from ..errors import BadValue
+from ..views import plot
+
+
+def say(line: str) -> None:
+    """Print a message to standard error, so that a pipe gets the result alone."""
+    typer.echo(line, err=True)
+
+
+def say_written(paths: dict[str, Path]) -> None:
+    """Print what was written, and whether figures are missing."""
+    for kind, path in paths.items():
+        say(f"{kind:<8} {path}")
+    if not plot.can_draw():
+        say("pictures none, without matplotlib: pip install 'clearhead[plot]'")
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """The text with its lines wrapped to the terminal, to 80 columns without one. Lines that follow
+    from wrapping are indented."""
+    width = shutil.get_terminal_size().columns
+    wrap = textwrap.TextWrapper(
+        width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(line if len(line) <= width else wrap.fill(line) for line in text.splitlines())
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise `BadValue` for files that cannot be written, before anything is computed or printed."""
+    given = [path.resolve() for path in paths if path is not None]
+    if len(set(given)) < len(given):
+        raise BadValue(
+            f"One file, {str(given[0])!r}, is to hold both the picture and the page.",
+            "the second would be written over the first.",
+            "name two files.",
+        )
+    for path in (p for p in paths if p is not None):
+        folder = path.parent
+        if not folder.is_dir():
+            why = f"there is no folder {str(folder)!r}"
+        elif path.is_dir():
+            why = "it is a folder"
+        elif not os.access(path if path.exists() else folder, os.W_OK):
+            why = "permission denied"
+        else:
+            continue
+        raise BadValue(
+            f"The file {str(path)!r} cannot be written: {why}.",
+            "what is written goes to a file, in a folder that exists and may be written to.",
+            "make the folder first, or name another file.",
+        )

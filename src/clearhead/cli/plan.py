@@ -1,0 +1,64 @@
+"""`clearhead plan`: which engine would compute attention of these sizes, and what it costs."""
+
+from typing import Annotated
+
+import torch
+import typer
+
+from .. import masks
+from ..api.plan import plan as plan_of
+from ..errors import BadValue
+from .options import MaskText
+from .output import wrapped
+
+LARGEST = 2**25  # queries, whose key ranges are counted in some seconds and GB
+LABEL_WIDTH = 16  # of the lines of a plan, before their values
+
+
+def plan(
+    batch: Annotated[int, typer.Option(help="B")] = 1,
+    heads: Annotated[int, typer.Option(help="H, query heads")] = 8,
+    kv_heads: Annotated[int | None, typer.Option(help="G, key heads; default H")] = None,
+    queries: Annotated[int, typer.Option(help="Tq")] = 2048,
+    keys: Annotated[int | None, typer.Option(help="Tk; default Tq")] = None,
+    head_size: Annotated[int, typer.Option(help="D")] = 64,
+    value_size: Annotated[int | None, typer.Option(help="Dv; default D")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16")] = "float32",
+    mask: MaskText = "everything",
+    softcap: Annotated[float | None, typer.Option(help="Cap scores smoothly.")] = None,
+    dropout: Annotated[float, typer.Option(help="Drop weights with this probability.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the dropout.")] = None,
+    grad: Annotated[bool, typer.Option("--grad", help="Gradients are requested.")] = False,
+    engine: Annotated[str, typer.Option(help="auto, or an engine by name.")] = "auto",
+) -> None:
+    """Who would answer a question of these sizes, and its cost.
+
+    Nothing is computed.
+    """
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise BadValue(
+            f"dtype {dtype!r} is unknown.",
+            "a dtype is float32, float64, bfloat16 or float16.",
+            "pass one of these with --dtype.",
+        )
+    for name, value in (("--batch", batch), ("--heads", heads), ("--queries", queries),
+                        ("--head-size", head_size), ("--kv-heads", kv_heads), ("--keys", keys),
+                        ("--value-size", value_size)):  # fmt: skip
+        if value is not None and not 0 <= value <= LARGEST:
+            raise BadValue(
+                f"{name} is {value}.",
+                f"a size is from 0 to {LARGEST}: the keys that each query may look at are counted.",
+                f"pass another number with {name}.",
+            )
+    G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys
+    Dv = head_size if value_size is None else value_size
+    shapes = ((heads, queries, head_size), (G, Tk, head_size), (G, Tk, Dv))
+    # Views of one number: no memory is allocated.
+    q, k, v = (torch.zeros((), dtype=kind).expand(batch, *shape) for shape in shapes)
+    if grad:
+        q = q.detach().requires_grad_()
+    planned = plan_of(
+        q, k, v, mask=masks.parse(mask), softcap=softcap, dropout=dropout, seed=seed, engine=engine
+    )
+    typer.echo(wrapped(str(planned), LABEL_WIDTH))

@@ -1,0 +1,24 @@
+"""`clearhead scale`: why scores are divided by sqrt(d)."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..api.why_scale import why_scale
+from ..views import plot
+from .output import check_writable, say, wrapped
+
+
+def scale(
+    size: Annotated[int, typer.Option(help="The head size d to show.")] = 256,
+    keys: Annotated[int, typer.Option(help="How many random keys.")] = 32,
+    seed: Annotated[int, typer.Option(help="What the random numbers start from.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
+) -> None:
+    """Why divide by sqrt(d)? Numbers with and without the scaling."""
+    check_writable(png)
+    scaling = why_scale(size, keys=keys, seed=seed)
+    typer.echo(wrapped(str(scaling)))
+    if png is not None:
+        say(f"picture: {plot.save(plot.scaling(scaling), png)}")
