@@ -6,6 +6,7 @@ their next word (`train`), and its heads are measured against the truth (`measur
 """
 
 from .ablate import Ablation, ablate
+from .causes import causes
 from .grammar import Story, story
 from .measure import Table, measure
 from .model import Config, Decoder
@@ -25,6 +26,7 @@ __all__ = [
     "Table",
     "Vocabulary",
     "ablate",
+    "causes",
     "is_storyteller",
     "keep_table",
     "load",
