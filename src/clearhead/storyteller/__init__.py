@@ -7,6 +7,7 @@ that comes with clearhead.
 """
 
 from .ablate import Ablation, ablate
+from .causes import causes
 from .grammar import Story, story
 from .measure import Table, measure
 from .model import Config, Decoder
@@ -34,6 +35,7 @@ __all__ = [
     "Vocabulary",
     "WordLink",
     "ablate",
+    "causes",
     "is_storyteller",
     "keep_table",
     "load",
