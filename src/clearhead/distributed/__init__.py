@@ -7,16 +7,19 @@ Start a script with ``torchrun --nproc-per-node N script.py``, call
 
 from .attention import attention, shard, unshard
 from .layouts import Layout, balanced, by_document, contiguous, head_tail
+from .plan import Plan, plan
 from .transport import RankLost
 
 __all__ = [
     "Layout",
+    "Plan",
     "RankLost",
     "attention",
     "balanced",
     "by_document",
     "contiguous",
     "head_tail",
+    "plan",
     "shard",
     "unshard",
 ]

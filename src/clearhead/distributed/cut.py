@@ -106,6 +106,47 @@ def routes(mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int) -> 
     return Routes(mask, grid, rank, queries, keys, wanted, asked)
 
 
+def wanted_of_each(
+    mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int
+) -> tuple[list[int], int]:
+    """How many keys of each rank the queries of one may look at, and how many pairs that is, over
+    all batches and heads: the counts of `routes`, in time that does not grow with the ranks."""
+    cut = Cut(mask, grid, queries.held[rank], Positions.of([range(grid.Tk)]))
+    ranges = cut.key_ranges(grid._replace(Tq=len(cut.queries)), torch.device("cpu"))
+    first, last = _joined(ranges)
+    size = last - first
+    upto = size.cumsum(0) - size  # keys that are reached before each run
+
+    def reached_before(at: Tensor) -> Tensor:
+        run = torch.searchsorted(first, at, right=True) - 1
+        reached = upto[run] + torch.minimum(at - first[run], size[run])
+        return torch.where(run < 0, 0, reached)
+
+    counts = torch.zeros(keys.world, dtype=torch.long, device="cpu")
+    if len(first):
+        owner, start, stop = keys.ends
+        counts.index_add_(0, owner, reached_before(stop) - reached_before(start))
+    pairs = ranges.pairs().expand(grid.B, grid.H, len(cut.queries)).sum()
+    return counts.tolist(), int(pairs)
+
+
+def _joined(ranges: KeyRanges) -> tuple[Tensor, Tensor]:
+    """The runs of keys that any query reaches, (n,) first and (n,) past the last, in order."""
+    if ranges.bits is not None:
+        some, _ = ranges.tiles(slice(0, ranges.Tq), 1)
+        runs = Positions.listed(some.nonzero().flatten()).ranges
+        ends = torch.tensor([(r.start, r.stop) for r in runs], device="cpu").long().reshape(-1, 2)
+        return ends[:, 0].contiguous(), ends[:, 1].contiguous()
+    lo, hi = ranges.rows(slice(0, ranges.Tq))
+    lo, hi = lo[lo < hi], hi[lo < hi]
+    if not len(lo):
+        return lo, hi
+    lo, order = lo.sort()
+    furthest = hi[order].cummax(0).values
+    begins = torch.nn.functional.pad(lo[1:] > furthest[:-1], (1, 0), value=True)
+    return lo[begins], furthest[torch.nn.functional.pad(begins[1:], (0, 1), value=True)]
+
+
 def seen(mask: Mask, grid: Grid, queries: Positions, keys: Positions) -> Positions:
     """The positions of those keys that any of the queries may look at, in any batch or head."""
     if not len(queries) or not len(keys):

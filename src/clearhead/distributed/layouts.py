@@ -122,6 +122,13 @@ class Layout:
         """The positions of each rank."""
         return [Positions(of_rank) for of_rank in self.ranges]
 
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every range: its rank, its first position, and the one after its last."""
+        found = [(rank, r.start, r.stop) for rank, of in enumerate(self.ranges) for r in of]
+        rank, start, stop = torch.tensor(found, device="cpu").long().reshape(-1, 3).T.contiguous()
+        return rank, start, stop
+
     def order(self) -> Tensor:
         """The positions in the order of the shards put one after the other, (T,)."""
         return torch.cat([p.tensor() for p in self.held])
