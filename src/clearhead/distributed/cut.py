@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ..masks import Grid, Mask
 from ..masks.key_ranges import EVERY_KEY, KeyRanges, all_keys
-from ..masks.mask import Kept
+from ..masks.mask import CachedRanges
 from .layouts import Layout, Positions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Cut(Kept):
+class Cut(CachedRanges):
     """What a mask says of the queries and keys at some positions of a larger question."""
 
     mask: Mask
@@ -50,7 +50,7 @@ class Cut(Kept):
             EVERY_KEY if after == EVERY_KEY else after + shift,
         )
 
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
         Tq, Tk = len(self.queries), len(self.keys)
         queries, bits = self.queries.tensor(device), None
         if (band := self.mask.band(self.grid)) is not None:
@@ -59,7 +59,7 @@ class Cut(Kept):
             lo, hi = at - before, at + after + 1
         else:
             ranges = self.mask.key_ranges(self.grid, device)
-            lo, hi = ranges.rows(queries)
+            lo, hi = ranges.ranges_of(queries)
             if ranges.bits is not None:
                 bits = ranges.bits if ranges.bits.shape[2] == 1 else ranges.bits[:, :, queries]
                 bits = bits if bits.shape[3] == 1 else self.keys.cut(bits, 3)
@@ -126,7 +126,7 @@ def wanted_of_each(
     if len(first):
         owner, start, stop = keys.ends
         counts.index_add_(0, owner, reached_before(stop) - reached_before(start))
-    pairs = ranges.pairs().expand(grid.B, grid.H, len(cut.queries)).sum()
+    pairs = ranges.keys_per_query().expand(grid.B, grid.H, len(cut.queries)).sum()
     return counts.tolist(), int(pairs)
 
 
@@ -137,7 +137,7 @@ def _joined(ranges: KeyRanges) -> tuple[Tensor, Tensor]:
         runs = Positions.listed(some.nonzero().flatten()).ranges
         ends = torch.tensor([(r.start, r.stop) for r in runs], device="cpu").long().reshape(-1, 2)
         return ends[:, 0].contiguous(), ends[:, 1].contiguous()
-    lo, hi = ranges.rows(slice(0, ranges.Tq))
+    lo, hi = ranges.ranges_of(slice(0, ranges.Tq))
     lo, hi = lo[lo < hi], hi[lo < hi]
     if not len(lo):
         return lo, hi

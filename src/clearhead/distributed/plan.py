@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..masks import Grid, Mask, everything
-from ..problem.check import make_problem
+from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
 from .cut import wanted_of_each
 from .layouts import Layout, layout_of
@@ -98,7 +98,7 @@ def plan(
 
     Raises `BadValue`, `BadType`: what `attention` refuses, a layout that does not fit.
     """
-    p, _ = make_problem(q, k, v, mask=mask)
+    p, _ = make_problem(q, k, v, Options(mask=mask))
     queries = layout_of(layout, p.Tq, world)
     keys = layout_of(layout if key_layout is None else key_layout, p.Tk, world)
     rule = everything if mask is None else mask

@@ -74,7 +74,7 @@ class KeyRanges:
         # torch.compile 2.10 accepts no slice as a default value.
         queries = slice(0, self.Tq) if queries is None else queries
         keys = keys or slice(0, self.Tk)
-        lo, hi = self._ranges_of(queries)
+        lo, hi = self.ranges_of(queries)
         k = torch.arange(self.Tk, device=lo.device)[keys]
         if lo.shape[-1] == 1:
             allowed = (lo <= k) & (k < hi)
@@ -88,7 +88,7 @@ class KeyRanges:
         rows = torch.arange(self.Tq, device=lo.device)[queries].numel()
         return allowed.expand(*allowed.shape[:2], rows, k.numel())
 
-    def _ranges_of(self, queries: slice | Tensor) -> tuple[Tensor, Tensor]:
+    def ranges_of(self, queries: slice | Tensor) -> tuple[Tensor, Tensor]:
         return _part(self.lo, -2, queries), _part(self.hi, -2, queries)
 
     def tiles(self, queries: slice, width: int) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ class KeyRanges:
             some = F.pad(allowed.any(0), missing, value=False).reshape(count, width)
             full = F.pad(allowed.all(0), missing, value=True).reshape(count, width)
             return some.any(-1), full.all(-1)
-        lo, hi = self._ranges_of(queries)
+        lo, hi = self.ranges_of(queries)
         rows = lo[..., 0].numel()
         touched, filled = self._tile_ranges(lo.flatten(), hi.flatten(), width)
         return _coverage(*touched, count) > 0, _coverage(*filled, count) == rows
@@ -155,7 +155,7 @@ class KeyRanges:
     def _count_in_ranges(self, queries: slice, strips: int, width: int) -> tuple[int, int]:
         """The same for `strips` strips of equally many queries."""
         lo, hi = (
-            x.unflatten(2, (strips, -1)).movedim(2, 0).flatten(1) for x in self._ranges_of(queries)
+            x.unflatten(2, (strips, -1)).movedim(2, 0).flatten(1) for x in self.ranges_of(queries)
         )
         touched, filled = self._tile_ranges(lo, hi, width)
         rows = lo.shape[1] // self.lo.shape[-1]

@@ -55,11 +55,11 @@ class Mask(Exports):
         return self
 
     def __and__(self, other: "Mask") -> "Mask":
-        same = self._equals(_check_mask(other, "&"), read=False)
+        same = self.equals(_check_mask(other, "&"), read=False)
         return self if same else And((*_parts(self, And), *_parts(other, And)))
 
     def __or__(self, other: "Mask") -> "Mask":
-        same = self._equals(_check_mask(other, "|"), read=False)
+        same = self.equals(_check_mask(other, "|"), read=False)
         return self if same else Or((*_parts(self, Or), *_parts(other, Or)))
 
     def __rand__(self, other: object) -> "Mask":
@@ -79,9 +79,9 @@ class Mask(Exports):
         )
 
     def __eq__(self, other: object) -> bool:
-        return self._equals(other) if isinstance(other, Mask) else NotImplemented
+        return self.equals(other) if isinstance(other, Mask) else NotImplemented
 
-    def _equals(self, other: "Mask", read: bool = True) -> bool:
+    def equals(self, other: "Mask", read: bool = True) -> bool:
         """Is it equal? Without `read`, no tensor is read, and only the same tensor is equal."""
         names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every mask is a dataclass
         return type(self) is type(other) and all(
@@ -326,7 +326,7 @@ def _equal(a: object, b: object, read: bool) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a is b or (read and a.shape == b.shape and bool((a == b.to(a.device)).all()))
     if isinstance(a, Mask) and isinstance(b, Mask):
-        return a is b or a._equals(b, read)
+        return a is b or a.equals(b, read)
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(_equal(*pair, read) for pair in zip(a, b, strict=True))
     return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b

@@ -12,12 +12,12 @@ from torch import Tensor
 from . import key_ranges
 from .grid import Grid
 from .key_ranges import KeyRanges
-from .mask import Kept, Mask
+from .mask import CachedRanges, Mask
 from .values import Align, shared_offset as start_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Without(Kept):
+class Without(CachedRanges):
     """`rule` without the edges that `edges` allows, for the queries where `where` holds.
 
     `where` is (B|1, H|1, Tq|1) booleans. `words` says what was removed, for a reader.
@@ -50,7 +50,7 @@ class Without(Kept):
         at = tuple(i * (n > 1) for i, n in zip((b, h, q), where.shape, strict=True))
         return where[at] & self.edges.allowed(grid, b, h, q, k)
 
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
         before = self.rule.key_ranges(grid, device)
         after = before & self.edges.key_ranges(grid, device).inverse()
         return key_ranges.choose(self.where.to(before.lo.device).unsqueeze(-1), after, before)
@@ -62,7 +62,7 @@ class Without(Kept):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Placed(Kept):
+class Placed(CachedRanges):
     """The edges of a mask of T x T, about a text of T tokens, in a call of which query 0 stands at
     `start` (one number, or one per batch): a step of generation. Beyond the text it allows none."""
 
@@ -96,7 +96,7 @@ class Placed(Kept):
         at = (x.clamp(0, own.Tk - 1) for x in (q, k))
         return inside & self.mask.allowed(own, b, h, *at)
 
-    def find_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
         own, Tk = self._own(grid), grid.Tk
         full = self.mask.key_ranges(own, device)
         q = self._queries(grid, full.lo.device)

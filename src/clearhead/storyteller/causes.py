@@ -15,10 +15,11 @@ from ..api.effects import effects
 from ..errors import BadValue
 from ..masks import Dense, dense
 from ..results.effects import Effects
-from .data import pad, tell
+from . import data
+from .data import pad
 from .grammar import Story, lexicon
-from .measure import right
-from .reader import Storyteller
+from .measure import hit_rates
+from .storyteller import Storyteller
 
 MOST = 0.5  # a head that looks at the antecedent of more pronouns than this is one that does
 
@@ -36,7 +37,7 @@ def causes(teller: Storyteller, *, stories: int = 100, seed: int = 1) -> Effects
             "what is cut is the link from a pronoun to its antecedent, which stories know.",
             "pass a model that was trained on stories.",
         )
-    model, told = teller.model, tell(seed, stories, "held-out")
+    model, told = teller.model, data.stories(seed, stories, "held-out")
     ids, targets = pad(told, teller.vocabulary)
     edges = links(told, ids.shape[1])
     after = edges.bits.any(-1).squeeze(1)  # the pronouns, (B, T)
@@ -50,7 +51,7 @@ def causes(teller: Storyteller, *, stories: int = 100, seed: int = 1) -> Effects
             for layer in sorted({at for at, _ in heads})
         ]
 
-    rates, _ = right(model, teller.vocabulary, told)["antecedent"]
+    rates, _ = hit_rates(model, teller.vocabulary, told)["antecedent"]
     every = [(layer, head) for layer in range(len(rates)) for head in range(len(rates[layer]))]
     looking = [at for at in every if rates[at] > MOST]
     others = [at for at in every if at not in looking]

@@ -54,7 +54,7 @@ class knock_out(Edit):
     def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         rule, grid, device = problem.mask, problem.grid, problem.device
         for known, sizes, place, made in self._made:
-            if sizes == grid and place == device and known._is(rule):
+            if sizes == grid and place == device and known.equals(rule, read=False):
                 return replace(problem, mask=made), inputs
         where = self.where(problem, here)
         edges = placed(self.removed(), grid, here.start)
