@@ -675,14 +675,14 @@ def test_a_look_says_what_it_does_not_have():
 
 def test_numbers_of_another_engine_finish_the_same():
     """What a native kernel would fill: the maximum, the sum and the moment, from outside."""
-    from clearhead.stats import Partial, Rows
+    from clearhead.stats import Partial, RowStats
 
     problem, inputs = question("sinks", torch.float64)
     made = {s.name: s.tensor for s in steps(problem, inputs)}
     x = made["masked"]
     top = x.amax(-1)
     below = (x - top.unsqueeze(-1)).clamp(min=-1000)
-    state = Rows(top, below.exp().sum(-1), (below.exp() * below).sum(-1))
+    state = RowStats(top, below.exp().sum(-1), (below.exp() * below).sum(-1))
     asked = parse_stats(["lse", "max", "entropy"])
     q, k = torch.arange(13), torch.arange(17)
     got = Partial(problem, asked, q, k, state, None).finish()

@@ -1,4 +1,4 @@
-"""The one door: a question is checked, an engine is chosen (`engines`), it answers."""
+"""The public functions: check the arguments, choose an engine, compute."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -129,7 +129,7 @@ def look(
     must_have_numbers(problem, "look")
     answer = _looked
     if torch.compiler.is_compiling() and not lse_alone(wanted):
-        answer = torch.compiler.disable(_looked)  # statistics are counted outside the graph
+        answer = torch.compiler.disable(_looked)  # statistics are computed outside the graph
     return answer(problem, inputs, engine, wanted)
 
 
@@ -165,11 +165,13 @@ def matrix(
 
 
 def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-    """The output, (B, H, Tq, Dv), by the engine that can."""
-    if inputs.q.is_meta:  # shapes without numbers: nothing to compute
+    """The output, (B, H, Tq, Dv), by the first engine that can compute it."""
+    if inputs.q.is_meta:  # only shapes: nothing to compute
         choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
-        return out + sum(x.sum() for x in inputs) if problem.grad else out  # joined, for autograd
+        return (
+            out + sum(x.sum() for x in inputs) if problem.grad else out
+        )  # connected to the inputs, for autograd
     return _by_engine(problem, inputs, engine, lambda engine, *asked: (engine.run(*asked), None))[1]
 
 
@@ -186,19 +188,19 @@ def _by_engine(
     engine: str,
     do: Callable[[Engine, Problem, Inputs], tuple[Tensor, Counted]],
 ) -> tuple[Problem, Tensor, Counted]:
-    """Choose an engine and let it `do` the work, edited by whoever intervenes; tell who listens.
-    Gives the question that was answered, the output, and what was counted."""
+    """Choose an engine and let it `do` the work, with the active edits, then notify the listeners.
+    Returns the problem that was computed, the output, and the statistics."""
     edits = editors()
     for editor in edits:
         problem, inputs = editor.question(problem, inputs)
     chosen = choose(problem, engine)
-    if torch._C._is_any_autocast_enabled():  # a context costs as much as a tiny question
+    if torch._C._is_any_autocast_enabled():  # entering a context takes as long as a tiny call
         with no_autocast(problem.device):
             out, counted = do(chosen, problem, inputs)
     else:
         out, counted = do(chosen, problem, inputs)
     for editor in edits:
         out = editor.output(out, problem, inputs, chosen.name)
-    if not torch.compiler.is_compiling():  # a compiled graph has no one to tell
+    if not torch.compiler.is_compiling():  # a compiled graph calls no listeners
         notify(problem, inputs, out)
     return problem, out, counted

@@ -14,42 +14,41 @@ from torch import Tensor, nn
 
 from ..problem.problem import Inputs, Problem
 
-Hear: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
-_listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
+OnCall: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
+_listeners: ContextVar[tuple[OnCall, ...]] = ContextVar("listeners", default=())
 
 
 class Editor(Protocol):
-    """What `intervene` puts at the door."""
+    """Changes attention calls: the problem before an engine computes it, and the output after."""
 
     def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The question that is asked instead."""
+        """The problem to compute instead."""
 
     def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The same for a question about the weights of the call that came last."""
+        """The same for a request for the weights of the last call, which counts as no call."""
 
     def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The edited question as who looks at its weights sees it."""
+        """The edited problem as statistics of its weights should see it."""
 
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        """The output that is given instead."""
+        """The output to return instead."""
 
 
 _editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
 
 
 @contextmanager
-def listening(on_call: Hear) -> Iterator[None]:
-    """Call `on_call` with every question that is answered inside the `with` block, and the
-    output."""
+def listening(on_call: OnCall) -> Iterator[None]:
+    """Call `on_call(problem, inputs, out)` after every attention call inside the `with` block."""
     _listeners.set((*_listeners.get(), on_call))
     try:
         yield
-    finally:  # the others may have come and gone meanwhile
+    finally:  # other listeners may have been added or removed meanwhile
         _listeners.set(tuple(other for other in _listeners.get() if other is not on_call))
 
 
 def notify(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-    """A question was answered."""
+    """Call the listeners: attention was computed."""
     if listeners := _listeners.get():
         problem, inputs = shown(problem, inputs)
         for on_call in listeners:
@@ -59,8 +58,8 @@ def notify(problem: Problem, inputs: Inputs, out: Tensor) -> None:
 def capture_call(
     run: Callable[[], object], number: int
 ) -> tuple[tuple[Problem, Inputs] | None, int]:
-    """Of the questions that are asked while `run` runs, the one of this number, from 0 (None if
-    there is none), and how many there were. The others are let go."""
+    """The attention call of this number, from 0, among those that `run` makes (None if it makes
+    fewer), and how many it makes. Only that one is kept in memory."""
     kept: list[tuple[Problem, Inputs]] = []
     count = 0
 
@@ -77,7 +76,7 @@ def capture_call(
 
 @contextmanager
 def editing(editor: Editor) -> Iterator[None]:
-    """Let `editor` change every question and answer inside the `with` block, after the others."""
+    """Let `editor` change every attention call inside the `with` block, after the other editors."""
     _editors.set((*_editors.get(), editor))
     try:
         yield
@@ -86,12 +85,12 @@ def editing(editor: Editor) -> Iterator[None]:
 
 
 def editors() -> tuple[Editor, ...]:
-    """Who changes calls now, outermost first. A compiled graph is not changed."""
+    """The active editors, outermost first; none while torch.compile traces."""
     return () if torch.compiler.is_compiling() else _editors.get()
 
 
 def shown(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-    """The question that was edited last, as who looks at its weights sees it."""
+    """The edited problem as statistics of its weights should see it."""
     for editor in editors():
         problem, inputs = editor.shown(problem, inputs)
     return problem, inputs

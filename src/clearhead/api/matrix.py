@@ -20,7 +20,7 @@ from ..problem import online_softmax
 from ..problem.nan_safe import weighted_sum
 from ..problem.problem import Inputs, Problem, repeat_heads
 from ..stats import Statistic, Top, map, sweep, topk
-from ..stats.state import Rows, finish_rows
+from ..stats.state import RowStats, finish_rows
 from ..stats.statistics import each
 from ..torch_state import no_autocast
 from ..views.png import png
@@ -43,7 +43,7 @@ class Matrix:
 
     def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
         self._problem, self._inputs, self._engine = problem, inputs, engine
-        self._kept: Rows | None = None
+        self._kept: RowStats | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ class Matrix:
         return p.shape_back(torch.cat(rows, 2))
 
     def _block(
-        self, queries: slice, keys: slice, sums: Rows | None = None
+        self, queries: slice, keys: slice, sums: RowStats | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """exp(score - max) / sum, 0 where a query sees nothing; and who may look. `sums` are those
         of the queries over all keys, if they are known."""
@@ -183,7 +183,7 @@ class Matrix:
         scores, keep = self._logits(queries, keys)
         if sums is None and keys == slice(0, p.Tk):
             top = online_softmax.largest(scores)
-            sums = Rows(top, online_softmax.powers(scores, top).sum(-1))
+            sums = RowStats(top, online_softmax.powers(scores, top).sum(-1))
         elif sums is None:
             sums = self._sums(queries)
         weights = finish_rows(sums, p.sinks).weight(
@@ -191,7 +191,7 @@ class Matrix:
         )
         return weights.masked_fill(scores == online_softmax.NOTHING, 0.0), keep
 
-    def _sums(self, queries: slice) -> Rows:
+    def _sums(self, queries: slice) -> RowStats:
         """The maximum and the sum of some queries over all keys.
 
         Kept once all queries were asked for; but not where gradients flow, because a graph can be
@@ -199,7 +199,7 @@ class Matrix:
         """
         p = self._problem
         if self._kept is not None and not p.records_grad:
-            return Rows(*(x[:, :, queries] for x in self._kept[:2]))
+            return RowStats(*(x[:, :, queries] for x in self._kept[:2]))
         every = queries == slice(0, p.Tq)
         counted = (
             compute_stats(p, self._inputs, ["lse"])

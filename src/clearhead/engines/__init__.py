@@ -1,8 +1,7 @@
-"""Who answers, and who counts the weights where nobody asks for an answer.
+"""Choosing the engine that computes the output, or only statistics of the weights.
 
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
-comes last. An engine asked for by name answers or says why it cannot; it never hands the question
-on.
+comes last. An engine chosen by name computes or says why it cannot, and never falls back.
 """
 
 from collections.abc import Iterable
@@ -21,9 +20,9 @@ ENGINES: tuple[Engine, ...] = (CORE, Sdpa(), Tiled(), Steps())
 
 
 def choose(problem: Problem, engine: str) -> Engine:
-    """The engine that answers.
+    """The engine to use.
 
-    Raises `BadValue` for an unknown name, for a named engine that declines, and when nobody can.
+    Raises `BadValue` for an unknown name, and if the named engine, or every engine, declines.
     """
     chosen, declined = first_able(problem, engine)
     if chosen is not None:
@@ -65,10 +64,12 @@ def named(engine: object) -> Engine:
     )
 
 
-def compute_stats(problem: Problem, inputs: Inputs, wanted: Iterable[str | Statistic]) -> Partial:
+def compute_stats(
+    problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
+) -> Partial:
     """Statistics of all queries on all keys, without the output: by the C++ core where it can, else
     by torch, tile by tile (`stats.sweep`). Raises what `parse_stats` raises."""
-    problem, parsed = problem.undropped, parse_stats(wanted, problem.grid)
+    problem, parsed = problem.undropped, parse_stats(statistics, problem.grid)
     if CORE.why_not(problem):
         return sweep(problem, inputs, parsed)
     return CORE.count(problem, inputs, parsed)

@@ -9,8 +9,8 @@ from ..stats import Partial, Statistic, sweep
 
 
 class Engine(ABC):
-    """One way to compute attention. An engine never answers another question than it was asked,
-    and never hands the question on."""
+    """One way to compute attention. An engine computes exactly the problem it is given, or declines
+    it; it never calls another engine."""
 
     name: str
 
@@ -32,11 +32,11 @@ class Engine(ABC):
         """Answer a problem for which `why_not` is empty: (B, H, Tq, Dv), in its dtype."""
 
     def look(
-        self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
         """The output of `run`, the same bits, and the statistics of its weights."""
-        return self.run(problem, inputs), self.count(problem, inputs, wanted)
+        return self.run(problem, inputs), self.count(problem, inputs, statistics)
 
-    def count(self, problem: Problem, inputs: Inputs, wanted: tuple[Statistic, ...]) -> Partial:
+    def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
         """The statistics alone; the values are not read."""
-        return sweep(problem, inputs, wanted)
+        return sweep(problem, inputs, statistics)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..problem.nan_safe import dot, weighted_sum
+from ..problem import nan_safe
 from ..problem.online_softmax import anchor
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step
@@ -37,7 +37,7 @@ WHY = {
 
 
 def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
-    """Every step from Q, K, V to the output, as they happen; steps not asked for do not appear."""
+    """Every step from Q, K, V to the output, in order, without those that do nothing here."""
     p = problem
     q, k, v = p.widen(inputs)
     keep = p.key_ranges.to_bool() if p.masked else None
@@ -48,7 +48,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
     yield _step("value", "V", "b g k v", inputs.v)
 
     # 2. How well does each query match each key? One dot product per pair.
-    x = dot(q, k, keep)
+    x = nan_safe.scores(q, k, keep)
     yield _step("scores", "Q Kᵀ", "b h q k", x)
 
     last = "scores"
@@ -86,7 +86,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
         yield _step("dropped", share, "b h q k", used)
 
     # 7. The values, mixed by the weights.
-    out = weighted_sum(used, v, keep).to(p.dtype)
+    out = nan_safe.weighted_sum(used, v, keep).to(p.dtype)
     yield _step("output", f"{'dropped' if p.dropout else 'weights'} · V", "b h q v", out)
 
 
@@ -105,7 +105,7 @@ class Steps(Engine):
 
 
 def too_large(problem: Problem) -> list[str]:
-    """Why the matrices of every step would not fit, if they would not."""
+    """The reason why the matrices of all steps would not fit in memory; empty if they would."""
     width = torch.empty((), dtype=problem.wide).element_size()
     need = 6 * width * problem.all_pairs
     if need <= MOST_BYTES:
@@ -117,11 +117,10 @@ def too_large(problem: Problem) -> list[str]:
 
 
 def _softmax(x: Tensor, sinks: Tensor | None) -> Tensor:
-    """The weights of masked scores (B, H, q, k); a sink takes its share of the sum.
+    """The softmax of masked scores (B, H, q, k), with the sink in the sum.
 
-    The maximum is taken away first, so that no exponential overflows; it cancels, so it is a
-    constant for autograd. A row of -inf alone sums to 0 and stays 0, and so does a cell of -inf in
-    a row that holds NaN.
+    Subtracting the maximum keeps exp from overflowing. It cancels, so autograd treats it as a
+    constant. A row of only -inf gets weights 0, and so does a cell of -inf in a row that holds NaN.
     """
     every = x
     if sinks is not None:

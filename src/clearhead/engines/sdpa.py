@@ -1,4 +1,4 @@
-"""torch's own scaled_dot_product_attention, asked so that it means what clearhead means."""
+"""torch's own scaled_dot_product_attention, called so that it computes what clearhead defines."""
 
 from contextlib import nullcontext
 
@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# Bound when this is imported, so that whoever puts clearhead in the place of
-# F.scaled_dot_product_attention does not make this engine call itself.
+# Bound at import, so that this engine does not call itself when a user puts clearhead in the place
+# of F.scaled_dot_product_attention.
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from ..masks.key_ranges import EVERY_KEY
@@ -38,7 +38,7 @@ class Sdpa(Engine):
         if in_forward_mode():
             reasons.append("torch's kernel carries no forward-mode derivatives")
         if p.dropout and p.seed is not None:
-            reasons.append("torch's dropout knows no seed of its own")
+            reasons.append("torch's dropout takes no seed")
         if _needs_matrix(p):
             # Booleans twice, and the numbers torch makes of them (measured: 10 bytes in float64).
             need = (2 + p.dtype.itemsize) * p.all_pairs
@@ -60,34 +60,36 @@ class Sdpa(Engine):
                 nothing = nothing + _bias(p).sum()
             return nothing.expand(p.B, p.H, p.Tq, p.Dv).contiguous()
         if not p.masked:
-            return _ask_torch(p, q, k, v, **({} if p.bias is None else {"attn_mask": _bias(p)}))
+            return _call_torch(p, q, k, v, **({} if p.bias is None else {"attn_mask": _bias(p)}))
         # In a graph for any length, torch takes True and not the comparison.
         causal: dict[str, object] = {} if _needs_matrix(p) else {"is_causal": True}
-        if causal and _tame(q, k, v):
-            return _ask_torch(p, q, k, v, **causal)
+        if causal and _is_finite(q, k, v):
+            return _call_torch(p, q, k, v, **causal)
         # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
         # mask, there or on the way back. They are cleaned away first; a query that holds or may
         # look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0, because
         # torch's answer to a row without keys depends on the kernel.
-        blind = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
+        sees_nothing = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
         rule = causal
         if not causal:
             keep = p.key_ranges.to_bool()
-            rule = {"attn_mask": keep | blind}
+            rule = {"attn_mask": keep | sees_nothing}
             if p.bias is not None:
                 added = _bias(p).masked_fill(~keep, float("-inf"))
-                rule = {"attn_mask": added.masked_fill(blind, 0.0)}
-        lost = _sees_bad(p, k, v).unsqueeze(-1) | ~torch.isfinite(q).all(-1, keepdim=True)
-        out = _ask_torch(p, cleaned(q).masked_fill(blind, 0.0), cleaned(k), cleaned(v), **rule)
-        return out.masked_fill(lost, float("nan")).masked_fill(blind, 0.0)
+                rule = {"attn_mask": added.masked_fill(sees_nothing, 0.0)}
+        is_nan = _sees_nonfinite(p, k, v).unsqueeze(-1) | ~torch.isfinite(q).all(-1, keepdim=True)
+        out = _call_torch(
+            p, cleaned(q).masked_fill(sees_nothing, 0.0), cleaned(k), cleaned(v), **rule
+        )
+        return out.masked_fill(is_nan, float("nan")).masked_fill(sees_nothing, 0.0)
 
 
-def _plainly_causal(p: Problem) -> bool:
+def _is_causal(p: Problem) -> bool:
     # torch's fused kernel scales its own -inf, which a scale that rounds to 0 or below turns over.
     return p.scale > 1e-30 and p.mask.band(p.grid) == (EVERY_KEY, 0)
 
 
-def _tame(*tensors: Tensor) -> bool:
+def _is_finite(*tensors: Tensor) -> bool:
     """Is nothing in them NaN or infinite, as far as one sum each can tell?
 
     Only asked where the answer is at hand: not under a tracer, nor where it would stop a GPU.
@@ -98,17 +100,17 @@ def _tame(*tensors: Tensor) -> bool:
 
 
 def _needs_matrix(p: Problem) -> bool:
-    return p.bias is not None or (p.masked and not _plainly_causal(p))
+    return p.bias is not None or (p.masked and not _is_causal(p))
 
 
-def _ask_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> Tensor:
+def _call_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> Tensor:
     if p.G != p.H:  # in a graph for any H, torch takes True and not the comparison
         rule["enable_gqa"] = True
     # What is computed in float64 is often differentiated twice (gradgradcheck). Of torch's kernels
     # on a CPU only the one that forms the weights knows how. It also is the one for a bias that
     # learns; inside a transform torch does not see that it does.
-    hard = p.dtype == torch.float64 or (p.bias is not None and in_transform())
-    is_plain = p.grad and hard and p.device.type == "cpu" and _weights_fit(p)
+    needs_math = p.dtype == torch.float64 or (p.bias is not None and in_transform())
+    is_plain = p.grad and needs_math and p.device.type == "cpu" and _weights_fit(p)
     with sdpa_kernel(SDPBackend.MATH) if is_plain else nullcontext():
         return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
 
@@ -124,15 +126,15 @@ def _bias(p: Problem) -> Tensor:
     return block.expand(p.B, p.H, p.Tq, p.Tk)
 
 
-def _sees_bad(p: Problem, k: Tensor, v: Tensor) -> Tensor:
+def _sees_nonfinite(p: Problem, k: Tensor, v: Tensor) -> Tensor:
     """(B, H, Tq): may the query look at a key that holds NaN or infinity? Counted along the runs,
     in O(Tq x runs), where the mask has no bits."""
-    bad = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))
-    bad = bad.repeat_interleave(p.H // max(p.G, 1), 1) if p.G != p.H else bad
+    nonfinite = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))
+    nonfinite = nonfinite.repeat_interleave(p.H // max(p.G, 1), 1) if p.G != p.H else nonfinite
     if p.key_ranges.bits is not None:
-        looks = p.key_ranges.to_bool().to(p.wide) @ bad.to(p.wide).unsqueeze(-1)
+        looks = p.key_ranges.to_bool().to(p.wide) @ nonfinite.to(p.wide).unsqueeze(-1)
         return (looks.squeeze(-1) > 0).expand(p.B, p.H, p.Tq)
-    before = F.pad(bad.long().cumsum(-1), (1, 0))
+    before = F.pad(nonfinite.long().cumsum(-1), (1, 0))
     runs = p.key_ranges.lo.shape[-1]
     lo, hi = (
         before.gather(-1, edge.expand(p.B, p.H, p.Tq, runs).flatten(2))

@@ -2,7 +2,7 @@
 
 For each tile of queries, the keys pass by tile by tile. Each tile gives a piece of softmax, and the
 pieces merge (`online.py`). Tiles the mask leaves empty are skipped. In training the scores of a
-tile of queries are computed again on the way back, so memory stays O(tile x Tk).
+tile of queries are recomputed in the backward pass, so memory stays O(tile x Tk).
 Source: Dao, Fu, Ermon, Rudra & Ré 2022, "FlashAttention"; Rabe & Staats 2021.
 """
 

@@ -1,9 +1,9 @@
 """The two matrix products of attention, with NaN and infinity kept behind the mask.
 
-A masked key must not matter, whatever it holds. In plain arithmetic it does: the weight is 0, but
-0 * NaN is NaN, in the weighted sum and again in the backward pass. So where a row holds NaN or
-infinity, the product runs over a cleaned copy, and the cells that the row really belongs to get
-what plain arithmetic gives them. Finite inputs, the usual case, take one look and the plain path.
+A masked key must have no effect, whatever it holds. In plain arithmetic it has one: its weight is
+0, but 0 * NaN is NaN, in the weighted sum and again in the backward pass. So where a row holds NaN
+or infinity, the product is taken of a cleaned copy, and the cells that may see the row get what
+plain arithmetic gives. Finite inputs, the usual case, cost one check.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..torch_state import has_values
 
 
-def dot(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
+def scores(q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
     """Q K^T, (..., q, d) x (..., k, d) -> (..., q, k); cells outside `keep` may hold anything."""
     if keep is None or (finite(q) and finite(k)):
         return q @ k.transpose(-1, -2)
@@ -41,5 +41,5 @@ def cleaned(x: Tensor) -> Tensor:
 
 
 def finite(x: Tensor) -> bool:
-    """Is all of it finite, for certain? Nobody can tell while the numbers are still to come."""
+    """Is every value known to be finite? While tracing no value is known: then no."""
     return has_values(x) and bool(torch.isfinite(x).all())

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from ..masks import Everything, Grid, Mask, everything
 from ..masks.key_ranges import KeyRanges
-from . import dropout as cells
+from . import dropout as cells, nan_safe
 from .biases import Bias
-from .nan_safe import dot
 
 Made = TypeVar("Made")
 
@@ -173,7 +172,7 @@ class Problem:
         `q` and `k` are the block's, in the wide dtype, with the keys repeated to H heads.
         """
         keep = self.key_ranges.to_bool(queries, keys) if self.masked else None
-        scores = dot(q, k, keep) * self.scale
+        scores = nan_safe.scores(q, k, keep) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if self.bias is not None:

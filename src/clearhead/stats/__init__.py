@@ -1,24 +1,24 @@
-"""Exact statistics of attention weights, gathered while streaming, in O(Tq + Tk) memory.
+"""Exact statistics of attention weights, accumulated tile by tile, in O(Tq + Tk) memory.
 
-One idea a file: what can be asked (`wanted`, `parse`), the numbers it comes from and how they
-merge (`state`), what must be kept of them (`needs`), the pass over the tiles (`sweep`), shards and
-chunks (`partial`), and what a call gives back (`look`). What takes an argument is asked for by its
-name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
+A file for each idea: the statistics (`statistics`) and their names (`parse`), the sums they are
+computed from and how those merge (`state`), which sums a request needs (`buffers`), the pass over
+the tiles (`sweep`), results of shards and chunks that merge (`partial`), and what `look` returns
+(`look`). A statistic that takes an argument is called by its name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
 """
 
 from .look import Look
 from .parse import lse_alone, parse_stats
 from .partial import Partial
-from .state import Rows, Sums
+from .state import RowStats, WeightSums
 from .statistics import Statistic, Top, map, mass, rows, topk
 from .sweep import sweep
 
 __all__ = [
     "Look",
     "Partial",
-    "Rows",
+    "RowStats",
     "Statistic",
-    "Sums",
+    "WeightSums",
     "Top",
     "lse_alone",
     "map",

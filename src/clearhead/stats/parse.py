@@ -55,9 +55,9 @@ def parse_stats(
     return tuple(found.values())
 
 
-def lse_alone(wanted: tuple[Statistic, ...]) -> bool:
+def lse_alone(statistics: tuple[Statistic, ...]) -> bool:
     """Is there nothing to count but what comes with the answer?"""
-    return [s.name for s in wanted] == ["lse"]
+    return [s.name for s in statistics] == ["lse"]
 
 
 _EXAMPLES = {

@@ -1,4 +1,4 @@
-"""What a part of the attention matrix tells, and how parts join into the whole.
+"""Statistics of a part of the attention matrix, and how parts merge.
 
 A `Partial` covers some queries and some keys, every pair of them. Two merge when they share their
 queries and their keys are disjoint (shards of a cache, of a ring), or share their keys and their
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..problem.problem import Problem
-from .state import Final, Rows, Sums, added, finish_rows, merge_rows
+from .state import Final, RowStats, WeightSums, added, finish_rows, merge_rows
 from .statistics import Result, RowStatistic, Statistic, SumStatistic
 
 
@@ -22,16 +22,16 @@ class Partial:
     """Statistics of `queries` x `keys`, positions in rising order, (q,) and (k,).
 
     `rows` is what the first sweep gave and `sums` what the second gave; None where it was not made.
-    An engine that sums while it answers can build one itself: `Rows` needs (max, sum), and what
-    the wanted statistics read of moment, masses, best and where.
+    An engine that sums while it answers can build one itself: `RowStats` needs (max, sum), and what
+    the requested statistics read of moment, masses, best and where.
     """
 
     problem: Problem
-    wanted: tuple[Statistic, ...]
+    statistics: tuple[Statistic, ...]
     queries: Tensor
     keys: Tensor
-    rows: Rows | None
-    sums: Sums | None
+    rows: RowStats | None
+    sums: WeightSums | None
 
     @property
     def lse(self) -> Tensor:
@@ -42,14 +42,14 @@ class Partial:
         """Both parts as one. Raises `BadValue` unless together they are again all pairs of some
         queries and some keys, each pair once. The same pairs merge if one part holds the first
         sweep and the other the second; else the result holds the sweeps that both have made."""
-        if self.wanted != other.wanted:
+        if self.statistics != other.statistics:
             raise self._refused(other, "they hold different statistics")
         same_queries = torch.equal(self.queries, other.queries)
         same_keys = torch.equal(self.keys, other.keys)
         sweeps = [(p.rows is not None, p.sums is not None) for p in (self, other)]
         if same_queries and same_keys and sorted(sweeps) == [(False, True), (True, False)]:
             rows, sums = self.rows or other.rows, self.sums or other.sums
-            return Partial(self.problem, self.wanted, self.queries, self.keys, rows, sums)
+            return Partial(self.problem, self.statistics, self.queries, self.keys, rows, sums)
         if not any(a and b for a, b in zip(*sweeps, strict=True)):
             raise self._refused(other, "they have made different sweeps")
         if same_queries and (joined := _disjoint(self.keys, other.keys)):
@@ -66,7 +66,7 @@ class Partial:
         """
         found: dict[str, Result] = {}
         final = None if self.rows is None else self._final()
-        for statistic in self.wanted:
+        for statistic in self.statistics:
             if isinstance(statistic, RowStatistic) and final is not None:
                 found[statistic.name] = statistic.finish(final)
             if isinstance(statistic, SumStatistic) and self.sums is not None:
@@ -78,7 +78,7 @@ class Partial:
         return (
             f"partial of {len(self.queries)} of {self.problem.Tq} queries x {len(self.keys)} of "
             f"{self.problem.Tk} keys, {' and '.join(made)} sweep, "
-            f"of {', '.join(s.name for s in self.wanted) or 'nothing'}"
+            f"of {', '.join(s.name for s in self.statistics) or 'nothing'}"
         )
 
     # ------------------------------------------------------------------------------------ inside
@@ -98,21 +98,21 @@ class Partial:
             rows = merge_rows(self.rows, other.rows)
         if self.sums is not None and other.sums is not None:
             a, b = self.sums, other.sums
-            sums = Sums(
+            sums = WeightSums(
                 _joined([a.received, b.received], -1, order),
                 added(a.map, b.map),
                 _joined([a.rows, b.rows], -1, order),
             )
-        return Partial(self.problem, self.wanted, self.queries, keys, rows, sums)
+        return Partial(self.problem, self.statistics, self.queries, keys, rows, sums)
 
     def _along_queries(self, other: "Partial", queries: Tensor, order: Tensor) -> "Partial":
         rows = sums = None
         if self.rows is not None and other.rows is not None:
             pairs = zip(self.rows, other.rows, strict=True)
-            rows = Rows(*(_joined(pair, 2, order) for pair in pairs))  # type: ignore[arg-type]  # None where both have none
+            rows = RowStats(*(_joined(pair, 2, order) for pair in pairs))  # type: ignore[arg-type]  # None where both have none
         if self.sums is not None and other.sums is not None:
-            sums = Sums(*(added(a, b) for a, b in zip(self.sums, other.sums, strict=True)))
-        return Partial(self.problem, self.wanted, queries, self.keys, rows, sums)
+            sums = WeightSums(*(added(a, b) for a, b in zip(self.sums, other.sums, strict=True)))
+        return Partial(self.problem, self.statistics, queries, self.keys, rows, sums)
 
     def _refused(self, other: "Partial", why: str) -> BadValue:
         return BadValue(

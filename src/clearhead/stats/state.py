@@ -1,7 +1,7 @@
 """The numbers every statistic comes from, and how two sets of them merge.
 
 One sweep over the keys keeps, for each query, sums of exponentials relative to the largest logit
-so far (`Rows`). With x the logits as they enter softmax and m their maximum:
+so far (`RowStats`). With x the logits as they enter softmax and m their maximum:
 
     sum = Σ exp(x - m)    moment = Σ exp(x - m) (x - m)    masses = Σ exp(x - m) over a group
 
@@ -10,7 +10,7 @@ M, sums by exp(m - M), the moment by exp(m - M) (moment + (m - M) sum). In the e
 
     lse = m + log(sum)        weight = exp(x - m) / sum        entropy = log(sum) - moment / sum
 
-A second sweep knows the final sum, so it sees the weights themselves and adds them up (`Sums`).
+A second sweep knows the final sum of a row, hence its weights, and adds those up (`WeightSums`).
 A sink takes part in the end, once: with it, `sum` is larger and real weights sum to less than 1.
 The running entropy is the textbook identity H = lse - Σ w x; for the merging see Milakov &
 Gimelshein 2018, "Online normalizer calculation for softmax".
@@ -28,8 +28,8 @@ from ..problem.online_softmax import NOTHING
 LOWEST = -1000.0  # exp of it is 0 even in fp64, and unlike -inf it may be multiplied by 0
 
 
-class Rows(NamedTuple):
-    """Some queries after some of their keys: (B, H, q) each; None is what nobody asked for.
+class RowStats(NamedTuple):
+    """Some queries after some of their keys: (B, H, q) each; None where it was not requested.
 
     `masses` is (B, H, q, groups). `best` and `where` are (B, H, q, n): the largest logits, and
     their keys; -inf and -1 where there are no more.
@@ -43,8 +43,8 @@ class Rows(NamedTuple):
     where: Tensor | None = None
 
 
-class Sums(NamedTuple):
-    """Weights of some queries on some keys, added up; None is what nobody asked for.
+class WeightSums(NamedTuple):
+    """Weights of some queries on some keys, added up; None where it was not requested.
 
     `received` is (B, H, k). `map` is (B, H, query bins, key bins), summed over both. `rows` is
     (B, H, n, k), 0 for a row that is not among the queries.
@@ -63,7 +63,7 @@ class Final(NamedTuple):
     unless a sink gives it a sum.
     """
 
-    rows: Rows
+    rows: RowStats
     lse: Tensor
     share: Tensor
 
@@ -79,7 +79,7 @@ def exps(scores: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     return online_softmax.unseen_are_zero(torch.exp(below), scores, base), below
 
 
-def merge_rows(a: Rows, b: Rows) -> Rows:
+def merge_rows(a: RowStats, b: RowStats) -> RowStats:
     """The same queries after the keys of both. Associative, commutative, neutral to no keys."""
     top = torch.maximum(a.max, b.max)
     base = online_softmax.anchor(top.detach())
@@ -89,10 +89,10 @@ def merge_rows(a: Rows, b: Rows) -> Rows:
         both = torch.cat([best, b.best], -1), torch.cat([where, b.where], -1)
         best, where = largest(*both, best.shape[-1])
     moment, masses = added(a.moment, b.moment), added(a.masses, b.masses)
-    return Rows(top, a.sum + b.sum, moment, masses, best, where)
+    return RowStats(top, a.sum + b.sum, moment, masses, best, where)
 
 
-def moved(rows: Rows, base: Tensor) -> Rows:
+def moved(rows: RowStats, base: Tensor) -> RowStats:
     """The sums relative to another maximum, which is a constant for autograd (it cancels)."""
     shift = (rows.max.detach() - base).clamp(min=LOWEST)
     factor = shift.exp()
@@ -104,7 +104,7 @@ def moved(rows: Rows, base: Tensor) -> Rows:
     )
 
 
-def finish_rows(rows: Rows, sinks: Tensor | None) -> Final:
+def finish_rows(rows: RowStats, sinks: Tensor | None) -> Final:
     """Let the sink take part, and divide. `sinks` is (H,), or None."""
     most = top = rows.max.detach()
     sink = None

@@ -1,9 +1,10 @@
-"""What can be asked about the weights: one class per statistic.
+"""The statistics of attention weights, one class for each.
 
-A statistic says its name, its formula, the shape of its result, and which sweep it needs: "first"
-rides with the rows, "second" needs the final sum of each row and sees the weights themselves. It
-finishes itself from the numbers of `state.py`, whoever gathered them. Letters as in `problem.py`;
-w are the weights, without dropout, and x the logits as they enter softmax.
+A statistic has a name, a formula, the shape of its result, and the sweep it needs: the "first"
+accumulates sums of each row, the "second" sums of the weights, for which those of the rows must be
+final. It computes its result from the sums in `state.py`, whether the core or torch accumulated
+them. Letters as in `problem.py`; w are the weights, without dropout, x the logits as they enter
+softmax.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid, Mask, prefix
 from ..masks.values import Align
-from .state import Final, Sums
+from .state import Final, WeightSums
 
 
 class Top(NamedTuple):
@@ -51,7 +52,7 @@ class Statistic(ABC):
         """Raise `BadValue` if it has no meaning for these sizes."""
 
     def with_align(self, align: Align) -> "Statistic":
-        """The same; masks in it that leave open where query 0 stands take this corner."""
+        """The same statistic; masks in it without an `align` of their own take this one."""
         return self
 
 
@@ -70,7 +71,7 @@ class SumStatistic(Statistic):
     sweep = "second"
 
     @abstractmethod
-    def finish(self, sums: Sums, grid: Grid, queries: Tensor) -> Result:
+    def finish(self, sums: WeightSums, grid: Grid, queries: Tensor) -> Result:
         """The result for the `queries` (their positions) that were swept."""
 
 
@@ -194,7 +195,7 @@ class Received(SumStatistic):
 
     name, formula, shape = "received", "Σ_q w", "B H Tk"
 
-    def finish(self, sums: Sums, grid: Grid, queries: Tensor) -> Tensor:
+    def finish(self, sums: WeightSums, grid: Grid, queries: Tensor) -> Tensor:
         assert sums.received is not None
         return sums.received
 
@@ -219,7 +220,7 @@ class map(SumStatistic):
         for side in ("rows", "cols"):
             object.__setattr__(self, side, _count(getattr(self, side), "map", side))
 
-    def finish(self, sums: Sums, grid: Grid, queries: Tensor) -> Tensor:
+    def finish(self, sums: WeightSums, grid: Grid, queries: Tensor) -> Tensor:
         assert sums.map is not None
         bins = min(self.rows, grid.Tq)
         count = torch.bincount(bin_of(queries, grid.Tq, bins), minlength=bins).clamp(min=1)
@@ -260,7 +261,7 @@ class rows(SumStatistic):
     def places(self, grid: Grid) -> list[int]:
         return [i % grid.Tq for i in self.queries]
 
-    def finish(self, sums: Sums, grid: Grid, queries: Tensor) -> Tensor:
+    def finish(self, sums: WeightSums, grid: Grid, queries: Tensor) -> Tensor:
         """Only the rows that are among the queries."""
         assert sums.rows is not None
         places = torch.tensor(self.places(grid), dtype=torch.long, device="cpu")

@@ -15,7 +15,7 @@ from ...problem.problem import Inputs, Problem
 from ...stats import Statistic
 from ...stats.buffers import Buffers
 from ...stats.partial import Partial
-from ...stats.state import Rows, finish_rows
+from ...stats.state import RowStats, finish_rows
 from .extension import core, layout
 from .operator import answer
 from .pack import MASK, check, kernel_args, mask_numbers, matrix_view, pack, tensor_view, with_rows
@@ -36,7 +36,7 @@ def answer_and_lse(
     assert lse is not None
     lse = lse.to(p.wide)
     top = lse.detach()
-    rows = Rows(top, torch.exp(lse - anchor(top)))
+    rows = RowStats(top, torch.exp(lse - anchor(top)))
     return out, Partial(replace(p, sinks=None), statistics, *everything_of(p), rows, None)
 
 
@@ -51,8 +51,7 @@ def core_stats(
 def core_stats_and_max(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> tuple[Partial, Tensor]:
-    """`core_stats`, and the largest logit of every query without rounding, in float64; in `Rows` it
-    is rounded."""
+    """`core_stats`, and the largest logit of every query in float64; in `RowStats` it is rounded."""
     buffers = Buffers(p, statistics)
     q, k, v = (with_rows(x) for x in inputs)
     v = v if out is not None else v[..., :0]
@@ -73,7 +72,7 @@ def core_stats_and_max(
         )
     )  # fmt: skip
     unit = core.logit_scale(problem)
-    rows = Rows(
+    rows = RowStats(
         kept.max * unit,
         kept.sum,
         None if kept.moment is None else kept.moment * LN2,

@@ -19,7 +19,7 @@ from ...problem.problem import Inputs, Problem, repeat_heads
 from ...stats import Statistic
 from ...stats.buffers import Buffers
 from ...stats.partial import Partial
-from ...stats.state import Rows, Sums, finish_rows
+from ...stats.state import RowStats, WeightSums, finish_rows
 from ...stats.sweep import both, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
 from .backward import OutputGrads, gradients, log_unit
@@ -32,10 +32,10 @@ def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic
     bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
     numbers = _CoreStats.apply(p, inputs, statistics, inputs.q, inputs.k, bias, p.sinks)
     rows, sums = _rows_and_sums(numbers)
-    return Partial(p, statistics, *everything_of(p), rows, None if sums == Sums() else sums)
+    return Partial(p, statistics, *everything_of(p), rows, None if sums == WeightSums() else sums)
 
 
-NAMES = *Rows._fields, *Sums._fields
+NAMES = *RowStats._fields, *WeightSums._fields
 
 
 class InputGrads(NamedTuple):
@@ -48,7 +48,7 @@ class InputGrads(NamedTuple):
 
 
 class _CoreStats(torch.autograd.Function):
-    """The fields of `Rows` and `Sums`, as one tuple."""
+    """The fields of `RowStats` and `WeightSums`, as one tuple."""
 
     @staticmethod
     def forward(
@@ -65,7 +65,7 @@ class _CoreStats(torch.autograd.Function):
         bias = None if isinstance(p.bias, TensorBias) else p.bias
         ctx.problem = replace(p, bias=bias, sinks=None), statistics
         ctx.save_for_backward(top, part.rows.sum.detach(), *tensors)
-        return *part.rows, *(part.sums or Sums())
+        return *part.rows, *(part.sums or WeightSums())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -175,7 +175,7 @@ def _of_received(
     args, r = kernel_args(p), grad.resolve_neg().contiguous()
     q, k = inputs.q.float(), repeat_heads(inputs.k.float(), p.H)
     mean, _, _ = attend(q, k, r.unsqueeze(-1), args, False)
-    share = finish_rows(Rows(top.to(p.wide), total), p.sinks).share
+    share = finish_rows(RowStats(top.to(p.wide), total), p.sinks).share
     lse = top - share.double().log() * log_unit(top)
     lse = lse.masked_fill(top == -math.inf, -math.inf)
     of = OutputGrads(dlse=-mean.squeeze(-1), dreceived=r)
@@ -200,6 +200,6 @@ def _sum(a: InputGrads, b: InputGrads) -> InputGrads:
     return InputGrads(*map(both, a, b))
 
 
-def _rows_and_sums(parts: Sequence[Any]) -> tuple[Rows, Sums]:
-    n = len(Rows._fields)
-    return Rows(*parts[:n]), Sums(*parts[n:])
+def _rows_and_sums(parts: Sequence[Any]) -> tuple[RowStats, WeightSums]:
+    n = len(RowStats._fields)
+    return RowStats(*parts[:n]), WeightSums(*parts[n:])
