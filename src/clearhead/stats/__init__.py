@@ -3,7 +3,8 @@
 A file for each idea: the statistics (`statistics`) and their names (`parse`), the sums they are
 computed from and how those merge (`state`), which sums a request needs (`buffers`), the pass over
 the tiles (`sweep`), results of shards and chunks that merge (`partial`), and what `look` returns
-(`look`). A statistic that takes an argument is called by its name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
+(`look`). A statistic that takes an argument is called by its name in this module:
+``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
 """
 
 from .look import Look
@@ -18,8 +19,8 @@ __all__ = [
     "Partial",
     "RowStats",
     "Statistic",
-    "WeightSums",
     "Top",
+    "WeightSums",
     "lse_alone",
     "map",
     "mass",

@@ -51,7 +51,7 @@ def core_stats(
 def core_stats_and_max(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> tuple[Partial, Tensor]:
-    """`core_stats`, and the largest logit of every query in float64; in `RowStats` it is rounded."""
+    """`core_stats`, and the largest logit of every query in float64 (`RowStats` rounds it)."""
     buffers = Buffers(p, statistics)
     q, k, v = (with_rows(x) for x in inputs)
     v = v if out is not None else v[..., :0]
