@@ -20,7 +20,7 @@ using namespace clearhead;
 
 namespace {
 
-// A struct that Python packed by the fields it asked for (fields.h).
+// A struct that Python packed by its fields (fields.h).
 template <class T> bool unpack(nb::bytes packed, T* into) {
   if (packed.size() != sizeof *into) return false;
   memcpy((void*)into, packed.data(), sizeof *into);
@@ -33,8 +33,8 @@ double seconds(clockid_t clock) {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-// Python handles signals only when told to: a long call checks now and then, but not more often
-// than ten times a second.
+// Python handles signals only between its own instructions: a long call checks now and then, but
+// not more often than ten times a second.
 constexpr double BETWEEN_CHECKS = 0.1;
 thread_local double last_check;
 bool signal_pending() {

@@ -12,8 +12,8 @@
 //
 // The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/backward.py).
 //
-// A pair costs five products, at forward takes two; its weight is recomputed from the log-sum-exp,
-// so nothing of size Tq x Tk is stored. Source: Dao et al. 2022, "FlashAttention".
+// A pair costs five products, where forward takes two; its weight is recomputed from the
+// log-sum-exp, so nothing of size Tq x Tk is stored. Source: Dao et al. 2022, "FlashAttention".
 //
 // Memory layout. A task has one head and a range of keys that no other task of that head has, so dK
 // and dV have one writer. Its queries come in chunks that stay in L2 in four layouts (q and dO,
@@ -21,11 +21,11 @@
 // columns of K, and its dK and dV, 240 KB at D = 64. A query block and a key block give two squares
 // in L1, w and dY, which enter three products: two transposed, over the queries, one over the keys.
 //
-// Precision. Scores and dP are products of the inputs as given, in pairs for bf16 at the processor
-// has them, as in forward. The other operands of w and dY are float32, for bf16 too: dY spans more
-// powers of two than the eight significant bits of bf16 can hold. So does dP - delta at values lie
-// far from 0 and both are large; delta is therefore computed from the unrounded output, of which
-// forward keeps the rest (`rounding`, like out).
+// Precision. Scores and dP are products of the inputs as given, in pairs for bf16 where the
+// processor has them, as in forward. The other operands of w and dY are float32, for bf16 too: dY
+// spans more powers of two than the eight significant bits of bf16 can hold. So does dP - delta
+// where values lie far from 0 and both are large; delta is therefore computed from the unrounded
+// output, of which forward keeps the rest (`rounding`, like out).
 // The order of every sum depends on the sizes alone, so threads do not change a bit.
 //
 // NaN and infinity. A hidden cell is exactly 0 in w and dY, but 0 * NaN is NaN in the products, so

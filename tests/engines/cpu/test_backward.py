@@ -375,17 +375,17 @@ def test_defaults_of_dtype_and_device_do_not_reach_the_core(default):
     bias, sinks = draw(4, 40, 40).requires_grad_(), draw(4, seed=5).requires_grad_()
     leaves = (q, k, v, bias, sinks)
 
-    def make_problem():
+    def results():
         out = ch.attention(q, k, v, bias=bias, sinks=sinks, engine="cpu")
         seen = ch.look(*(x.detach() for x in (q, k, v)), stats=["entropy", ch.rows([3])])
         return out, seen.rows, seen.entropy, *torch.autograd.grad(out.square().sum(), leaves)
 
-    want = make_problem()
+    want = results()
     before = torch.get_default_dtype()
     torch.set_default_dtype(default)
     try:
         with torch.device("meta"):
-            got = make_problem()
+            got = results()
     finally:
         torch.set_default_dtype(before)
     for a, b in zip(got, want, strict=True):
@@ -404,13 +404,13 @@ QUERIES = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_gradient_from_outside_of_vmap(name):
     """Inside, no tensor requires a gradient."""
-    make_problem = LEARNED[name]
+    attend = LEARNED[name]
     many = torch.rand(3, 2, 5, 4, requires_grad=True)
-    alone = torch.stack([make_problem(x) for x in many.unbind()])
-    [true] = torch.autograd.grad(alone.square().sum(), many)
-    [got] = torch.autograd.grad(torch.func.vmap(make_problem)(many).square().sum(), many)
+    one_by_one = torch.stack([attend(x) for x in many.unbind()])
+    [true] = torch.autograd.grad(one_by_one.square().sum(), many)
+    [got] = torch.autograd.grad(torch.func.vmap(attend)(many).square().sum(), many)
     torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-5)
-    composed = torch.func.grad(lambda x: torch.func.vmap(make_problem)(x).square().sum())(
+    composed = torch.func.grad(lambda x: torch.func.vmap(attend)(x).square().sum())(
         many.detach()
     )
     torch.testing.assert_close(composed, true, rtol=1e-4, atol=1e-5)
