@@ -98,7 +98,7 @@ def test_a_cut_mask_says_what_the_mask_says(asked, data):
     expected = cell_by_cell(mask, grid)[:, :, at.tensor()][..., on.tensor()]
     assert torch.equal(cell_by_cell(cut, small), expected)
     ranges = cut.key_ranges(small)
-    assert torch.equal(ranges.block().expand(expected.shape), expected)
+    assert torch.equal(ranges.to_bool().expand(expected.shape), expected)
     if (band := cut.band(small)) is not None:
         q, k = torch.arange(len(at)).unsqueeze(-1), torch.arange(len(on))
         keep = (k >= q - band[0]) & (k <= q + band[1])

@@ -14,7 +14,7 @@ from ..problem.check import Options, make_problem, must_have_numbers
 from ..problem.problem import Inputs, Problem
 from ..stats import Look, Statistic, lse_alone, parse_stats
 from ..torch_state import no_autocast
-from .hooks import editors, notify, shown
+from .hooks import editors, must_be_whole, notify, ranks_here, shown
 from .matrix import Matrix
 
 Counted = TypeVar("Counted")
@@ -79,6 +79,8 @@ def attention(
     Streaming Language Models with Attention Sinks", as a learned logit OpenAI 2025, "gpt-oss".
     """
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    if (ranks := ranks_here()) is not None:
+        return ranks.attention(q, k, v, options, engine)
     problem, inputs = make_problem(q, k, v, options)
     return problem.shape_back(_output(problem, inputs, engine))
 
@@ -123,6 +125,7 @@ def look(
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
     """
+    must_be_whole("look")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
     wanted = parse_stats(stats, problem.grid)
@@ -153,6 +156,7 @@ def matrix(
     reference; `engine` says who answers `A @ x`, as in `attention`. Other arguments and errors as
     in `attention`.
     """
+    must_be_whole("matrix")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, k, options)
     must_have_numbers(problem, "matrix")

@@ -14,6 +14,7 @@ from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step, Trace
 from ..torch_state import no_autocast
+from .hooks import must_be_whole
 
 
 def explain(
@@ -44,6 +45,7 @@ def explain(
     Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
     """
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    must_be_whole("explain")
     problem, inputs = make_problem(q, k, v, options)
     return explain_problem(problem, inputs, tokens, key_tokens, engine)
 

@@ -1,6 +1,7 @@
-"""What follows attention calls: listeners, that see them, and editors, that change them.
+"""What follows attention calls: listeners, that see them, editors, that change them, and ranks,
+that answer them together.
 
-`watch`, reports and checkpoints listen; `intervene` edits.
+`watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` calls the ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..errors import BadValue
+from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 
 OnCall: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
@@ -35,6 +38,49 @@ class Editor(Protocol):
 
 
 _editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
+
+
+class Ranks(Protocol):
+    """What `distributed.sharded` puts in the place of the engines: q, k and v are shards."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the tokens of this rank stand in the text, (t,)."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
+        """The output of these queries over the keys of all ranks."""
+
+    def must_be_one_text(self, ids: Tensor) -> None:
+        """Raise `BadValue` if positions that begin anew, as `ids` (B, t) tell, are not the layout's
+        doing."""
+
+
+_ranks: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
+
+
+@contextmanager
+def answered_by(ranks: Ranks) -> Iterator[None]:
+    """Inside the `with` block, calls of attention are answered by these."""
+    before = _ranks.set(ranks)
+    try:
+        yield
+    finally:
+        _ranks.reset(before)
+
+
+def ranks_here() -> Ranks | None:
+    """Who answers calls of attention together, if the text is cut over ranks."""
+    return None if torch.compiler.is_compiling() else _ranks.get()
+
+
+def must_be_whole(verb: str) -> None:
+    """Raises `BadValue` where this process holds a shard of the text: `verb` needs all of it."""
+    if ranks_here() is not None:
+        raise BadValue(
+            f"{verb} was called inside of distributed.sharded.",
+            "there a rank holds a part of the text, and only attention is answered by all of them.",
+            f"call {verb} outside of it; distributed.look gives statistics of shards.",
+        )
 
 
 @contextmanager

@@ -7,19 +7,24 @@ Start a script with ``torchrun --nproc-per-node N script.py``, call
 
 from .attention import attention, shard, unshard
 from .layouts import Layout, balanced, by_document, contiguous, head_tail
+from .look import look
 from .plan import Plan, plan
+from .sharded import Shard, sharded
 from .transport import RankLost
 
 __all__ = [
     "Layout",
     "Plan",
     "RankLost",
+    "Shard",
     "attention",
     "balanced",
     "by_document",
     "contiguous",
     "head_tail",
+    "look",
     "plan",
     "shard",
+    "sharded",
     "unshard",
 ]

@@ -105,13 +105,16 @@ class Question:
 
 def answer(transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ring, inputs = agreed(transport, asked, q, k, v)
+    return ring.problem.shape_back(output(ring, inputs))
+
+
+def output(ring: Ring, inputs: Inputs) -> Tensor:
     numbers = None if ring.bias is None else ring.bias.numbers
-    out = _Attend.apply(ring, *inputs, numbers, ring.problem.sinks)
-    return ring.problem.shape_back(out)
+    return _Attend.apply(ring, *inputs, numbers, ring.problem.sinks)
 
 
 def agreed(
-    transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor
+    transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor, **more: object
 ) -> tuple[Ring, Inputs]:
     """The question as this rank sees it, checked here and compared with that of the others."""
     try:
@@ -159,6 +162,7 @@ def agreed(
             "layout": asked.layout,
             "key_layout": asked.key_layout,
             "gradient": "wanted" if grad else "not wanted",
+            **more,
         },
         p.Tq,
         p.Tk,

@@ -15,6 +15,7 @@ Source: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers"
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,8 @@ class Block(NamedTuple):
     problem: Problem
     inputs: Inputs
     dropped: Dropped | None
+    at: Positions  # of the queries
+    on: Positions  # of the keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,11 @@ class Ring:
     bias: Bias | None
     routes: Routes
     transport: Transport
+
+    @property
+    def by_range(self) -> bool:
+        """Is each range of positions a question of its own, as the shift of ALiBi asks?"""
+        return isinstance(self.bias, Alibi)
 
     # --------------------------------------------------------------------------------- what travels
 
@@ -82,24 +90,25 @@ class Ring:
                 coming = self.send_and_expect(step + 1, k, v)
             yield (here - step) % world, part
 
-    def send_and_expect(self, step: int, k: Tensor, v: Tensor) -> "_Coming":
+    def send_and_expect(self, step: int, k: Tensor, v: Tensor) -> "Coming":
         here, world, r = self.transport.rank, self.transport.world, self.routes
         to, source = (here + step) % world, (here - step) % world
         rows = r.asked[to].among(r.keys.held[here])
         out = torch.cat([rows.cut(k, 2).flatten(), rows.cut(v, 2).flatten()])
         n = len(r.wanted[source])
         shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
-        return _Coming(self.transport, [(to, out)], source, shapes, k)
+        return Coming(self.transport, [(to, out)], source, shapes, k)
 
     # ----------------------------------------------------------------------------- what is computed
 
     def blocks(self, owner: int, q: Tensor, part: Part) -> Iterator[Block]:
         """The questions whose answers are those of the queries here on a part."""
         cut = self.routes.cuts[owner]
-        for at, on in _pieces(cut, isinstance(self.bias, Alibi)):
-            queries, keys = _run(at, cut.queries), _run(on, cut.keys)
-            if not (len(at) and len(on)):
-                continue
+        if not (len(cut.queries) and len(cut.keys)):
+            return
+        for (at, queries), (on, keys) in product(
+            pieces(cut.queries, self.by_range), pieces(cut.keys, self.by_range)
+        ):
             inputs = Inputs(q[:, :, queries], part.k[:, :, keys], part.v[:, :, keys])
             mask = cut if (at, on) == (cut.queries, cut.keys) else Cut(cut.mask, cut.grid, at, on)
             asked, _ = make_problem(
@@ -111,7 +120,7 @@ class Ring:
                     softcap=self.problem.softcap,
                 ),
             )
-            yield Block(queries, keys, asked, inputs, self.dropped(at, on))
+            yield Block(queries, keys, asked, inputs, self.dropped(at, on), at, on)
 
     def bias_of(self, rows: slice, at: Positions, on: Positions) -> Bias | None:
         if isinstance(self.bias, Alibi):
@@ -154,7 +163,7 @@ class Ring:
         p, world, here = self.problem, self.transport.world, self.transport.rank
         dq, dk, dv = (torch.zeros_like(x, dtype=p.wide) for x in (q, k, v))
         dbias = _no_bias_gradient(self.bias, p) if learn_bias else None
-        returning: _Coming | None = None
+        returning: Coming | None = None
         for step, (owner, part) in enumerate(self.parts(k, v)):
             dpart = Part(*(torch.zeros_like(x, dtype=p.wide) for x in part))
             for block in self.blocks(owner, q, part):
@@ -176,7 +185,7 @@ class Ring:
             n = len(self.routes.asked[(here + step) % world])
             shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
             other = (here + step) % world
-            returning = _Coming(self.transport, [(owner, back)], other, shapes, dk)
+            returning = Coming(self.transport, [(owner, back)], other, shapes, dk)
         if returning is not None:
             self.add((here - 1) % world, dk, dv, returning.wait())
         dsinks = None
@@ -188,12 +197,17 @@ class Ring:
 
     def add(self, rank: int, dk: Tensor, dv: Tensor, part: Part) -> None:
         """Add what the queries of a rank teach the keys here."""
+        self.add_to(rank, dk, part.k)
+        self.add_to(rank, dv, part.v)
+
+    def add_to(self, rank: int, total: Tensor, part: Tensor) -> None:
+        """Add to a tensor (B, heads, k, ...) of the keys here what came of those that the queries
+        of a rank may look at."""
         rows = self.routes.asked[rank].among(self.routes.keys.held[self.transport.rank])
-        for total, of_part in zip((dk, dv), part, strict=True):
-            if rows.contiguous:
-                total[:, :, rows.start : rows.start + len(rows)] += of_part
-            else:
-                total.index_add_(2, rows.tensor(total.device), of_part)
+        if rows.contiguous:
+            total.narrow(2, rows.start, len(rows)).add_(part)
+        else:
+            total.index_add_(2, rows.tensor(total.device), part)
 
     def add_bias(self, dbias: Tensor, found: Tensor, owner: int, block: Block) -> None:
         if dbias.dim() == 1:  # ALiBi's slopes
@@ -218,7 +232,7 @@ class Gradients(NamedTuple):
     sinks: Tensor | None
 
 
-class _Coming:
+class Coming:
     """Two tensors that come as one message, while another is sent."""
 
     def __init__(
@@ -241,22 +255,13 @@ class _Coming:
         return Part(self.buffer[:n].view(first), self.buffer[n:].view(second))
 
 
-def _pieces(cut: Cut, each_range: bool) -> Iterator[tuple[Positions, Positions]]:
-    """All queries beside all keys; with `each_range`, range beside range, as ALiBi's shift asks."""
-    if not each_range:
-        yield cut.queries, cut.keys
-        return
-    for at in cut.queries.ranges:
-        for on in cut.keys.ranges:
-            yield Positions((at,)), Positions((on,))
-
-
-def _run(some: Positions, every: Positions) -> slice:
-    """Where positions that stand together in a list stand there."""
-    if not len(some):
-        return slice(0, 0)
-    first = int(every.before(torch.tensor([some.start])))
-    return slice(first, first + len(some))
+def pieces(held: Positions, by_range: bool) -> list[tuple[Positions, slice]]:
+    """Positions with the place they have in their list: all of them, or range by range."""
+    if not by_range or held.contiguous:
+        return [(held, slice(0, len(held)))]
+    ends = [0, *accumulate(map(len, held.ranges))]
+    places = map(slice, ends[:-1], ends[1:])
+    return [(Positions((r,)), place) for r, place in zip(held.ranges, places, strict=True)]
 
 
 def _merged(rows: State, found: State, queries: slice) -> State:

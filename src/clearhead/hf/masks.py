@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..api.hooks import ranks_here
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 
@@ -148,6 +149,15 @@ def attention_mask(
         range(start, start + q_length), range(kv_offset, kv_offset + kv_length), device
     )
     rule = _recognise(function, places)
+    if ranks_here() is not None and (rule is None or not _all_real(attention_mask)):
+        raise BadValue(
+            "The model's mask is padded, or of a kind that is not known here, and the text is cut "
+            "over ranks.",
+            "inside of distributed.sharded a mask is a rule over all positions: causal, a sliding "
+            "window, or none.",
+            "pass no attention_mask; what else masks goes to sharded(mask=...), for example "
+            "mask=lengths(keys=...) for padding.",
+        )
     if rule is None:
         return cells(start).as_subclass(Booleans)
     if attention_mask is not None:
@@ -166,6 +176,10 @@ def _answers_itself() -> BadValue:
         "load this model with attn_implementation='eager', or take one that goes through the "
         "interface, for example a BERT, GPT-2, Llama, Mistral, Qwen or Gemma.",
     )
+
+
+def _all_real(attention_mask: Tensor | None) -> bool:
+    return attention_mask is None or bool(attention_mask.all())
 
 
 class _Places(NamedTuple):
@@ -200,11 +214,16 @@ def _recognise(function: Callable[..., Any], at: _Places) -> Mask | None:
         size = held["sliding_window"]
         return window(before=size, after=size, align=at.align) if size >= 0 else None
     if held := _closed_over(function, "chunked_overlay"):
+        if ranks_here() is not None:
+            return None
         first = held["left_padding"].unsqueeze(-1)
         queries, keys = ((at.positions(x) - first) // held["chunk_size"] for x in (at.q, at.k))
         return documents(keys, queries=queries)
     if held := _closed_over(function, "packed_sequence_mask_function"):
         ids = held["packed_sequence_mask"]
+        if (ranks := ranks_here()) is not None:  # positions jump where a shard's ranges meet
+            ranks.must_be_one_text(ids)
+            return everything
         return documents(ids[:, at.k.start : at.k.stop], queries=ids[:, at.q.start : at.q.stop])
     return None
 

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..api.hooks import must_be_whole, ranks_here
 from ..errors import BadType, BadValue, whole_number
 from ..torch_state import is_plain
 from .checks import base as checked_base, instance, placed, sequence, size
@@ -196,6 +197,7 @@ class RelativePositions(nn.Module):
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
+        must_be_whole("RelativePositions")
         start = _position("RelativePositions", start)
         if not queries or not keys:
             return self.table.new_empty(self.heads, queries, keys)
@@ -229,7 +231,10 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
     device, and it costs T x d/2 next to the T x d x d of any projection.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    places = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
+    if (ranks := ranks_here()) is None:
+        places = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
+    else:
+        places = ranks.positions.to(x.device, wide) + start
     powers = torch.arange(0, d, 2, dtype=wide, device=x.device) / d
     return places.unsqueeze(-1) / base**powers
 

@@ -1,0 +1,62 @@
+"""Statistics over ranks are those of one machine."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.distributed import Layout, contiguous, head_tail
+from clearhead.distributed.attention import Question
+from clearhead.distributed.look import looked
+from clearhead.problem.biases import TensorBias
+from clearhead.testing import PROBLEMS
+from tests.distributed.threads import on_ranks
+
+GROUPS = {"start": ch.prefix(3), "local": ch.window(before=2, after=1, align="end")}
+STATS = [
+    "lse", "max", "entropy", "effective", ch.topk(3), ch.mass({**GROUPS, "span": (4, 9)}), "received"
+]  # fmt: skip
+LAYOUTS = {
+    "contiguous": contiguous,
+    "head-tail": head_tail,
+    "all on one rank": lambda length, world: Layout([*[[]] * (world - 1), [range(length)]]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("problem", [n for n in PROBLEMS if n not in ("no batch", "large scores")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_statistics_are_those_of_one_machine(problem, layout, dtype):
+    case = PROBLEMS[problem](dtype, 0)
+    keywords = dict(case.keywords)
+    one = ch.look(*case.tensors, stats=STATS, **keywords)
+    world, bias = 3, keywords.pop("bias", None)
+    queries, keys = (LAYOUTS[layout](x.shape[2], world) for x in (case.q, case.k))
+
+    def rank(transport):
+        at, on = queries.held[transport.rank], keys.held[transport.rank]
+        mine = bias
+        if isinstance(bias, TensorBias):
+            rows = bias.as_4d()
+            mine = ch.bias(rows if rows.shape[2] == 1 else at.cut(rows, 2))
+        question = Question(layout=queries, key_layout=keys, bias=mine, **keywords)
+        q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
+        return looked(transport, question, q, k, v, STATS)
+
+    parts = on_ranks(world, rank)
+    loose = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=1e-9, atol=1e-9)
+    for name in ("out", "lse", "max", "entropy", "effective"):
+        whole = queries.join([getattr(part, name) for part in parts], 2)
+        torch.testing.assert_close(whole, getattr(one, name), **loose)
+    for group in one.mass:
+        whole = queries.join([part.mass[group] for part in parts], 2)
+        torch.testing.assert_close(whole, one.mass[group], **loose)
+    weights = queries.join([part.topk.weights for part in parts], 2)
+    torch.testing.assert_close(weights, one.topk.weights, **loose)
+    assert torch.equal(queries.join([part.topk.keys for part in parts], 2), one.topk.keys)
+    torch.testing.assert_close(keys.join([p.received for p in parts], 2), one.received, **loose)
+
+
+def test_what_belongs_to_the_whole_matrix_is_refused():
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(ch.BadValue, match="distributed.look was asked for map"):
+        on_ranks(2, lambda t: looked(t, Question(), x, x, x, [ch.map(2, 2)]))

@@ -1,0 +1,113 @@
+"""Models whose text is cut over two processes: logits and gradients are those of one."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import clearhead as ch
+from clearhead.distributed import sharded
+from tests.distributed.processes import on_processes
+from tests.hf.test_models import build
+
+KINDS = ["llama", "mistral", "gemma2", "gpt_oss", "gpt2"]
+LAYOUTS = ["contiguous", "head-tail"]
+T = 23
+
+
+def learned(model, loss) -> torch.Tensor:
+    """The gradients of all weights, one after the other."""
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def transformers_models(rank: int) -> dict:
+    found = {}
+    text = torch.randint(1, 97, (2, T + 1), generator=torch.Generator().manual_seed(3))
+    ids, labels = text[:, :-1], text[:, 1:]
+    for kind in KINDS:
+        model = build(kind, "AutoModelForCausalLM")
+        model.set_attn_implementation("clearhead")
+        one = model(ids).logits
+        expected = learned(model, F.cross_entropy(one.flatten(0, 1), labels.flatten()))
+        for layout in LAYOUTS:
+            with sharded(T, layout=layout) as here:
+                mine = model(
+                    here.shard(ids), position_ids=here.positions[None], use_cache=False
+                ).logits
+                loss = F.cross_entropy(
+                    mine.flatten(0, 1), here.shard(labels).flatten(), reduction="sum"
+                )
+                whole = here.unshard(mine.detach())
+            got = learned(model, loss / labels.numel())
+            dist.all_reduce(got)
+            found[kind, layout] = (
+                float((whole - one).abs().max() / one.abs().max()),
+                float((got - expected).abs().max() / expected.abs().max()),
+            )
+    return found
+
+
+def test_transformers_models_give_what_one_process_gives(tmp_path):
+    for found in on_processes(2, transformers_models, tmp_path):
+        assert set(found) == {(kind, layout) for kind in KINDS for layout in LAYOUTS}
+        for which, (logits, gradients) in found.items():
+            assert logits < 1e-5 and gradients < 2e-5, f"{which}: {logits:.2g}, {gradients:.2g}"
+
+
+def refusals(rank: int) -> list[str]:
+    model = build("llama", "AutoModelForCausalLM")
+    model.set_attn_implementation("clearhead")
+    ids = torch.randint(1, 97, (1, T), generator=torch.Generator().manual_seed(3))
+    said = []
+    x = torch.randn(1, 2, 4, 8)
+    with sharded(T) as here:
+        mine, positions = here.shard(ids), here.positions[None]
+        for do in (
+            lambda: model(
+                mine, position_ids=positions * 0 + torch.arange(mine.shape[1]) % 5, use_cache=False
+            ),
+            lambda: model(mine, attention_mask=torch.zeros_like(mine), position_ids=positions),
+            lambda: ch.look(x, x, x),
+            lambda: ch.matrix(x, x),
+            lambda: ch.attention(x, x, x, engine="tiled"),
+        ):
+            with pytest.raises(ch.BadValue) as error:
+                do()
+            said.append(error.value.gave)
+    return said
+
+
+def test_what_a_shard_cannot_know_is_refused(tmp_path):
+    for said in on_processes(2, refusals, tmp_path):
+        assert said[0].startswith("The positions begin anew inside of this rank's part")
+        assert said[1].startswith("The model's mask is padded, or of a kind that is not known here")
+        assert said[2] == "look was called inside of distributed.sharded."
+        assert said[3] == "matrix was called inside of distributed.sharded."
+        assert said[4] == "engine='tiled' was asked for inside of distributed.sharded."
+
+
+def own_layers(rank: int) -> list[float]:
+    torch.manual_seed(0)
+    block = ch.nn.TransformerBlock(32, 4, kv_heads=2, rotary=ch.nn.RotaryPositions(8))
+    x = torch.randn(2, T, 32)
+    ids = torch.arange(T) // 9
+    found = []
+    for mask in (None, ch.documents(ids)):
+        one = block(x, mask=mask)
+        expected = learned(block, one.square().sum())
+        for layout in LAYOUTS:
+            with sharded(T, layout=layout, mask=mask) as here:
+                mine = block(here.shard(x, -2))
+                whole = here.unshard(mine.detach())
+            got = learned(block, mine.square().sum())
+            dist.all_reduce(got)
+            found += [float((whole - one).abs().max())]
+            found += [float((got - expected).abs().max() / expected.abs().max())]
+    return found
+
+
+def test_own_layers_give_what_one_process_gives(tmp_path):
+    for found in on_processes(2, own_layers, tmp_path):
+        assert len(found) == 8 and max(found) < 1e-5, found
