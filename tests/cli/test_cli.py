@@ -1,4 +1,4 @@
-"""The shell: what it prints, what it writes, and what it says to a wrong call."""
+"""The command line: its output, its files, and its errors."""
 
 import io
 import json
@@ -63,8 +63,8 @@ def test_a_long_text_is_no_file_name(run):
 
 def test_json_is_strict_and_holds_the_numbers(run):
     code, out, _ = run("explain", "a b a", "--mask", "causal", "--json")
-    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    steps = {step["name"]: step for step in told["steps"]}
+    found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    steps = {step["name"]: step for step in found["steps"]}
     trace = explain_text("a b a", mask=ch.causal)
     assert code == 0 and list(steps) == list(trace.names)
     assert steps["weights"]["values"][1][0] == [1.0, 0.0, 0.0]
@@ -101,7 +101,7 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     found = json.loads((tmp_path / "storyteller-report.json").read_text())
     labels = {head["label"] for layer in found["layers"] for head in layer["heads"]}
     assert {"previous word", "subject", "antecedent"} <= labels
-    # Both stand in the table: it says how they differ.
+    # The table has both labels, and says how they differ.
     assert "previous token" in labels
     legend = " ".join(out.split())
     assert (
@@ -139,7 +139,7 @@ def test_a_model_is_trained_measured_and_looked_at(run, tmp_path):
     assert "antecedent" not in out  # three steps teach no head to look anywhere
 
 
-def test_a_text_of_ones_own_is_read(run, tmp_path):
+def test_training_on_a_text_file(run, tmp_path):
     (tmp_path / "a.txt").write_text("The owl sang, and the moon came up. " * 30)
     sizes = ("--size", 12, "--layers", 1, "--heads", 2, "--batch", 2, "--steps", 3)
     code, _, err = run("train", tmp_path / "a.txt", "--out", tmp_path / "out", *sizes)
@@ -169,7 +169,7 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
 
 
 @pytest.mark.parametrize("verb", [("explain", "--html"), ("explain", "--png"), ("look", "--out")])
-def test_what_cannot_be_written_is_said_before_anything_is_printed(run, tmp_path, verb):
+def test_unwritable_files_raise_before_anything_is_printed(run, tmp_path, verb):
     taken = tmp_path / "taken"
     if verb[0] == "explain":
         taken.mkdir()
@@ -180,7 +180,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_printed(run, tmp_path
     assert f"'{taken}' cannot be" in err and "Rule:" in err and "Way out:" in err
 
 
-def test_plan_prints_who_answers_and_computes_nothing(run):
+def test_plan_prints_the_engine_and_computes_nothing(run):
     code, out, _ = run(
         "plan", "--queries", 65536, "--heads", 32, "--mask", "causal & window(before=511)", "--grad"
     )
@@ -188,7 +188,7 @@ def test_plan_prints_who_answers_and_computes_nothing(run):
     assert "with gradient" in out and "empty ones are skipped" in out
 
 
-def test_doctor_names_what_is_here(run):
+def test_doctor_lists_what_is_installed(run):
     code, out, _ = run("doctor")
     assert (
         code == 0 and torch.__version__ in out and "engine steps" in out and "transformers" in out
@@ -201,7 +201,7 @@ def test_dropout_and_seed_are_reproducible(run):
     assert run(*options)[1] != run(*options[:-1], 8)[1]
 
 
-@pytest.mark.parametrize("arguments, said", [
+@pytest.mark.parametrize("arguments, expected", [
     (["explain", ""], "The text is empty.\n  Rule: attention needs at least one token.\n  Way out: "
      "type some words in quotes, name a text file that has some, or pipe them in."),
     (["explain", "nowhere.txt"], "The file 'nowhere.txt' is not there.\n  Rule: a text "
@@ -269,12 +269,12 @@ def test_dropout_and_seed_are_reproducible(run):
      "float64, bfloat16 or float16.\n  Way out: pass one of these with --dtype."),
     (["plan", "--heads", "6", "--kv-heads", "4"], None),
 ])  # fmt: skip
-def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, said):
+def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected):
     code, _, err = run(*arguments)
     assert code == 2
     assert err.startswith("Error: ") and "\n  Rule: " in err and "\n  Way out: " in err
-    if said is not None:
-        assert err == f"Error: {said}\n"
+    if expected is not None:
+        assert err == f"Error: {expected}\n"
 
 
 @pytest.mark.parametrize("arguments, gave, rule, command", [
@@ -373,7 +373,7 @@ def test_equal_words_have_equal_embeddings_and_positions_tell_them_apart():
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    "wrong, expected",
     [
         (["explain", SENTENCE, "--json", "--query", "dog"], "--query was given together"),
         (["explain", SENTENCE, "--png", "a.png", "--html", "a.png"], "name two files"),
@@ -381,10 +381,10 @@ def test_equal_words_have_equal_embeddings_and_positions_tell_them_apart():
         (["look", SENTENCE, "--random", "--tile", "0:0:0-1:0-1"], "--tile was given without"),
     ],
 )
-def test_nothing_is_ignored_or_written_over(run, tmp_path, monkeypatch, wrong, said):
+def test_no_option_is_ignored_and_no_file_overwritten(run, tmp_path, monkeypatch, wrong, expected):
     monkeypatch.chdir(tmp_path)
     code, out, errors = run(*wrong)
-    assert (code, out) == (2, "") and said in errors
+    assert (code, out) == (2, "") and expected in errors
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
@@ -396,7 +396,7 @@ def test_words_without_quotes_are_a_text_and_files_come_alone(run, words):
 
 
 @pytest.mark.parametrize("options", [[], ["--random"]])
-def test_files_are_there_though_the_pipe_closes(options, tmp_path):
+def test_files_are_written_even_if_the_pipe_closes(options, tmp_path):
     command = [str(Path(sys.executable).parent / "clearhead"), "look", "The cat sat.", "--out"]
     shell = subprocess.Popen(
         [*command, tmp_path, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -409,15 +409,15 @@ def test_files_are_there_though_the_pipe_closes(options, tmp_path):
 def test_one_head_alone_is_written(run, tmp_path):
     page = tmp_path / "a.html"
     code, out, _ = run("explain", SENTENCE, "--head", 1, "--json", "--html", page)
-    told, whole = json.loads(out.splitlines()[0]), explain_text(SENTENCE)
-    assert code == 0 and told["first"] == {"h": 1, "g": 1}
-    [weights] = [step for step in told["steps"] if step["name"] == "weights"]
+    found, whole = json.loads(out.splitlines()[0]), explain_text(SENTENCE)
+    assert code == 0 and found["first"] == {"h": 1, "g": 1}
+    [weights] = [step for step in found["steps"] if step["name"] == "weights"]
     assert torch.tensor(weights["values"]).allclose(whole["weights"][1:2])
     assert '"first":{"h":1,"g":1}' in page.read_text()
 
 
 def test_an_encoding_without_arrows_gets_question_marks(tmp_path):
-    """As where output is redirected on Windows: half of a page would be lost otherwise."""
+    """As with redirected output on Windows, where half of the output would be lost."""
     command = [str(Path(sys.executable).parent / "clearhead"), "explain", "The cat sat"]
     narrow = {**os.environ, "PYTHONIOENCODING": "cp1252"}
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=narrow)
@@ -425,7 +425,7 @@ def test_an_encoding_without_arrows_gets_question_marks(tmp_path):
     assert "Q K?" in done.stdout.decode("cp1252")
 
 
-def test_a_text_in_utf_16_is_told_how_to_convert(run, tmp_path):
+def test_the_error_for_utf_16_says_how_to_convert(run, tmp_path):
     (tmp_path / "note.txt").write_bytes("The cat".encode("utf-16"))
     code, _, err = run("explain", tmp_path / "note.txt")
     assert code == 2 and "iconv -f utf-16 -t utf-8" in err

@@ -1,6 +1,6 @@
-"""The report on a model: every number equals the one from dense weights, and heads get their names.
+"""The report on a model: its numbers equal those from dense weights, and heads are labelled.
 
-A toy model asks our door with queries and keys made for the purpose; a real one is MiniLM.
+Toy models with chosen queries and keys, and MiniLM as a real one.
 """
 
 import json
@@ -15,28 +15,9 @@ import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.report import report, tile, write
 from clearhead.report.head_label import LABELS, is_separator, label_of
+from tests.report.models import AttentionCalls, normal
 
 pytest.importorskip("transformers")
-
-
-class Asks(nn.Module):
-    """A model of attention alone: each call is given as (q, k, keywords)."""
-
-    def __init__(self, *calls):
-        super().__init__()
-        self.calls = calls
-
-    def forward(self, ids):
-        for q, k, keywords in self.calls:
-            ch.attention(q, k, k, **keywords)
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def drawn(*shape, seed=3):
-    return torch.randn(*shape, generator=seeded(seed))
 
 
 def words(n):
@@ -56,20 +37,20 @@ MASKS = {"full": None, "causal": ch.causal, "window": ch.window(before=5, after=
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_number_equals_the_one_from_dense_weights(mask):
     H, G, T, D = 6, 2, 37, 7
-    q, k = 2 * drawn(1, H, T, D), drawn(1, G, T, D, seed=5)
-    options = {"mask": MASKS[mask], "sinks": drawn(H, seed=7)}
+    q, k = 2 * normal(1, H, T, D), normal(1, G, T, D, seed=5)
+    options = {"mask": MASKS[mask], "sinks": normal(H, seed=7)}
     tokens = words(T)
-    found = report(Asks((q, k, options)), torch.zeros(1), tokens=tokens)
+    found = report(AttentionCalls((q, k, options)), torch.zeros(1), tokens=tokens)
     w = ch.matrix(q.double(), k.double(), **options).to_dense()[0]
     layer = found.layers[0]
-    apart = torch.tensor([is_separator(t) for t in tokens])
-    apart[0] = False
+    separators = torch.tensor([is_separator(t) for t in tokens])
+    separators[0] = False
     expected = {
         "previous": w.diagonal(-1, -2, -1).sum(-1),
         "next": w.diagonal(1, -2, -1).sum(-1),
         "same": w.diagonal(0, -2, -1).sum(-1),
         "first": w[:, :, 0].sum(-1),
-        "separators": w[:, :, apart].sum((-1, -2)),
+        "separators": w[:, :, separators].sum((-1, -2)),
         "sink": T - w.sum((-1, -2)),
     }
     entropy = torch.special.entr(w).sum(-1)
@@ -90,23 +71,31 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
     assert torch.equal(layer.allowed, allowed)
     assert layer.max_entropy == pytest.approx(allowed.sum(-1).log().mean().item(), rel=1e-5)
     best = w.topk(3).values.float()
-    torch.testing.assert_close(layer.weights[..., :3], best)
+    torch.testing.assert_close(layer.top_weights[..., :3], best)
 
 
 @pytest.mark.parametrize("cells", [2**24, 2000])  # all queries at once, or a few
 @pytest.mark.parametrize("mask", [*MASKS, "per head"])
-@pytest.mark.parametrize("rule", [{}, {"bias": ch.alibi(), "sinks": drawn(4), "softcap": 3.0}])
-def test_shares_of_copies_equal_the_ones_from_dense_weights(mask, rule, cells, monkeypatch):
+@pytest.mark.parametrize("rule", [{}, {"bias": ch.alibi(), "sinks": normal(4), "softcap": 3.0}])
+def test_induction_and_duplicate_shares_equal_those_from_dense_weights(
+    mask, rule, cells, monkeypatch
+):
     monkeypatch.setattr("clearhead.report.induction.CELLS", cells)
     H, T = 4, 150
-    tokens = ["<s>", *(f"w{int(x)}" for x in torch.randint(0, 9, (T - 1,), generator=seeded(4)))]
-    q, k = drawn(1, H, T, 5), drawn(1, H // 2, T, 5, seed=5)
+    tokens = [
+        "<s>",
+        *(
+            f"w{int(x)}"
+            for x in torch.randint(0, 9, (T - 1,), generator=torch.Generator().manual_seed(4))
+        ),
+    ]
+    q, k = normal(1, H, T, 5), normal(1, H // 2, T, 5, seed=5)
     allowed = ch.everything if mask == "full" else MASKS.get(mask)
     if mask == "per head":
         near, far = ch.window(before=5, after=0), ch.causal
         allowed = ch.dense(keep=torch.stack([x.to_bool(T, T) for x in (near, far, far, near)]))
     sees = allowed.to_bool(T, T, H=H).expand(1, H, T, T)[0]
-    found = report(Asks((q, k, {"mask": allowed, **rule})), torch.zeros(1), tokens=tokens)
+    found = report(AttentionCalls((q, k, {"mask": allowed, **rule})), torch.zeros(1), tokens=tokens)
     w = ch.matrix(q, k, mask=allowed, **rule).to_dense()[0].double()
     for name, back in (("duplicate", 0), ("induction", 1)):
         for head in range(H):
@@ -119,11 +108,11 @@ def test_shares_of_copies_equal_the_ones_from_dense_weights(mask, rule, cells, m
             assert found[0, head].shares[name] == pytest.approx(total / asked, rel=1e-4), name
 
 
-def test_heads_that_look_where_a_token_stood_before_are_named():
+def test_induction_and_duplicate_token_heads_are_labelled():
     letters = "the cat sat on a mat and the dog sat on a rug as the cat saw the dog sit on a mat"
     tokens = ["<s>", *letters.split()]
     T = len(tokens)
-    last = {}  # where each token stood last, of those that may count
+    last = {}  # the last position of each token
     stood = []
     for i, token in enumerate(tokens):
         stood.append(last.get(token) if last.get(token, i) < i - 2 else None)
@@ -135,30 +124,34 @@ def test_heads_that_look_where_a_token_stood_before_are_named():
         "previous token": pointing(T, lambda i: max(i - 1, 0)),
     }
     q, k = (torch.stack(x)[None] for x in zip(*made.values(), strict=True))
-    found = report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1), tokens=tokens)
+    found = report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1), tokens=tokens)
     assert [head.label for head in found.heads] == list(made)
     assert found[0, 0].number > 0.9 and found[0, 0].shares["first"] > 0.3
     assert "where a token stood before" in str(found)
-    short = report(Asks((q[:, :, :8], k[:, :, :8], {})), torch.zeros(1), tokens=tokens[:8])
-    assert not {"induction", "duplicate"} & {*short[0, 0].shares}  # too few to tell of a head
+    short = report(
+        AttentionCalls((q[:, :, :8], k[:, :, :8], {})), torch.zeros(1), tokens=tokens[:8]
+    )
+    assert not {"induction", "duplicate"} & {*short[0, 0].shares}  # too few queries
     assert "where a token stood before" not in str(short)
 
 
-def test_of_a_long_text_every_query_that_could_copy_is_asked():
-    T, quoted, again = 3000, 60, 1637  # the words 100 to 160 stand again later, and nothing else
+def test_in_a_long_text_queries_with_an_earlier_copy_are_sampled_evenly():
+    T, quoted, again = 3000, 60, 1637  # only the words 100 to 160 occur again
     tokens = [f"u{i}" for i in range(T)]
     tokens[again : again + quoted] = tokens[100 : 100 + quoted]
-    keys = nn.functional.normalize(drawn(T, 64), dim=-1)
+    keys = nn.functional.normalize(normal(T, 64), dim=-1)
     to = [i - again + 101 if again <= i < again + quoted else 0 for i in range(T)]
-    asks = Asks((60 * keys[to][None, None], keys[None, None], {"mask": ch.causal, "scale": 1.0}))
+    asks = AttentionCalls(
+        (60 * keys[to][None, None], keys[None, None], {"mask": ch.causal, "scale": 1.0})
+    )
     head = report(asks, torch.zeros(1), tokens=tokens)[0, 0]
     assert head.label == "induction" and head.number > 0.95 and head.shares["first"] > 0.9
 
 
-def test_what_sees_nothing_does_not_count_whatever_the_sinks():
-    q = drawn(1, 2, 12, 8)
+def test_queries_that_see_nothing_do_not_count_even_with_sinks():
+    q = normal(1, 2, 12, 8)
     found = [
-        report(Asks((q, q, {"mask": ch.lengths(queries=5), **sinks})), torch.zeros(1))
+        report(AttentionCalls((q, q, {"mask": ch.lengths(queries=5), **sinks})), torch.zeros(1))
         for sinks in ({}, {"sinks": torch.full((2,), -30.0)})
     ]
     for naive_attention, sunk in zip(*(x.heads for x in found), strict=True):
@@ -170,7 +163,7 @@ def test_what_sees_nothing_does_not_count_whatever_the_sinks():
         assert naive_attention.entropy == pytest.approx(sunk.entropy, rel=1e-5)
 
 
-def test_heads_are_named_after_what_they_look_at():
+def test_heads_are_labelled_by_what_they_look_at():
     T = 29
     tokens = words(T)
     comma = tokens.index(",")
@@ -184,7 +177,7 @@ def test_heads_are_named_after_what_they_look_at():
         "spread": pointing(T, lambda i: i, strength=0.0),
     }
     q, k = (torch.stack(x)[None] for x in zip(*made.values(), strict=True))
-    found = report(Asks((q, k, {})), torch.zeros(1), tokens=tokens)
+    found = report(AttentionCalls((q, k, {})), torch.zeros(1), tokens=tokens)
     assert [head.label for head in found.heads] == list(made)
     for head in found.heads[:5]:
         assert head.number == max(head.shares.values()) > 0.9
@@ -195,12 +188,14 @@ def test_heads_are_named_after_what_they_look_at():
 def test_a_text_without_tokens_is_refused():
     nothing = torch.zeros(1, 2, 0, 4)
     with pytest.raises(BadValue, match="one token or more"):
-        report(Asks((nothing, nothing, {})), torch.zeros(1), tokens=[])
+        report(AttentionCalls((nothing, nothing, {})), torch.zeros(1), tokens=[])
 
 
-def test_a_short_text_does_not_name_itself():
-    # Even weights on three tokens put a third on each group; that is chance and no name.
-    found = report(Asks((torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 2), {})), torch.zeros(1))
+def test_uniform_weights_on_a_short_text_give_no_label():
+    # Uniform weights on three tokens put a third on each group, by chance.
+    found = report(
+        AttentionCalls((torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 2), {})), torch.zeros(1)
+    )
     assert found[0, 0].label == "spread" and found[0, 0].shares["first"] == pytest.approx(1 / 3)
     assert label_of({"same": 0.5}, {"same": 0.3}, 0.5) == ("mixed", 0.5)
     assert label_of({"same": 0.5}, {"same": 0.2}, 0.5) == ("same token", 0.5)
@@ -217,21 +212,21 @@ def test_a_short_text_does_not_name_itself():
 
 
 @pytest.mark.parametrize(
-    ("token", "told"),
+    ("token", "expected"),
     [(",", True), ("Ġ.", True), ("▁—", True), ("##'", True), ("[SEP]", True), ("</s>", True),
      ("<|endoftext|>", True), ("Ċ", True), ("cat", False), ("##s", False), ("Ġthe", False),
      ("3.5", False), ("", False), ("C++", False), ("[a]", False)],
 )  # fmt: skip
-def test_what_separates(token, told):
-    assert is_separator(token) is told
+def test_is_separator(token, expected):
+    assert is_separator(token) is expected
 
 
-def test_a_query_with_one_key_says_nothing_by_looking_at_it():
-    q, k = drawn(1, 1, 11, 3), drawn(1, 1, 11, 3, seed=9)
-    found = report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1))
+def test_a_query_with_one_key_gives_no_link():
+    q, k = normal(1, 1, 11, 3), normal(1, 1, 11, 3, seed=9)
+    found = report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1))
     assert 0 not in {link.query for link in found[0, 0].links}
     blind = ch.Causal(align=-4)  # the first four queries see nothing
-    found = report(Asks((q, k, {"mask": blind})), torch.zeros(1))
+    found = report(AttentionCalls((q, k, {"mask": blind})), torch.zeros(1))
     w = ch.matrix(q, k, mask=blind).to_dense()[0, 0]
     assert found[0, 0].entropy == pytest.approx(torch.special.entr(w).sum().item() / 7, rel=1e-5)
     assert found[0, 0].shares["first"] == pytest.approx(w[:, 0].sum().item() / 7, rel=1e-5)
@@ -239,9 +234,9 @@ def test_a_query_with_one_key_says_nothing_by_looking_at_it():
 
 
 def test_queries_and_keys_of_different_numbers():
-    q, k = drawn(1, 2, 5, 3), drawn(1, 1, 13, 3, seed=9)
+    q, k = normal(1, 2, 5, 3), normal(1, 1, 13, 3, seed=9)
     options = {"mask": ch.Causal(align="end")}
-    found = report(Asks((q, k, options)), torch.zeros(1), tokens=words(13))
+    found = report(AttentionCalls((q, k, options)), torch.zeros(1), tokens=words(13))
     w = ch.matrix(q, k, **options).to_dense()[0]
     assert found[0, 1].shares["same"] == pytest.approx(w[1].diagonal(8).sum().item() / 5, rel=1e-5)
     assert found.layers[0].map.shape == (2, 5, 13) and "5" in found.layers[0].question
@@ -249,13 +244,13 @@ def test_queries_and_keys_of_different_numbers():
 
 def test_what_is_kept_depends_on_the_length():
     def layer(T):
-        q, k = drawn(1, 4, T, 3), drawn(1, 2, T, 3, seed=9)
-        return report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1)).layers[0]
+        q, k = normal(1, 4, T, 3), normal(1, 2, T, 3, seed=9)
+        return report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1)).layers[0]
 
     short, longer, long = layer(11), layer(40), layer(701)
     assert short.traced_heads == (0, 1, 2, 3) and short.trace["weights"].shape == (1, 4, 11, 11)
     [head] = longer.traced_heads
-    whole = ch.matrix(drawn(1, 4, 40, 3), drawn(1, 2, 40, 3, seed=9), mask=ch.causal).to_dense()
+    whole = ch.matrix(normal(1, 4, 40, 3), normal(1, 2, 40, 3, seed=9), mask=ch.causal).to_dense()
     torch.testing.assert_close(longer.trace["weights"][0, 0], whole[0, head])
     assert longer.trace["key"].shape == (1, 1, 40, 3)
     assert long.trace is None and long.map.shape == (4, 256, 256)
@@ -263,32 +258,32 @@ def test_what_is_kept_depends_on_the_length():
     assert led <= set(long.kept_queries) and len(long.kept_queries) <= 512 + len(led)
     assert long.kept_queries[0] == 0 and long.kept_queries[-1] == 700
     best = ch.look(
-        drawn(1, 4, 701, 3), drawn(1, 2, 701, 3, seed=9), drawn(1, 2, 701, 3),
+        normal(1, 4, 701, 3), normal(1, 2, 701, 3, seed=9), normal(1, 2, 701, 3),
         mask=ch.causal, stats=[ch.topk(8)],
     ).topk  # fmt: skip
     torch.testing.assert_close(long.top_weights, best.weights[0][:, list(long.kept_queries)])
 
 
-def test_layers_that_share_a_mask_ask_once_what_even_weights_give(monkeypatch):
+def test_uniform_weights_are_computed_once_for_layers_with_one_mask(monkeypatch):
     from clearhead.report import collect
 
     asked = []
     count = collect.compute_stats
     monkeypatch.setattr(collect, "compute_stats", lambda p, *a: asked.append(p.D) or count(p, *a))
-    q, k = drawn(1, 2, 7, 3), drawn(1, 2, 7, 3, seed=9)
+    q, k = normal(1, 2, 7, 3), normal(1, 2, 7, 3, seed=9)
     mask = ch.window(before=2)
-    report(Asks(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))
+    report(AttentionCalls(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))
     assert asked == [3, 1, 3, 3]
 
 
 def test_self_and_cross_attention_on_the_same_keys_are_kept_apart():
-    q, few = drawn(1, 2, 7, 3), drawn(1, 2, 3, 3, seed=9)
-    seen = report(Asks((q, q, {}), (few, q, {})), torch.zeros(1))
+    q, few = normal(1, 2, 7, 3), normal(1, 2, 3, 3, seed=9)
+    seen = report(AttentionCalls((q, q, {}), (few, q, {})), torch.zeros(1))
     assert [layer.queries for layer in seen.layers] == [7, 3]
 
 
 class Translator(torch.nn.Module):
-    """An encoder layer, then a decoder's self-attention and its look into the encoder's text."""
+    """An encoder layer, then a decoder's self-attention and cross-attention."""
 
     def __init__(self):
         super().__init__()
@@ -301,8 +296,8 @@ class Translator(torch.nn.Module):
 
 
 class Blocked(Translator):
-    """The same with the decoder in a module that is given the other text: so the first call in it
-    is known for the decoder's, too."""
+    """The same with the decoder in a module that is given the encoder's text: its first call, which
+    is self-attention, belongs to the decoder, too."""
 
     def __init__(self):
         super().__init__()
@@ -320,10 +315,10 @@ class Blocked(Translator):
         return self.decoder(target, self.layers["reads"](source))
 
 
-def test_a_decoder_is_not_labelled_with_the_words_of_the_other_text():
-    """As many words on either side, so lengths do not tell."""
+def test_a_decoder_is_labelled_with_its_own_tokens():
+    """Both texts have the same length, so that lengths cannot decide."""
     ours, theirs = [f"s{i}" for i in range(6)], [f"t{i}" for i in range(6)]
-    given = {"source": drawn(1, 6, 8), "target": drawn(1, 6, 8, seed=9)}
+    given = {"source": normal(1, 6, 8), "target": normal(1, 6, 8, seed=9)}
     found = report(Translator(), given, tokens=ours, decoder_tokens=theirs)
     reads, _, looks = found.layers
     assert [x.cross_attention for x in found.layers] == [False, False, True]
@@ -342,22 +337,20 @@ def test_a_decoder_is_not_labelled_with_the_words_of_the_other_text():
 
 
 def test_decoder_tokens_without_a_decoder():
-    x = drawn(1, 6, 8)
-    with pytest.raises(
-        BadValue, match=r"decoder_tokens has 6 entries(?s:.*)this model has no such"
-    ):
+    x = normal(1, 6, 8)
+    with pytest.raises(BadValue, match=r"decoder_tokens has 6 entries(?s:.*)no call of this model"):
         report(ch.nn.MultiHeadAttention(8, 2), x, decoder_tokens=list("abcdef"))
     with pytest.raises(BadValue, match="decoder_tokens has 5 entries for 6 positions"):
         given = {"source": x, "target": x}
         report(Translator(), given, tokens=list("abcdef"), decoder_tokens=list("abcde"))
-    given = {"source": drawn(1, 9, 8), "target": x}
-    with pytest.raises(BadValue, match="pass them as decoder_tokens=") as said:
+    given = {"source": normal(1, 9, 8), "target": x}
+    with pytest.raises(BadValue, match="pass them as decoder_tokens=") as error:
         report(Blocked(), given, tokens=list("abcdef"))
-    assert "as many as the text that looks into another has." in str(said.value)
+    assert "as many as the text that looks into another has." in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])
-def test_transformers_name_what_looks_into_another_text(kind):
+def test_cross_attention_of_transformers_is_recognised(kind):
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     ch.hf.register()
@@ -381,9 +374,9 @@ def test_transformers_name_what_looks_into_another_text(kind):
 
 
 def test_a_tile_is_the_exact_weights_of_a_part():
-    """Of the second call, which is not the first: three queries of head 1 on keys 2 to 6."""
-    q, k = drawn(1, 2, 300, 3), drawn(1, 2, 300, 3, seed=9)
-    asks = Asks((drawn(1, 2, 300, 3, seed=5), k, {}), (q, k, {"mask": ch.causal}))
+    """Of the second call: three queries of head 1 on keys 2 to 6."""
+    q, k = normal(1, 2, 300, 3), normal(1, 2, 300, 3, seed=9)
+    asks = AttentionCalls((normal(1, 2, 300, 3, seed=5), k, {}), (q, k, {"mask": ch.causal}))
     tokens = [f"t{i}" for i in range(300)]
     found = tile(asks, torch.zeros(1), 1, 1, range(290, 293), slice(2, 7), tokens=tokens)
     dense = ch.matrix(q, k, mask=ch.causal).to_dense()
@@ -403,31 +396,33 @@ def test_a_tile_is_the_exact_weights_of_a_part():
     ],
 )
 def test_a_tile_that_is_not_there(asked, says):
-    q, k = drawn(1, 2, 7, 3), drawn(1, 2, 7, 3, seed=9)
+    q, k = normal(1, 2, 7, 3), normal(1, 2, 7, 3, seed=9)
     with pytest.raises(ch.BadValue, match=says):
-        tile(Asks((q, k, {})), torch.zeros(1), *asked)
+        tile(AttentionCalls((q, k, {})), torch.zeros(1), *asked)
 
 
 def test_it_prints_itself_and_goes_to_json():
     q, k = pointing(7, lambda i: max(i - 1, 0))
-    found = report(Asks((q[None, None], k[None, None], {})), torch.zeros(1), name="\u202etoy")
+    found = report(
+        AttentionCalls((q[None, None], k[None, None], {})), torch.zeros(1), name="\u202etoy"
+    )
     assert repr(found).splitlines()[0] == "⟨202E⟩toy: 1 layer, 1 head, 7 tokens"
     assert "1 previous token" in repr(found)
-    # The first token has none before it, so a seventh of the weight lies elsewhere.
+    # The first of seven tokens has none before it, so a seventh of the weight lies elsewhere.
     names, row, *key = str(found).splitlines()[1:]
     assert "sink" not in names.split() and any("in nats" in line for line in key)
     assert row[names.index("does") :].startswith("previous token 0.86")
-    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    head = told["layers"][0]["heads"][0]
+    stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    head = stored["layers"][0]["heads"][0]
     assert head["label"] == "previous token" and head["links"][0]["weight"] > 0.99
-    assert told["tokens"] == list("0123456")
+    assert stored["tokens"] == list("0123456")
     frame = found._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;') and "<script" not in frame
     assert 'sandbox="allow-scripts"' in frame
 
 
-def test_the_bar_goes_to_stderr_and_only_when_wanted(capsys):
-    model = Asks((drawn(1, 1, 5, 3), drawn(1, 1, 5, 3), {}))
+def test_the_progress_bar_goes_to_stderr_and_only_if_requested(capsys):
+    model = AttentionCalls((normal(1, 1, 5, 3), normal(1, 1, 5, 3), {}))
     report(model, torch.zeros(1))
     assert capsys.readouterr() == ("", "")
     report(model, torch.zeros(1), progress=True)
@@ -436,10 +431,10 @@ def test_the_bar_goes_to_stderr_and_only_when_wanted(capsys):
 
 
 def test_the_answers_do_not_change():
-    q, k = drawn(1, 2, 17, 3), drawn(1, 2, 17, 3, seed=9)
+    q, k = normal(1, 2, 17, 3), normal(1, 2, 17, 3, seed=9)
     naive_attention, seen = ch.attention(q, k, k, mask=ch.causal), []
 
-    class Keeps(Asks):
+    class Keeps(AttentionCalls):
         def forward(self, ids):
             seen.append(ch.attention(q, k, k, mask=ch.causal))
 
@@ -450,8 +445,8 @@ def test_the_answers_do_not_change():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((Asks(), torch.zeros(1)), "never asked for attention"),
-        ((Asks((torch.ones(2, 1, 3, 2), torch.ones(2, 1, 3, 2), {})), 1), "batch of 2"),
+        ((AttentionCalls(), torch.zeros(1)), "never asked for attention"),
+        ((AttentionCalls((torch.ones(2, 1, 3, 2), torch.ones(2, 1, 3, 2), {})), 1), "batch of 2"),
         (("nowhere", "a text"), "not a checkpoint folder"),
         ((3, "a text"), "got an int for a model"),
     ],
@@ -460,7 +455,7 @@ def test_what_cannot_be_reported(arguments, says):
     with pytest.raises((BadValue, BadType), match=says):
         report(*arguments)
     with pytest.raises(BadValue, match="Head 2 of layer 0"):
-        report(Asks((drawn(1, 1, 5, 3), drawn(1, 1, 5, 3), {})), 0)[0, 2]
+        report(AttentionCalls((normal(1, 1, 5, 3), normal(1, 1, 5, 3), {})), 0)[0, 2]
 
 
 # ---- a real model ---------------------------------------------------------------------
@@ -512,9 +507,9 @@ def test_memory_grows_with_the_text_and_not_with_its_square():
     """8192 tokens: 8 heads of one dense float32 matrix would be 2.1 GB."""
     import resource
 
-    q, k = drawn(1, 8, 8192, 16), drawn(1, 2, 8192, 16, seed=9)
+    q, k = normal(1, 8, 8192, 16), normal(1, 2, 8192, 16, seed=9)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    report(Asks((q, k, {"mask": ch.causal})), torch.zeros(1))
+    report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
 
 
@@ -540,19 +535,21 @@ def test_padding_in_front_is_not_the_first_token():
     T, real = 20, torch.arange(20) >= 12
     mask = ch.causal & ch.dense(keep=real.view(1, 1, 1, T)) & ch.lengths(queries=T)
     q, k = pointing(T, lambda i: max(min(i, 12), 0))
-    found = report(Asks((q[None, None], k[None, None], {"mask": mask})), torch.zeros(1))
+    found = report(AttentionCalls((q[None, None], k[None, None], {"mask": mask})), torch.zeros(1))
     assert found.heads[0].shares["first"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_in_cross_attention_no_key_is_the_one_before():
-    """Six queries on twenty other words: that query i looks at key i + 14 means nothing."""
+def test_cross_attention_has_no_previous_token():
+    """Six queries on twenty keys of another text: key i + 14 is not the one before query i."""
     _, k = pointing(20, lambda i: i)
     q = 60 * k[14:]
     for mask in (None, ch.lengths(keys=[20])):
-        head = report(Asks((q[None, None], k[None, None], {"mask": mask})), torch.zeros(1)).heads[0]
+        head = report(
+            AttentionCalls((q[None, None], k[None, None], {"mask": mask})), torch.zeros(1)
+        ).heads[0]
         assert head.label == "sharp" and set(head.shares) == {"first", "separators"}
     cached = {"mask": ch.Causal(align="end")}  # the last six words of one text
-    head = report(Asks((q[None, None], k[None, None], cached)), torch.zeros(1)).heads[0]
+    head = report(AttentionCalls((q[None, None], k[None, None], cached)), torch.zeros(1)).heads[0]
     assert head.label == LABELS["same"]
 
 
@@ -561,22 +558,40 @@ def test_a_tile_of_no_numbers(arguments):
     layer, head, queries = arguments
     q = torch.randn(1, 2, 8, 4)
     with pytest.raises(BadType, match="tile got"):
-        tile(Asks((q, q, {})), torch.zeros(1), layer, head, queries, slice(0, 4))
+        tile(AttentionCalls((q, q, {})), torch.zeros(1), layer, head, queries, slice(0, 4))
     with pytest.raises(BadValue, match="tokens has 1 entries for 8 positions"):
-        tile(Asks((q, q, {})), torch.zeros(1), 0, 0, slice(0, 3), slice(0, 4), tokens=["a"])
+        tile(
+            AttentionCalls((q, q, {})), torch.zeros(1), 0, 0, slice(0, 3), slice(0, 4), tokens=["a"]
+        )
 
 
 def test_a_report_of_a_model_with_nan_is_written(tmp_path):
-    """Hunting a NaN is when one opens it: numbers are null in the file, and the page has them."""
+    """NaN is null in the JSON, and shown as NaN by the page and the table."""
     layer = ch.nn.MultiHeadAttention(8, 2, causal=True)
     model = nn.Sequential(nn.Embedding(7, 8), layer)
     with torch.no_grad():
         model[0].weight[3] = math.nan
     found = report(model, torch.tensor([[1, 2, 3, 4]]))
     paths = write(found, tmp_path)
-    told = json.loads(paths["numbers"].read_text(), parse_constant=pytest.fail)
-    assert told["layers"][0]["heads"][0]["entropy"] is None
+    stored = json.loads(paths["numbers"].read_text(), parse_constant=pytest.fail)
+    assert stored["layers"][0]["heads"][0]["entropy"] is None
     assert '"entropy":{"float":"NaN"}' in paths["page"].read_text()
+    head = found[0, 1]
+    assert head.label == "NaN" and math.isnan(head.effective) and math.isnan(head.entropy)
+    row = next(line for line in str(found).splitlines() if line.startswith("0     1 "))
+    assert row.split()[:5] == ["0", "1", "NaN", "nan", "nan"]
+    assert "NaN: its weights are not numbers" in str(found)
+
+
+def test_nan_in_one_head_leaves_the_others_alone():
+    q, k = normal(1, 3, 9, 5), normal(1, 3, 9, 5, seed=5)
+    bad = q.clone()
+    bad[:, 1] = math.nan
+    tokens, options = words(9), {"mask": ch.causal}
+    ours = report(AttentionCalls((bad, k, options)), torch.zeros(1), tokens=tokens)
+    clean = report(AttentionCalls((q, k, options)), torch.zeros(1), tokens=tokens)
+    assert [ours[0, h] for h in (0, 2)] == [clean[0, h] for h in (0, 2)]
+    assert ours[0, 1].label == "NaN" and ours[0, 1].links == ()
 
 
 def test_a_report_without_matplotlib_has_a_page_and_numbers(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The storyteller: the truth of its stories, a training that survives, heads that were measured."""
+"""The storyteller: its stories, its training, its measured heads."""
 
 import json
 import os
@@ -25,31 +25,31 @@ def tiny(out: Path, **options):
     return st.train(out, **{**TINY, "picture": False, **options})
 
 
-def said_in_three_parts(error: pytest.ExceptionInfo) -> str:
+def in_three_parts(error: pytest.ExceptionInfo) -> str:
     assert isinstance(error.value, ch.BadValue)
     assert all((error.value.gave, error.value.rule, error.value.way_out))
     return str(error.value)
 
 
-def tale(told: st.Story) -> range:
-    """Where the words of the story stand that are not of its rhyme."""
-    rhyme = told.words.index("rhyme")
+def outside_rhyme(story: st.Story) -> range:
+    """The positions of the words that are not part of the rhyme."""
+    rhyme = story.words.index("rhyme")
     words = len("a rhyme .".split()) + 2 * grammar.BEATS + len(".")
-    return range(words, len(told.words)) if rhyme == 1 else range(rhyme - 1)
+    return range(words, len(story.words)) if rhyme == 1 else range(rhyme - 1)
 
 
 # --------------------------------------------------------------------------------------- stories
 
 
-def test_the_same_seed_tells_the_same_story():
+def test_the_same_seed_gives_the_same_story():
     assert st.story(3, 5) == st.story(3, 5)
     assert st.story(3, 5).words != st.story(3, 6).words != st.story(4, 5).words
 
 
-def test_training_and_held_out_stories_never_meet():
+def test_no_story_is_in_both_splits():
     train = {s.words for s in data.stories(1, 2000, "train")}
     held_out = {s.words for s in data.stories(1, 500, "held-out")}
-    assert len(train) == 2000 and len(held_out) == 500  # none is told twice
+    assert len(train) == 2000 and len(held_out) == 500  # none occurs twice
     assert not train & held_out
     assert {grammar.split_of(w) for w in train} == {"train"}  # so it holds for all seeds
     assert {grammar.split_of(w) for w in held_out} == {"held-out"}
@@ -61,21 +61,21 @@ def test_every_word_of_a_story_is_in_the_lexicon():
     assert 250 <= len(words) <= 400
 
 
-def test_a_pronoun_means_the_latest_noun_it_fits():
-    """Found again from the words alone, without the teller's own record."""
+def test_a_pronoun_refers_to_the_latest_noun_that_agrees():
+    """Derived from the words alone, and compared with the story's antecedents."""
     fits: dict[str, set[str]] = {}
     for who in cast.CHARACTERS:
         for word in (who.forms.subject, who.forms.object, who.forms.owner):
             fits.setdefault(word, set()).add(who.noun)
     nouns = {who.noun for who in cast.CHARACTERS}
     another_nearer = 0
-    for told in data.stories(7, 300, "held-out"):
-        words, here = told.words, tale(told)  # a rhyme refers to nobody
+    for story in data.stories(7, 300, "held-out"):
+        words, here = story.words, outside_rhyme(story)  # pronouns in a rhyme have no antecedent
         pronouns = [i for i in here if words[i] in fits]
-        assert pronouns == sorted(told.antecedents)
+        assert pronouns == sorted(story.antecedents)
         for i in pronouns:
             fitting = [j for j in here if j < i and words[j] in fits[words[i]]]
-            assert told.antecedents[i] == fitting[-1]
+            assert story.antecedents[i] == fitting[-1]
             another_nearer += any(words[j] in nouns for j in range(fitting[-1] + 1, i))
     assert another_nearer > 300
 
@@ -85,11 +85,11 @@ def test_every_verb_has_its_subject_before_it():
     verbs |= {*cast.TAKES, *cast.STAYS, *cast.GIVES}
     nouns = {who.noun for who in cast.CHARACTERS}
     another_between = 0
-    for told in data.stories(7, 300, "held-out"):
-        words = told.words
-        found = [i for i in tale(told) if words[i] in verbs and words[i - 1] != "there"]
-        assert found == sorted(told.subjects)
-        for verb, subject in told.subjects.items():
+    for story in data.stories(7, 300, "held-out"):
+        words = story.words
+        found = [i for i in outside_rhyme(story) if words[i] in verbs and words[i - 1] != "there"]
+        assert found == sorted(story.subjects)
+        for verb, subject in story.subjects.items():
             assert subject < verb and "." not in words[subject:verb]
             assert words[subject] in nouns | set(cast.PRONOUNS)
             another_between += any(w in nouns for w in words[subject + 1 : verb])
@@ -128,38 +128,38 @@ BY_HAND = {
 
 @pytest.mark.parametrize("number", BY_HAND)
 def test_stories_read_by_hand(number):
-    told = st.story(2, number, "held-out")
+    story = st.story(2, number, "held-out")
     text, subjects, antecedents = BY_HAND[number]
 
-    def said(pairs: dict[int, int]) -> str:
-        return ", ".join(f"{told.words[i]} {told.words[j]}" for i, j in pairs.items())
+    def pairs_of_words(pairs: dict[int, int]) -> str:
+        return ", ".join(f"{story.words[i]} {story.words[j]}" for i, j in pairs.items())
 
-    assert text in str(told)
-    assert said(told.subjects) == subjects
-    assert said(told.antecedents) == antecedents
+    assert text in str(story)
+    assert pairs_of_words(story.subjects) == subjects
+    assert pairs_of_words(story.antecedents) == antecedents
 
 
 def test_a_story_prints_as_prose():
-    told = str(st.story(1, 0))
-    assert " ." not in told and " ," not in told and told.endswith(".")
-    assert any(opening in told for opening in grammar.OPENINGS)
+    story = str(st.story(1, 0))
+    assert " ." not in story and " ," not in story and story.endswith(".")
+    assert any(opening in story for opening in grammar.OPENINGS)
 
 
 def test_rhymes_stand_before_stories_and_after_them():
-    first = sum(told.words[1] == "rhyme" for told in data.stories(1, 400, "train"))
+    first = sum(story.words[1] == "rhyme" for story in data.stories(1, 400, "train"))
     assert 150 < first < 250
 
 
 def test_split_is_one_of_two():
     with pytest.raises(ch.BadValue) as error:
         st.story(1, 1, "test")
-    assert "split='held-out'" in said_in_three_parts(error)
+    assert "split='held-out'" in in_three_parts(error)
 
 
 # ------------------------------------------------------------------------------------ vocabulary
 
 
-def test_unknown_words_are_marked_and_case_is_forgiven():
+def test_unknown_words_are_marked_and_case_is_ignored():
     v = st.Vocabulary.of(["the", "owl", "."])
     assert v.words == ("<unknown>", "<end>", ".", "owl", "the")
     encoded = v.encode("The zebra, the OWL.")
@@ -181,7 +181,7 @@ def test_a_text_keeps_its_frequent_words():
 def test_a_vocabulary_holds_each_word_once():
     with pytest.raises(ch.BadValue) as error:
         st.Vocabulary(("<unknown>", "<end>", "a", "a"))
-    said_in_three_parts(error)
+    in_three_parts(error)
 
 
 # -------------------------------------------------------------------------------------- training
@@ -192,9 +192,9 @@ def test_batches_follow_from_their_number_and_targets_are_the_next_words():
     ids, targets = source.batch(4, 3)
     again = source.batch(4, 3)
     assert ids.equal(again.ids) and targets.equal(again.targets)
-    told = data.stories(1, 3, "train", start=12)
+    stories = data.stories(1, 3, "train", start=12)
     words = source.vocabulary.words
-    for row, story in enumerate(told):
+    for row, story in enumerate(stories):
         T = len(story.words)
         assert [words[i] for i in targets[row, :T]] == [*story.words[1:], vocabulary.END]
         assert (targets[row, T:] == data.SKIP).all()
@@ -202,7 +202,7 @@ def test_batches_follow_from_their_number_and_targets_are_the_next_words():
         assert all(r in (w, vocabulary.UNKNOWN) for r, w in zip(read, story.words, strict=True))
 
 
-def test_some_words_are_blanked_in_training_and_none_in_held_out_stories():
+def test_training_batches_have_unknown_words_and_held_out_ones_none():
     source = data.Stories(1)
     assert (source.batch(0, 50).ids == 0).any()
     assert not (source.held_out(50).ids == 0).any()
@@ -214,11 +214,11 @@ import clearhead
 from clearhead.storyteller import checkpoint, train
 assert clearhead.__file__ == sys.argv[3], "the child imports another clearhead than its parent"
 import torch
-torch.set_num_threads(1)  # as its parent: other numbers of threads add up in another order
+torch.set_num_threads(1)  # as in the parent process: other numbers of threads sum in another order
 saved = []
 def replace(old, new, whole=os.replace):
     saved.append(new)
-    if len(saved) == 3:  # the third checkpoint is on the disk, and not yet in its place
+    if len(saved) == 3:  # the third checkpoint is written, but not yet moved to its name
         os.kill(os.getpid(), signal.SIGKILL)
     whole(old, new)
 os.replace = replace
@@ -241,7 +241,7 @@ def test_a_killed_training_ends_with_the_same_weights_bit_for_bit(tmp_path):
     resumed = tiny(killed)
     ours, theirs = whole.model.state_dict(), resumed.model.state_dict()
     assert all(ours[name].equal(theirs[name]) for name in ours)
-    assert resumed.made["seconds"] is None  # nobody knows how long the whole of it took
+    assert resumed.made["seconds"] is None  # the time of both parts together is unknown
     assert about["recipe"]["steps"] == 9
 
 
@@ -271,12 +271,12 @@ def test_which_folders_hold_a_storyteller(tmp_path):
     assert st.is_storyteller(tmp_path / "ours")
     assert st.is_storyteller(tmp_path / "ours" / "model.safetensors")
     (tmp_path / "ours" / "model.safetensors").write_bytes(b"no weights")
-    assert st.is_storyteller(tmp_path / "ours")  # so that what is said is what is wrong with it
+    assert st.is_storyteller(tmp_path / "ours")  # so that the error is about its weights
     for other in (tmp_path, "other.safetensors", "broken.safetensors", "missing"):
         assert not st.is_storyteller(tmp_path / other)
 
 
-def test_a_text_of_ones_own(tmp_path):
+def test_training_on_a_text(tmp_path):
     text = tmp_path / "rhyme.txt"
     text.write_text("The sun went down, the moon came up, and all the owls were glad. " * 12)
     teller = tiny(tmp_path / "out", text=text, steps=150, rate=1e-2, every=100)
@@ -285,14 +285,14 @@ def test_a_text_of_ones_own(tmp_path):
     assert "kite" not in teller.vocabulary.words
     with pytest.raises(ch.BadValue) as error:
         st.measure(teller)
-    assert "does not know" in said_in_three_parts(error)
+    assert "does not know" in in_three_parts(error)
 
 
 def test_a_folder_holds_one_training(tmp_path):
     tiny(tmp_path, steps=2)
     with pytest.raises(ch.BadValue) as error:
         tiny(tmp_path, steps=3)
-    assert "another folder" in said_in_three_parts(error)
+    assert "another folder" in in_three_parts(error)
 
 
 def test_files_that_cannot_be_read_and_folders_that_cannot_be_written(tmp_path):
@@ -317,10 +317,10 @@ def test_files_that_cannot_be_read_and_folders_that_cannot_be_written(tmp_path):
     for call in asks:
         with pytest.raises(ch.BadValue) as error:
             call()
-        said_in_three_parts(error)
+        in_three_parts(error)
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+def test_a_file_is_replaced_in_full_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     checkpoint.write(path, {"x": torch.tensor([1.0])}, {"step": 1})
 
@@ -337,26 +337,26 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------- measuring
 
 
-def test_chance_and_distance_by_pencil():
-    told = st.Story(("the", "owl", "sang", "it", "slept"), {2: 1, 4: 3}, {3: 1})
-    assert chance([told], RELATIONS["subject"]) == pytest.approx((1 / 3 + 1 / 5) / 2)
-    assert chance([told], RELATIONS["antecedent"]) == pytest.approx(1 / 4)
-    assert best_distance([told], [told], RELATIONS["subject"]) == 1.0
-    assert best_distance([told], [told], RELATIONS["antecedent"]) == 1.0
-    assert RELATIONS["previous word"](told) == {1: 0, 2: 1, 3: 2, 4: 3}
+def test_chance_and_distance_by_hand():
+    story = st.Story(("the", "owl", "sang", "it", "slept"), {2: 1, 4: 3}, {3: 1})
+    assert chance([story], RELATIONS["subject"]) == pytest.approx((1 / 3 + 1 / 5) / 2)
+    assert chance([story], RELATIONS["antecedent"]) == pytest.approx(1 / 4)
+    assert best_distance([story], [story], RELATIONS["subject"]) == 1.0
+    assert best_distance([story], [story], RELATIONS["antecedent"]) == 1.0
+    assert RELATIONS["previous word"](story) == {1: 0, 2: 1, 3: 2, 4: 3}
 
 
-def test_baselines_by_pencil():
+def test_baselines_by_hand():
     v = st.Vocabulary.of(["a", "b"])  # and <unknown>, <end>: four words
-    told = [st.Story(("a", "b"), {}, {})]  # what follows: b, <end>
-    loss, right = Unigram(told, v).scores(told)
+    stories = [st.Story(("a", "b"), {}, {})]  # what follows: b, <end>
+    loss, right = Unigram(stories, v).scores(stories)
     assert loss == pytest.approx(-torch.tensor(2 / 6).log().item())  # (1 + 1) / (2 + 4) each
     assert right == 0.5
-    loss, right = Bigram(told, v).scores(told)
+    loss, right = Bigram(stories, v).scores(stories)
     assert loss == pytest.approx(-torch.tensor((1 + 2 / 6) / 2).log().item()) and right == 1.0
 
 
-def test_ablation_takes_one_thing_away_each_time(tmp_path):
+def test_each_variant_of_the_ablation_lacks_one_part(tmp_path):
     found = st.ablate(
         tmp_path, steps=2, batch=2, search=2, report=2, d=12, layers=1, heads=2, progress=False
     )
@@ -393,7 +393,7 @@ def test_the_shipped_weights_are_small_and_say_how_they_were_made():
     assert made["commit"] != "unknown" and "+" not in made["commit"]
 
 
-def test_the_stored_table_is_what_the_goal_asks():
+def test_the_stored_table_meets_its_targets():
     rates = {h.label: h.rate for h in st.load().heads}
     assert rates["previous word"] >= 0.95
     assert rates["subject"] >= 0.90
@@ -439,7 +439,7 @@ def test_no_held_out_story_was_read_in_training():
     assert not held_out & {s.words for s in read}
 
 
-def test_reading_guesses_and_marks():
+def test_read_predicts_words_and_marks_unknown_ones():
     reading = st.load().read("Once upon a time there was a zebra")
     assert reading.guesses[0][0][0] == "upon" and reading.guesses[2][0][0] == "time"
     assert reading.unknown == (False,) * 7 + (True,)
@@ -447,8 +447,8 @@ def test_reading_guesses_and_marks():
     assert all(len(g) == 3 and g[0][1] >= g[1][1] >= g[2][1] for g in reading.guesses)
 
 
-def test_a_pronoun_looks_at_whom_it_means():
-    """The gender decides: the same sentence, one letter apart."""
+def test_the_antecedent_head_finds_the_antecedent():
+    """Gender decides: two texts that differ in the pronoun only."""
     teller = st.load()
     head = next(h for h in teller.heads if h.label == "antecedent")
     start = "Once upon a time there was a quiet queen and a young wizard."
@@ -457,13 +457,13 @@ def test_a_pronoun_looks_at_whom_it_means():
         assert trace.keys[trace["weights"][head.head, -1].argmax()] == noun
 
 
-def test_verbs_and_pronouns_of_a_sentence_look_where_they_should():
+def test_links_of_verbs_and_pronouns():
     teller = st.load()
     heads = {head.label: head for head in teller.heads}
     text = "The king near that queen slowly gave his rings to her."
 
     def looked(label: str) -> list[tuple[str, str]]:
-        return [(link.word, link.at) for link in teller.links(text, heads[label])]
+        return [(link.query, link.key) for link in teller.links(text, heads[label])]
 
     assert looked("subject") == [("gave", "king")]
     assert looked("antecedent") == [("his", "king"), ("her", "queen")]
@@ -471,28 +471,29 @@ def test_verbs_and_pronouns_of_a_sentence_look_where_they_should():
     assert [word for word, _ in looked("previous word")] == list(words[1:])
 
 
-def test_a_report_calls_heads_what_they_were_measured_to_do():
+def test_a_report_labels_measured_heads():
     teller = st.load()
     report = report_teller(teller, "The zebra sat.")
     assert report.tokens == ("The", "zebra(?)", "sat", ".")
-    for role in teller.heads:
-        head = report[role.layer, role.head]
-        assert (head.label, head.number) == (role.label, role.rate)
+    for measured in teller.heads:
+        head = report[measured.layer, measured.head]
+        assert (head.label, head.number) == (measured.label, measured.rate)
     others = {(h.layer, h.head) for h in report.heads} - {(r.layer, r.head) for r in teller.heads}
     assert not {report[place].label for place in others} & set(RELATIONS)
 
 
-def test_a_head_that_does_two_things_is_called_after_both():
-    table = {"heads": [
-        {"label": "subject", "layer": 1, "head": 2, "rate": 0.75},
-        {"label": "antecedent", "layer": 1, "head": 2, "rate": 0.625},
-        {"label": "previous word", "layer": 0, "head": 0, "rate": 0.5},  # not more often than not
-    ]}  # fmt: skip
+def test_a_head_of_two_relations_is_labelled_by_both():
     shipped = st.load()
+    row = shipped.table["heads"][0]
+    table = {"heads": [
+        {**row, "label": "subject", "layer": 1, "head": 2, "rate": 0.75},
+        {**row, "label": "antecedent", "layer": 1, "head": 2, "rate": 0.625},
+        {**row, "label": "previous word", "layer": 0, "head": 0, "rate": 0.5},  # no more than half
+    ]}  # fmt: skip
     teller = st.Storyteller(shipped.model, shipped.vocabulary, {}, table)
     head = report_teller(teller, "the cat sat")[1, 2]
     assert (head.label, head.number) == ("subject and antecedent", 0.625)
-    assert [role.label for role in teller.heads] == ["subject", "antecedent"]
+    assert [measured.label for measured in teller.heads] == ["subject", "antecedent"]
 
 
 def test_a_trace_has_the_numbers_that_the_model_computed():
@@ -519,10 +520,10 @@ def test_reading_errors():
     ):
         with pytest.raises(ch.BadValue) as error:
             call()
-        assert words in said_in_three_parts(error)
+        assert words in in_three_parts(error)
 
 
-def test_a_training_does_not_go_on_with_other_words(tmp_path):
+def test_a_training_does_not_continue_with_other_words(tmp_path):
     text = tmp_path / "my.txt"
     sizes = {"steps": 2, "d": 16, "heads": 2, "layers": 1, "context": 16, "progress": False}
     text.write_text("one two three four " * 60)
@@ -535,12 +536,12 @@ def test_a_training_does_not_go_on_with_other_words(tmp_path):
 @pytest.mark.parametrize(
     "text", ["{", '{"heads": 3}', '{"layers": []}', '{"heads": [{"label": "x"}]}']
 )
-def test_a_file_beside_the_weights_that_is_no_table_is_refused(tmp_path, text):
+def test_a_file_beside_the_weights_that_is_not_a_table_is_refused(tmp_path, text):
     st.load().save(tmp_path / "model.safetensors")
     (tmp_path / "model.json").write_text(text)
     with pytest.raises(ch.BadValue) as error:
         st.load(tmp_path)
-    assert "no table of heads" in said_in_three_parts(error)
+    assert "no table of heads" in in_three_parts(error)
 
 
 def test_looking_at_a_storyteller_leaves_its_table(tmp_path):
@@ -552,13 +553,13 @@ def test_looking_at_a_storyteller_leaves_its_table(tmp_path):
     assert st.load(tmp_path).heads == teller.heads
 
 
-def test_words_that_would_steer_a_terminal_are_written_out():
+def test_control_characters_in_words_are_written_out():
     link = st.storyteller.WordLink("a\x1b[2K", "b\x07", 0.5)
     reading = st.storyteller.Reading(("a\x1b[2K",), (False,), ((("\x1b]0;owned\x07", 1.0),),))
     assert not any(char in f"{link}{reading}" for char in "\x1b\x07")
 
 
-def test_the_commit_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
+def test_the_commit_of_another_repository_is_not_used(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     inside = tmp_path / "site-packages" / "clearhead" / "storyteller" / "train.py"
     inside.parent.mkdir(parents=True)
@@ -568,7 +569,7 @@ def test_the_commit_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
     assert training.commit() == "unknown"
 
 
-def test_reading_a_model_draws_nothing():
+def test_loading_a_model_leaves_the_random_state():
     torch.manual_seed(0)
     first = torch.rand(1)
     torch.manual_seed(0)

@@ -48,8 +48,10 @@ HOSTILE = (
 )
 
 
-def told(queries=QUERIES, keys=KEYS, *, B=2, H=6, G=2, D=3, Dv=11, dtype=torch.float32, about=""):
-    """A trace of every step there is: the last query sees the last key, and one is dropped."""
+def full_trace(
+    queries=QUERIES, keys=KEYS, *, B=2, H=6, G=2, D=3, Dv=11, dtype=torch.float32, about=""
+):
+    """A trace with every step: the last query sees the last key, and some weights are dropped."""
     Tq, Tk = len(queries), len(keys)
     draw = torch.Generator().manual_seed(7)
     x = torch.randn(Tq, 13, generator=draw).to(dtype)
@@ -103,7 +105,7 @@ def tensor(step, where=None):
 
 
 def test_every_number_survives():
-    trace = told()
+    trace = full_trace()
     for step, held in zip(trace, embedded(page(trace))["steps"], strict=True):
         first = step.tensor[0] if "b" in step.axes else step.tensor
         assert torch.equal(tensor(held), first), step.name
@@ -112,7 +114,7 @@ def test_every_number_survives():
         ]
 
 
-def test_numbers_that_are_no_numbers_survive():
+def test_nan_and_infinity_survive():
     weights = torch.tensor([[math.nan, 1.0], [-math.inf, math.inf]])
     held = embedded(page(Trace((Step("weights", "", "", "q k", weights),))))["steps"][0]
     assert held["kind"] == "f4"
@@ -128,7 +130,7 @@ def test_a_number_outside_float32_is_not_rounded_to_infinity_or_zero(value):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_dtype_opens(dtype):
-    trace = told(dtype=dtype)
+    trace = full_trace(dtype=dtype)
     held = embedded(page(trace))["steps"][-1]
     assert torch.equal(tensor(held), trace["output"][0].float())
 
@@ -140,7 +142,7 @@ def test_a_trace_with_gradients_and_no_tokens_is_numbered():
 
 
 def test_a_long_text_is_pooled_by_maximum_and_keeps_some_rows():
-    trace = told(["q"] * 311, ["k"] * 523, B=1)
+    trace = full_trace(["q"] * 311, ["k"] * 523, B=1)
     document = page(trace)
     data = embedded(document)
     assert data["block"] == [2, 3]
@@ -162,7 +164,7 @@ def test_sizes_stay_bounded():
 
 
 def test_no_token_can_leave_its_element():
-    trace = told(HOSTILE, HOSTILE, about=HOSTILE[0])
+    trace = full_trace(HOSTILE, HOSTILE, about=HOSTILE[0])
     document = page(trace, title=HOSTILE[1], note="".join(HOSTILE))
     document.encode("utf-8")
     assert document.count("<script") == document.count("</script>") == 2
@@ -173,7 +175,7 @@ def test_no_token_can_leave_its_element():
     assert embedded(document)["keys"] == [visible(token) for token in HOSTILE]
 
 
-def test_what_would_hide_is_written_out():
+def test_invisible_characters_are_written_out():
     assert [visible(token) for token in ("a\0b", "\n", " the ", "   ", "", "a b", "\u202ex")] == [
         "a␀b", "␊", "␣the␣", "␣␣␣", "∅", "a b", "⟨202E⟩x",
     ]  # fmt: skip
@@ -182,7 +184,7 @@ def test_what_would_hide_is_written_out():
 
 
 def test_the_policy_names_the_one_script_and_the_one_style():
-    document = page(told())
+    document = page(full_trace())
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', document)[1]
     for kind, text in (
         ("script", re.search(r"<script>(.*?)</script>", document, re.S)[1]),
@@ -193,23 +195,25 @@ def test_the_policy_names_the_one_script_and_the_one_style():
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
 
 
-def test_the_page_names_no_address_but_the_svg_namespace():
-    assert set(re.findall(r"https?://[^\s\"']*", page(told()))) == {"http://www.w3.org/2000/svg"}
+def test_the_only_url_is_the_svg_namespace():
+    assert set(re.findall(r"https?://[^\s\"']*", page(full_trace()))) == {
+        "http://www.w3.org/2000/svg"
+    }
 
 
 def test_the_same_trace_gives_the_same_bytes(tmp_path):
-    trace = told()
+    trace = full_trace()
     path = write_page(trace, tmp_path / "page.html", title="a", note="b")
     assert path.read_text(encoding="utf-8") == page(trace, title="a", note="b")
 
 
 def test_a_path_that_cannot_be_written(tmp_path):
     with pytest.raises(BadValue) as error:
-        write_page(told(), tmp_path / "nowhere" / "page.html")
+        write_page(full_trace(), tmp_path / "nowhere" / "page.html")
     assert "could not be written" in error.value.gave and "No such file" in error.value.gave
     assert "make the folder first" in error.value.way_out
     with pytest.raises(BadValue, match="␀"):
-        write_page(told(), "a\0b")
+        write_page(full_trace(), "a\0b")
 
 
 def test_a_trace_with_nothing_to_draw():
@@ -243,7 +247,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open a trace or a report in the browser; nothing else may have happened when it ends."""
+    """Open a trace or a report in the browser; at the end, make the four checks."""
     contexts, happened, address = [], [], (tmp_path / "page.html").as_uri()
 
     def open_page(shown, *, title="clearhead", note="", query=None, **options):
@@ -311,12 +315,12 @@ def rows(tab, caption):
     )
 
 
-def turn_to(tab, name):
+def open_step(tab, name):
     tab.locator("#tabs button", has_text=name).click()
 
 
 def test_hovering_a_cell_reads_its_numbers(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     for row, column in ((0, 0), (0, 6), (3, 2), (4, 6)):
         hover(tab, row, column, (5, 7))
@@ -329,7 +333,7 @@ def test_hovering_a_cell_reads_its_numbers(visit):
 
 
 def test_a_click_keeps_the_cell_and_opens_a_head(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     tab.mouse.click(*hover(tab, 1, 2, (5, 7)))
     tab.mouse.move(0, 0)
@@ -343,7 +347,7 @@ def test_a_click_keeps_the_cell_and_opens_a_head(visit):
 
 
 def test_the_map_shows_the_step_that_is_chosen(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     pixel = """([row, column]) => {
         const copy = new OffscreenCanvas(7, 5).getContext('2d');
@@ -361,7 +365,7 @@ def test_the_map_shows_the_step_that_is_chosen(visit):
 
 
 def test_the_keyboard_walks_the_map(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     tab.locator("#map").focus()
     for press in ("Home", "ArrowUp", "ArrowUp", "ArrowRight", "PageDown"):
@@ -376,7 +380,7 @@ def test_the_keyboard_walks_the_map(visit):
 
 
 def test_the_tab_key_reaches_everything(visit):
-    tab = visit(told())
+    tab = visit(full_trace())
     reached = []
     for _ in range(40):
         tab.keyboard.press("Tab")
@@ -386,19 +390,19 @@ def test_the_tab_key_reaches_everything(visit):
     assert "next" in reached
 
 
-def test_a_page_opens_at_the_query_that_is_asked_for(visit):
-    assert visit(told()).evaluate("state.query") == 4
-    assert visit(told(), query=1).evaluate("state.query") == 1
+def test_a_page_opens_at_the_requested_query(visit):
+    assert visit(full_trace()).evaluate("state.query") == 4
+    assert visit(full_trace(), query=1).evaluate("state.query") == 1
 
 
-@pytest.mark.parametrize(("make", "other"), [(page, torch.ones(2)), (report_page, told())])
-def test_a_page_of_something_else(make, other):
+@pytest.mark.parametrize(("make", "other"), [(page, torch.ones(2)), (report_page, full_trace())])
+def test_other_types_are_refused(make, other):
     with pytest.raises(BadType, match="page was given a T"):
         make(other)
 
 
 def test_picking_a_query_draws_its_lines(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     tab.locator("#head").select_option("2")
     tab.locator("#queries [role=option]", has_text="down").click()
@@ -420,10 +424,10 @@ def test_picking_a_query_draws_its_lines(visit):
 
 
 def test_the_keyboard_picks_a_query_and_a_key(visit):
-    tab = visit(told())
+    tab = visit(full_trace())
     tab.locator("#queries").focus()
     tab.keyboard.press("Home")
-    lines = (told()["dropped"][0, 0] > 0).sum(-1).tolist()
+    lines = (full_trace()["dropped"][0, 0] > 0).sum(-1).tolist()
     assert tab.locator("#curves path").count() == lines[0]
     tab.keyboard.press("ArrowDown")
     assert tab.locator("#curves path").count() == lines[1] != lines[0]
@@ -436,7 +440,7 @@ def test_the_keyboard_picks_a_query_and_a_key(visit):
 
 
 def test_stepping_through_every_step(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     for number, step in enumerate(trace, 1):
         panel = tab.locator("#panel")
@@ -458,12 +462,12 @@ def test_stepping_through_every_step(visit):
 
 
 def test_a_dot_product_is_written_out_product_by_product(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     tab.locator("#head").select_option("4")  # query head 4 of 6 reads key head 1 of 2
     tab.locator("#query").select_option("3")
     tab.locator("#key").select_option("5")
-    turn_to(tab, "scores")
+    open_step(tab, "scores")
     q, k = trace["query"][0, 4, 3], trace["key"][0, 1, 5]
     table = [[value(cell) for cell in row[1:]] for row in rows(tab, "dot product")]
     for shown, exact in zip(table, (q, k, q * k), strict=True):
@@ -476,11 +480,11 @@ def test_a_dot_product_is_written_out_product_by_product(visit):
 
 
 def test_the_exponentials_and_their_sum_are_written_out(visit):
-    trace = told()
+    trace = full_trace()
     tab = visit(trace)
     tab.locator("#head").select_option("1")
     tab.locator("#query").select_option("2")
-    turn_to(tab, "weights")
+    open_step(tab, "weights")
     scores, weights = trace["masked"][0, 1, 2], trace["weights"][0, 1, 2]
     *table, total = rows(tab, "From scores")
     powers = (scores - scores.max()).exp()
@@ -495,10 +499,10 @@ def test_the_exponentials_and_their_sum_are_written_out(visit):
 
 
 def test_the_weighted_sum_adds_up(visit):
-    trace = told(Dv=3)
+    trace = full_trace(Dv=3)
     tab = visit(trace)
     tab.locator("#head").select_option("5")
-    turn_to(tab, "output")
+    open_step(tab, "output")
     *table, total = rows(tab, "times its weight")
     share, values = trace["dropped"][0, 5, 4], trace["value"][0, 1]
     for row, (_, weight, *numbers) in enumerate(table):
@@ -513,19 +517,19 @@ def test_the_weighted_sum_adds_up(visit):
     assert [value(text) for text in total[-3:]] == pytest.approx(exact, abs=6e-5)
 
 
-def test_one_key_is_followed_by_hand(visit):
-    trace = told()
+def test_the_chosen_key_is_calculated_at_every_step(visit):
+    trace = full_trace()
     tab = visit(trace)
     tab.locator("#key").select_option("0")
     for name, sign in (("scaled", " × 0.5 = "), ("capped", ": 3 × tanh(")):
-        turn_to(tab, name)
+        open_step(tab, name)
         line = tab.locator("#panel .sum").text_content()
         assert sign in line
         assert value(line.split("=")[1]) == pytest.approx(trace[name][0, 0, 4, 0].item(), abs=6e-5)
 
 
 def test_hostile_text_is_only_text(visit):
-    trace = told(HOSTILE, HOSTILE, about=HOSTILE[1])
+    trace = full_trace(HOSTILE, HOSTILE, about=HOSTILE[1])
     tab = visit(trace, title="".join(HOSTILE[:6]), note=HOSTILE[1])
     assert tab.locator("h1").text_content().startswith("</script><script>alert(1)")
     assert tab.locator("img").count() == tab.locator("#panel script, header script").count() == 0
@@ -549,7 +553,7 @@ def test_hostile_text_is_only_text(visit):
 
 
 def test_a_long_text_opens_and_says_that_it_is_pooled(visit):
-    trace = told([f"q{i}" for i in range(311)], [f"k{i}" for i in range(523)], B=1)
+    trace = full_trace([f"q{i}" for i in range(311)], [f"k{i}" for i in range(523)], B=1)
     tab = visit(trace)
     assert "the largest of 2 × 3 numbers" in tab.locator("#left-out").text_content()
     hover(tab, 100, 50, (156, 175))
@@ -579,7 +583,7 @@ def test_a_lone_matrix_without_heads_or_tokens(visit):
     assert "NaN" in tab.locator("#written").text_content()
 
 
-def test_a_blind_query_is_told_so(visit):
+def test_a_query_that_may_see_nothing_says_so(visit):
     masked = torch.tensor([[-math.inf, -math.inf], [0.0, 0.0]])
     steps = (
         Step("masked", "x or −∞", "Blocked.", "q k", masked),
@@ -587,25 +591,25 @@ def test_a_blind_query_is_told_so(visit):
     )
     tab = visit(Trace(steps))
     tab.locator("#query").select_option("0")
-    turn_to(tab, "weights")
+    open_step(tab, "weights")
     assert "may look at nothing" in tab.locator("#panel").text_content()
     assert tab.locator("#curves path").count() == 0
 
 
-def test_what_a_sink_takes_is_told(visit):
+def test_the_weight_of_a_sink_is_stated(visit):
     scores, weights = torch.zeros(1, 3), torch.full((1, 3), 0.25)
     steps = (
         Step("scores", "Q Kᵀ", "Dot products.", "q k", scores),
         Step("weights", "softmax with a sink", "Shares.", "q k", weights),
     )
     tab = visit(Trace(steps))
-    turn_to(tab, "weights")
+    open_step(tab, "weights")
     assert "sum to 0.7500: a sink" in tab.locator("#panel").text_content()
     assert tab.locator("#panel .sum").text_content() == "0 exp(0) / 4.0000 = 0.2500"
 
 
 def test_light_and_dark(visit):
-    tab = visit(told(), color_scheme="dark")
+    tab = visit(full_trace(), color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
     assert tab.evaluate(paper) == "rgb(20, 22, 25)"
     tab.locator("#theme").click()
@@ -613,8 +617,8 @@ def test_light_and_dark(visit):
     assert tab.locator("#theme").text_content() == "Dark"
 
 
-def test_paper_gets_every_step(visit):
-    tab = visit(told(), color_scheme="dark")
+def test_printing_shows_every_step(visit):
+    tab = visit(full_trace(), color_scheme="dark")
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.locator("#panel article").count() == 12
@@ -624,12 +628,12 @@ def test_paper_gets_every_step(visit):
 
 
 def test_a_narrow_screen_never_scrolls_sideways(visit):
-    tab = visit(told(), viewport={"width": 360, "height": 700})
+    tab = visit(full_trace(), viewport={"width": 360, "height": 700})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_without_a_script_there_is_a_table(visit):
-    trace = told(QUERIES, [f"k{i}" for i in range(17)])
+    trace = full_trace(QUERIES, [f"k{i}" for i in range(17)])
     tab = visit(trace, java_script_enabled=False)
     table = [row.split("\t") for row in tab.locator("noscript table").inner_text().split("\n")]
     assert table[0][:2] == ["query \\ key", "k0"] and table[0][6:9] == ["k5", "…", "k11"]
@@ -670,8 +674,8 @@ def axe(tmp_path_factory):
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
 def test_axe_finds_nothing_in_the_page_of_a_trace(visit, axe, scheme, width):
-    tab = visit(told(), color_scheme=scheme, viewport={"width": width, "height": 900})
+    tab = visit(full_trace(), color_scheme=scheme, viewport={"width": width, "height": 900})
     for name in ("scores", "weights", "output"):
-        turn_to(tab, name)
-        tab.wait_for_timeout(50)  # what scrolls is found by an observer, a frame later
+        open_step(tab, name)
+        tab.wait_for_timeout(50)  # an observer finds what scrolls, one frame later
         axe(tab)

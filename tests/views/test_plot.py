@@ -48,14 +48,14 @@ def test_a_heat_map_holds_the_weights_of_one_head_and_its_tokens():
     assert not any(label.get_parse_math() for label in ax.get_xticklabels() + ax.get_yticklabels())
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("query", "key")
     assert ax.get_title() == "weights = softmax(masked)\nhead 2"
-    # A number in every cell that is not blocked, where it belongs, and a hatch over the others.
+    # A number in every cell that is not blocked, at its place; the others are hatched.
     written = {text.get_position(): text.get_text() for text in ax.texts}
     assert written == {(j, i): f"{expected[i, j]:.2f}" for i in range(5) for j in range(i + 1)}
     [hatch] = ax.patches
     assert hatch.get_hatch() and len(hatch.get_path().to_polygons()) == 10
 
 
-def test_a_heat_map_is_drawn_where_it_is_told_to():
+def test_a_heat_map_is_drawn_on_given_axes():
     figure = Figure()
     ax = figure.add_subplot()
     assert plot.heatmap(trace(), "key", 3, ax) is ax
@@ -98,7 +98,7 @@ def test_the_chain_runs_from_the_scores_to_the_output():
     assert len(plot.steps(everything).axes) == 8
 
 
-def test_grids_are_drawn_into_a_figure_that_is_given():
+def test_grids_are_drawn_into_a_given_figure():
     whole = Figure(figsize=(9, 9), layout="constrained")
     upper, lower = whole.subfigures(2)
     assert plot.heads(trace(), figure=upper) is upper
@@ -136,7 +136,7 @@ def test_why_divide_by_the_root_shows_both_in_four_pictures(tmp_path):
     assert plot.save(figure, tmp_path / "why.png").stat().st_size > 10_000
 
 
-def test_why_divide_by_the_root_draws_where_it_is_told_to():
+def test_why_divide_by_the_root_draws_on_given_axes():
     figure = Figure()
     axes = figure.subplots(1, 5)
     assert plot.scaling(REPORT, axes[:4]) is figure
@@ -170,12 +170,12 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
         plot.save(figure, str(tmp_path / "folder.png"))
 
 
-def test_letters_that_the_font_lacks_are_written_out():
+def test_characters_that_the_font_lacks_are_written_out():
     assert drawable("naïve √ Σ ∞") == "naïve √ Σ ∞"
     assert drawable("大x\n") == "⟨5927⟩x\n"
 
 
-def test_numbers_that_are_none_are_drawn_without_a_warning(tmp_path):
+def test_nan_is_drawn_without_a_warning(tmp_path):
     odd = torch.tensor([[math.nan, math.inf], [-math.inf, 2.0]])
     blank = Trace((Step("weights", "", "", "q k", torch.zeros(1, 1)),))
     for it in (Trace((Step("weights", "", "", "q k", odd),)), blank):
@@ -190,7 +190,7 @@ def test_no_figure_is_kept_and_no_window_opened():
     assert pyplot.get_fignums() == []
 
 
-def test_what_is_not_there_is_not_drawn():
+def test_missing_steps_and_heads_are_refused():
     with pytest.raises(ch.BadValue, match="There is no step 'capped'"):
         plot.heads(trace(), "capped")
     with pytest.raises(ch.BadValue, match="Head 4 was asked for"):
@@ -301,19 +301,19 @@ def test_figures_of_a_report_are_vectors(tmp_path, suffix):
     lambda ax: plot.heads(trace(), ax=ax), lambda ax: plot.steps(trace(), ax=ax),
     lambda ax: plot.scaling(REPORT, ax=ax), lambda ax: plot.model(findings(), ax=ax),
 ], ids=["heads", "steps", "scaling", "model"])  # fmt: skip
-def test_grids_take_the_place_of_an_ax_and_give_it_back(draw, free, tmp_path):
+def test_grids_replace_an_ax_and_return_it(draw, free, tmp_path):
     figure = Figure(figsize=(12, 6))
     ax = figure.add_axes((0.5, 0.1, 0.4, 0.8)) if free else figure.add_subplot(1, 2, 2)
-    beside = figure.add_axes((0.1, 0.1, 0.3, 0.8)) if free else figure.add_subplot(1, 2, 1)
-    assert draw(ax) is ax and not ax.axison and beside.axison
-    [inside] = figure.subfigs
-    assert len(inside.axes) >= 4
+    neighbour = figure.add_axes((0.1, 0.1, 0.3, 0.8)) if free else figure.add_subplot(1, 2, 1)
+    assert draw(ax) is ax and not ax.axison and neighbour.axison
+    [subfigure] = figure.subfigs
+    assert len(subfigure.axes) >= 4
     plot.save(ax, tmp_path / "whole.png")
-    for drawn in inside.axes:
+    for drawn in subfigure.axes:
         assert drawn.get_window_extent().x0 >= 0.45 * figure.bbox.width
 
 
-def test_an_ax_stays_as_it_was_where_nothing_can_be_drawn():
+def test_an_ax_is_unchanged_if_nothing_can_be_drawn():
     ax = Figure().add_subplot()
     for draw in (plot.heads, plot.steps):
         with pytest.raises(ch.BadValue):

@@ -3,7 +3,6 @@
 The visits end with the four checks of `test_page`: no request, no console, no error, no dialog.
 """
 
-import json
 import re
 import time
 from dataclasses import replace
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import clearhead as ch
 from clearhead import storyteller
@@ -22,27 +20,21 @@ from clearhead.report.head_label import LABELS
 from clearhead.results.report import EVENNESS
 from clearhead.views import html
 from clearhead.views.html.report import pool
-from tests.views.test_page import HOSTILE, axe, browser, value, visit  # noqa: F401  # fixtures
+from tests.report.models import AttentionCalls, normal
+from tests.views.test_page import (  # fixtures, too
+    HOSTILE,
+    axe,  # noqa: F401
+    browser,  # noqa: F401
+    embedded,
+    value,
+    visit,  # noqa: F401
+)
 
 
-class Asks(nn.Module):
-    def __init__(self, *calls):
-        super().__init__()
-        self.calls = calls
-
-    def forward(self, ids):
-        for q, k, keywords in self.calls:
-            ch.attention(q, k, k, **keywords)
-
-
-def drawn(*shape, seed=3):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def made(T, *, layers=3, H=4, G=2, D=5, tokens=None, mask=ch.causal):
+def toy_report(T, *, layers=3, H=4, G=2, D=5, tokens=None, mask=ch.causal):
     """A report of layers that differ; the last head of the last looks at the token before."""
     calls = [
-        (3 * drawn(1, H, T, D, seed=11 * i), drawn(1, G, T, D, seed=11 * i + 1), {"mask": mask})
+        (3 * normal(1, H, T, D, seed=11 * i), normal(1, G, T, D, seed=11 * i + 1), {"mask": mask})
         for i in range(layers - 1)
     ]
     keys = torch.eye(T)
@@ -50,25 +42,19 @@ def made(T, *, layers=3, H=4, G=2, D=5, tokens=None, mask=ch.causal):
     even = torch.zeros(H - 1, T, T)
     calls.append((torch.cat([even, back[None]])[None], keys.expand(1, G, T, T), {"mask": mask}))
     tokens = tokens or [f"t{i}" for i in range(T)]
-    return report(Asks(*calls), torch.zeros(1), tokens=tokens, name="toy")
+    return report(AttentionCalls(*calls), torch.zeros(1), tokens=tokens, name="toy")
 
 
-def dense(T, layer, *, H=4, G=2, D=5):
-    q, k = 3 * drawn(1, H, T, D, seed=11 * layer), drawn(1, G, T, D, seed=11 * layer + 1)
+def dense_trace(T, layer, *, H=4, G=2, D=5):
+    q, k = 3 * normal(1, H, T, D, seed=11 * layer), normal(1, G, T, D, seed=11 * layer + 1)
     return ch.explain(q, k, k, mask=ch.causal)
 
 
-def embedded(document):
-    return json.loads(
-        re.search(r'<script type="application/json"[^>]*>(.*?)</script>', document)[1]
-    )
-
-
 @cache
-def large(L=12, H=12, T=512, D=64):
-    """What a model of 144 heads brings, without running one: the sizes of a real report."""
+def large_report(L=12, H=12, T=512, D=64):
+    """A report of the size of a real model of 144 heads."""
     layers, tokens = [], tuple(f"token{i}" for i in range(T))
-    q, k = drawn(1, 1, T, D), drawn(1, 1, T, D, seed=5)
+    q, k = normal(1, 1, T, D), normal(1, 1, T, D, seed=5)
     trace = ch.explain(q, k, k)
     for n in range(L):
         draw = torch.Generator().manual_seed(n)
@@ -97,31 +83,31 @@ def large(L=12, H=12, T=512, D=64):
 @pytest.mark.parametrize("T", [7, 61, 300, 1031])
 @pytest.mark.parametrize("side", [256, 64, 16])
 def test_pooling_a_map_again_gives_the_map_of_that_size(T, side):
-    q, k = 3 * drawn(2, T, 5), drawn(2, T, 5, seed=5)
+    q, k = 3 * normal(2, T, 5), normal(2, T, 5, seed=5)
     whole = ch.look(q, k, k, mask=ch.causal, stats=[ch.map(256, 256)]).map
     small = ch.look(q, k, k, mask=ch.causal, stats=[ch.map(side, side)]).map
     torch.testing.assert_close(pool(whole, side, T), small, atol=1e-6, rtol=1e-5)
 
 
 def test_a_page_is_bounded_by_pixels():
-    page = html.report_page(large(), title="large")
+    page = html.report_page(large_report(), title="large")
     assert len(page.encode()) <= 3_000_000
     data = embedded(page)
     assert data["layers"][0]["bins"] == [64, 64]
     assert len(data["heads"]) == 144
-    long = html.report_page(made(2053, layers=2, H=2, G=1))
+    long = html.report_page(toy_report(2053, layers=2, H=2, G=1))
     assert len(long.encode()) < 1_000_000
 
 
 def test_a_short_text_keeps_every_step():
-    data = embedded(html.report_page(made(11)))
+    data = embedded(html.report_page(toy_report(11)))
     names = ["query", "key", "value", "scores", "scaled", "masked", "weights", "output"]
     assert [step["name"] for step in data["layers"][0]["steps"]] == names
     assert all(not step["kept"] for step in data["layers"][0]["steps"])
 
 
 def test_no_token_can_leave_its_element():
-    found = made(len(HOSTILE), tokens=HOSTILE)
+    found = toy_report(len(HOSTILE), tokens=HOSTILE)
     document = html.report_page(found, title=HOSTILE[1], note=HOSTILE[0])
     assert document.count("<script") == document.count("</script>") == 2
     assert "<img" not in document and document.count("<!--") == 0
@@ -135,7 +121,7 @@ def test_a_report_with_nothing_to_draw():
 
 
 def test_without_a_script_there_is_a_table():
-    found = made(11)
+    found = toy_report(11)
     table = re.search(r"<table class=\"plain\">(.*?)</table>", html.report_page(found), re.S)[1]
     rows = [re.split("<t[hd]>", row)[1:] for row in table.split("<tr>")[1:]]
     assert len(rows) == 13 and rows[12][:2] == ["2, 3", "previous token"]
@@ -145,7 +131,7 @@ def test_without_a_script_there_is_a_table():
 # ---- with a browser -------------------------------------------------------------------
 
 
-def chosen(tab):
+def title(tab):
     return tab.locator("#one-title").text_content()
 
 
@@ -157,9 +143,9 @@ def figures(tab):
     }
 
 
-def test_it_opens_at_the_most_telling_head(visit):  # noqa: F811
-    tab = visit(made(11))
-    assert chosen(tab) == "Layer 2, head 3: previous token"
+def test_it_opens_at_the_head_with_the_clearest_label(visit):  # noqa: F811
+    tab = visit(toy_report(11))
+    assert title(tab) == "Layer 2, head 3: previous token"
     assert "91% of its weight lies on the token before" in tab.locator("#one-lead").text_content()
     assert tab.locator("#grid .tile").count() == 12
     assert (
@@ -171,7 +157,7 @@ def test_it_opens_at_the_most_telling_head(visit):  # noqa: F811
 
 
 def test_a_large_page_opens_within_two_seconds(visit):  # noqa: F811
-    found = large()
+    found = large_report()
     start = time.monotonic()
     tab = visit(found)
     tab.wait_for_function("document.getElementById('one-title').textContent !== ''")
@@ -180,8 +166,8 @@ def test_a_large_page_opens_within_two_seconds(visit):  # noqa: F811
     assert tab.locator("#grid .tile").count() == 144
 
 
-def test_the_keyboard_climbs_from_the_model_to_a_query(visit):  # noqa: F811
-    tab = visit(made(11))
+def test_the_keyboard_leads_from_the_model_to_a_query(visit):  # noqa: F811
+    tab = visit(toy_report(11))
     tab.locator("#grid [tabindex='0']").focus()
     for press, place in (
         ("Home", "0, head 0"), ("ArrowRight", "0, head 1"), ("ArrowDown", "1, head 1"),
@@ -189,7 +175,7 @@ def test_the_keyboard_climbs_from_the_model_to_a_query(visit):  # noqa: F811
         ("End", "2, head 3"), ("ArrowUp", "1, head 3"),
     ):  # fmt: skip
         tab.keyboard.press(press)
-        assert chosen(tab).startswith(f"Layer {place}"), press
+        assert title(tab).startswith(f"Layer {place}"), press
         label = tab.evaluate("document.activeElement.getAttribute('aria-label')")
         assert label.startswith(f"layer {place}")
     tab.keyboard.press("Enter")
@@ -206,7 +192,7 @@ def test_the_keyboard_climbs_from_the_model_to_a_query(visit):  # noqa: F811
 
 
 def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
-    found = made(11)
+    found = toy_report(11)
     tab = visit(found)
     tab.get_by_role("radio", name="previous token 1", exact=True).check()
     assert tab.locator("#grid .tile").count() == 1
@@ -237,28 +223,28 @@ def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
 @pytest.mark.parametrize("T", [11, 311])
 def test_the_numbers_of_a_query_are_those_of_its_head(visit, T):  # noqa: F811
     """Short: all weights. Long: the largest, and what the others are at most."""
-    found = made(T)
+    found = toy_report(T)
     tab = visit(found)
     tab.locator("#layer").select_option("1")
     tab.locator("#head").select_option("2")
     tab.locator("#query").select_option("7")
-    row = dense(T, 1)["weights"][0, 2, 7]
+    row = dense_trace(T, 1)["weights"][0, 2, 7]
     shown = figures(tab)
-    said = {key: value(text) for key, text in shown.items() if text[0].isdigit()}
-    assert len(said) >= 7
-    for key, weight in said.items():
+    shown_weights = {key: value(text) for key, text in shown.items() if text[0].isdigit()}
+    assert len(shown_weights) >= 7
+    for key, weight in shown_weights.items():
         assert weight == pytest.approx(row[int(key[1:])].item(), abs=1e-4)
-    assert max(said.values()) == pytest.approx(row.max().item(), abs=1e-4)
+    assert max(shown_weights.values()) == pytest.approx(row.max().item(), abs=1e-4)
 
 
 def test_the_map_of_a_long_text_is_pooled_and_says_so(visit):  # noqa: F811
     T = 700
-    found = made(T, layers=2, H=10)
+    found = toy_report(T, layers=2, H=10)
     tab = visit(found)
     tab.locator("#layer").select_option("0")
     assert "8 largest weights" in tab.locator("#left-out").text_content()
-    told = embedded(html.report_page(found))["layers"][0]
-    fine = next(s for s in told["steps"] if s["name"] == "weights")["fine"]["head"]
+    layer = embedded(html.report_page(found))["layers"][0]
+    fine = next(s for s in layer["steps"] if s["name"] == "weights")["fine"]["head"]
     for head, side in ((fine, 256), ((fine + 1) % 10, 128)):
         tab.locator("#head").select_option(str(head))
         assert tab.evaluate("document.getElementById('canvas').width") == side
@@ -276,7 +262,7 @@ def test_the_map_of_a_long_text_is_pooled_and_says_so(visit):  # noqa: F811
 
 def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
     T = 90
-    found = made(T, layers=2, D=64, H=8, G=2)
+    found = toy_report(T, layers=2, D=64, H=8, G=2)
     assert len(found.layers[0].traced_heads) == 1
     tab = visit(found)
     tab.locator("#layer").select_option("0")
@@ -285,28 +271,30 @@ def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
     tab.locator("#tabs button", has_text="scores").click()
     assert "too long to keep every step" in tab.locator("#panel").text_content()
     tab.locator("#panel").get_by_role("button", name=f"Go to head {head}").click()
-    assert chosen(tab).startswith(f"Layer 0, head {head}")
+    assert title(tab).startswith(f"Layer 0, head {head}")
     query, key = tab.evaluate("[state.query, trace.steps.find(s => s.name === 'key').kept.k[0]]")
     tab.locator("#key").select_option(str(key))
-    exact = dense(T, 0, H=8, G=2, D=64)["scores"][0, head, query, key].item()
+    exact = dense_trace(T, 0, H=8, G=2, D=64)["scores"][0, head, query, key].item()
     written = tab.locator("#panel .sum").text_content()
     assert value(written.split("=")[1]) == pytest.approx(exact, abs=6e-4)
 
 
 def test_another_layer_keeps_the_place(visit):  # noqa: F811
-    tab = visit(made(11))
+    tab = visit(toy_report(11))
     tab.locator("#layer").select_option("0")
     tab.locator("#head").select_option("1")
     tab.locator("#query").select_option("9")
     tab.locator("#layer").select_option("1")
-    assert chosen(tab).startswith("Layer 1, head 1")
+    assert title(tab).startswith("Layer 1, head 1")
     assert tab.locator("#query").input_value() == "9"
     shown = [value(text) for text in figures(tab).values() if text != "masked"]
-    assert shown == pytest.approx(dense(11, 1)["weights"][0, 1, 9, :10].tolist(), abs=6e-5)
+    assert shown == pytest.approx(dense_trace(11, 1)["weights"][0, 1, 9, :10].tolist(), abs=6e-5)
 
 
 def test_hostile_text_is_only_text(visit):  # noqa: F811
-    tab = visit(made(len(HOSTILE), tokens=HOSTILE), title="".join(HOSTILE[:6]), note=HOSTILE[1])
+    tab = visit(
+        toy_report(len(HOSTILE), tokens=HOSTILE), title="".join(HOSTILE[:6]), note=HOSTILE[1]
+    )
     assert tab.locator("img").count() == tab.locator("main script").count() == 0
     for tile in tab.locator("#grid .tile").all():
         tile.click()
@@ -314,8 +302,8 @@ def test_hostile_text_is_only_text(visit):  # noqa: F811
     assert wide[0] <= wide[1]
 
 
-def test_paper_gets_every_head(visit):  # noqa: F811
-    tab = visit(made(11), viewport={"width": 1200, "height": 200})
+def test_printing_shows_every_head(visit):  # noqa: F811
+    tab = visit(toy_report(11), viewport={"width": 1200, "height": 200})
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.evaluate("pageData.heads.every(it => it.tile.painted)")
@@ -323,7 +311,7 @@ def test_paper_gets_every_head(visit):  # noqa: F811
 
 
 def test_a_narrow_screen_never_scrolls_sideways(visit):  # noqa: F811
-    tab = visit(made(41, H=16), viewport={"width": 360, "height": 700})
+    tab = visit(toy_report(41, H=16), viewport={"width": 360, "height": 700})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
 
 
@@ -331,16 +319,16 @@ def test_a_narrow_screen_never_scrolls_sideways(visit):  # noqa: F811
     ("scheme", "T", "width"), [("light", 11, 1200), ("dark", 41, 400), ("dark", 600, 1200)]
 )
 def test_axe_finds_nothing(visit, axe, scheme, T, width):  # noqa: F811
-    tab = visit(made(T), color_scheme=scheme, viewport={"width": width, "height": 900})
+    tab = visit(toy_report(T), color_scheme=scheme, viewport={"width": width, "height": 900})
     tab.locator("summary").click()
-    tab.wait_for_timeout(100)  # what scrolls is found by an observer, a frame later
+    tab.wait_for_timeout(100)  # an observer finds what scrolls, one frame later
     axe(tab)
 
 
 def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):  # noqa: F811
     """The frame has no origin of its own, and its script still runs."""
     path = tmp_path / "notebook.html"
-    path.write_text(f"<!doctype html><title>notebook</title>{made(11)._repr_html_()}")
+    path.write_text(f"<!doctype html><title>notebook</title>{toy_report(11)._repr_html_()}")
     tab, happened = browser.new_page(), []
     tab.on("console", lambda it: happened.append(it.text))
     tab.on("pageerror", lambda it: happened.append(str(it)))
@@ -354,13 +342,13 @@ def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):  # noqa: 
 
 
 def test_a_text_of_many_thousand_tokens_stays_quick(visit):  # noqa: F811
-    found = made(40, layers=2)
+    found = toy_report(40, layers=2)
     T = 32_768
     tokens = tuple(f"token{i}" for i in range(T))
     kept = tuple(range(0, T, 64))
     layers = tuple(
         Layer(x.number, "", False, tokens, tokens, "", T, 2, 9.0,
-              tuple(_moved(head) for head in x.heads), x.map,
+              tuple(_spread(head) for head in x.heads), x.map,
               x.allowed, torch.rand(4, T), kept, torch.rand(4, 512, 8) / 8,
               torch.randint(0, T, (4, 512, 8)).int())
         for x in found.layers
@@ -375,7 +363,7 @@ def test_a_text_of_many_thousand_tokens_stays_quick(visit):  # noqa: F811
     assert rows["token30001"].startswith("≤ ") and 8 <= len(rows) <= 9
 
 
-def _moved(head):
+def _spread(head):
     return replace(head, links=tuple(replace(x, query=64 * x.query) for x in head.links))
 
 

@@ -66,7 +66,7 @@ EVERY_STEP = dict(
 # ---- show ----------------------------------------------------------------------------
 
 
-def test_show_prints_a_page_that_a_pencil_can_check():
+def test_show_prints_numbers_that_can_be_checked_by_hand():
     assert printed(text.show, small(mask=ch.causal)) == SMALL
 
 
@@ -149,7 +149,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 """
 
 
-def test_show_prints_the_steps_that_happen_and_no_others():
+def test_show_prints_exactly_the_steps_of_the_trace():
     def steps(**options):
         return re.findall(r"^\d+\. (\w+)", printed(text.show, many(**options)), re.M)
 
@@ -219,7 +219,7 @@ def test_show_elides_the_middle_and_keeps_the_ends():
     assert "…" not in printed(text.show, Trace(trace.steps[3:4]), most=9)
 
 
-def test_show_writes_the_decimals_that_are_asked_for():
+def test_show_writes_the_requested_decimals():
     assert re.findall(r"0\.7\d*\b", printed(text.show, small(mask=ch.causal), decimals=2))[-1] == (
         "0.73"
     )
@@ -248,7 +248,7 @@ def test_a_terminal_is_never_overrun(width):
         assert max(map(cell_len, lines)) <= width
 
 
-def test_a_terminal_leaves_numbers_out_whole():
+def test_a_terminal_cuts_no_number():
     trace = many(20, H=1, G=1)
     for width in range(20, 120):
         page = without_colour(printed(text.show, Trace(trace.steps[3:4]), width=width, most=20))
@@ -259,7 +259,7 @@ def test_a_terminal_leaves_numbers_out_whole():
         assert max(map(len, page.splitlines()[-20:])) > width - 2 * len(" -12.1234")
 
 
-def test_the_weights_are_coloured_in_a_terminal_and_plain_when_no_colour_is_wanted(monkeypatch):
+def test_weights_are_coloured_in_a_terminal_unless_colour_is_off(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[38;2;0;0;0;48;2;253;231;37m" in printed(text.show, small(), width=80)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -321,7 +321,7 @@ def test_rules_are_printed_whatever_the_default_device():
 
 
 @pytest.mark.parametrize("width", [None, 80])
-def test_hostile_tokens_are_shown_and_never_obeyed(width):
+def test_hostile_tokens_are_shown_and_never_executed(width):
     n = len(HOSTILE)
     trace = many(n, mask=ch.causal)
     trace = Trace(trace.steps, HOSTILE, HOSTILE, "about [red]\x1b[31m\n", trace.settings)
@@ -361,7 +361,7 @@ def test_visible_keeps_what_people_write():
 
 
 def worth(written: str) -> float:
-    """What a line of arithmetic comes to, computed from the numbers in it."""
+    """The result of a line of arithmetic, computed from the numbers in it."""
     written = written.replace("−∞", "(-inf)").replace("−", "-").replace("·", "*")
     written = re.sub(r" \(the sink\)", "", written)
     return eval(written, {"inf": math.inf, "exp": math.exp, "tanh": math.tanh})
@@ -378,7 +378,7 @@ def lines_of(whole: str) -> dict[str, list[tuple[str, str]]]:
     return steps
 
 
-def test_follow_prints_a_query_that_a_pencil_can_check():
+def test_follow_prints_numbers_that_can_be_checked_by_hand():
     assert printed(text.follow, small(mask=ch.causal), "you").startswith(YOU)
 
 
@@ -434,7 +434,7 @@ def test_every_line_of_follow_adds_up_and_agrees_with_the_trace(head):
     assert float(weights[0][1]) == pytest.approx(float(trace["masked"][head, row].max()), abs=1e-6)
     expected = trace["weights"][head, row].tolist()
     assert [float(result) for _, result in weights[-5:]] == pytest.approx(expected, abs=1e-6)
-    # The sink's part of the sum is its own exponential, though the trace holds only what is left.
+    # The exponential of the sink is found, though the trace holds only the remaining weights.
     sink = float(re.search(r"([\d.]+) \(the sink\)", weights[6][0])[1])
     top = float(weights[0][1])
     assert sink == pytest.approx(math.exp(EVERY_STEP["sinks"][head] - top), rel=1e-4)
@@ -443,7 +443,7 @@ def test_every_line_of_follow_adds_up_and_agrees_with_the_trace(head):
     assert zeros == lost.tolist()
 
 
-def test_follow_says_how_far_the_trace_is_from_the_arithmetic():
+def test_follow_states_the_largest_error_of_the_trace():
     trace = small()
     assert float(re.search(r"more than (\S+)\.$", printed(text.follow, trace, 0))[1]) < 1e-6
     steps = tuple(
@@ -475,7 +475,7 @@ def test_follow_finds_a_query_by_token_position_or_written_position():
         printed(text.follow, trace, 0, head=1)
 
 
-def test_follow_of_many_keys_keeps_the_heaviest_and_sums_them_all():
+def test_follow_writes_the_largest_of_many_weights_and_sums_all():
     trace = many(50, H=1, G=1, D=30, Dv=20)
     whole = printed(text.follow, trace, 7)
     steps = lines_of(whole)
@@ -497,7 +497,7 @@ def test_follow_of_a_query_that_may_see_nothing():
     assert "nan" not in whole
 
 
-def test_follow_lets_nothing_leak_from_a_blocked_key():
+def test_follow_ignores_nan_in_a_blocked_key():
     q, k, v = torch.eye(3), torch.eye(3), torch.eye(3)
     k[2], v[2] = math.nan, math.inf
     whole = printed(text.follow, ch.explain(q, k, v, mask=ch.causal), 1)
@@ -507,13 +507,13 @@ def test_follow_lets_nothing_leak_from_a_blocked_key():
     )
 
 
-def test_follow_asks_for_the_settings_it_needs():
+def test_follow_needs_the_settings():
     trace = small()
     with pytest.raises(ch.BadValue, match="lack 'scale'"):
         printed(text.follow, Trace(trace.steps, trace.queries, trace.keys), 0)
 
 
-def test_a_lesson_is_followed_from_the_token_on():
+def test_follow_begins_at_the_embedding_of_a_text():
     trace = ch.explain_text("to be or not", size=6, heads=3)
     lines = printed(text.follow, trace, 2, head=1).splitlines()
     x, matrix, q = trace["inputs"][2], trace["W_query"][1], trace["query"][1, 2]
@@ -585,13 +585,13 @@ def test_heat_names_the_keys_where_they_are_not_the_queries():
     assert printed(text.heat, trace).splitlines()[-1] == "3 keys: 0 the, 1 black, 2 cat"
 
 
-def test_heat_of_a_step_that_did_not_happen_says_which_did():
+def test_heat_of_a_missing_step_lists_the_steps():
     with pytest.raises(ch.BadValue, match="query, key, value, scores, scaled, weights, output"):
         printed(text.heat, small(), "capped")
 
 
 @pytest.mark.parametrize("view", [text.show, text.heat])
-def test_nothing_is_shown_of_nothing(view):
+def test_an_empty_trace_shows_no_numbers(view):
     empty = torch.zeros(0, 3)
     whole = printed(view, ch.explain(torch.zeros(2, 3), empty, empty))
     assert "weights" in whole
@@ -605,7 +605,7 @@ def test_a_head_that_is_not_there_is_refused(view):
         printed(view, many(), heads=[4])
 
 
-def test_weights_that_are_nearly_equal_are_told_apart():
+def test_nearly_equal_weights_differ_in_shade():
     """0.2 to 0.3 would all be one shade of a range that begins at 0."""
     weights = torch.tensor([[0.2, 0.25, 0.3, 0.25]])
     page = printed(text.heat, Trace((Step("weights", "", "", "q k", weights),)))
@@ -615,17 +615,17 @@ def test_weights_that_are_nearly_equal_are_told_apart():
 # ---- to_json -------------------------------------------------------------------------
 
 
-def test_json_is_strict_and_says_everything():
+def test_json_is_strict_and_complete():
     trace = many(**EVERY_STEP)
     read = json.loads(json.dumps(text.to_json(trace), allow_nan=False))
     assert read["queries"] == read["keys"] == EVERY_STEP["tokens"]
     assert read["settings"]["dropout"] == 0.25 and read["settings"]["mask"] == "causal"
     assert [step["name"] for step in read["steps"]] == list(trace.names)
-    for told, step in zip(read["steps"], trace, strict=True):
-        assert told["axes"] == step.axes.split() and told["shape"] == list(step.shape)
-        assert told["formula"] == step.formula and told["why"] == step.why
+    for stored, step in zip(read["steps"], trace, strict=True):
+        assert stored["axes"] == step.axes.split() and stored["shape"] == list(step.shape)
+        assert stored["formula"] == step.formula and stored["why"] == step.why
         numbers = torch.tensor(
-            [float(x) for x in _flat(told["values"])], dtype=step.tensor.dtype
+            [float(x) for x in _flat(stored["values"])], dtype=step.tensor.dtype
         ).reshape(step.shape)
         assert torch.equal(numbers, step.tensor)
     assert read["steps"][7]["values"][0][0][1] == "-inf"

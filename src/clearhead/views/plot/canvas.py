@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
     from matplotlib.patches import PathPatch
 
+ACCENT = "#14637f"
 ANNOTATED = 12  # rows and columns up to which every cell carries its number
 LABELLED = 40  # positions up to which every one has its label
 HATCHED = 64  # rows and columns up to which the hatching of blocked cells can be seen

@@ -7,12 +7,10 @@ import numpy as np
 from ...errors import BadValue
 from ...results.effects import Effects
 from ..escape import visible
-from .canvas import drawable, new_figure, require_matplotlib
+from .canvas import ACCENT, drawable, new_figure, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-COLOUR = "#14637f"
 
 
 def effects(found: Effects) -> "Figure":
@@ -44,7 +42,7 @@ def effects(found: Effects) -> "Figure":
         x, y = np.array(pairs).T
         ends = min(x.min(), y.min()), max(x.max(), y.max())
         ax.plot(ends, ends, "--", color="0.6", linewidth=1)
-        ax.plot(x, y, "o", color=COLOUR, markersize=4, mew=0, alpha=0.7)
+        ax.plot(x, y, "o", color=ACCENT, markersize=4, mew=0, alpha=0.7)
         rho = found.correlation
         ax.set(xlabel="exact effect", ylabel="estimate from gradients")
         if rho is not None:

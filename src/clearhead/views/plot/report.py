@@ -6,13 +6,21 @@ import numpy as np
 
 from ...results.report import Findings
 from ..escape import visible
-from .canvas import LABELLED, drawable, figure_for, new_figure, require_matplotlib, wrap_title
+from .canvas import (
+    ACCENT,
+    LABELLED,
+    drawable,
+    figure_for,
+    new_figure,
+    require_matplotlib,
+    wrap_title,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-COLOUR, POINT = "#14637f", "#14637f40"
+POINT = f"{ACCENT}40"  # see-through, so that dots on each other show
 
 
 def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
@@ -30,7 +38,7 @@ def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
         ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0,
                 clip_on=False, label=None if i else "a head")  # fmt: skip
         means.append(float(np.mean(entropies)) if entropies else 0.0)
-    ax.plot(numbers, means, "-s", color=COLOUR, markersize=5, label="mean of the layer")
+    ax.plot(numbers, means, "-s", color=ACCENT, markersize=5, label="mean of the layer")
     ax.plot(numbers, [layer.max_entropy for layer in report.layers], "--", color="0.45",
             label="even weights")  # fmt: skip
     ax.set(xlabel="layer", ylabel="entropy of the weights (nats)")
@@ -55,9 +63,9 @@ def received(report: Findings, layer: int, head: int, ax: "Axes | None" = None) 
     if ax is None:
         ax = new_figure(max(4.0, min(12.0, 1.5 + 0.3 * count)), 3.4).add_subplot()
     if count <= 4 * LABELLED:
-        ax.bar(range(count), weights, color=COLOUR, width=0.8)
+        ax.bar(range(count), weights, color=ACCENT, width=0.8)
     else:  # bars thinner than a line: one filled curve, which stays small as a vector
-        ax.fill_between(range(count), weights, step="mid", color=COLOUR, linewidth=0)
+        ax.fill_between(range(count), weights, step="mid", color=ACCENT, linewidth=0)
     tokens = report.layers[layer].key_tokens or [str(i) for i in range(count)]
     positions = list(range(0, count, -(-count // LABELLED)))
     labels = [drawable(visible(tokens[i])) for i in positions]
