@@ -42,7 +42,7 @@ from .api.watch import watch
 from .api.why_scale import why_scale
 from .errors import AttentionError, BadType, BadValue
 from .masks import Causal, causal, dense, documents, everything, lengths, prefix, window
-from .nn.lesson import explain_text
+from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
 from .results.effects import Effect, Effects
 from .results.trace import Step, Trace

@@ -12,8 +12,8 @@ import torch
 
 import clearhead as ch
 from clearhead import cli
-from clearhead.nn.lesson import explain_text
-from clearhead.nn.words import tokenize
+from clearhead.nn.explain_text import explain_text
+from clearhead.nn.tokenize import tokenize
 
 SENTENCE = "The cat sat on the mat."
 

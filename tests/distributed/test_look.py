@@ -13,7 +13,8 @@ from tests.distributed.threads import on_ranks
 
 GROUPS = {"start": ch.prefix(3), "local": ch.window(before=2, after=1, align="end")}
 STATS = [
-    "lse", "max", "entropy", "effective", ch.topk(3), ch.mass({**GROUPS, "span": (4, 9)}), "received"
+    "lse", "max", "entropy", "effective", ch.topk(3), ch.mass({**GROUPS, "span": (4, 9)}),
+    "received",
 ]  # fmt: skip
 LAYOUTS = {
     "contiguous": contiguous,
@@ -58,5 +59,5 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
 
 def test_what_belongs_to_the_whole_matrix_is_refused():
     x = torch.randn(1, 1, 4, 8)
-    with pytest.raises(ch.BadValue, match="distributed.look was asked for map"):
+    with pytest.raises(ch.BadValue, match=r"distributed\.look was asked for map"):
         on_ranks(2, lambda t: looked(t, Question(), x, x, x, [ch.map(2, 2)]))

@@ -51,7 +51,7 @@ WRONG = {
         "  Rule: its heads have d / heads = 4 features.\n  Way out: pass RotaryPositions(4)."),
     "dtype": (lambda: FeedForward(4, dtype=torch.int8), ch.BadType,
         "FeedForward got dtype=torch.int8.\n"
-        "  Rule: what is learned is a floating number: dtype is a torch.dtype such as "
+        "  Rule: parameters are floating-point: dtype is a torch.dtype such as "
         "torch.bfloat16."),
     "device": (lambda: TransformerBlock(4, 2, device="gpu"), ch.BadValue,
         "TransformerBlock got device='gpu'.\n"
@@ -84,7 +84,7 @@ WRONG = {
         "MultiHeadAttention got dropout=-0.1."),
     "odd head size": (lambda: RotaryPositions(7), ch.BadValue,
         "RotaryPositions got head_size=7.\n"
-        "  Rule: features are turned in pairs, so the head size is even.\n"
+        "  Rule: features are rotated in pairs, so the head size is even.\n"
         "  Way out: use heads of 8 features."),
     "pairs": (lambda: RotaryPositions(8, pairs="both"), ch.BadValue,
         "RotaryPositions got pairs='both'."),

@@ -8,7 +8,7 @@ import typer
 
 from .. import masks
 from ..hf import Checkpoint
-from ..nn import lesson
+from ..nn.explain_text import explain_text
 from ..results.trace import Trace
 from ..storyteller import is_storyteller, load
 from ..views import html, plot, text as terminal
@@ -66,7 +66,7 @@ def explain(
     if model is not None:
         trace = _explain_model(model, words, layer)
     else:
-        trace = lesson.explain_text(
+        trace = explain_text(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), dropout=dropout,
             scale=scale, positions=positions,
         )  # fmt: skip

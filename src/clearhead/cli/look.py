@@ -9,7 +9,7 @@ import typer
 from .. import masks
 from ..errors import BadValue, folder
 from ..hf import Checkpoint
-from ..nn import lesson
+from ..nn.explain_text import explain_text
 from ..report import report, report_teller, tile as exact_weights, write
 from ..report.run import file_stem
 from ..storyteller import is_storyteller, load
@@ -149,7 +149,7 @@ def _parse_tile(tile: str) -> tuple[int, int, range, range]:
 def _look_at_random(
     words: str, size: int, heads: int, seed: int, mask: str, positions: bool, out: Path
 ) -> None:
-    trace = lesson.explain_text(
+    trace = explain_text(
         words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
     )
     note = random_note(seed)

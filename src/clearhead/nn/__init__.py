@@ -1,5 +1,4 @@
-"""Layers to build with. Each that attends asks `clearhead.attention`, so all that looks at that
-door sees it.
+"""Layers to build with. Those that attend call `clearhead.attention`, so `watch` sees them.
 
 Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head size. Inputs are
 (B, T, d), or (T, d) for one sequence.

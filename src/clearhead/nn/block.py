@@ -1,4 +1,4 @@
-"""Attention and a feed-forward network, each on a branch beside the stream.
+"""A transformer block: attention and a feed-forward network, each added to the residual stream.
 
 Letters: B batch, T tokens, d model size.
 """
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ..errors import BadValue
 from ..masks import Mask
 from ..results.trace import Step, Trace
-from .cache import KVCache, unspoiled
-from .checks import placed, probability, sequence, size
+from .cache import KVCache, restore_on_error
+from .checks import check_dropout, check_sequence, check_size, factory_kwargs
 from .embed import RelativePositions, RotaryPositions
+from .inputs import projection_formula
 from .multihead import MultiHeadAttention
-from .question import projected
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -30,7 +30,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """Each token on its own: ``dropout(activation(x W_1 + b_1)) W_2 + b_2``.
 
-    x is (B, T, d) or (T, d). `hidden` is the size between; None means 4 d. `activation` is "gelu"
+    x is (B, T, d) or (T, d). `hidden` is the inner size; None means 4 d. `activation` is "gelu"
     (the exact one), "relu" or "silu". Dropout acts in training mode only. `device` and `dtype` are
     those of the weights; None means torch's default.
 
@@ -49,8 +49,8 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d = size("FeedForward", "d", d)
-        self.hidden = size("FeedForward", "hidden", 4 * self.d if hidden is None else hidden)
+        self.d = check_size("FeedForward", "d", d)
+        self.hidden = check_size("FeedForward", "hidden", 4 * self.d if hidden is None else hidden)
         if activation not in _ACTIVATIONS:
             raise BadValue(
                 f"FeedForward got activation={activation!r}.",
@@ -58,14 +58,14 @@ class FeedForward(nn.Module):
                 "pass one of these.",
             )
         self.activation = activation
-        where = placed("FeedForward", device, dtype)
-        self.W_1 = nn.Linear(self.d, self.hidden, **where)
-        self.W_2 = nn.Linear(self.hidden, self.d, **where)
-        self.dropout = nn.Dropout(probability("FeedForward", dropout))
+        factory = factory_kwargs("FeedForward", device, dtype)
+        self.W_1 = nn.Linear(self.d, self.hidden, **factory)
+        self.W_2 = nn.Linear(self.hidden, self.d, **factory)
+        self.dropout = nn.Dropout(check_dropout("FeedForward", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) or (T, d) -> the same shape."""
-        x = sequence("FeedForward", "x", x, self.d, self.W_1)
+        x = check_sequence("FeedForward", "x", x, self.d, self.W_1)
         return self.W_2(self.dropout(_ACTIVATIONS[self.activation](self.W_1(x))))
 
     def extra_repr(self) -> str:
@@ -111,7 +111,7 @@ class TransformerBlock(nn.Module):
                 "'pre' normalises what enters a branch, 'post' the sum after it.",
                 "pass norm='pre' or norm='post'.",
             )
-        where = placed("TransformerBlock", device, dtype)
+        factory = factory_kwargs("TransformerBlock", device, dtype)
         self.norm = norm
         self.attention = MultiHeadAttention(
             d,
@@ -122,29 +122,29 @@ class TransformerBlock(nn.Module):
             causal=causal,
             rotary=rotary,
             relative=relative,
-            **where,
+            **factory,
         )
-        self.feed_forward = FeedForward(d, hidden, activation, dropout, **where)
-        self.norm_1 = nn.LayerNorm(d, **where)
-        self.norm_2 = nn.LayerNorm(d, **where)
+        self.feed_forward = FeedForward(d, hidden, activation, dropout, **factory)
+        self.norm_1 = nn.LayerNorm(d, **factory)
+        self.norm_2 = nn.LayerNorm(d, **factory)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, x: Tensor, *, mask: Mask | None = None, cache: KVCache | None = None
     ) -> Tensor:
         """(B, T, d) or (T, d) -> the same shape. `mask` and `cache` as in `MultiHeadAttention`."""
-        x = self._checked(x)
-        with unspoiled(cache):
+        x = self._check_input(x)
+        with restore_on_error(cache):
             if self.norm == "pre":
                 x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
                 return x + self.dropout(self.feed_forward(self.norm_2(x)))
             x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, cache=cache)))
             return self.norm_2(x + self.dropout(self.feed_forward(x)))
 
-    def _checked(self, x: Tensor) -> Tensor:
-        # A norm of another kind may convert what it is given.
-        reader = self.attention.W_query if type(self.norm_1) is nn.LayerNorm else None
-        return sequence("TransformerBlock", "x", x, self.attention.d, reader)
+    def _check_input(self, x: Tensor) -> Tensor:
+        # Another norm than LayerNorm may convert its input.
+        projection = self.attention.W_query if type(self.norm_1) is nn.LayerNorm else None
+        return check_sequence("TransformerBlock", "x", x, self.attention.d, projection)
 
     def explain(
         self,
@@ -165,7 +165,7 @@ class TransformerBlock(nn.Module):
         The arguments are those of `MultiHeadAttention.explain`. With `seed=None` dropout draws from
         torch's generator in the order of `forward`. A cache is read and stays as it was.
         """
-        x = self._checked(x)
+        x = self._check_input(x)
         inner = self.norm_1(x) if self.norm == "pre" else x
         trace = self.attention.explain(
             inner, tokens, key_tokens=key_tokens, mask=mask, cache=cache, seed=seed
@@ -179,7 +179,7 @@ class TransformerBlock(nn.Module):
             return f"dropout({x})" if drops else x
 
         act, W_1, W_2 = self.feed_forward.activation, self.feed_forward.W_1, self.feed_forward.W_2
-        worked = projected(dropped(f"{act}({projected('normed', 'W_1', W_1)})"), "W_2", W_2)
+        hidden = dropped(f"{act}({projection_formula('normed', 'W_1', W_1)})")
 
         def step(name: str, formula: str, why: str, tensor: Tensor) -> Step:
             return Step(name, formula, why, axes, tensor)
@@ -189,10 +189,10 @@ class TransformerBlock(nn.Module):
         fed = self.feed_forward(normed)
         if pre:
             stream, norm = "stream", "norm_2"
-            begun = step("stream", "x", "What enters the block; it flows past both branches.", x)
+            first = step("stream", "x", "What enters the block; it flows past both branches.", x)
             why = "What the attention is given: each token on one scale."
             given = replace(trace.step("inputs"), formula="norm_1(stream)", why=why)
-            before = begun, given, *trace.steps[1:]
+            before = first, given, *trace.steps[1:]
             block = step("block", f"attended + {dropped('fed')}", "And added to the stream.",
                          attended + self.dropout(fed))  # fmt: skip
         else:
@@ -204,7 +204,8 @@ class TransformerBlock(nn.Module):
             step("attended", f"{stream} + {dropped('projected')}",
                  "What was found is added to the stream.", attended),
             step("normed", f"{norm}(attended)", "Each token on one scale again.", normed),
-            step("fed", worked, "Each token is worked on by itself.", fed),
+            step("fed", projection_formula(hidden, "W_2", W_2),
+                 "Each token is worked on by itself.", fed),
             block,
         )  # fmt: skip
         return replace(trace, steps=(*before, *after))

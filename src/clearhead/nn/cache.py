@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, so that a new token need not compute them again.
+"""The KV cache: keys and values of the tokens so far, which new tokens need not compute again.
 
 Letters: B batch, G key/value heads, T tokens, D head size, Dv value size.
 """
@@ -11,26 +11,28 @@ from torch import Tensor, nn
 
 from ..errors import BadValue, whole_number
 from ..torch_state import in_backward
-from .checks import instance, size
+from .checks import check_size, check_type
 
 
 class KVCache:
     """Holds the keys (B, G, T, D) and values (B, G, T, Dv) of one attention layer.
 
-    `length` says how many tokens it holds, `cut(n)` keeps the first n of them and `reset()` none.
-    Each layer has a cache of its own. `max_length` reserves room for so many tokens at the first
+    `length` is the number of tokens held, `cut(n)` keeps the first n of them and `reset()` none.
+    Each layer has a cache of its own. `max_length` allocates memory for so many tokens at the first
     `append`, and later tokens are written into it; None means no limit, and each `append` copies.
 
-    A beam search goes on with some of its sequences, in another order: ``kept = KVCache()``, then
+    A beam search continues with some of its sequences, in another order: ``kept = KVCache()``, then
     ``kept.append(cache.keys[order], cache.values[order])``.
 
-    Raises `BadValue` for keys and values that do not fit together or what is held, for more than
-    `max_length` tokens, for keys that need a gradient where room is reserved, and in a backward
-    pass, where a checkpoint computes again.
+    Raises `BadValue` for keys and values that do not fit together or to those held, for more than
+    `max_length` tokens, for keys that require a gradient where `max_length` is given, and in a
+    backward pass, when activation checkpointing computes a layer again.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
-        self.max_length = None if max_length is None else size("KVCache", "max_length", max_length)
+        if max_length is not None:
+            max_length = check_size("KVCache", "max_length", max_length)
+        self.max_length = max_length
         self.length = 0
         self._k: Tensor | None = None
         self._v: Tensor | None = None
@@ -47,9 +49,8 @@ class KVCache:
         return None if self._v is None else self._v[..., : self.length, :]
 
     def belongs_to(self, layer: nn.Module) -> None:
-        """Remember the layer whose keys these are. Raises `BadValue` for another one, as long as
-        there are tokens."""
-        if torch.compiler.is_compiling():  # a graph would be for this very layer
+        """Remember the layer that fills this cache. Raises `BadValue` if another layer has."""
+        if torch.compiler.is_compiling():  # the graph would be guarded on the identity of the layer
             return
         if self.length and self._owner not in (None, id(layer)):
             raise BadValue(
@@ -61,13 +62,13 @@ class KVCache:
         self._owner = id(layer)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_owner": None}  # a copy may go with a copy of its layer
+        return {**self.__dict__, "_owner": None}  # a copy may be used by a copy of the layer
 
     def __copy__(self) -> "KVCache":
         other = KVCache(self.max_length)
         other.__dict__.update(self.__getstate__())
         if other.max_length is not None and self._k is not None and self._v is not None:
-            other._k, other._v = self._k.clone(), self._v.clone()  # rooms of its own to write in
+            other._k, other._v = self._k.clone(), self._v.clone()  # it writes into its own memory
         return other
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,14 +80,14 @@ class KVCache:
             self._v = v.clone() if self.values is None else torch.cat([self.values, v], -2)
         else:
             if self._k is None or self._v is None:
-                self._k, self._v = (_room(x, self.max_length) for x in (k, v))
+                self._k, self._v = (_allocate(x, self.max_length) for x in (k, v))
             self._k[..., self.length : length, :] = k
             self._v[..., self.length : length, :] = v
         self.length = length
         return self._k[..., :length, :], self._v[..., :length, :]
 
     def cut(self, length: int) -> None:
-        """Forget all but the first `length` tokens; with 0, shapes and reserved room too."""
+        """Forget all but the first `length` tokens; with 0, shapes and allocated memory too."""
         kept = whole_number(length)
         if kept is None or not 0 <= kept <= self.length:
             raise BadValue(
@@ -112,10 +113,10 @@ class KVCache:
             raise BadValue(
                 "KVCache got tokens in a backward pass, where a checkpoint computes again.",
                 "a cache takes every token once, and computing again would add it twice.",
-                "checkpoint layers that have no cache, or keep what this one computes.",
+                "checkpoint only layers without a cache.",
             )
-        instance("KVCache", "k", k, Tensor)
-        instance("KVCache", "v", v, Tensor)
+        check_type("KVCache", "k", k, Tensor)
+        check_type("KVCache", "v", v, Tensor)
         if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:
             raise BadValue(
                 f"KVCache got keys {tuple(k.shape)} and values {tuple(v.shape)}.",
@@ -123,7 +124,7 @@ class KVCache:
                 "give both the same batch, heads and length.",
             )
         for name, new, held in (("keys", k, self.keys), ("values", v, self.values)):
-            if held is not None and _kind(new) != _kind(held):
+            if held is not None and _layout(new) != _layout(held):
                 raise BadValue(
                     f"KVCache got {name} of shape {tuple(new.shape)}, {new.dtype} on {new.device}; "
                     f"it holds {tuple(held.shape)}, {held.dtype} on {held.device}.",
@@ -132,7 +133,7 @@ class KVCache:
                 )
         if self.max_length is None:
             return
-        if self._k is not None and _frozen(self._k):
+        if self._k is not None and _inference_ended(self._k):
             raise BadValue(
                 f"KVCache(max_length={self.max_length}) was begun under torch.inference_mode.",
                 "new tokens are written into reserved room, and what was made in that mode is "
@@ -154,8 +155,8 @@ class KVCache:
             )
 
 
-def _frozen(x: Tensor) -> bool:
-    """Was it made under torch.inference_mode, and is that over?"""
+def _inference_ended(x: Tensor) -> bool:
+    """Is it a tensor of torch.inference_mode, used outside of that mode?"""
     return (
         not torch.compiler.is_compiling()
         and x.is_inference()
@@ -163,24 +164,24 @@ def _frozen(x: Tensor) -> bool:
     )
 
 
-def _room(x: Tensor, length: int) -> Tensor:
+def _allocate(x: Tensor, length: int) -> Tensor:
     return x.new_empty(*x.shape[:-2], length, x.shape[-1])
 
 
-def _kind(x: Tensor) -> tuple[object, ...]:
+def _layout(x: Tensor) -> tuple[object, ...]:
     return x.shape[:-2], x.shape[-1], x.dtype, x.device
 
 
-def length_of(cache: KVCache | None) -> int:
-    """How many tokens came before; 0 without a cache. Raises `BadType` for what is none."""
-    held: KVCache | None = instance("A layer", "cache", cache, KVCache, type(None))
+def cached_length(cache: KVCache | None) -> int:
+    """How many tokens the cache holds; 0 without one. Raises `BadType` for anything else."""
+    held: KVCache | None = check_type("A layer", "cache", cache, KVCache, type(None))
     return 0 if held is None else held.length
 
 
 @contextmanager
-def unspoiled(cache: KVCache | None) -> Iterator[None]:
-    """If what stands inside fails, the cache is as it was before. Raises `BadType` for no cache."""
-    held = length_of(cache)
+def restore_on_error(cache: KVCache | None) -> Iterator[None]:
+    """If the body raises, the cache is cut back to the tokens it held before."""
+    held = cached_length(cache)
     try:
         yield
     except BaseException:

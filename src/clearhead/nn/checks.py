@@ -1,4 +1,4 @@
-"""What layers check of what they are given; attention itself checks the rest."""
+"""The checks of arguments that several layers share; attention itself checks the rest."""
 
 import math
 from typing import Any
@@ -10,8 +10,8 @@ from ..errors import BadType, BadValue, kind_of, whole_number
 from ..torch_state import is_autocast
 
 
-def size(layer: str, name: str, value: object) -> int:
-    """`value`, if it is a whole number from 1 on."""
+def check_size(layer: str, name: str, value: object) -> int:
+    """`value` as an int, 1 or more."""
     number = whole_number(value)
     if number is None or number < 1:
         raise BadValue(
@@ -22,8 +22,8 @@ def size(layer: str, name: str, value: object) -> int:
     return number
 
 
-def probability(layer: str, value: object) -> float:
-    """`value`, if it can be a dropout."""
+def check_dropout(layer: str, value: object) -> float:
+    """`value` as a probability."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
         raise BadValue(
             f"{layer} got dropout={value!r}.",
@@ -33,13 +33,13 @@ def probability(layer: str, value: object) -> float:
     return float(value)
 
 
-def placed(layer: str, device: torch.device | str | None, dtype: object) -> dict[str, Any]:
-    """Where and of what kind the layer's parameters are made, as torch's own modules ask for it;
-    None means torch's default."""
+def factory_kwargs(layer: str, device: torch.device | str | None, dtype: object) -> dict[str, Any]:
+    """`device` and `dtype` for the layer's parameters, as torch's own modules take them; None means
+    torch's default."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise BadType(
             f"{layer} got dtype={dtype!r}.",
-            "what is learned is a floating number: dtype is a torch.dtype such as torch.bfloat16.",
+            "parameters are floating-point: dtype is a torch.dtype such as torch.bfloat16.",
             "pass one of these, or leave dtype out for torch's default.",
         )
     try:
@@ -52,8 +52,8 @@ def placed(layer: str, device: torch.device | str | None, dtype: object) -> dict
         ) from error
 
 
-def base(layer: str, value: object) -> float:
-    """`value`, if wavelengths can grow by its powers."""
+def check_base(layer: str, value: object) -> float:
+    """`value` as a positive float."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value > 0 and math.isfinite(value):
             return float(value)
@@ -64,11 +64,11 @@ def base(layer: str, value: object) -> float:
     )
 
 
-def sequence(
-    layer: str, name: str, x: object, width: int | None = None, reader: nn.Module | None = None
+def check_sequence(
+    layer: str, name: str, x: object, width: int | None = None, projection: nn.Module | None = None
 ) -> Tensor:
-    """`x`, if it is (B, T, width) or (T, width), in the dtype of the weights of the projection that
-    reads it; None means any."""
+    """`x`, if it is (B, T, width) or (T, width), in the dtype of the projection that it goes into;
+    None means any."""
     shown = "d" if width is None else width
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         kind = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else kind_of(x)
@@ -91,9 +91,9 @@ def sequence(
             f"the last dimension of {name} is {width}, as the layer was built.",
             f"pass vectors of {width} features, or build the layer for {x.shape[-1]}.",
         )
-    # What is no plain Linear, or has hooks, may convert what it is given.
-    if type(reader) is nn.Linear and not reader._forward_pre_hooks:
-        dtype = reader.weight.dtype
+    # A subclass of Linear, or one with hooks, may convert its input.
+    if type(projection) is nn.Linear and not projection._forward_pre_hooks:
+        dtype = projection.weight.dtype
         if x.dtype != dtype and not is_autocast(x.device):
             raise BadType(
                 f"{layer} got {name} of {x.dtype}, and its weights are {dtype}.",
@@ -103,8 +103,8 @@ def sequence(
     return x
 
 
-def instance(layer: str, name: str, value: Any, *kinds: type) -> Any:
-    """`value`, if it is of one of these kinds."""
+def check_type(layer: str, name: str, value: Any, *kinds: type) -> Any:
+    """`value`, if it is an instance of one of these classes."""
     if isinstance(value, kinds):
         return value
     wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)

@@ -1,6 +1,6 @@
-"""What tokens are, and where they stand: embeddings, sinusoids, rotations, learned distances.
+"""Token embeddings, and positions: sinusoidal, rotary, learned relative distances.
 
-Letters: B batch, T tokens (Tq asking, Tk looked at), d features, H heads, D head size, p position.
+Letters: B batch, T tokens (Tq queries, Tk keys), d features, H heads, D head size, p position.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..api.hooks import must_be_whole, ranks_here
 from ..errors import BadType, BadValue, whole_number
 from ..torch_state import is_plain
-from .checks import base as checked_base, instance, placed, sequence, size
+from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -35,10 +35,10 @@ class TokenEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.vocabulary = size("TokenEmbedding", "vocabulary", vocabulary)
-        self.d = size("TokenEmbedding", "d", d)
-        where = placed("TokenEmbedding", device, dtype)
-        self.table = nn.Embedding(self.vocabulary, self.d, **where)
+        self.vocabulary = check_size("TokenEmbedding", "vocabulary", vocabulary)
+        self.d = check_size("TokenEmbedding", "d", d)
+        factory = factory_kwargs("TokenEmbedding", device, dtype)
+        self.table = nn.Embedding(self.vocabulary, self.d, **factory)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The row of each id: integers of any shape (...) -> (..., d)."""
@@ -49,7 +49,7 @@ class TokenEmbedding(nn.Module):
                 "ids are whole numbers, the rows of the table.",
                 "pass an integer tensor, for example torch.tensor([0, 2, 1]).",
             )
-        # Elsewhere the check would make the host wait for the device; a tracer has no numbers yet.
+        # On a GPU the check would force a synchronisation, and a traced tensor has no values.
         if ids.device.type == "cpu" and ids.numel() and is_plain(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= len(self.table.weight):
@@ -73,13 +73,13 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, d: int, base: float = 10000.0) -> None:
         super().__init__()
-        self.d = size("SinusoidalPositions", "d", d)
-        self.base = checked_base("SinusoidalPositions", base)
+        self.d = check_size("SinusoidalPositions", "d", d)
+        self.base = check_base("SinusoidalPositions", base)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """(B, T, d) or (T, d) -> the same shape; the first token stands at position `start`."""
-        x = sequence("SinusoidalPositions", "x", x, self.d)
-        start = _position("SinusoidalPositions", start)
+        x = check_sequence("SinusoidalPositions", "x", x, self.d)
+        start = _check_start("SinusoidalPositions", start)
         angles = _angles(x, start, self.d, self.base)
         waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[:, : self.d]
         return x + waves.to(x.dtype)
@@ -89,11 +89,11 @@ class SinusoidalPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Turns pairs of features by an angle that grows with the position p.
+    """Rotates pairs of features by an angle that grows with the position p.
 
     ``a' = a cos(p t_i) - b sin(p t_i), b' = b cos(p t_i) + a sin(p t_i)`` with
     ``t_i = base^(-2i/D)``, for the pairs (a, b) with i = 0 .. D/2 - 1. Queries and keys are both
-    turned, so that their dot product depends on the distance of their positions only.
+    rotated, so that their dot product depends on the distance of their positions only.
 
     `pairs` says which features make a pair, and weights trained with one do not work with the
     other: ``"half"`` pairs i with i + D/2 (Hugging Face, Llama checkpoints there, GPT-NeoX),
@@ -110,14 +110,14 @@ class RotaryPositions(nn.Module):
         pairs: Literal["half", "interleaved"] = "half",
     ) -> None:
         super().__init__()
-        self.head_size = size("RotaryPositions", "head_size", head_size)
+        self.head_size = check_size("RotaryPositions", "head_size", head_size)
         if head_size % 2:
             raise BadValue(
                 f"RotaryPositions got head_size={head_size}.",
-                "features are turned in pairs, so the head size is even.",
+                "features are rotated in pairs, so the head size is even.",
                 f"use heads of {head_size + 1} features.",
             )
-        self.base = checked_base("RotaryPositions", base)
+        self.base = check_base("RotaryPositions", base)
         if pairs not in ("half", "interleaved"):
             raise BadValue(
                 f"RotaryPositions got pairs={pairs!r}.",
@@ -128,23 +128,23 @@ class RotaryPositions(nn.Module):
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """(..., T, D) -> the same shape; the first token stands at position `start`."""
-        instance("RotaryPositions", "x", x, Tensor)
+        check_type("RotaryPositions", "x", x, Tensor)
         if not x.dtype.is_floating_point or x.dim() < 2 or x.shape[-1] != self.head_size:
             raise BadValue(
                 f"RotaryPositions got x of shape {tuple(x.shape)} and {x.dtype}.",
                 f"x is floating, (..., T, D), with the head size D={self.head_size}.",
                 "split the heads first; queries are (B, H, T, D), keys (B, G, T, D).",
             )
-        start = _position("RotaryPositions", start)
+        start = _check_start("RotaryPositions", start)
         angles = _angles(x, start, self.head_size, self.base)
         cos, sin = angles.cos(), angles.sin()
         if self.pairs == "half":
             a, b = x.to(angles.dtype).chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
         else:
             a, b = x.to(angles.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        return turned.to(x.dtype)
+            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        return rotated.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"head_size={self.head_size}, base={self.base:g}, pairs={self.pairs!r}"
@@ -155,11 +155,11 @@ class RelativePositions(nn.Module):
 
     b is the bucket of the distance from q back to k. The first `near` distances, 0 among them, have
     one bucket each; farther ones share `far` buckets, whose widths grow in proportion to the
-    distance up to `longest`, and what is farther still shares the last. Keys after the query have
-    buckets of their own. All numbers begin at zero: every distance is alike until it is learned.
+    distance up to `longest`; all distances beyond share the last. Keys after the query have buckets
+    of their own. All numbers are initialised to zero.
 
-    The result is H x Tq x Tk numbers, so this is for texts that are not too long. `device` and
-    `dtype` are those of the table; None means torch's default.
+    The result is H x Tq x Tk numbers, which limits the length of a text. `device` and `dtype` are
+    those of the table; None means torch's default.
 
     Raises `BadValue` for sizes below 1, a `longest` that is not beyond `near`, or a start below 0.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
@@ -178,46 +178,46 @@ class RelativePositions(nn.Module):
     ) -> None:
         super().__init__()
         name = "RelativePositions"
-        self.heads = size(name, "heads", heads)
-        self.near, self.far = size(name, "near", near), size(name, "far", far)
-        self.longest = size(name, "longest", longest)
+        self.heads = check_size(name, "heads", heads)
+        self.near, self.far = check_size(name, "near", near), check_size(name, "far", far)
+        self.longest = check_size(name, "longest", longest)
         if self.longest <= self.near:
             raise BadValue(
                 f"RelativePositions got near={near} and longest={longest}.",
                 "distances from near to longest share buckets, so longest is beyond near.",
                 f"pass longest={8 * self.near}, or a smaller near.",
             )
-        where = placed(name, device, dtype)
-        self.table = nn.Parameter(torch.empty(self.heads, 2 * (self.near + self.far), **where))
+        factory = factory_kwargs(name, device, dtype)
+        self.table = nn.Parameter(torch.empty(self.heads, 2 * (self.near + self.far), **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Begin again: all distances count alike."""
+        """Set all numbers to zero."""
         nn.init.zeros_(self.table)
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
         must_be_whole("RelativePositions")
-        start = _position("RelativePositions", start)
+        start = _check_start("RelativePositions", start)
         if not queries or not keys:
             return self.table.new_empty(self.heads, queries, keys)
         last = start + queries - 1
         distances = torch.arange(last, start - keys, -1, device=self.table.device)
         by_distance = self.table[:, self.bucket(distances)]
-        # A matrix with one number for each distance: each row is the next one's, shifted by one.
-        if torch.compiler.is_compiling():  # unfold would fix the length that a graph is made for
+        # A Toeplitz matrix: each row is the next one shifted by one.
+        if torch.compiler.is_compiling():  # unfold would specialise the graph on the length
             rows = torch.arange(queries - 1, -1, -1, device=self.table.device)
             return by_distance[:, rows.unsqueeze(-1) + torch.arange(keys, device=rows.device)]
         return by_distance.unfold(-1, keys, 1).flip(1)
 
     def bucket(self, distances: Tensor) -> Tensor:
         """The column of the table for each distance back, integers of any shape."""
-        size = distances.abs()
-        growth = (size.clamp_min(self.near).float() / self.near).log() / math.log(
+        distance = distances.abs()
+        growth = (distance.clamp_min(self.near).float() / self.near).log() / math.log(
             self.longest / self.near
         )
         shared = self.near + (growth * self.far).long().clamp_max(self.far - 1)
-        bucket = torch.where(size < self.near, size, shared)
+        bucket = torch.where(distance < self.near, distance, shared)
         return torch.where(distances < 0, bucket + self.near + self.far, bucket)
 
     def extra_repr(self) -> str:
@@ -227,19 +227,19 @@ class RelativePositions(nn.Module):
 def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
     """(T, ceil(d / 2)): position times base^(-2i/d), in fp32, or fp64 for fp64 inputs.
 
-    They are computed anew each time: a held table would have to follow the layer's dtype and
-    device, and it costs T x d/2 next to the T x d x d of any projection.
+    Computed at each call: a cached table would have to follow the dtype and device of the layer,
+    and T x d/2 is little next to the T x d x d of any projection.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     if (ranks := ranks_here()) is None:
-        places = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
+        positions = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
     else:
-        places = ranks.positions.to(x.device, wide) + start
+        positions = ranks.positions.to(x.device, wide) + start
     powers = torch.arange(0, d, 2, dtype=wide, device=x.device) / d
-    return places.unsqueeze(-1) / base**powers
+    return positions.unsqueeze(-1) / base**powers
 
 
-def _position(layer: str, start: object) -> int:
+def _check_start(layer: str, start: object) -> int:
     number = whole_number(start)
     if number is None or number < 0:
         raise BadValue(

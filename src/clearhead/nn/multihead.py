@@ -1,6 +1,6 @@
-"""Attention with many heads: self or cross, grouped keys, rotations, a cache.
+"""Multi-head attention: self or cross, grouped-query, with positions and a KV cache.
 
-Letters: B batch, T tokens (Tq asking, Tk looked at), H query heads, G key/value heads, D head size,
+Letters: B batch, T tokens (Tq queries, Tk keys), H query heads, G key/value heads, D head size,
 d model size (H * D).
 """
 
@@ -16,10 +16,10 @@ from ..errors import BadType, BadValue, kind_of
 from ..masks import Causal, Mask
 from ..problem.biases import bias
 from ..results.trace import Step, Trace
-from .cache import KVCache, length_of, unspoiled
-from .checks import instance, placed, probability, sequence, size
+from .cache import KVCache, cached_length, restore_on_error
+from .checks import check_dropout, check_sequence, check_size, check_type, factory_kwargs
 from .embed import RelativePositions, RotaryPositions
-from .question import Question, both, inputs, projected
+from .inputs import AttentionInputs, combine_masks, input_step, projection_formula
 
 
 class MultiHeadAttention(nn.Module):
@@ -39,8 +39,8 @@ class MultiHeadAttention(nn.Module):
         qkv_bias: whether the three projections have a bias.
         out_bias: whether the output projection `out_proj` has one.
         causal: a token looks at itself and those before it. With a cache, the last query stands at
-            the last key; without one, the tokens are as many as the keys.
-        rotary: turns queries and keys by their positions, which a cache continues; None means no
+            the last key; without one, there are as many queries as keys.
+        rotary: rotates queries and keys by their positions, which a cache continues; None means no
             positions. Its head size is D.
         relative: adds a learned number for each head and distance to the scores; None means none.
         device, dtype: those of the weights; None means torch's default.
@@ -69,25 +69,25 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         name = "MultiHeadAttention"
-        self.d, self.heads = d, heads = size(name, "d", d), size(name, "heads", heads)
-        self.kv_heads = size(name, "kv_heads", heads if kv_heads is None else kv_heads)
+        self.d, self.heads = d, heads = check_size(name, "d", d), check_size(name, "heads", heads)
+        self.kv_heads = check_size(name, "kv_heads", heads if kv_heads is None else kv_heads)
         if d % heads:
             raise BadValue(
                 f"MultiHeadAttention got d={d} and heads={heads}.",
                 "each head has d / heads features, so heads divides d.",
-                f"pass another number of heads, for example {_divisor_near(d, heads)}, or another "
-                "d.",
+                f"pass another number of heads, for example {_nearest_divisor(d, heads)}, or "
+                "another d.",
             )
         if heads % self.kv_heads:
             raise BadValue(
                 f"MultiHeadAttention got heads={heads} and kv_heads={kv_heads}.",
                 "each key head serves heads / kv_heads query heads, so kv_heads divides heads.",
                 f"pass another number of key heads, for example "
-                f"{_divisor_near(heads, self.kv_heads)}.",
+                f"{_nearest_divisor(heads, self.kv_heads)}.",
             )
         self.head_size = d // heads
-        instance(name, "rotary", rotary, RotaryPositions, type(None))
-        instance(name, "relative", relative, RelativePositions, type(None))
+        check_type(name, "rotary", rotary, RotaryPositions, type(None))
+        check_type(name, "relative", relative, RelativePositions, type(None))
         if rotary is not None and rotary.head_size != self.head_size:
             raise BadValue(
                 f"MultiHeadAttention got a rotary for heads of {rotary.head_size} features.",
@@ -100,26 +100,27 @@ class MultiHeadAttention(nn.Module):
                 f"it has {heads} heads, each with its own number for a distance.",
                 f"pass RelativePositions({heads}).",
             )
-        self.d_context = size(name, "d_context", d if d_context is None else d_context)
-        self.d_values = size(name, "d_values", self.d_context if d_values is None else d_values)
-        self.dropout = probability(name, dropout)
-        self.causal = instance(name, "causal", causal, bool)
+        self.d_context = check_size(name, "d_context", d if d_context is None else d_context)
+        d_values = self.d_context if d_values is None else d_values
+        self.d_values = check_size(name, "d_values", d_values)
+        self.dropout = check_dropout(name, dropout)
+        self.causal = check_type(name, "causal", causal, bool)
         self.rotary, self.relative = rotary, relative
         narrow = self.kv_heads * self.head_size
-        where = placed(name, device, dtype)
-        self.W_query = nn.Linear(d, d, bias=qkv_bias, **where)
-        self.W_key = nn.Linear(self.d_context, narrow, bias=qkv_bias, **where)
-        self.W_value = nn.Linear(self.d_values, narrow, bias=qkv_bias, **where)
-        self.out_proj = nn.Linear(d, d, bias=out_bias, **where)
+        factory = factory_kwargs(name, device, dtype)
+        self.W_query = nn.Linear(d, d, bias=qkv_bias, **factory)
+        self.W_key = nn.Linear(self.d_context, narrow, bias=qkv_bias, **factory)
+        self.W_value = nn.Linear(self.d_values, narrow, bias=qkv_bias, **factory)
+        self.out_proj = nn.Linear(d, d, bias=out_bias, **factory)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same layer with a copy of the weights of torch's, in its mode, dtype and device.
+        """A layer with a copy of the module's weights, in its mode, dtype and device.
 
-        Inputs are always (B, T, d) or (T, d) here; what a module with `batch_first=False` is given
-        as (T, B, d) has to be transposed. The output comes alone, not as torch's pair of output and
-        weights (`watch` and `explain` show those). Torch's masks mark who may *not* look: pass
-        ``mask=dense(drop=attn_mask)``.
+        Inputs are always (B, T, d) or (T, d) here; the (T, B, d) inputs of a module with
+        `batch_first=False` have to be transposed. Only the output is returned, not torch's pair of
+        output and weights (`watch` and `explain` show those). Torch's masks mark who may *not*
+        look: pass ``mask=dense(drop=attn_mask)``.
 
         Raises `BadType` for another module, `BadValue` for one with `add_bias_kv` or
         `add_zero_attn`, which add keys that no token has, and for one that is being pruned.
@@ -172,11 +173,11 @@ class MultiHeadAttention(nn.Module):
             dropout=module.dropout,
             qkv_bias=module.in_proj_bias is not None,
             out_bias=module.out_proj.bias is not None,
-            device="meta",  # nothing is drawn, so torch's generator stays where it was
+            device="meta",  # draws no numbers from torch's generator
         )
         layer.load_state_dict({n: t.detach().clone() for n, t in state.items()}, assign=True)
-        for name, learned in state.items():
-            layer.get_parameter(name).requires_grad_(learned.requires_grad)
+        for name, weight in state.items():
+            layer.get_parameter(name).requires_grad_(weight.requires_grad)
         return layer.train(module.training)
 
     def forward(
@@ -191,23 +192,20 @@ class MultiHeadAttention(nn.Module):
         """(B, Tq, d) -> (B, Tq, d), or (Tq, d) -> (Tq, d).
 
         Args:
-            x: what asks.
-            context: what is looked at, (B, Tk, d_context); None means x itself.
-            values: what the values come from, (B, Tk, d_values); None means the context.
+            x: what the queries are projected from.
+            context: what the keys are projected from, (B, Tk, d_context); None means x itself.
+            values: what the values are projected from, (B, Tk, d_values); None means the context.
             mask: who may look at whom, besides `causal`; None means no further rule. With a cache
                 there are more keys than queries, so a rule over positions says align="end".
-            cache: holds the keys and values of the tokens before x, and of x afterwards. It is for
-                self-attention. If the call fails, it stays as it was.
+            cache: holds the keys and values of the tokens before x, and of x afterwards. For
+                self-attention only. If the call fails, it stays as it was.
 
         Raises `BadValue`, `BadType` for inputs that do not fit the layer or the mask.
         """
-        with unspoiled(cache):
-            asked = self._question(x, context, values, mask, cache)
-            out = attention(
-                asked.q, asked.k, asked.v,
-                mask=asked.mask, bias=asked.bias, dropout=asked.dropout,
-            )  # fmt: skip
-            return self.out_proj(_join(out))
+        with restore_on_error(cache):
+            q, k, v, mask, _, dropout, bias = self._project(x, context, values, mask, cache)
+            out = attention(q, k, v, mask=mask, bias=bias, dropout=dropout)
+            return self.out_proj(_join_heads(out))
 
     def explain(
         self,
@@ -225,66 +223,62 @@ class MultiHeadAttention(nn.Module):
     ) -> Trace:
         """What `forward` computes, step by step, from the inputs to the projection of the heads.
 
-        `tokens` label x; `key_tokens` label what is looked at (with a cache, all tokens so far),
-        None meaning `tokens` where these are as many, else numbers. `scale=None` means 1/sqrt(D),
+        `tokens` label x; `key_tokens` label the keys (with a cache, all tokens so far), None
+        meaning `tokens` if there are as many, else numbers. `scale=None` means 1/sqrt(D),
         `dropout=None` what `forward` does in this mode, `seed=None` that torch's generator
         decides what is dropped. A cache is read and stays as it was.
         """
-        held = length_of(cache)
+        held = cached_length(cache)
         try:
-            asked = self._question(x, context, values, mask, cache)
-            if cache is not None:  # the trace outlives what the cache will write over
-                asked = asked._replace(k=asked.k.clone(), v=asked.v.clone())
+            q, k, v, mask, _, own, bias = self._project(x, context, values, mask, cache)
+            if cache is not None:  # later tokens may overwrite its memory
+                k, v = k.clone(), v.clone()
+            dropout = own if dropout is None else dropout
             trace = explain(
-                asked.q,
-                asked.k,
-                asked.v,
-                tokens=tokens,
-                key_tokens=key_tokens,
-                mask=asked.mask,
-                bias=asked.bias,
-                scale=scale,
-                dropout=asked.dropout if dropout is None else dropout,
-                seed=seed,
-            )
+                q, k, v, tokens=tokens, key_tokens=key_tokens, mask=mask, bias=bias,
+                scale=scale, dropout=dropout, seed=seed,
+            )  # fmt: skip
         finally:
             if cache is not None:
                 cache.cut(held)
         given = [(x, "inputs", "q"), (context, "context", "k"), (values, "values", "k")]
         C = "X" if context is None else "C"
         U = C if values is None else "U"
-        query, key = projected("X", "W_query", self.W_query), projected(C, "W_key", self.W_key)
+        query = projection_formula("X", "W_query", self.W_query)
+        key = projection_formula(C, "W_key", self.W_key)
+        value = projection_formula(U, "W_value", self.W_value)
         if self.rotary is not None:
             query, key = f"rotated({query})", f"rotated({key})"
-        trace = trace.made_by(query=query, key=key, value=projected(U, "W_value", self.W_value))
-        trace = trace.before(*(inputs(t, name, axis) for t, name, axis in given if t is not None))
-        joined = _join(trace["output"])
+        trace = trace.made_by(query=query, key=key, value=value)
+        trace = trace.before(*(input_step(t, *names) for t, *names in given if t is not None))
+        joined = _join_heads(trace["output"])
         axes = "b q e" if joined.dim() == 3 else "q e"
         last = (
             Step("joined", "concat over heads", "The answers of the heads, side by side.", axes,
                  joined),
-            Step("projected", projected("joined", "W_out", self.out_proj), "What each head found "
-                 "is mixed into one vector per token.", axes, self.out_proj(joined)),
+            Step("projected", projection_formula("joined", "W_out", self.out_proj),
+                 "What each head found is mixed into one vector per token.", axes,
+                 self.out_proj(joined)),
         )  # fmt: skip
         return replace(trace, steps=(*trace.steps, *last))
 
-    def _question(
+    def _project(
         self,
         x: Tensor,
         context: Tensor | None,
         values: Tensor | None,
         mask: Mask | None,
         cache: KVCache | None,
-    ) -> Question:
-        """Check and project the inputs; the cache, if there is one, takes the new keys."""
+    ) -> AttentionInputs:
+        """Check and project the inputs, and append the new keys and values to the cache."""
         if context is None and values is not None:
             raise BadValue(
                 "MultiHeadAttention got values= without context=.",
                 "every value belongs to a key, and the keys come from the context.",
                 "pass context= too; for self-attention leave both out.",
             )
-        placed = self.rotary is not None or self.relative is not None
-        if context is not None and (cache is not None or placed):
+        has_positions = self.rotary is not None or self.relative is not None
+        if context is not None and (cache is not None or has_positions):
             raise BadValue(
                 f"MultiHeadAttention got context= and {'a cache' if cache else 'has positions'}.",
                 "a cache continues x, and positions count along x; a context is another sequence.",
@@ -293,20 +287,20 @@ class MultiHeadAttention(nn.Module):
         name = "MultiHeadAttention"
         context = x if context is None else context
         values = context if values is None else values
-        x = sequence(name, "x", x, self.d, self.W_query)
-        context = sequence(name, "context", context, self.d_context, self.W_key)
-        values = sequence(name, "values", values, self.d_values, self.W_value)
+        x = check_sequence(name, "x", x, self.d, self.W_query)
+        context = check_sequence(name, "context", context, self.d_context, self.W_key)
+        values = check_sequence(name, "values", values, self.d_values, self.W_value)
         if self.causal and cache is None and x.shape[-2] != context.shape[-2]:
             raise BadValue(
                 f"MultiHeadAttention got {x.shape[-2]} tokens and a context of "
                 f"{context.shape[-2]}, and was built with causal=True.",
-                "without a cache, a causal layer looks at as many tokens as ask.",
+                "without a cache, a causal layer has as many keys as queries.",
                 "build it with causal=False, and pass mask=Causal(align=...) for this context.",
             )
-        q = _split(self.W_query(x), self.head_size)
-        k = _split(self.W_key(context), self.head_size)
-        v = _split(self.W_value(values), self.head_size)
-        start = length_of(cache)
+        q = _split_heads(self.W_query(x), self.head_size)
+        k = _split_heads(self.W_key(context), self.head_size)
+        v = _split_heads(self.W_value(values), self.head_size)
+        start = cached_length(cache)
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
         if cache is not None:
@@ -317,25 +311,24 @@ class MultiHeadAttention(nn.Module):
         if self.relative is not None:
             distances = bias(self.relative(q.shape[-2], k.shape[-2], start))
         dropout = self.dropout if self.training else 0.0
-        return Question(q, k, v, both(rule, mask), dropout=dropout, bias=distances)
+        return AttentionInputs(q, k, v, combine_masks(rule, mask), dropout=dropout, bias=distances)
 
     def extra_repr(self) -> str:
         parts = [f"heads={self.heads}", f"kv_heads={self.kv_heads}", f"dropout={self.dropout:g}"]
         return ", ".join([*parts, f"causal={self.causal}"])
 
 
-def _split(x: Tensor, D: int) -> Tensor:
-    """(..., T, H * D) -> (..., H, T, D); H are the heads that are here, a part of them where the
-    projections are shared out among machines."""
+def _split_heads(x: Tensor, D: int) -> Tensor:
+    """(..., T, H * D) -> (..., H, T, D). With tensor parallelism, H are the heads of this rank."""
     return x.unflatten(-1, (-1, D)).transpose(-3, -2)
 
 
-def _join(x: Tensor) -> Tensor:
+def _join_heads(x: Tensor) -> Tensor:
     """(..., H, T, D) -> (..., T, H * D)"""
     return x.transpose(-3, -2).flatten(-2)
 
 
-def _divisor_near(number: int, wanted: int) -> int:
-    """The divisor of `number` nearest to `wanted`."""
+def _nearest_divisor(number: int, target: int) -> int:
+    """The divisor of `number` nearest to `target`."""
     divisors = (n for n in range(1, number + 1) if number % n == 0)
-    return min(divisors, key=lambda n: abs(n - wanted))
+    return min(divisors, key=lambda n: abs(n - target))

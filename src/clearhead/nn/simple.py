@@ -1,11 +1,12 @@
-"""Attention with one head, from nothing to learn up to the batched causal layer.
+"""Attention with one head, from a layer without parameters to the causal layer with dropout.
 
-Letters: B batch, T tokens, d_in and d_out features. Inputs are (B, T, d_in) or (T, d_in). Every
-layer asks `clearhead.attention`, and `explain` asks `clearhead.explain` the same question.
+Letters: B batch, T tokens, d_in and d_out features. Inputs are (B, T, d_in) or (T, d_in). `forward`
+calls `clearhead.attention`, and `explain` calls `clearhead.explain` with the same arguments.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,30 +16,28 @@ from ..api.explain import explain
 from ..errors import BadType, BadValue, kind_of
 from ..masks import Mask, causal
 from ..results.trace import Trace
-from .checks import instance, placed, probability, sequence, size
-from .question import Question, both, inputs, projected
+from .checks import check_dropout, check_sequence, check_size, check_type, factory_kwargs
+from .inputs import AttentionInputs, combine_masks, input_step, projection_formula
 
 
 class OneHead(nn.Module, ABC):
-    """A layer that asks attention one question, with one head and nothing after it."""
-
-    @property
-    def made_by(self) -> dict[str, str]:
-        """The formulas of queries, keys and values."""
-        names = {"query": "W_query", "key": "W_key", "value": "W_value"}
-        return {step: projected("X", name, getattr(self, name)) for step, name in names.items()}
+    """A layer that calls attention once, with one head, and returns its output."""
 
     @abstractmethod
-    def question(self, x: Tensor, mask: Mask | None) -> Question:
+    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
         """Check the input and project it: q, k, v are (B, T, d) or (T, d), like x."""
+
+    def formulas(self) -> dict[str, str]:
+        """Of queries, keys and values."""
+        return {"query": "X", "key": "X", "value": "X"}
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """(B, T, d_in) -> (B, T, d_out), or (T, d_in) -> (T, d_out).
 
-        `mask` says who may look at whom, besides the layer's own rule; None means no further rule.
+        `mask` says who may look at whom, besides the layer's own mask; None means no further rule.
         """
-        q, k, v, rule, scale, dropout, _ = self._headed(x, mask)
-        out = attention(q, k, v, mask=rule, scale=scale, dropout=dropout)
+        q, k, v, mask, scale, dropout, _ = self._with_head(self.project(x, mask))
+        out = attention(q, k, v, mask=mask, scale=scale, dropout=dropout)
         return out.squeeze(1) if out.dim() == 4 else out
 
     def explain(
@@ -49,21 +48,44 @@ class OneHead(nn.Module, ABC):
         `tokens` label the positions; None means numbers. A batch has a head axis of size 1. In
         training mode dropout is a step, drawn by torch's generator as in `forward`.
         """
-        q, k, v, rule, scale, dropout, _ = self._headed(x, mask)
-        trace = explain(q, k, v, tokens=tokens, mask=rule, scale=scale, dropout=dropout)
-        return trace.made_by(**self.made_by).before(inputs(x))
+        q, k, v, mask, scale, dropout, _ = self._with_head(self.project(x, mask))
+        trace = explain(q, k, v, tokens=tokens, mask=mask, scale=scale, dropout=dropout)
+        return trace.made_by(**self.formulas()).before(input_step(x))
 
-    def _headed(self, x: Tensor, mask: Mask | None) -> Question:
-        """The question of a batch with a head axis, or attention would read batches as heads."""
-        asked = self.question(x, mask)
-        if asked.q.dim() == 2:
-            return asked
-        q, k, v = (t.unsqueeze(1) for t in asked[:3])
-        return asked._replace(q=q, k=k, v=v)
+    @staticmethod
+    def _with_head(inputs: AttentionInputs) -> AttentionInputs:
+        """Adds a head axis to a batch, (B, T, d); attention would read it as (H, T, d)."""
+        if inputs.q.dim() == 2:
+            return inputs
+        q, k, v = (t.unsqueeze(1) for t in inputs[:3])
+        return inputs._replace(q=q, k=k, v=v)
+
+
+class Projected(OneHead):
+    """One head whose queries, keys and values are learned projections, drawn in this order."""
+
+    def __init__(self, d_in: int, d_out: int, qkv_bias: bool, **factory: Any) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.d_in, self.d_out = check_size(name, "d_in", d_in), check_size(name, "d_out", d_out)
+        factory = factory_kwargs(name, **factory)
+        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **factory)
+        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **factory)
+        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **factory)
+
+    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+        x = check_sequence(type(self).__name__, "x", x, self.d_in, self.W_query)
+        return AttentionInputs(self.W_query(x), self.W_key(x), self.W_value(x), mask)
+
+    def formulas(self) -> dict[str, str]:
+        names = {"query": "W_query", "key": "W_key", "value": "W_value"}
+        return {
+            step: projection_formula("X", name, getattr(self, name)) for step, name in names.items()
+        }
 
 
 class SimpleAttention(OneHead):
-    """Attention with nothing to learn and no scaling: ``softmax(X X^T) X``.
+    """Attention without parameters and without scaling: ``softmax(X X^T) X``.
 
     Queries, keys and values are the inputs themselves. Inputs are (B, T, d) or (T, d) for any d.
 
@@ -75,21 +97,17 @@ class SimpleAttention(OneHead):
     Raises `BadValue` or `BadType` for inputs of another shape or kind.
     """
 
-    @property
-    def made_by(self) -> dict[str, str]:
-        return {"query": "X", "key": "X", "value": "X"}
-
-    def question(self, x: Tensor, mask: Mask | None) -> Question:
-        x = sequence("SimpleAttention", "x", x)
-        return Question(x, x, x, mask, scale=1.0)
+    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+        x = check_sequence("SimpleAttention", "x", x)
+        return AttentionInputs(x, x, x, mask, scale=1.0)
 
 
-class SelfAttention(OneHead):
+class SelfAttention(Projected):
     """Attention with learned projections: ``softmax(Q K^T / sqrt(d_out)) V``.
 
     ``Q = X W_query, K = X W_key, V = X W_value``, each an `nn.Linear(d_in, d_out)`, created in this
-    order, so that a seed decides them. `mask` is a rule for every call; None means everyone may
-    look at everyone. `device` and `dtype` are those of the weights; None means torch's default.
+    order, so that a seed decides them. `mask` applies to every call; None means every token may
+    look at every token. `device` and `dtype` are those of the weights; None means torch's default.
 
     Raises `BadValue` for sizes that are not whole numbers from 1 on, and for inputs of another
     width. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
@@ -105,14 +123,8 @@ class SelfAttention(OneHead):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.d_in = size("SelfAttention", "d_in", d_in)
-        self.d_out = size("SelfAttention", "d_out", d_out)
-        self.mask = instance("SelfAttention", "mask", mask, Mask, type(None))
-        where = placed("SelfAttention", device, dtype)
-        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
-        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
-        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
+        super().__init__(d_in, d_out, qkv_bias, device=device, dtype=dtype)
+        self.mask = check_type("SelfAttention", "mask", mask, Mask, type(None))
 
     @classmethod
     def from_matrices(
@@ -124,7 +136,7 @@ class SelfAttention(OneHead):
         Raises `BadType` unless all three are floating, of one dtype, and `BadValue` unless they
         have one shape.
         """
-        matrices = [_numbers(W) for W in (W_q, W_k, W_v)]
+        matrices = [_as_matrix(W) for W in (W_q, W_k, W_v)]
         if len({W.dtype for W in matrices}) > 1 or not matrices[0].is_floating_point():
             dtypes = ", ".join(str(W.dtype) for W in matrices)
             raise BadType(
@@ -140,22 +152,21 @@ class SelfAttention(OneHead):
                 "pass three such matrices; the weight of an nn.Linear goes in transposed.",
             )
         d_in, d_out = matrices[0].shape
-        # Made without numbers: nothing is drawn, so torch's generator stays where it was.
+        # On meta, so that no numbers are drawn from torch's generator.
         layer = cls(d_in, d_out, mask=mask, device="meta")
         names = ("W_query.weight", "W_key.weight", "W_value.weight")
         weights = [W.detach().T.clone(memory_format=torch.contiguous_format) for W in matrices]
         layer.load_state_dict(dict(zip(names, weights, strict=True)), assign=True)
         return layer
 
-    def question(self, x: Tensor, mask: Mask | None) -> Question:
-        x = sequence("SelfAttention", "x", x, self.d_in, self.W_query)
-        return Question(self.W_query(x), self.W_key(x), self.W_value(x), both(self.mask, mask))
+    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+        return super().project(x, combine_masks(self.mask, mask))
 
     def extra_repr(self) -> str:
         return "" if self.mask is None else f"mask={self.mask!r}"
 
 
-class CausalAttention(OneHead):
+class CausalAttention(Projected):
     """Self-attention in which a token looks at itself and at those before it.
 
     ``dropout(softmax(mask(Q K^T / sqrt(d_out)))) V`` with projections as in `SelfAttention`, for at
@@ -178,37 +189,25 @@ class CausalAttention(OneHead):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.d_in = size("CausalAttention", "d_in", d_in)
-        self.d_out = size("CausalAttention", "d_out", d_out)
-        self.context_length = size("CausalAttention", "context_length", context_length)
-        self.dropout = probability("CausalAttention", dropout)
-        where = placed("CausalAttention", device, dtype)
-        self.W_query = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
-        self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
-        self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **where)
+        super().__init__(d_in, d_out, qkv_bias, device=device, dtype=dtype)
+        self.context_length = check_size("CausalAttention", "context_length", context_length)
+        self.dropout = check_dropout("CausalAttention", dropout)
 
-    def question(self, x: Tensor, mask: Mask | None) -> Question:
-        x = sequence("CausalAttention", "x", x, self.d_in, self.W_query)
+    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+        inputs = super().project(x, combine_masks(causal, mask))
         if x.shape[-2] > self.context_length:
             raise BadValue(
                 f"CausalAttention got {x.shape[-2]} tokens, in x of shape {tuple(x.shape)}.",
                 f"this layer reads at most context_length={self.context_length} tokens.",
                 "cut the input, for example to its last tokens, or build the layer for more.",
             )
-        return Question(
-            self.W_query(x),
-            self.W_key(x),
-            self.W_value(x),
-            both(causal, mask),
-            dropout=self.dropout if self.training else 0.0,
-        )
+        return inputs._replace(dropout=self.dropout if self.training else 0.0)
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout:g}"
 
 
-def _numbers(W: object) -> Tensor:
+def _as_matrix(W: object) -> Tensor:
     try:
         return torch.as_tensor(W)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import BadValue
-from ..nn.words import tokenize
+from ..nn.tokenize import tokenize
 
 UNKNOWN, END = "<unknown>", "<end>"
 

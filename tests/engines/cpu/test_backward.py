@@ -410,9 +410,7 @@ def test_a_gradient_from_outside_of_vmap(name):
     [true] = torch.autograd.grad(one_by_one.square().sum(), many)
     [got] = torch.autograd.grad(torch.func.vmap(attend)(many).square().sum(), many)
     torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-5)
-    composed = torch.func.grad(lambda x: torch.func.vmap(attend)(x).square().sum())(
-        many.detach()
-    )
+    composed = torch.func.grad(lambda x: torch.func.vmap(attend)(x).square().sum())(many.detach())
     torch.testing.assert_close(composed, true, rtol=1e-4, atol=1e-5)
 
 

@@ -1,7 +1,7 @@
 """From a sentence to a `Trace`: tokens, embeddings, positions, projections, then attention.
 
 Nothing is learned here: embeddings and projections are drawn from a seed, so that every number can
-be followed and made again.
+be reproduced.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from ..errors import BadType, BadValue, kind_of, whole_number
 from ..masks import Mask
 from ..results.trace import Step, Trace
 from . import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
-from .words import tokenize
+from .tokenize import tokenize
 
-LONGEST = 2048
-LARGEST = 4096
-WIDEST = 64  # features up to which the matrices of the projections are shown
+MOST_TOKENS = 2048
+MOST_FEATURES = 4096
+MOST_SHOWN = 64  # features up to which the matrices of the projections are steps
 
 
 def explain_text(
@@ -33,12 +33,12 @@ def explain_text(
 ) -> Trace:
     """Explain self-attention over the words of a text, with random embeddings and projections.
 
-    Equal words have equal embeddings, (T, size), drawn in the order in which words first appear: a
-    row belongs to a word of this text only. With `positions`, sinusoids are added to them. Q, K and
-    V are projected from the sum for `heads` heads of size / heads features each; up to size 64 the
-    matrices that project are steps too (`W_query`, (H, size, size / H), and so on).
-    `mask=None` lets everyone look at everything, `scale=None` means 1/sqrt(size / heads). Dropout
-    drops the cells that `seed` decides.
+    Equal words have equal embeddings, (T, size), drawn in the order in which words first appear in
+    this text. With `positions`, sinusoids are added to them. Q, K and V are projected from the sum
+    for `heads` heads of size / heads features each; up to size 64 the projection matrices are steps
+    too (`W_query`, (H, size, size / H), and so on).
+    `mask=None` lets every query look at every key, `scale=None` means 1/sqrt(size / heads). `seed`
+    also decides which weights dropout drops.
 
     Raises `BadValue` for a text without words or with more than 2048, for a size or a seed out of
     range, and for heads that do not divide the size.
@@ -56,42 +56,40 @@ def explain_text(
             "attention needs at least one token.",
             "pass some words.",
         )
-    seed, size = _between("seed", seed, 0, 2**63 - 1), _between("size", size, 1, LARGEST)
+    seed, size = _between("seed", seed, 0, 2**63 - 1), _between("size", size, 1, MOST_FEATURES)
     if (count := whole_number(heads)) is None or count < 1 or size % count:
         raise BadValue(
             f"size={size} and heads={heads}.",
             "each head has size / heads features, so the number of heads divides the size.",
             "pass another number of heads, or another size.",
         )
-    if len(tokens) > LONGEST:
+    if len(tokens) > MOST_TOKENS:
         raise BadValue(
             f"The text has {len(tokens)} tokens.",
-            f"explain holds every matrix it shows, for at most {LONGEST} tokens.",
+            f"explain holds every matrix it shows, for at most {MOST_TOKENS} tokens.",
             "pass a shorter text.",
         )
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         ids = torch.tensor([vocabulary[token] for token in tokens])
         torch.default_generator.manual_seed(seed)
-        embed = TokenEmbedding(len(vocabulary), size)
-        attend = MultiHeadAttention(size, count, out_bias=False)
-        x = embed(ids)
+        x = TokenEmbedding(len(vocabulary), size)(ids)
+        layer = MultiHeadAttention(size, count, out_bias=False)
         before = [
             Step("ids", "vocabulary[token]", "Each different word gets a number.", "q", ids),
             Step("embeddings", "E[ids]", "Each word is looked up as a row of numbers; equal words "
                  "have equal rows.", "q e", x),
         ]  # fmt: skip
         if positions:
-            place = SinusoidalPositions(size)
-            wave = place(torch.zeros_like(x))
-            x = place(x)
+            sinusoids = SinusoidalPositions(size)(torch.zeros_like(x))
+            x = x + sinusoids
             before.append(
                 Step("positions", "sin(p / 10000^(2i/d)) in column 2i, cos in column 2i + 1",
                      "Attention does not know order, so each position p adds its own pattern of d "
-                     "features.", "q e", wave)
+                     "features.", "q e", sinusoids)
             )  # fmt: skip
-        trace = attend.explain(x, tokens=tokens, mask=mask, scale=scale, dropout=dropout, seed=seed)
-    steps = [*before, *_with_matrices(trace, attend, " + ".join(s.name for s in before[1:]))]
+        trace = layer.explain(x, tokens=tokens, mask=mask, scale=scale, dropout=dropout, seed=seed)
+    steps = [*before, *_with_matrices(trace, layer, " + ".join(s.name for s in before[1:]))]
     length = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
     return replace(trace, steps=tuple(steps), about=f"{length}, seed {seed}: {trace.about}")
 
@@ -108,18 +106,18 @@ def _between(name: str, value: int, least: int, most: int) -> int:
 
 
 def _with_matrices(trace: Trace, layer: MultiHeadAttention, source: str) -> Iterator[Step]:
-    """The layer's steps: its inputs say where they came from, and before a projection stands its
-    matrix, if a page can show it."""
-    heads, shown = layer.heads, layer.d <= WIDEST
-    turns = {"query": "h e d", "key": "g e d", "value": "g e v"}
+    """The layer's steps, with `source` as the formula of its inputs, and before each projection its
+    matrix, if it is small enough to show."""
+    heads, shown = layer.heads, layer.d <= MOST_SHOWN
+    axes = {"query": "h e d", "key": "g e d", "value": "g e v"}
     for step in trace:
         if step.name == "inputs":
             step = replace(step, formula=f"X = {source}")
-        if shown and step.name in turns:
+        if shown and step.name in axes:
             name = f"W_{step.name}"
             matrix = getattr(layer, name).weight.detach().T.unflatten(1, (heads, -1)).movedim(1, 0)
             why = f"Drawn at random: what turns a token into a {step.name}. Each head has its own."
-            yield Step(name, "", why, turns[step.name], matrix)
+            yield Step(name, "", why, axes[step.name], matrix)
         if shown and step.name == "projected":
             matrix = layer.out_proj.weight.detach().T.unflatten(0, (heads, -1))
             why = "Drawn at random: what mixes the answers of the heads. Each head has its rows."

@@ -1,4 +1,4 @@
-"""A text as words."""
+"""A text split into words."""
 
 import re
 import unicodedata
