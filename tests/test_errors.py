@@ -176,7 +176,7 @@ VALUES = {
         lambda: ch.explain(Q, K, V)["masked"],
         """There is no step 'masked' in this trace.
   Rule: a trace holds the steps that happened: query, key, value, scores, scaled, weights, output.
-  Way out: ask for one of these; a step such as 'capped' appears only when it was asked for.""",
+  Way out: ask for one of these; a step such as 'capped' is there only if it was requested.""",
     ),
     "a step without its axes": (
         lambda: ch.Step("mine", "x", "Why.", "q k", torch.zeros(2, 3, 4)),

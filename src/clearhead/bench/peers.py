@@ -6,6 +6,7 @@ One that is not installed, or cannot compute a case, gives the reason instead.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,20 @@ from ..problem.check import Options, make_problem
 from .cases import Case
 
 Run = Callable[[], Any]
+NO_BFLOAT16 = "onnxruntime computes no bfloat16 on a CPU"
 
 
 class Declined(Exception):
     """Why a peer is not timed in a case."""
+
+
+def _decline(condition: bool, reason: str) -> None:
+    if condition:
+        raise Declined(reason)
+
+
+def _decline_mask_matrix(case: Case) -> None:
+    _decline(not isinstance(case.mask, (Everything, Causal)), "timed without a mask matrix only")
 
 
 def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
@@ -56,8 +67,7 @@ def torch_sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 
 
 def eager(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    if case.B * case.H * case.Tq * case.Tk > 2**28:
-        raise Declined("its matrices would not fit")
+    _decline(case.B * case.H * case.Tq * case.Tk > 2**28, "its matrices would not fit")
     k, v = (x.repeat_interleave(case.H // case.G, 1) for x in (k, v))
     drop = None
     if not isinstance(case.mask, Everything):
@@ -72,8 +82,8 @@ def eager(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 
 
 def flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    if case.decode or case.tiny or case.dtype == torch.float16:
-        raise Declined("compiled for prefill only")
+    prefill = not case.decode and not case.tiny
+    _decline(not prefill or case.dtype == torch.float16, "compiled for prefill only")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     block = None
@@ -108,11 +118,6 @@ def _session(
     )
 
 
-def _refuse_bfloat16(case: Case) -> None:
-    if case.dtype == torch.bfloat16:
-        raise Declined("onnxruntime computes no bfloat16 on a CPU")
-
-
 def _declared(name: str, x: Tensor) -> Any:
     """An input or output of a graph, of the dtype and shape of `x`."""
     from onnx import TensorProto, helper
@@ -128,10 +133,9 @@ def _declared(name: str, x: Tensor) -> Any:
 def onnx_attention(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     from onnx import helper
 
-    _refuse_bfloat16(case)
+    _decline(case.dtype == torch.bfloat16, NO_BFLOAT16)
+    _decline_mask_matrix(case)
     causal = isinstance(case.mask, Causal)
-    if not causal and not isinstance(case.mask, Everything):
-        raise Declined("timed without a mask matrix only")
     node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
     session = _session(
         node,
@@ -146,10 +150,9 @@ def onnx_contrib(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     from onnx import helper
 
     causal = isinstance(case.mask, Causal)
-    if case.dtype != torch.float32 or case.G != case.H or case.decode:
-        raise Declined("MultiHeadAttention: float32, equal heads, prefill only")
-    if not causal and not isinstance(case.mask, Everything):
-        raise Declined("timed without a mask matrix only")
+    usual = case.dtype == torch.float32 and case.G == case.H
+    _decline(not usual or case.decode, "MultiHeadAttention: float32, equal heads, prefill only")
+    _decline_mask_matrix(case)
     node = helper.make_node(
         "MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft",
         num_heads=case.H, unidirectional=int(causal),
@@ -172,9 +175,8 @@ def onnx_grouped(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     """One decode step; one buffer holds the past and the present keys and values."""
     from onnx import helper
 
-    _refuse_bfloat16(case)
-    if not case.decode:
-        raise Declined("GroupQueryAttention: decode only")
+    _decline(case.dtype == torch.bfloat16, NO_BFLOAT16)
+    _decline(not case.decode, "GroupQueryAttention: decode only")
     import onnxruntime as ort
 
     node = helper.make_node(
@@ -206,14 +208,13 @@ def onnx_grouped(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     return lambda: session.run_with_iobinding(binding)
 
 
-def _openvino(case: Case, q: Tensor, k: Tensor, v: Tensor, precision: str) -> Run:
+def openvino(case: Case, q: Tensor, k: Tensor, v: Tensor, precision: str) -> Run:
     import openvino as ov
     from openvino import opset13
 
-    if case.dtype != torch.float32 or case.G != case.H:
-        raise Declined("timed in float32 with equal heads only")
-    if not isinstance(case.mask, (Everything, Causal)):
-        raise Declined("timed without a mask matrix only")
+    usual = case.dtype == torch.float32 and case.G == case.H
+    _decline(not usual, "timed in float32 with equal heads only")
+    _decline_mask_matrix(case)
     inputs = [opset13.parameter(list(x.shape), np.float32) for x in (q, k, v)]
     node = opset13.scaled_dot_product_attention(*inputs, causal=isinstance(case.mask, Causal))
     compiled = ov.Core().compile_model(
@@ -226,14 +227,6 @@ def _openvino(case: Case, q: Tensor, k: Tensor, v: Tensor, precision: str) -> Ru
     return lambda: request.infer()
 
 
-def openvino_f32(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    return _openvino(case, q, k, v, "f32")
-
-
-def openvino_bf16(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    return _openvino(case, q, k, v, "bf16")
-
-
 PEERS: dict[str, Callable[..., Run]] = {
     "clearhead": clearhead,
     "clearhead core": core_alone,
@@ -243,8 +236,8 @@ PEERS: dict[str, Callable[..., Run]] = {
     "onnxruntime Attention": onnx_attention,
     "onnxruntime contrib": onnx_contrib,
     "onnxruntime GQA": onnx_grouped,
-    "openvino f32": openvino_f32,
-    "openvino bf16": openvino_bf16,
+    "openvino f32": partial(openvino, precision="f32"),
+    "openvino bf16": partial(openvino, precision="bf16"),
 }
 
 

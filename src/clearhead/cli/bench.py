@@ -21,7 +21,7 @@ def bench(
         typer.Argument(metavar="GROUP", help="What to time; left out, everything (minutes)."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads for everybody; left out, torch's number.")
+        int | None, typer.Option(min=1, help="Threads for every peer; left out, torch's number.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
     peers: Annotated[

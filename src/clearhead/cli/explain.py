@@ -64,7 +64,8 @@ def explain(
         plot.suffix_of(png)
     words = read_text(text)
     if model is not None:
-        trace = _explain_model(model, words, layer)
+        trained = load(model) if is_storyteller(model) else Checkpoint(model)
+        trace = trained.explain(words, layer)
     else:
         trace = explain_text(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), dropout=dropout,
@@ -90,35 +91,20 @@ def explain(
 
 def _check_options(context: typer.Context, model: Path | None, as_json: bool) -> None:
     """Refuse options that would be ignored."""
-    if model is not None:
-        refuse(
-            context,
-            ("size", "heads", "seed", "mask", "dropout", "scale", "positions"),
-            "together with --model",
-            "a checkpoint decides its own size, heads, mask and weights.",
-            "leave --{name} out, or explain the text without --model.",
-        )
-    else:
-        refuse(
-            context,
-            ("layer",),
-            "without --model",
+    if model is None:
+        rule, way = (
             "only a checkpoint has layers to choose from.",
-            "add --model DIR, or leave --{name} out.",
+            "add --model DIR, or leave {} out.",
         )
+        refuse(context, ("layer",), "without --model", rule, way)
+    else:
+        names = ("size", "heads", "seed", "mask", "dropout", "scale", "positions")
+        rule = "a checkpoint decides its own size, heads, mask and weights."
+        way = "leave {} out, or explain the text without --model."
+        refuse(context, names, "together with --model", rule, way)
     if as_json:
-        refuse(
-            context,
-            ("query", "decimals"),
-            "together with --json",
-            "JSON holds every number in full, for programs.",
-            "leave --{name} or --json out.",
-        )
-
-
-def _explain_model(model: Path, words: str, layer: int) -> Trace:
-    trained = load(model) if is_storyteller(model) else Checkpoint(model)
-    return trained.explain(words, layer)
+        rule, way = "JSON holds every number in full, for programs.", "leave {} or --json out."
+        refuse(context, ("query", "decimals"), "together with --json", rule, way)
 
 
 def write_page(trace: Trace, path: Path, note: str, query: int | None = None) -> Path:

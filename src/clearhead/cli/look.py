@@ -93,13 +93,10 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
             "leave one of the two out.",
         )
     if not random:
-        refuse(
-            context,
-            ("size", "heads", "seed", "mask", "positions"),
-            "without --random",
-            "a trained model decides its own size, heads, mask and weights.",
-            "leave --{name} out, or add --random for weights that have learned nothing.",
-        )
+        names = ("size", "heads", "seed", "mask", "positions")
+        rule = "a trained model decides its own size, heads, mask and weights."
+        way = "leave {} out, or add --random for weights that have learned nothing."
+        refuse(context, names, "without --random", rule, way)
 
 
 def _look_at_storyteller(model: Path | None, words: str, out: Path) -> None:

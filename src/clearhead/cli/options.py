@@ -21,13 +21,9 @@ MaskText = Annotated[
 ]
 
 
-def typed(context: typer.Context, names: Iterable[str]) -> list[str]:
-    """Those of the options that were typed, and do not have their default value."""
-    sources = {name: context.get_parameter_source(name) for name in names}
-    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-
-
 def refuse(context: typer.Context, names: Iterable[str], where: str, rule: str, way: str) -> None:
-    """Raise `BadValue` for an option that was typed and would be ignored."""
-    for name in typed(context, names):
-        raise BadValue(f"--{name} was given {where}.", rule, way.format(name=name))
+    """Raise `BadValue` for the first option that was typed though it would be ignored."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise BadValue(f"--{name} was given {where}.", rule, way.format(f"--{name}"))

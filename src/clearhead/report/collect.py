@@ -133,13 +133,8 @@ class Collector:
             "next": window(after=1, align=corner) & ~window(after=0, align=corner),
             "same": window(before=0, after=0, align=corner),
         }
-        requested: list[str | Statistic] = [
-            "entropy",
-            "max",
-            "received",
-            pooled_map(MAP_SIDE, MAP_SIDE),
-            *more,
-        ]
+        pooled = pooled_map(MAP_SIDE, MAP_SIDE)
+        requested: list[str | Statistic] = ["entropy", "max", "received", pooled, *more]
         one_text = not site.cross_attention and _of_one_text(problem)
         if one_text:
             requested.append(mass(groups))

@@ -1,6 +1,5 @@
 """A report as a table, as JSON and in a notebook."""
 
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,6 +8,7 @@ from typing import Any
 from ..results.report import NOT_NUMBERS, Findings
 from ..views import html
 from ..views.escape import visible
+from ..views.format import without_nan
 from .head_label import LABELS, REPEAT_GROUPS
 
 
@@ -24,7 +24,7 @@ class Report(Findings):
                 "module": layer.module,
                 "cross_attention": layer.cross_attention,
                 "question": layer.question,
-                "heads": [_finite(asdict(head)) for head in layer.heads],
+                "heads": [without_nan(asdict(head), lambda x: None) for head in layer.heads],
             }
             for layer in self.layers
         ]
@@ -52,8 +52,8 @@ class Report(Findings):
         )
         if any(name in x.shares for x in self.heads for name in REPEAT_GROUPS):
             shares += (
-                "; induction and duplicate, where a token stood before: on what followed it then, "
-                "and on it"
+                "; induction and duplicate, where a token occurred before: on what followed it "
+                "then, and on it"
             )
         lines = []
         if measured:
@@ -92,15 +92,6 @@ class Report(Findings):
 
     def _repr_html_(self) -> str:
         return html.in_notebook(html.report_page(self))
-
-
-def _finite(value: Any) -> Any:
-    """The value with None for NaN and infinity, which JSON has not."""
-    if isinstance(value, dict):
-        return {name: _finite(x) for name, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

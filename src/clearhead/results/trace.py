@@ -92,7 +92,7 @@ class Trace:
         raise BadValue(
             f"There is no step {name!r} in this trace.",
             "a trace holds the steps that happened: " + ", ".join(self.names) + ".",
-            "ask for one of these; a step such as 'capped' appears only when it was asked for.",
+            "ask for one of these; a step such as 'capped' is there only if it was requested.",
         )
 
     def __getitem__(self, name: str) -> Tensor:

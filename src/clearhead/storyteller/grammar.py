@@ -81,22 +81,7 @@ def split_of(words: tuple[str, ...]) -> Split:
 @lru_cache(maxsize=1)
 def lexicon() -> tuple[str, ...]:
     """Every word that a story can contain, in alphabetical order."""
-    words = {
-        "there",
-        "was",
-        "were",
-        "lived",
-        "a",
-        "two",
-        "rhyme",
-        "to",
-        "and",
-        "the",
-        "that",
-        "because",
-        ".",
-        ",",
-    }
+    words = set("there was were lived a two rhyme to and the that because . ,".split())
     for group in (LOOKS, COLOURS, TAKES, STAYS, GIVES, HOWS, NEARS, SCENERY):
         words |= set(group)
     for phrase in (*WHENS, *STARTS, *OPENINGS):

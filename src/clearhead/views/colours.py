@@ -3,18 +3,9 @@
 # Viridis at eleven points (Smith & van der Walt 2015); between them colours are mixed. It is even
 # in lightness, and in the same order for every kind of colour vision.
 VIRIDIS = (
-    (68, 1, 84),
-    (72, 36, 117),
-    (65, 68, 135),
-    (53, 95, 141),
-    (42, 120, 142),
-    (33, 145, 140),
-    (34, 168, 132),
-    (68, 191, 112),
-    (122, 209, 81),
-    (189, 223, 38),
-    (253, 231, 37),
-)
+    (68, 1, 84), (72, 36, 117), (65, 68, 135), (53, 95, 141), (42, 120, 142), (33, 145, 140),
+    (34, 168, 132), (68, 191, 112), (122, 209, 81), (189, 223, 38), (253, 231, 37),
+)  # fmt: skip
 
 Colour = tuple[int, int, int]
 

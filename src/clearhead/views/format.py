@@ -1,6 +1,8 @@
-"""Numbers and counts as text, and which positions of a long axis are written out."""
+"""Numbers and counts as text and JSON, and which positions of a long axis are written out."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from ..results.trace import AXES
 
@@ -50,3 +52,16 @@ def evenly(size: int, most: int) -> list[int]:
     if size <= most:
         return list(range(size))
     return [round(i * (size - 1) / (most - 1)) for i in range(most)]
+
+
+def without_nan(value: Any, write: Callable[[float], object]) -> Any:
+    """Nested dicts and lists for JSON, which has neither NaN nor infinity: each is `write(x)`.
+
+    >>> without_nan({"a": (1.0, float("inf"))}, str)
+    {'a': [1.0, 'inf']}
+    """
+    if isinstance(value, dict):
+        return {name: without_nan(x, write) for name, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(x, write) for x in value]
+    return write(value) if isinstance(value, float) and not math.isfinite(value) else value

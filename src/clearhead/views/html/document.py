@@ -8,13 +8,13 @@ import math
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ...errors import BadValue, why_failed
 from ..colours import VIRIDIS
 from ..escape import visible_in_browser
+from ..format import without_nan
 
 # In this order the files make one script, with one scope.
 SCRIPTS = ("data.js", "marks.js", "maps.js", "lines.js", "steps.js", "report.js", "page.js")
@@ -90,20 +90,15 @@ def _one_line(text: str) -> str:
 
 def _json(value: object) -> str:
     """JSON that is safe inside a script element: nothing in it can open or close a tag."""
-    text = json.dumps(
-        _without_nan(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")
-    )
+    strict = without_nan(value, _nonfinite)
+    text = json.dumps(strict, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # Since all of it is ASCII, U+2028, U+2029 and lone surrogates are written \uXXXX.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _without_nan(value: Any) -> Any:
-    """The value with {"float": "NaN"} for NaN, and so on: JSON has neither NaN nor infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"}
-    if isinstance(value, dict):
-        return {name: _without_nan(x) for name, x in value.items()}
-    return [_without_nan(x) for x in value] if isinstance(value, (list, tuple)) else value
+def _nonfinite(x: float) -> dict[str, str]:
+    """What the script reads as this number."""
+    return {"float": "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"}
 
 
 def _asset(name: str) -> str:
