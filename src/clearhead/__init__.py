@@ -38,6 +38,7 @@ from .api.matrix import Matrix
 from .api.metrics import logit_difference
 from .api.plan import Plan, plan
 from .api.recording import Recording
+from .api.rollout import rollout
 from .api.watch import watch
 from .api.why_scale import why_scale
 from .errors import AttentionError, BadType, BadValue
@@ -71,6 +72,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Effects",
     "Effect",
     "logit_difference",
+    "rollout",
     "plan",
     "Plan",
     "causal",
