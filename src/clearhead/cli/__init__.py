@@ -16,6 +16,7 @@ from .output import say
 from .plan import plan
 from .scale import scale
 from .storyteller import ablate, measure, train
+from .whatif import whatif
 
 app = typer.Typer(
     add_completion=False,
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (explain, look, scale, train, measure, ablate, plan, bench, doctor)
+COMMANDS = (explain, look, whatif, scale, train, measure, ablate, plan, bench, doctor)
 for command in COMMANDS:
     app.command()(command)
 

@@ -12,6 +12,7 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from .edit import Edit, Here, finite_number
 
+MOST_SHOWN = 80  # letters of a mask in what an edit prints
 MASKS_KEPT = 4  # edited masks that an edit keeps: layers take turns with a few
 
 
@@ -42,7 +43,8 @@ class knock_out(Edit):
             )
 
     def said(self) -> list[str]:
-        return [repr(self.mask)]
+        shown = repr(self.mask)
+        return [shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 3]}..."]
 
     def removed(self) -> Mask:
         """The edges that go."""

@@ -1,0 +1,112 @@
+"""`clearhead whatif`: a text read without and with edits of attention."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from .. import masks
+from ..api import edits as edit
+from ..errors import BadValue
+from ..hf import Checkpoint
+from ..masks import Mask, dense
+from ..report.whatif import whatif as read_twice
+from ..storyteller import Storyteller, is_storyteller, load
+from .options import Text
+from .text_input import read_text
+
+PLACE = re.compile(r"\s*(layer|head|row)s?\s+(-?\d+(?:\s*,\s*-?\d+)*)\s*")
+EDGES = "EDGES is a mask, as in --mask, or 'QUERY -> KEY', tokens or their numbers."
+
+
+def whatif(
+    text: Text = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A Hugging Face checkpoint or a storyteller; default: the storyteller."),
+    ] = None,
+    knock_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--knock-out",
+            metavar="[PLACE:] EDGES",
+            help="Take these edges away, e.g. 'layer 0 head 7: she -> queen' or 'prefix(1)'. "
+            + EDGES,
+        ),
+    ] = None,
+    keep_only: Annotated[
+        list[str] | None,
+        typer.Option("--keep-only", metavar="[PLACE:] EDGES", help="Take all others away."),
+    ] = None,
+    ablate: Annotated[
+        list[str] | None,
+        typer.Option("--ablate", metavar="PLACE", help="Set outputs to 0, e.g. 'layer 0 head 7'."),
+    ] = None,
+) -> None:
+    """Read a text without and with edits of attention: next words, losses, where weight moves.
+
+    A PLACE is layers, heads and rows (queries), numbered from 0: 'layers 0,1 head 7 row 4'.
+    """
+    words = read_text(text)
+    reader: Checkpoint | Storyteller
+    reader = Checkpoint(model) if model is not None and not is_storyteller(model) else load(model)
+    tokens = reader.read(words)[0] if isinstance(reader, Checkpoint) else None
+    tokens = list(reader.encode(words).labels()) if isinstance(reader, Storyteller) else tokens
+    assert tokens is not None
+    edits = [_edit(said, "knock_out", tokens) for said in knock_out or ()]
+    edits += [_edit(said, "keep_only", tokens) for said in keep_only or ()]
+    edits += [_edit(said, "ablate", tokens) for said in ablate or ()]
+    if not edits:
+        raise BadValue(
+            "No edit was given.",
+            "whatif shows what edits of attention change.",
+            "pass for example --knock-out 'layer 0: prefix(1)' or --ablate 'layer 0 head 7'.",
+        )
+    typer.echo(str(read_twice(reader, words, edits)))
+
+
+def _edit(said: str, kind: str, tokens: list[str]) -> edit.Edit:
+    """An edit from ``layer 0 head 7: she -> queen``."""
+    place, colon, edges = said.rpartition(":") if kind != "ablate" else (said, ":", "")
+    found: dict[str, list[int]] = {}
+    at = 0
+    while match := PLACE.match(place, at):
+        found[f"{match[1]}s"] = [int(n) for n in match[2].split(",")]
+        at = match.end()
+    if at < len(place.strip()) or (colon and not found):
+        raise BadValue(
+            f"--{kind.replace('_', '-')} {said!r} names no place.",
+            "a place is layers, heads and rows with their numbers, and a colon before the edges.",
+            "write for example 'layer 0 head 7: she -> queen', or 'layers 0,1: prefix(1)'.",
+        )
+    layers, heads, rows = (found.get(name) for name in ("layers", "heads", "rows"))
+    if kind == "ablate":
+        return edit.ablate(layers=layers, heads=heads, rows=rows)
+    make = edit.knock_out if kind == "knock_out" else edit.keep_only
+    return make(_mask(edges, tokens), layers=layers, heads=heads, rows=rows)
+
+
+def _mask(edges: str, tokens: list[str]) -> Mask:
+    query, arrow, key = (part.strip() for part in edges.partition("->"))
+    if not arrow:
+        return masks.parse(edges)
+    cells = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+    for q in _positions(query, tokens):
+        cells[q, _positions(key, tokens)] = True
+    return dense(keep=cells)
+
+
+def _positions(said: str, tokens: list[str]) -> list[int]:
+    """Where a token stands; every place of it, or the one of a number."""
+    if said.isdigit() and int(said) < len(tokens):
+        return [int(said)]
+    found = [i for i, t in enumerate(tokens) if t.strip("Ġ▁# ").lower() == said.lower()]
+    if not found:
+        raise BadValue(
+            f"The token {said!r} is not in the text.",
+            f"an edge goes from a token to a token: {', '.join(tokens[:20])}.",
+            f"name one of these, or its number from 0 to {len(tokens) - 1}.",
+        )
+    return found

