@@ -29,7 +29,7 @@ def test_every_block_runs_in_order(tmp_path, monkeypatch):
             names.update(test.globs)
         else:
             exec(block, names)
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
     assert names["seen"][0].mass["first"].shape == (2, 8, 10)
     assert names["out"].shape == (1, 64) and names["cache"].length == 5
     assert {path.name for path in tmp_path.iterdir()} == {"steps.html", "heads.png"}

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 import clearhead as ch
 import clearhead.storyteller as st
+from clearhead.storyteller import data
 from clearhead.storyteller.causes import causes, links
-from clearhead.storyteller.data import pad, tell
+from clearhead.storyteller.data import pad
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def test_the_heads_that_look_at_the_antecedent_are_those_that_matter(found):
 
 def test_a_row_is_what_running_without_these_edges_gives(found):
     teller = st.load()
-    told = tell(1, 30, "held-out")
+    told = data.stories(1, 30, "held-out")
     ids, targets = pad(told, teller.vocabulary)
     edges = links(told, ids.shape[1])
     pairs = [(b, p, a) for b, s in enumerate(told) for p, a in s.antecedents.items()]

@@ -2,7 +2,7 @@
 
 Start a script with ``torchrun --nproc-per-node N script.py``, call
 ``torch.distributed.init_process_group("gloo")`` (NCCL on GPUs), cut what depends on positions with
-`shard`, and ask `attention` as on one machine. docs/scaling.md says what it costs.
+`shard`, and call `attention` as on one machine. `plan` says what it costs.
 """
 
 from .attention import attention, shard, unshard

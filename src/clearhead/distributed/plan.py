@@ -86,6 +86,7 @@ def plan(
 ) -> Plan:
     """What each of `world` ranks would compute, send and hold; needs no process group.
 
+    >>> import torch, clearhead as ch
     >>> x = torch.empty(1, 8, 32768, 64, device="meta")
     >>> ch.distributed.plan(x, x, x, world=4, layout="head-tail", mask=ch.causal).balance
     1.0
