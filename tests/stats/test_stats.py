@@ -551,7 +551,7 @@ def test_empty_tiles_are_skipped_and_each_product_is_made_once(monkeypatch):
 PEAK = """
 import resource, sys, torch, clearhead
 from clearhead import stats
-from clearhead.ask import ask
+from clearhead.problem.check import Options, make_problem
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -562,7 +562,7 @@ def gather(S):
               stats.map(256, 256), stats.rows([0, -1])]
     if "look" in sys.argv:
         return clearhead.look(q[:S], k[:S], k[:S], mask=clearhead.causal, stats=wanted)
-    problem, inputs = ask(q[:S], k[:S], k[:S], mask=clearhead.causal)
+    problem, inputs = make_problem(q[:S], k[:S], k[:S], Options(mask=clearhead.causal))
     return stats.sweep(problem, inputs, wanted).finish()
 
 torch.set_grad_enabled(False)
