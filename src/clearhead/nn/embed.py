@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..api.hooks import must_be_whole, ranks_here
+from ..api.hooks import active_ranks, must_not_be_sharded
 from ..errors import BadType, BadValue, whole_number
 from ..torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
@@ -197,7 +197,7 @@ class RelativePositions(nn.Module):
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
-        must_be_whole("RelativePositions")
+        must_not_be_sharded("RelativePositions")
         start = _check_start("RelativePositions", start)
         if not queries or not keys:
             return self.table.new_empty(self.heads, queries, keys)
@@ -231,7 +231,7 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
     and T x d/2 is little next to the T x d x d of any projection.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if (ranks := ranks_here()) is None:
+    if (ranks := active_ranks()) is None:
         positions = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
     else:
         positions = ranks.positions.to(x.device, wide) + start
