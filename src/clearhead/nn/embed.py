@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..api.hooks import active_ranks, must_not_be_sharded
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, BadValue, as_count
 from ..torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
 
@@ -240,11 +240,6 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
 
 
 def _check_start(layer: str, start: object) -> int:
-    number = whole_number(start)
-    if number is None or number < 0:
-        raise BadValue(
-            f"{layer} got start={start!r}.",
-            "start is the position of the first token, a whole number from 0 on.",
-            "pass the number of tokens that came before, for example cache.length.",
-        )
-    return number
+    rule = "start is the position of the first token, a whole number from 0 on."
+    way_out = "pass the number of tokens that came before, for example cache.length."
+    return as_count(f"{layer} got start", start, rule, way_out)
