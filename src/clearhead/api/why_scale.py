@@ -46,7 +46,7 @@ def why_scale(
             "pass keys=2 or more.",
         )
     size, keys, queries = _size("size", size), _size("keys", keys), _size("queries", queries)
-    sizes = sorted({size, *(_size("sizes", d) for d in sizes)})
+    sizes = sorted({size, *(_size(f"sizes[{i}]", d) for i, d in enumerate(sizes))})
     columns: dict[str, list[float]] = {
         f"{what}_{kind}": []
         for what in ("variance", "gradient", "entropy")
