@@ -108,7 +108,7 @@ VALUES = {
     ),
     "softcap of 0": (
         lambda: call(softcap=0),
-        """softcap=0.0.
+        """softcap=0.
   Rule: softcap is a positive, finite number, or None for no cap.
   Way out: pass another softcap, or leave it out.""",
     ),
@@ -309,9 +309,9 @@ TYPES = {
     ),
     "scale as text": (
         lambda: call(scale="0.5"),
-        """scale is '0.5'.
-  Rule: scale is a number, or None.
-  Way out: pass a float as scale=.""",
+        """scale='0.5'.
+  Rule: scale is a finite number, or None for 1/sqrt(D).
+  Way out: pass another scale, or leave it out.""",
     ),
     "a scale that would learn": (
         lambda: call(scale=torch.tensor(0.5, requires_grad=True)),

@@ -1,10 +1,12 @@
 """Errors in three parts: what you gave, the rule, the way out.
 
-And the checks of arguments that many rooms make: a whole number, a folder to write to.
+And the checks of arguments: whole numbers, positions, numbers, a folder to write to.
 """
 
+import math
 import operator
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -69,7 +71,53 @@ def whole_number(value: object) -> int | None:
         return None
 
 
-def folder(path: str | Path, what: str, way: str = "pass another folder.") -> Path:
+def as_count(
+    name: str, value: object, rule: str, way_out: str, least: int = 0, most: int | None = None
+) -> int:
+    """`value` as an int from `least` to `most` (None: any). Else raises, with `name`, the rule and
+    the way out: `BadType` for what is no whole number, `BadValue` for one out of range."""
+    whole = whole_number(value)
+    if whole is None:
+        raise BadType(f"{name}={value!r}.", rule, way_out)
+    if whole < least or (most is not None and whole > most):
+        raise BadValue(f"{name}={value!r}.", rule, way_out)
+    return whole
+
+
+def as_index(what: str, value: object, size: int, rule: str, way_out: str) -> int:
+    """`value` as a position from 0 to `size` - 1, where -1 is the last. Else raises, as `as_count`
+    does; `what` says what was asked for."""
+    whole = whole_number(value)
+    if whole is None:
+        raise BadType(f"{what} {value!r} was asked for.", rule, way_out)
+    if not -size <= whole < size:
+        raise BadValue(f"{what} {value!r} was asked for.", rule, way_out)
+    return whole % size
+
+
+def as_number(
+    name: str,
+    value: object,
+    rule: str,
+    way_out: str,
+    allowed: Callable[[float], bool] = math.isfinite,
+) -> float:
+    """`value` as a float that is `allowed`. Else raises, as `as_count` does.
+
+    A text or a boolean is no number, although `float` would read one into it.
+    """
+    try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError
+        found = float(value)  # type: ignore[arg-type]  # it says what is none
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(f"{name}={value!r}.", rule, way_out) from error
+    if not allowed(found):
+        raise BadValue(f"{name}={value!r}.", rule, way_out)
+    return found
+
+
+def writable_folder(path: str | Path, what: str, way: str = "pass another folder.") -> Path:
     """The folder of that name, made if need be. `what` will be written there, and `way` says how to
     name another one. Raises `BadValue` if it cannot be made or written to."""
     made, fails = Path(path), "cannot be made"

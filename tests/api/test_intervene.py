@@ -314,7 +314,7 @@ def test_what_never_applied_is_an_error():
         (lambda: ch.edits.knock_out(torch.ones(2)), BadType, "knock_out got a Tensor"),
         (lambda: ch.edits.temperature(0), BadValue, "t=0"),
         (lambda: ch.edits.temperature("hot"), BadType, "t='hot'"),
-        (lambda: ch.edits.scale(math.nan), BadType, "factor=nan"),
+        (lambda: ch.edits.scale(math.nan), BadValue, "factor=nan"),
         (lambda: ch.edits.ablate(by="median"), BadValue, "by='median'"),
         (lambda: ch.edits.ablate(layers=3), BadType, "layers is 3"),
         (lambda: ch.edits.ablate(heads=["1"]), BadType, "heads is"),

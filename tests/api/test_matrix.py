@@ -103,8 +103,8 @@ def test_leading_dimensions_may_be_missing(rank):
 
 def test_weights_never_carry_dropout():
     q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4)
-    dropped, naive_attention = ch.matrix(q, k, dropout=0.5, seed=3), ch.matrix(q, k)
-    assert torch.equal(dropped.to_dense(), naive_attention.to_dense())
+    dropped, undropped = ch.matrix(q, k, dropout=0.5, seed=3), ch.matrix(q, k)
+    assert torch.equal(dropped.to_dense(), undropped.to_dense())
 
 
 def test_half_precision_is_answered_in_fp32():
@@ -208,23 +208,23 @@ ERRORS = {
     "a row too far": (
         lambda A: A.rows([0, 5]),
         ch.BadValue,
-        """query 5 was asked for, and there are 5.
-  Rule: positions count from 0 and stay below the size; -1 is the last.
-  Way out: ask for a query from -5 to 4.""",
+        """query 5 was asked for.
+  Rule: there are 5, counted from 0; -1 is the last.
+  Way out: pass an int, a slice or a list of ints, from -5 to 4.""",
     ),
     "a column too far back": (
         lambda A: A.cols(-8),
         ch.BadValue,
-        """key -8 was asked for, and there are 7.
-  Rule: positions count from 0 and stay below the size; -1 is the last.
-  Way out: ask for a key from -7 to 6.""",
+        """key -8 was asked for.
+  Rule: there are 7, counted from 0; -1 is the last.
+  Way out: pass an int, a slice or a list of ints, from -7 to 6.""",
     ),
     "a row by its token": (
         lambda A: A.rows(["cat"]),
         ch.BadType,
         """query 'cat' was asked for.
-  Rule: positions are whole numbers.
-  Way out: pass an int, a slice or a list of ints.""",
+  Rule: there are 5, counted from 0; -1 is the last.
+  Way out: pass an int, a slice or a list of ints, from -5 to 4.""",
     ),
     "values of another length": (
         lambda A: A @ torch.randn(2, 3, 5, 4),
@@ -304,10 +304,10 @@ def test_products_have_second_derivatives():
     def squared(q):
         return (ch.matrix(q, k) @ x).square().sum()
 
-    def naive_attention(q):
+    def dense_attention(q):
         return (torch.softmax(q @ k.T / 2, -1) @ x).square().sum()
 
-    ours, true = (torch.autograd.functional.hessian(f, q) for f in (squared, naive_attention))
+    ours, true = (torch.autograd.functional.hessian(f, q) for f in (squared, dense_attention))
     torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
 
 

@@ -33,9 +33,9 @@ def test_looking_does_not_change_a_bit(name, dtype, engine):
     reasons = next(e for e in ENGINES if e.name == engine).why_not(problem)
     if reasons:
         pytest.skip(f"{engine}: {'; '.join(reasons)}")
-    naive_attention = ch.attention(*case.tensors, **case.keywords, engine=engine)
-    seen = ch.look(*case.tensors, **case.keywords, engine=engine, stats=EVERYTHING)
-    assert torch.equal(naive_attention, seen.out)
+    unwatched = ch.attention(*case.tensors, **case.keywords, engine=engine)
+    recording = ch.look(*case.tensors, **case.keywords, engine=engine, stats=EVERYTHING)
+    assert torch.equal(unwatched, recording.out)
 
 
 def model():
@@ -43,65 +43,69 @@ def model():
     return torch.nn.Sequential(*(ch.nn.TransformerBlock(12, 3, causal=True) for _ in range(2)))
 
 
-def test_every_layer_is_seen_by_name_and_nothing_changes():
+def test_every_layer_is_recorded_by_name_and_nothing_changes():
     layers, x = model().eval(), torch.randn(2, 7, 12)
     with torch.no_grad():
-        naive_attention = layers(x)
-        with ch.watch(layers, stats=["entropy", "received", ch.topk(2)]) as seen:
+        unwatched = layers(x)
+        with ch.watch(layers, stats=["entropy", "received", ch.topk(2)]) as recording:
             watched = layers(x)
-    assert torch.equal(naive_attention, watched)
-    assert [call.module for call in seen] == ["0.attention", "1.attention"]
-    assert [call.layer for call in seen] == [0, 1]
+    assert torch.equal(unwatched, watched)
+    assert [call.module for call in recording] == ["0.attention", "1.attention"]
+    assert [call.layer for call in recording] == [0, 1]
     trace = layers[0].attention.explain(layers[0].norm_1(x))
     weights = trace["weights"].detach()
-    torch.testing.assert_close(seen["0.attention"].received, weights.sum(2))
+    torch.testing.assert_close(recording["0.attention"].received, weights.sum(2))
     torch.testing.assert_close(
-        seen[0].entropy, torch.special.entr(weights).sum(-1), rtol=1e-5, atol=1e-6
+        recording[0].entropy, torch.special.entr(weights).sum(-1), rtol=1e-5, atol=1e-6
     )
-    assert seen[0].topk.keys[..., 0].equal(weights.argmax(-1))
+    assert recording[0].topk.keys[..., 0].equal(weights.argmax(-1))
 
 
 def test_only_the_layers_heads_and_rows_asked_for():
     layers, x = model(), torch.randn(2, 7, 12)
-    with ch.watch(layers, stats=["max"], layers=["1.*"], heads=[2, 0], rows=[6]) as seen:
+    with ch.watch(layers, stats=["max"], layers=["1.*"], heads=[2, 0], rows=[6]) as recording:
         layers(x)
-    (call,) = seen
+    (call,) = recording
     assert call.module == "1.attention" and call.layer == 1
     assert call.max.shape == (2, 2, 7) and call.rows.shape == (2, 2, 1, 7)
-    with ch.watch(layers, layers=[0]) as seen:
+    with ch.watch(layers, layers=[0]) as recording:
         layers(x)
         layers(x)
-    assert [call.layer for call in seen] == [0, 0]
+    assert [call.layer for call in recording] == [0, 0]
 
 
 def test_statistics_go_to_disk_and_not_to_memory(tmp_path):
     layers, x = model(), torch.randn(2, 7, 12)
     with ch.watch(layers, stats=["entropy", ch.topk(2)]) as kept:
         layers(x)
-    with ch.watch(layers, stats=["entropy", ch.topk(2)], to=tmp_path / "deep" / "seen") as seen:
+    with ch.watch(
+        layers, stats=["entropy", ch.topk(2)], to=tmp_path / "deep" / "calls"
+    ) as recording:
         layers(x)
-    assert len(seen) == 0
-    with pytest.raises(BadValue, match=r"is in files and was not kept(?s:.*)00000.safetensors"):
-        seen[0]
-    index = index_of(tmp_path / "deep" / "seen")
+    assert len(recording) == 0
+    with pytest.raises(BadValue, match=r"are in files and were not kept(?s:.*)00000.safetensors"):
+        recording[0]
+    index = index_of(tmp_path / "deep" / "calls")
     assert [call["module"] for call in index] == ["0.attention", "1.attention"]
     for told, call in zip(index, kept, strict=True):
-        tensors = load_file(tmp_path / "deep" / "seen" / told["file"])
+        tensors = load_file(tmp_path / "deep" / "calls" / told["file"])
         assert tensors["entropy"].equal(call.entropy.detach())
         assert tensors["topk.keys"].equal(call.topk.keys)
 
 
 def test_gauges_in_training_and_a_regulariser_in_one_line():
     layers, x = model().train(), torch.randn(2, 7, 12)
-    with ch.watch(layers, stats=["entropy", "max"]) as seen:
+    with ch.watch(layers, stats=["entropy", "max"]) as recording:
         layers(x)
-        gauges = seen.gauges()
-        sum(call.entropy.mean() for call in seen).backward()
-    assert gauges["0.attention.entropy"] == pytest.approx(float(seen[0].entropy.detach().mean()))
-    assert gauges["1.attention.max"] == pytest.approx(float(seen[1].max.detach().max()))
+        gauges = recording.gauges()
+        sum(call.entropy.mean() for call in recording).backward()
+    assert gauges["0.attention.entropy"] == pytest.approx(
+        float(recording[0].entropy.detach().mean())
+    )
+    assert gauges["1.attention.max"] == pytest.approx(float(recording[1].max.detach().max()))
     assert layers[0].attention.W_query.weight.grad.abs().sum() > 0
-    seen.clear()
-    assert len(seen) == 0
+    recording.clear()
+    assert len(recording) == 0
 
 
 def test_a_folder_says_what_it_holds(tmp_path):
@@ -119,35 +123,35 @@ def test_a_folder_says_what_it_holds(tmp_path):
     assert held["entropy"].shape == (2, 2, 7) and held["rows"].shape == (2, 2, 2, 7)
 
 
-def test_what_was_seen_prints_and_slices():
+def test_a_recording_prints_and_slices():
     layers = model()
-    with ch.watch(layers) as seen:
-        assert repr(seen) == "0 calls seen"
+    with ch.watch(layers) as recording:
+        assert repr(recording) == "0 calls recorded"
         for _ in range(10):
             layers(torch.randn(2, 7, 12))
-    lines = repr(seen).splitlines()
-    assert lines[0] == "20 calls seen" and len(lines) == 13 and lines[11] == "  ..."
-    assert repr(seen[0]) == f"{lines[1].strip()}: entropy, max"
+    lines = repr(recording).splitlines()
+    assert lines[0] == "20 calls recorded" and len(lines) == 13 and lines[11] == "  ..."
+    assert repr(recording[0]) == f"{lines[1].strip()}: entropy, max"
     assert lines[1].startswith("  layer 0  0.attention  B=2 H=3") and "layer 1" in lines[-1]
-    assert [call.layer for call in seen[-2:]] == [0, 1]
+    assert [call.layer for call in recording[-2:]] == [0, 1]
 
 
 def test_watching_ends_with_the_block_even_when_the_model_fails():
     layers, x = model(), torch.randn(2, 7, 12)
-    with pytest.raises(BadValue), ch.watch(layers) as seen:
+    with pytest.raises(BadValue), ch.watch(layers) as recording:
         layers(torch.randn(2, 7, 13))
     layers(x)
-    assert len(seen) == 0
+    assert len(recording) == 0
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in layers.modules())
 
 
 def test_a_failing_layer_does_not_leave_its_name_behind():
     layers, x = model(), torch.randn(2, 7, 12)
-    with ch.watch(layers) as seen:
+    with ch.watch(layers) as recording:
         with pytest.raises(BadValue):
             layers(torch.randn(2, 7, 13))
         layers(x)
-    assert [call.module for call in seen] == ["0.attention", "1.attention"]
+    assert [call.module for call in recording] == ["0.attention", "1.attention"]
 
 
 @pytest.mark.parametrize("call, said", [
@@ -170,7 +174,7 @@ def test_wrong_calls(call, said):
 def test_what_would_see_nothing_or_lose_something_is_refused(tmp_path):
     model = ch.nn.TransformerBlock(16, heads=2, causal=True)
     with (
-        pytest.raises(BadType, match=r"pass layers=\['attention'\]"),
+        pytest.raises(BadType, match=r"layers=\['attention'\]"),
         ch.watch(model, layers="attention"),
     ):
         pass
@@ -178,7 +182,7 @@ def test_what_would_see_nothing_or_lose_something_is_refused(tmp_path):
         pass
     with ch.watch(model, to=tmp_path):
         model(torch.randn(1, 3, 16))
-    with pytest.raises(BadValue, match="seen before"), ch.watch(model, to=tmp_path):
+    with pytest.raises(BadValue, match="holds an earlier recording"), ch.watch(model, to=tmp_path):
         pass
 
 
@@ -188,16 +192,16 @@ def test_a_module_that_asks_several_times_is_several_layers():
     layer, tail = ch.nn.MultiHeadAttention(8, 2), ch.nn.MultiHeadAttention(8, 2)
     shared = torch.nn.Sequential(layer, layer, tail)
     x = torch.randn(2, 4, 8)
-    with torch.no_grad(), ch.watch(shared) as seen:
+    with torch.no_grad(), ch.watch(shared) as recording:
         shared(x)
         shared(x)
         tail(x)
-    assert [call.layer for call in seen] == [0, 1, 2, 0, 1, 2, 2]
-    gauges = seen.gauges()
+    assert [call.layer for call in recording] == [0, 1, 2, 0, 1, 2, 2]
+    gauges = recording.gauges()
     for number in (0, 1):
-        ours = [call.entropy for call in seen if call.layer == number]
+        ours = [call.entropy for call in recording if call.layer == number]
         assert gauges[f"0:{number}.entropy"] == pytest.approx(float(torch.cat(ours).mean()))
-    ours = [call.max for call in seen if call.layer == 2]
+    ours = [call.max for call in recording if call.layer == 2]
     assert gauges["2.max"] == pytest.approx(max(float(x.max()) for x in ours))
 
 
@@ -205,17 +209,17 @@ def test_gauges_leave_out_queries_that_see_nothing():
     layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(2, 5, 8)
     mask = ch.lengths(queries=[5, 2])
     stats = ["entropy", "effective", ch.topk(1), ch.mass({"max": ch.prefix(1)}), "received"]
-    with torch.no_grad(), ch.watch(layer, stats=stats, heads=[1]) as seen:
+    with torch.no_grad(), ch.watch(layer, stats=stats, heads=[1]) as recording:
         layer(x, mask=mask)
     sees = (torch.arange(5) < torch.tensor([5, 2]).unsqueeze(1)).unsqueeze(1)
-    gauges, call = seen.gauges(), seen[0]
+    gauges, call = recording.gauges(), recording[0]
     assert gauges["0.entropy"] == pytest.approx(float(call.entropy[sees].mean()))
     assert gauges["0.topk"] == pytest.approx(float(call.topk.weights[..., 0][sees].mean()))
     assert gauges["0.mass.max"] == pytest.approx(float(call.mass["max"][sees].mean()))
     assert gauges["0.received"] == pytest.approx(float(call.received.mean()))
 
 
-def test_only_what_the_model_itself_asks_is_seen():
+def test_only_calls_of_the_model_itself_are_recorded():
     """Not what stands outside of it, nor what another thread asks of the same model."""
     model = torch.nn.Sequential(ch.nn.MultiHeadAttention(8, 2), ch.nn.MultiHeadAttention(8, 2))
     x, going = torch.randn(2, 4, 8), threading.Event()
@@ -249,7 +253,10 @@ def test_what_is_no_list_of_numbers(given):
 def test_two_watchers_do_not_share_a_folder(tmp_path):
     model, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
     with ch.watch(model, to=tmp_path):
-        with pytest.raises(BadValue, match="seen before"), ch.watch(model, to=tmp_path):
+        with (
+            pytest.raises(BadValue, match="holds an earlier recording"),
+            ch.watch(model, to=tmp_path),
+        ):
             pass
         model(x)
     assert len(index_of(tmp_path)) == 1
@@ -271,40 +278,40 @@ with ch.watch(model, to=sys.argv[1]):
 
 def test_what_was_written_says_where(tmp_path):
     layer = ch.nn.SelfAttention(8, 8)
-    with ch.watch(layer, to=tmp_path / "seen") as seen:
+    with ch.watch(layer, to=tmp_path / "seen") as recording:
         layer(torch.randn(3, 8))
         layer(torch.randn(5, 8))
-    assert repr(seen) == f"2 files in {tmp_path / 'seen'}, a call each"
-    assert [x.name for x in seen.written] == ["00000.safetensors", "00001.safetensors"]
+    assert repr(recording) == f"2 files in {tmp_path / 'seen'}, a call each"
+    assert [x.name for x in recording.written] == ["00000.safetensors", "00001.safetensors"]
 
 
 def test_an_index_is_whole_where_the_disk_is_full(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=120
     )
-    assert "What was seen could not be written" in done.stderr
+    assert "The recording could not be written" in done.stderr
     calls = index_of(tmp_path)
     assert 0 < len(calls) < 100 and all((tmp_path / call["file"]).exists() for call in calls)
 
 
 def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
     model, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
-    with ch.watch(model) as seen:
+    with ch.watch(model) as recording:
         torch.save(model, tmp_path / "model.pt")
         copied = copy.deepcopy(model)
         model(x)
-        assert torch.equal(copied(x), model(x)) and len(seen) == 2
+        assert torch.equal(copied(x), model(x)) and len(recording) == 2
     again = torch.load(tmp_path / "model.pt", weights_only=False)
     assert torch.equal(again(x), model(x))
 
 
-def test_recomputation_on_the_way_back_is_not_a_new_call():
+def test_recomputation_in_backward_is_not_a_new_call():
     from torch.utils.checkpoint import checkpoint
 
     layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8, requires_grad=True)
-    with ch.watch(layer) as seen:
+    with ch.watch(layer) as recording:
         checkpoint(layer, x, use_reentrant=False).sum().backward()
-    assert len(seen) == 1
+    assert len(recording) == 1
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -325,9 +332,9 @@ def test_one_layer_of_a_model_that_recomputes_can_be_watched(which):
     grads = []
     for again in (False, True):
         model.zero_grad()
-        with ch.watch(model, layers=[which]) as seen:
-            (model(x, again).sum() + seen[0].entropy.sum()).backward()
-        assert len(seen) == 1 and seen[0].layer == which
+        with ch.watch(model, layers=[which]) as recording:
+            (model(x, again).sum() + recording[0].entropy.sum()).backward()
+        assert len(recording) == 1 and recording[0].layer == which
         grads.append([p.grad.clone() for p in model.parameters()])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
@@ -346,9 +353,9 @@ def test_open_groups_stand_where_the_parts_of_a_mask_agree():
             ch.Causal(align=align),
             ch.Causal(align=align) & ch.window(before=9, align=align),
         ):
-            with ch.watch(model := Asks(), stats=[group]) as seen:
+            with ch.watch(model := Asks(), stats=[group]) as recording:
                 model(q, mask)
-            masses.append(seen[0].mass["near"])
+            masses.append(recording[0].mass["near"])
         torch.testing.assert_close(*masses)
         fixed = ch.mass({"near": ch.window(before=1, after=0, align=align)})
         want = ch.look(q, q, q, mask=ch.Causal(align=align), stats=[fixed]).mass["near"]
@@ -357,9 +364,9 @@ def test_open_groups_stand_where_the_parts_of_a_mask_agree():
 
 def test_gauges_tell_groups_and_largest_weights():
     layer = ch.nn.MultiHeadAttention(8, 2)
-    with ch.watch(layer, stats=[ch.mass({"sink": ch.prefix(1)}), ch.topk(2)]) as seen:
+    with ch.watch(layer, stats=[ch.mass({"sink": ch.prefix(1)}), ch.topk(2)]) as recording:
         layer(torch.randn(1, 4, 8))
-    gauges, found = seen.gauges(), seen[0]
+    gauges, found = recording.gauges(), recording[0]
     assert gauges["0.mass.sink"] == pytest.approx(found.mass["sink"].mean().item())
     assert gauges["0.topk"] == pytest.approx(found.topk.weights[..., 0].mean().item())
 
@@ -372,24 +379,24 @@ def test_watching_what_never_asks_is_said():
     with pytest.warns(UserWarning, match="made 1 call in a run"), ch.watch(layer, layers=[7]):
         layer(x)
     whole = torch.nn.Sequential(torch.nn.Linear(8, 8), layer)
-    with ch.watch(whole) as seen:
+    with ch.watch(whole) as recording:
         whole[0](x)  # the model itself did not run, so nothing was missed
-    assert len(seen) == 0
-    with ch.watch(whole, layers=(i for i in [np.int64(0)])) as seen:
+    assert len(recording) == 0
+    with ch.watch(whole, layers=(i for i in [np.int64(0)])) as recording:
         whole(x)
-    assert len(seen) == 1
-    for wrong, kind in ((1, ch.BadType), ([-1], ch.BadValue), ([True], ch.BadValue)):
+    assert len(recording) == 1
+    for wrong, kind in ((1, ch.BadType), ([-1], ch.BadValue), ([True], ch.BadType)):
         with pytest.raises(kind, match="layers"), ch.watch(layer, layers=wrong):
             raise AssertionError("the block was entered")
-    with pytest.raises(ch.BadValue, match="and 1 came by"):
-        seen[1]
+    with pytest.raises(ch.BadValue, match="and 1 were recorded"):
+        recording[1]
     with pytest.raises(AttributeError, match="ask a call"):
-        _ = seen.entropy
+        _ = recording.entropy
 
 
 def test_what_vmap_holds_is_not_watched():
     layer = ch.nn.SelfAttention(4, 4)
-    with pytest.raises(ch.BadValue, match=r"watch heard a call inside of torch\.func\.vmap"):
+    with pytest.raises(ch.BadValue, match=r"watch recorded a call inside of torch\.func\.vmap"):
         with ch.watch(layer, stats=["entropy"]):
             torch.func.vmap(layer)(torch.randn(3, 5, 4))
 
@@ -404,16 +411,16 @@ def test_gauges_of_heads_find_the_one_that_is_dead():
             return ch.attention(q, k, k)
 
     model = Two()
-    with ch.watch(model, stats=["entropy", ch.mass({"sink": ch.prefix(1)})]) as seen:
+    with ch.watch(model, stats=["entropy", ch.mass({"sink": ch.prefix(1)})]) as recording:
         model(q, k)
-    gauges = seen.gauges(heads=True)
+    gauges = recording.gauges(heads=True)
     assert gauges["0.head0.mass.sink"] == pytest.approx(0.25)
     assert gauges["0.head1.mass.sink"] == pytest.approx(1.0)
     assert gauges["0.head1.entropy"] == pytest.approx(0.0, abs=1e-6)
-    assert seen.gauges()["0.mass.sink"] == pytest.approx(0.625)
-    with ch.watch(model, stats=["entropy"], heads=[1]) as seen:
+    assert recording.gauges()["0.mass.sink"] == pytest.approx(0.625)
+    with ch.watch(model, stats=["entropy"], heads=[1]) as recording:
         model(q, k)
-    assert set(seen.gauges(heads=True)) == {"0.entropy", "0.head1.entropy"}
+    assert set(recording.gauges(heads=True)) == {"0.entropy", "0.head1.entropy"}
 
 
 def test_two_that_watch_may_leave_in_any_order():
@@ -435,10 +442,10 @@ def test_after_an_interrupt_layers_have_their_numbers_again():
 
     attend = [ch.nn.MultiHeadAttention(8, 2) for _ in range(2)]
     model, x = torch.nn.Sequential(attend[0], Interrupted(), attend[1]), torch.randn(1, 5, 8)
-    with ch.watch(model) as seen:
+    with ch.watch(model) as recording:
         with pytest.raises(KeyboardInterrupt):
             model(x)
         model[1] = torch.nn.Identity()
         model(x)
         model(x)
-    assert [call.layer for call in seen] == [0, 0, 1, 0, 1]
+    assert [call.layer for call in recording] == [0, 0, 1, 0, 1]

@@ -43,7 +43,7 @@ def test_it_prints_a_row_for_each_size():
 
 
 @pytest.mark.parametrize("wrong, said", [
-    ({"size": 0}, "size=0."), ({"keys": -1}, "keys=-1."), ({"sizes": (4, 0)}, "sizes holds 0."),
+    ({"size": 0}, "size=0."), ({"keys": -1}, "keys=-1."), ({"sizes": (4, 0)}, "sizes[1]=0."),
 ])  # fmt: skip
 def test_sizes_are_positive(wrong, said):
     with pytest.raises(BadValue) as error:

@@ -228,5 +228,5 @@ def test_the_trace_of_one_head_holds_the_key_head_it_reads(which):
     for name, place in (("weights", 3), ("query", 3), ("key", 1), ("value", 1)):
         assert torch.equal(one[name], trace[name][place : place + 1])
     assert torch.equal(one["joined"], trace["joined"])
-    with pytest.raises(ch.BadValue, match="it has 4, counted from 0"):
+    with pytest.raises(ch.BadValue, match="this trace has 4, counted from 0"):
         trace.head(4)

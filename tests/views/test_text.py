@@ -286,13 +286,13 @@ def test_heads_are_a_list_of_heads_that_are_there():
     for view in (text.show, text.heat):
         with pytest.raises(ch.BadType, match=r"heads=\[1\]"):
             view(small(), heads=1)
-        with pytest.raises(ch.BadValue, match="Head 'a'"):
+        with pytest.raises(ch.BadType, match="Head 'a'"):
             view(small(), heads=["a"])
 
 
 @pytest.mark.parametrize("most", [0, -1, 2.5, "x"])
 def test_how_much_is_written_out_is_checked_before_anything_is_printed(most):
-    with pytest.raises(ch.BadValue, match="1 or more"):
+    with pytest.raises((ch.BadValue, ch.BadType), match="1 or more"):
         text.show(small(), most=most, console=None)
 
 

@@ -1,4 +1,4 @@
-"""The public functions: check the arguments, choose an engine, compute."""
+"""`attention`, `look` and `matrix`: check the arguments, choose an engine, compute."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -10,14 +10,14 @@ from ..engines import choose, named
 from ..engines.engine import Engine
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.check import Options, make_problem, must_have_numbers
+from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
 from ..stats import Look, Statistic, lse_alone, parse_stats
 from ..torch_state import no_autocast
-from .hooks import editors, must_be_whole, notify, ranks_here, shown
+from .hooks import active_ranks, editors, must_not_be_sharded, notify, shown
 from .matrix import Matrix
 
-Counted = TypeVar("Counted")
+Extra = TypeVar("Extra")
 
 
 def attention(
@@ -53,7 +53,7 @@ def attention(
             None adds nothing.
         scale: multiplies Q K^T; None means 1/sqrt(D), and 1 is the unscaled attention.
         softcap: scores become softcap * tanh(scores / softcap); None means no cap, and so does one
-            of 2^100 or more, which would bend nothing.
+            of 2^100 or more, which would change nothing.
         sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
             means no such logit.
         dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
@@ -79,7 +79,7 @@ def attention(
     Streaming Language Models with Attention Sinks", as a learned logit OpenAI 2025, "gpt-oss".
     """
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    if (ranks := ranks_here()) is not None:
+    if (ranks := active_ranks()) is not None:
         return ranks.attention(q, k, v, options, engine)
     problem, inputs = make_problem(q, k, v, options)
     return problem.shape_back(_output(problem, inputs, engine))
@@ -102,8 +102,8 @@ def look(
 ) -> Look:
     """The output of `attention`, the same bits, and exact statistics of its weights.
 
-    Nothing of the size Tq x Tk is formed. `stats` names what is gathered of the masked logits x and
-    the weights w = softmax(x):
+    Nothing of the size Tq x Tk is formed. `stats` names statistics of the masked logits x and the
+    weights w = softmax(x):
 
     | statistic         | what it is                            | shape              |
     |-------------------|---------------------------------------|--------------------|
@@ -113,9 +113,9 @@ def look(
     | ``"effective"``   | exp(entropy), a number of keys        | (B, H, Tq)         |
     | `topk(n)`         | the n largest w, and their keys       | (B, H, Tq, n)      |
     | `mass(groups)`    | the sum of w over each group of keys  | (B, H, Tq) each    |
-    | ``"received"``    | the sum of w that a key gets          | (B, H, Tk)         |
+    | ``"received"``    | the sum of w over queries             | (B, H, Tk)         |
     | `map(rows, cols)` | w, pooled                             | (B, H, rows, cols) |
-    | `rows([...])`     | w of some queries, whole              | (B, H, n, Tk)      |
+    | `rows([...])`     | w of some queries                     | (B, H, n, Tk)      |
 
     The first six need one sweep over the keys, the last three a second. Weights never carry
     dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
@@ -125,15 +125,15 @@ def look(
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
     """
-    must_be_whole("look")
+    must_not_be_sharded("look")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
-    wanted = parse_stats(stats, problem.grid)
-    must_have_numbers(problem, "look")
-    answer = _looked
-    if torch.compiler.is_compiling() and not lse_alone(wanted):
-        answer = torch.compiler.disable(_looked)  # statistics are computed outside the graph
-    return answer(problem, inputs, engine, wanted)
+    statistics = parse_stats(stats, problem.grid)
+    must_have_values(problem, "look")
+    run = _look
+    if torch.compiler.is_compiling() and not lse_alone(statistics):
+        run = torch.compiler.disable(_look)  # statistics are computed outside the graph
+    return run(problem, inputs, engine, statistics)
 
 
 def matrix(
@@ -151,15 +151,14 @@ def matrix(
 ) -> Matrix:
     """The attention matrix, lazy and exact: `rows`, `cols`, `block`, `A @ x`, `A.T @ x`.
 
-    Nothing of the size Tq x Tk is formed unless `to_dense()` is asked for. Weights never carry
-    dropout, so `dropout` and `seed` are checked and change nothing. The blocks are those of the
-    reference; `engine` says who answers `A @ x`, as in `attention`. Other arguments and errors as
-    in `attention`.
+    Nothing of the size Tq x Tk is formed but by `to_dense()`. Weights never carry dropout, so
+    `dropout` and `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are
+    computed as the reference does. Other arguments and errors as in `attention`.
     """
-    must_be_whole("matrix")
+    must_not_be_sharded("matrix")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, k, options)
-    must_have_numbers(problem, "matrix")
+    must_have_values(problem, "matrix")
     for editor in editors():
         problem, inputs = editor.same_question(problem, inputs)
     problem, inputs = shown(problem, inputs)
@@ -173,38 +172,38 @@ def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
     if inputs.q.is_meta:  # only shapes: nothing to compute
         choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
-        return (
-            out + sum(x.sum() for x in inputs) if problem.grad else out
-        )  # connected to the inputs, for autograd
-    return _by_engine(problem, inputs, engine, lambda engine, *asked: (engine.run(*asked), None))[1]
+        if problem.grad:  # autograd connects the output to the inputs
+            out = out + sum(x.sum() for x in inputs)
+        return out
+    return _by_engine(problem, inputs, engine, lambda engine, p, x: (engine.run(p, x), None))[1]
 
 
-def _looked(problem: Problem, inputs: Inputs, engine: str, wanted: tuple[Statistic, ...]) -> Look:
-    problem, out, counted = _by_engine(
-        problem, inputs, engine, lambda engine, *asked: engine.look(*shown(*asked), wanted)
+def _look(problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]) -> Look:
+    problem, out, partial = _by_engine(
+        problem, inputs, engine, lambda engine, p, x: engine.look(*shown(p, x), statistics)
     )
-    return Look(problem, out, counted.finish())
+    return Look(problem, out, partial.finish())
 
 
 def _by_engine(
     problem: Problem,
     inputs: Inputs,
     engine: str,
-    do: Callable[[Engine, Problem, Inputs], tuple[Tensor, Counted]],
-) -> tuple[Problem, Tensor, Counted]:
-    """Choose an engine and let it `do` the work, with the active edits, then notify the listeners.
-    Returns the problem that was computed, the output, and the statistics."""
+    compute: Callable[[Engine, Problem, Inputs], tuple[Tensor, Extra]],
+) -> tuple[Problem, Tensor, Extra]:
+    """Choose an engine and `compute` with it, under the active edits; then notify the listeners.
+    Returns the problem that was computed, the output, and what else `compute` returned."""
     edits = editors()
     for editor in edits:
         problem, inputs = editor.question(problem, inputs)
     chosen = choose(problem, engine)
-    if torch._C._is_any_autocast_enabled():  # entering a context takes as long as a tiny call
+    if torch._C._is_any_autocast_enabled():  # a context manager takes as long as a tiny call
         with no_autocast(problem.device):
-            out, counted = do(chosen, problem, inputs)
+            out, extra = compute(chosen, problem, inputs)
     else:
-        out, counted = do(chosen, problem, inputs)
+        out, extra = compute(chosen, problem, inputs)
     for editor in edits:
         out = editor.output(out, problem, inputs, chosen.name)
     if not torch.compiler.is_compiling():  # a compiled graph calls no listeners
         notify(problem, inputs, out)
-    return problem, out, counted
+    return problem, out, extra

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..engines import choose
 from ..problem.problem import Inputs, Problem
 from .edits.edit import Edit, Here, start_of
-from .layers import Layers, means
+from .layers import Layers, is_selected
 
 
 class Asked(NamedTuple):
@@ -33,7 +33,7 @@ class Recorder:
 
     def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         if self.layers.inside:
-            layer, name = self.layers.asks()
+            layer, name = self.layers.next_call()
             turn = sum(call.here.layer == layer for call in self.calls)
             self._here = Here(layer, name, turn, start_of(problem))
         return problem, inputs
@@ -72,7 +72,7 @@ def estimate(
                 applied = [
                     e
                     for e in group
-                    if means(e.layers, call.here.layer, call.here.module)
+                    if is_selected(e.layers, call.here.layer, call.here.module)
                     and e.applies(call.problem, call.here)
                 ]
                 if applied and grad is not None:

@@ -1,4 +1,4 @@
-"""The same question, step by step: every matrix on the way, as a `Trace`."""
+"""`explain`: attention step by step, every matrix of it in a `Trace`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,12 +9,12 @@ from ..engines import CORE, choose, reference
 from ..errors import BadType, BadValue
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.check import Options, make_problem, must_have_numbers
+from ..problem.check import Options, make_problem, must_have_values
 from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step, Trace
 from ..torch_state import no_autocast
-from .hooks import must_be_whole
+from .hooks import must_not_be_sharded
 
 
 def explain(
@@ -33,19 +33,19 @@ def explain(
     seed: int | None = None,
     engine: str = "auto",
 ) -> Trace:
-    """The same question, answered step by step: a `Trace` with every matrix on the way.
+    """Attention step by step: a `Trace` with every intermediate matrix.
 
     `tokens` name the queries and, where Tq = Tk and `key_tokens` is None, the keys too; None means
     numbers. The steps are `query`, `key`, `value`, `scores`, `scaled`, `capped`, `biased`,
-    `masked`, `weights` (the softmax), `dropped` and `output` (the context vectors), as far as they
-    were asked for. They are those of the reference; with an engine asked for by name, `output` is
-    that engine's own answer. All other arguments are those of `attention`: three dimensions are
+    `masked`, `weights` (the softmax), `dropped` and `output` (the context vectors), without those
+    that the call does not need. The reference computes them; if `engine` names another engine,
+    `output` is that engine's. All other arguments are those of `attention`: three dimensions are
     (H, T, D), so a batch of one head is x.unsqueeze(1).
 
     Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
     """
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    must_be_whole("explain")
+    must_not_be_sharded("explain")
     problem, inputs = make_problem(q, k, v, options)
     return explain_problem(problem, inputs, tokens, key_tokens, engine)
 
@@ -57,8 +57,8 @@ def explain_problem(
     key_tokens: Sequence[str] | None = None,
     engine: str = "auto",
 ) -> Trace:
-    """`explain` for a question that was checked before, such as one that was listened to."""
-    must_have_numbers(problem, "explain")
+    """`explain` for a problem that is checked already, such as one that a listener was given."""
+    must_have_values(problem, "explain")
     named = None if engine in ("auto", "steps") else choose(problem, engine)
     if named is not None and problem.dropout and problem.seed is None:
         raise BadValue(
@@ -76,15 +76,15 @@ def explain_problem(
         )
     queries, keys = _labels(problem, tokens, key_tokens)
     if engine == "auto" and problem.dropout and problem.seed is None and not CORE.why_not(problem):
-        problem = replace(problem, seed=int(draw_seed()))  # as the core does when it answers
-    made = []
+        problem = replace(problem, seed=int(draw_seed()))  # as the core does
+    made: list[Step] = []
     with no_autocast(problem.device):
         for step in reference.steps(problem, inputs):
             if step.name == "output" and named is not None:
                 step = replace(step, tensor=named.run(problem, inputs))
             if step.name == "weights":
-                step = replace(step, why=step.why + _exceptions(problem, step.tensor))
-            made.append(_without_lead(step, problem.rank))
+                step = replace(step, why=step.why + _note_on_sums(problem, step.tensor))
+            made.append(_without_added_dims(step, problem.rank))
     answered = "" if named is None else f", answered by {named.name}"
     settings = {
         "mask": repr(problem.mask),
@@ -97,16 +97,16 @@ def explain_problem(
     return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
 
 
-def _exceptions(problem: Problem, weights: Tensor) -> str:
-    """Which rows of these weights do not sum to 1, and why."""
-    said = "" if problem.sinks is None else " What is missing went to the sink."
+def _note_on_sums(problem: Problem, weights: Tensor) -> str:
+    """A note on rows of these weights that do not sum to 1."""
+    note = "" if problem.sinks is None else " What is missing went to the sink."
     if problem.masked and bool((weights == 0).all(-1).any()):
-        said += " A query that may see nothing gives 0."
-    return said
+        note += " A query that may see nothing gives 0."
+    return note
 
 
 def wrong_count(name: str, given: int, size: int) -> BadValue:
-    """What is wrong with so many labels for so many positions."""
+    """The error for `given` labels of `size` positions."""
     return BadValue(
         f"{name} has {given} entries for {size} positions.",
         "tokens label the positions, one each.",
@@ -141,10 +141,12 @@ def _label(token: object) -> str:
     return str(token.item() if isinstance(token, Tensor) and token.dim() == 0 else token)
 
 
-def _without_lead(step: Step, rank: int) -> Step:
-    """The step without the leading dimensions that the question did not have."""
+def _without_added_dims(step: Step, rank: int) -> Step:
+    """The step without the leading dimensions that the caller's tensors did not have."""
     drop = 4 - rank
-    if not drop:  # the very tensor that was computed with, so that gradients can be asked of it
+    if (
+        not drop
+    ):  # the same tensor that the output was computed from, so that it can have a gradient
         return step
     tensor = step.tensor.reshape(step.tensor.shape[drop:])
     return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)

@@ -1,7 +1,7 @@
-"""What follows attention calls: listeners, that see them, editors, that change them, and ranks,
-that answer them together.
+"""Hooks of attention calls: listeners are called after each, editors change it, and ranks compute
+it together.
 
-`watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` calls the ranks.
+`watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` sets the ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,10 +28,10 @@ class Editor(Protocol):
         """The problem to compute instead."""
 
     def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The same for a request for the weights of the last call, which counts as no call."""
+        """The same for `matrix`, which computes weights of the last call and is no call itself."""
 
     def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The edited problem as statistics of its weights should see it."""
+        """The edited problem whose weights are those of the edited call."""
 
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         """The output to return instead."""
@@ -41,26 +41,26 @@ _editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
 
 
 class Ranks(Protocol):
-    """What `distributed.sharded` puts in the place of the engines: q, k and v are shards."""
+    """What computes attention calls in `distributed.sharded`, where q, k and v are shards."""
 
     @property
     def positions(self) -> Tensor:
-        """Where the tokens of this rank stand in the text, (t,)."""
+        """The positions of this rank's tokens in the sequence, (t,)."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
         """The output of these queries over the keys of all ranks."""
 
     def must_be_one_text(self, ids: Tensor) -> None:
-        """Raise `BadValue` if positions that begin anew, as `ids` (B, t) tell, are not the layout's
-        doing."""
+        """Raise `BadValue` if the document `ids` (B, t) name more than one text. Positions that
+        jump because of the layout name none."""
 
 
 _ranks: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
 
 
 @contextmanager
-def answered_by(ranks: Ranks) -> Iterator[None]:
-    """Inside the `with` block, calls of attention are answered by these."""
+def computed_by(ranks: Ranks) -> Iterator[None]:
+    """Inside the `with` block, `ranks` compute the attention calls."""
     before = _ranks.set(ranks)
     try:
         yield
@@ -68,14 +68,14 @@ def answered_by(ranks: Ranks) -> Iterator[None]:
         _ranks.reset(before)
 
 
-def ranks_here() -> Ranks | None:
-    """Who answers calls of attention together, if the text is cut over ranks."""
+def active_ranks() -> Ranks | None:
+    """The ranks that compute attention calls together, inside `distributed.sharded`."""
     return None if torch.compiler.is_compiling() else _ranks.get()
 
 
-def must_be_whole(verb: str) -> None:
-    """Raises `BadValue` where this process holds a shard of the text: `verb` needs all of it."""
-    if ranks_here() is not None:
+def must_not_be_sharded(verb: str) -> None:
+    """Raises `BadValue` inside `distributed.sharded`: `verb` needs the whole sequence."""
+    if active_ranks() is not None:
         raise BadValue(
             f"{verb} was called inside of distributed.sharded.",
             "there a rank holds a part of the text, and only attention is answered by all of them.",
@@ -94,7 +94,7 @@ def listening(on_call: OnCall) -> Iterator[None]:
 
 
 def notify(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-    """Call the listeners: attention was computed."""
+    """Call the listeners, after an attention call."""
     if listeners := _listeners.get():
         problem, inputs = shown(problem, inputs)
         for on_call in listeners:
@@ -106,18 +106,18 @@ def capture_call(
 ) -> tuple[tuple[Problem, Inputs] | None, int]:
     """The attention call of this number, from 0, among those that `run` makes (None if it makes
     fewer), and how many it makes. Only that one is kept in memory."""
-    kept: list[tuple[Problem, Inputs]] = []
+    captured: tuple[Problem, Inputs] | None = None
     count = 0
 
     def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        nonlocal count
+        nonlocal captured, count
         if count == number:
-            kept.append((problem, inputs))
+            captured = problem, inputs
         count += 1
 
     with listening(on_call):
         run()
-    return (kept[0] if kept else None), count
+    return captured, count
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def editors() -> tuple[Editor, ...]:
 
 
 def shown(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-    """The edited problem as statistics of its weights should see it."""
+    """The problem whose weights are those of the edited call, for statistics."""
     for editor in editors():
         problem, inputs = editor.shown(problem, inputs)
     return problem, inputs
@@ -146,12 +146,12 @@ def shown(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
 def module_hooks(
     model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]
 ) -> Iterator[None]:
-    """Inside the `with` block, call ``enter(name, module, args, kwargs)`` where a module of the
-    model begins, and ``leave(module, args, result)`` where it ends, however it ends."""
+    """Inside the `with` block, call ``enter(name, module, args, kwargs)`` before each module of the
+    model runs, and ``leave(module, args, result)`` after it, also after an error."""
     hooks = []
     for name, module in model.named_modules():
-        begins = _Hook(partial(enter, name))
-        hooks.append(module.register_forward_pre_hook(begins, with_kwargs=True))
+        before = _Hook(partial(enter, name))
+        hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
         hooks.append(module.register_forward_hook(_Hook(leave), always_call=True))
     try:
         yield
@@ -161,7 +161,7 @@ def module_hooks(
 
 
 class _Hook:
-    """What listens at a module. A checkpoint that is saved meanwhile, or a copy, hears nothing."""
+    """A hook that does nothing in a copy of the module, such as one saved to a checkpoint."""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self.run = run
@@ -170,8 +170,8 @@ class _Hook:
         self.run(*given)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _Hook, (_deaf,)
+        return _Hook, (_do_nothing,)
 
 
-def _deaf(*given: object) -> None:
+def _do_nothing(*given: object) -> None:
     pass

@@ -12,7 +12,7 @@ from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
 from .edits.edit import Edit, Here, start_of
 from .hooks import editing, module_hooks
-from .layers import Layers, check_layers, means
+from .layers import Layers, check_layers, is_selected
 from .plan import Plan, plan_of
 
 
@@ -151,7 +151,7 @@ class _Editor:
         self._now = []
         if not self.layers.inside:
             return problem, inputs
-        layer, name = self.layers.asks()
+        layer, name = self.layers.next_call()
         turn = self._turns[layer]
         if in_backward():  # a checkpoint computes its layers again
             turn -= 1
@@ -161,7 +161,7 @@ class _Editor:
 
     def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """What is asked about the weights of the call that came last, edited as that was."""
-        place = self.layers.last() if self.layers.inside else None
+        place = self.layers.last_call() if self.layers.inside else None
         if place is None:
             return problem, inputs
         here = Here(*place, self._turns[place[0]] - 1, start_of(problem))
@@ -172,7 +172,7 @@ class _Editor:
         self._now = [
             (number, edit)
             for number, edit in enumerate(self.edits)
-            if means(edit.layers, here.layer, here.module) and edit.applies(problem, here)
+            if is_selected(edit.layers, here.layer, here.module) and edit.applies(problem, here)
         ]
         for _, edit in self._now:
             problem, inputs = edit.question(problem, inputs, here)

@@ -1,72 +1,90 @@
-"""Which layer of a model asks for attention, told by the module that is running."""
+"""Which layer of a model makes an attention call: the module that is running says so."""
 
 import fnmatch
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import BadValue
+from ..errors import BadType, BadValue, whole_number
 
 
 class Layers:
-    """Follows a model from module to module (`enter` and `leave` are for `module_hooks`).
+    """Tracks which modules of a model are running (`enter` and `leave` are for `module_hooks`).
 
-    A layer is a place in the model that asks for attention; they are numbered from 0, in the order
-    in which they first ask. A module that asks several times in a run is several layers.
+    A layer is a place in the model that calls attention. Layers are numbered from 0, in the order
+    of their first calls; a module that calls several times in a run is several layers.
     """
 
     def __init__(self) -> None:
         self.ran = False
         self.names: list[str] = []  # of the module of each layer
         self._thread = threading.get_ident()
-        self._inside: list[str] = []  # the modules that are running, outermost first
-        self._turns: Counter[str] = Counter()  # how often each module asked in this run
-        self._numbers: dict[tuple[str, int], int] = {}  # the layer of each of a module's turns
+        self._running: list[str] = []  # names of modules, outermost first
+        self._calls: Counter[str] = Counter()  # of each module, in this run of the model
+        self._numbers: dict[tuple[str, int], int] = {}  # the layer of each call of a module
 
-    def _elsewhere(self) -> bool:
-        """Does another thread run the model? A graph cannot tell, and holds only one."""
+    def _in_other_thread(self) -> bool:
+        # Not asked while torch.compile traces, which knows no threads and runs in one.
         return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
     def enter(self, name: str, module: nn.Module, *given: object) -> None:
-        if self._elsewhere():
+        if self._in_other_thread():
             return
-        if not name:  # the model itself: what an interrupted run left behind is over
+        if not name:  # the model itself: an earlier run may have been interrupted
             self.ran = True
-            self._inside.clear()
-        if not self._inside:
-            self._turns.clear()
-        self._inside.append(name)
+            self._running.clear()
+        if not self._running:
+            self._calls.clear()
+        self._running.append(name)
 
     def leave(self, *_: object) -> None:
-        if self._inside and not self._elsewhere():
-            self._inside.pop()
+        if self._running and not self._in_other_thread():
+            self._running.pop()
 
     @property
     def inside(self) -> bool:
         """Is a module of the model running?"""
-        return bool(self._inside)
+        return bool(self._running)
 
-    def asks(self) -> tuple[int, str]:
-        """The running module asks: the number of this layer, and the module's name."""
-        name = self._inside[-1]
-        layer = self._numbers.setdefault((name, self._turns[name]), len(self._numbers))
+    def next_call(self) -> tuple[int, str]:
+        """The running module calls attention: the number of its layer, and the module's name."""
+        name = self._running[-1]
+        layer = self._numbers.setdefault((name, self._calls[name]), len(self._numbers))
         if layer == len(self.names):
             self.names.append(name)
-        self._turns[name] += 1
+        self._calls[name] += 1
         return layer, name
 
-    def last(self) -> tuple[int, str] | None:
-        """The layer for which the running module asked last."""
-        name = self._inside[-1]
-        turn = self._turns[name] - 1
-        return (self._numbers[name, turn], name) if (name, turn) in self._numbers else None
+    def last_call(self) -> tuple[int, str] | None:
+        """The same for the last call that the running module made, if it made one."""
+        name = self._running[-1]
+        layer = self._numbers.get((name, self._calls[name] - 1))
+        return None if layer is None else (layer, name)
+
+
+def checked_list(name: str, given: object, patterns: bool = False) -> tuple[Any, ...]:
+    """A list of whole numbers; with `patterns`, of patterns for module names too. Raises `BadType`
+    for anything else, and for an empty list."""
+    found: list[int | str | None] = []
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        found = [x if patterns and isinstance(x, str) else whole_number(x) for x in given]
+    if None in found or not found:
+        what = "numbers and of patterns for module names" if patterns else "whole numbers"
+        example = repr(given) if isinstance(given, (int, str)) else "0, 3"
+        raise BadType(
+            f"{name} is {given!r}.",
+            f"{name} is a list of {what}, not empty; None means all.",
+            f"pass for example {name}=[{example}].",
+        )
+    return tuple(x for x in found if x is not None)
 
 
 def check_layers(layers: Sequence[int | str], model: nn.Module) -> None:
-    """Raises `BadValue` for a number that is negative, and a pattern that no module has."""
+    """Raises `BadValue` for a negative number, and for a pattern that no module's name matches."""
     names = [name for name, _ in model.named_modules()]
     for which in layers:
         if isinstance(which, str) and not fnmatch.filter(names, which):
@@ -78,14 +96,14 @@ def check_layers(layers: Sequence[int | str], model: nn.Module) -> None:
         if not isinstance(which, str) and which < 0:
             raise BadValue(
                 f"layers has {which!r}.",
-                "a layer is the number of a place in the model that asks, counted from 0, or a "
-                "pattern for module names.",
+                "a layer is the number of a place in the model that calls attention, counted from "
+                "0, or a pattern for module names.",
                 "pass numbers from 0 on, or strings such as '*.attention'.",
             )
 
 
-def means(layers: Sequence[int | str] | None, layer: int, name: str) -> bool:
-    """Is this layer among those named? None means all."""
+def is_selected(layers: Sequence[int | str] | None, layer: int, name: str) -> bool:
+    """Is this layer, of the module of that name, among `layers`? None means all."""
     return layers is None or any(
         which == layer if isinstance(which, int) else fnmatch.fnmatchcase(name, which)
         for which in layers

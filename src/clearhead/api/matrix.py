@@ -1,8 +1,8 @@
-"""The attention matrix as a thing to ask, not to hold: exact rows, columns, blocks and products.
+"""The attention matrix, computed part by part: exact rows, columns, blocks and products.
 
 A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
-these two are kept, O(Tq); everything else is computed when asked for. `A @ x` is attention with x
-for values, so an engine answers it.
+these two are kept, O(Tq); everything else is computed on demand. `A @ x` is attention with x as the
+values, so an engine computes it.
 """
 
 import html
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..engines import choose, compute_stats
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, BadValue, as_index
 from ..masks.values import as_4d
 from ..problem import online_softmax
 from ..problem.nan_safe import weighted_sum
@@ -29,32 +29,32 @@ STRIP_CELLS = 2**21
 MOST_CELLS = 2**27
 SUMMARY_PAIRS = 2**24
 THUMBNAIL = 64
-MANY_RUNS = 16  # a run of keys by itself costs as much as so many keys in a row
+MANY_RUNS = 16  # a run of keys costs about as much as this many consecutive keys
 ALL = slice(None)
 
 
 class Matrix:
-    """The weights softmax(...) of one question, (B, H, Tq, Tk), computed on demand.
+    """The weights softmax(...) of one attention call, (B, H, Tq, Tk), computed on demand.
 
-    Weights never carry dropout. Every result has the leading dimensions the question had, is in
-    fp32 or wider, and carries gradients where the question does. q and k are not copied, and stay
-    as they are while the matrix is asked: for others, make another.
+    Weights never carry dropout. Every result has the leading dimensions of q and k, is in fp32
+    or wider, and carries gradients if they require them. q and k are not copied: do not
+    change them while the matrix is in use.
     """
 
     def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
         self._problem, self._inputs, self._engine = problem, inputs, engine
-        self._kept: RowStats | None = None
+        self._sums_of_all: RowStats | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(B, H, Tq, Tk), without the leading dimensions that the question did not have."""
+        """(B, H, Tq, Tk), without the leading dimensions that q and k did not have."""
         p = self._problem
         return (p.B, p.H, p.Tq, p.Tk)[4 - p.rank :]
 
     @property
     def lse(self) -> Tensor:
-        """The natural log-sum-exp of each query's scores and its sink, (B, H, Tq); -inf if it has
-        neither."""
+        """The natural log-sum-exp of each query's scores and its sink, (B, H, Tq); -inf if there
+        are none."""
         sums = self._sums(slice(0, self._problem.Tq))
         return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
 
@@ -74,17 +74,17 @@ class Matrix:
 
     def entropy(self) -> Tensor:
         """-Σ w log w of each query's weights, in nats, (B, H, Tq); 0 where it sees nothing."""
-        return self._counted("entropy")
+        return self._statistic("entropy")
 
     def topk(self, n: int) -> Top:
         """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
         lower key. Where a query sees fewer keys, the rest have weight 0 and key -1."""
-        return self._counted(topk(n))
+        return self._statistic(topk(n))
 
     def pool(self, rows: int, cols: int) -> Tensor:
         """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of
         the weight they put into a bin of keys."""
-        return self._counted(map(rows, cols))
+        return self._statistic(map(rows, cols))
 
     def to_dense(self, most: int = MOST_CELLS) -> Tensor:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
@@ -99,15 +99,15 @@ class Matrix:
         return self._weights(ALL, ALL)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """A @ x for x of shape (B, G or H, Tk, n): what the weights make of other values."""
+        """A @ x for x of shape (B, G or H, Tk, n): attention with other values."""
         p = self._problem
         x = self._operand(x, p.Tk, "keys", "A @ x")
         grad = p.grad or (x.requires_grad and torch.is_grad_enabled())
-        asked = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
-        # Gradients have gradients here, which the core has not.
-        engine = choose(asked, "tiled" if grad and self._engine == "auto" else self._engine)
+        problem = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
+        # Second derivatives are supported here, and the core has none.
+        engine = choose(problem, "tiled" if grad and self._engine == "auto" else self._engine)
         with no_autocast(p.device):
-            return p.shape_back(engine.run(asked, p.widen(self._inputs._replace(v=x))))
+            return p.shape_back(engine.run(problem, p.widen(self._inputs._replace(v=x))))
 
     @property
     def T(self) -> "Transposed":
@@ -120,9 +120,9 @@ class Matrix:
         total = x.new_zeros(p.B, p.H, p.Tk, x.shape[-1])
         for strip in self._strips(slice(0, p.Tq)):
             weights, keep = self._block(strip, slice(0, p.Tk))
-            looked_at = None if keep is None else keep.transpose(-1, -2)
+            keep = None if keep is None else keep.transpose(-1, -2)
             with no_autocast(p.device):
-                total = total + weighted_sum(weights.transpose(-1, -2), x[:, :, strip], looked_at)
+                total = total + weighted_sum(weights.transpose(-1, -2), x[:, :, strip], keep)
         return p.shape_back(total)
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class Matrix:
         return f"{head}\n  entropy {mean:.3f} nats on average, at most {most:.3f}"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the summary and a thumbnail of every head of the first batch, pooled."""
+        """In a notebook: the summary, and a thumbnail of every head of the first sequence."""
         if 0 in self.shape:
             return f"<pre>{html.escape(repr(self))}</pre>"
         with torch.no_grad():
@@ -149,25 +149,25 @@ class Matrix:
         )
         return f"<pre>{html.escape(repr(self))}</pre>{pictures}"
 
-    # ------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------ internals
 
-    def _counted(self, statistic: str | Statistic) -> Any:
+    def _statistic(self, statistic: str | Statistic) -> Any:
         (result,) = compute_stats(self._problem, self._inputs, [statistic]).finish().values()
         return each(result, self._problem.shape_back)
 
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
     ) -> Tensor:
-        """Some queries on some keys, in the order asked for: block by block, a block for each run
-        of keys. Where these are many, whole rows cost less, and the keys are picked out of them."""
+        """Some queries on some keys, in the order given: a block for each run of consecutive keys.
+        Where there are many runs, whole rows cost less, and the keys are picked out of them."""
         p = self._problem
         columns = _runs(keys, p.Tk, "key")
-        places = [key for column in columns for key in range(column.start, column.stop)]
+        positions = [key for column in columns for key in range(column.start, column.stop)]
         rows = []
         for run in _runs(queries, p.Tq, "query"):
             if len(columns) * MANY_RUNS > p.Tk:
                 for strip in self._strips(run):
-                    rows.append(self._block(strip, slice(0, p.Tk))[0][..., places])
+                    rows.append(self._block(strip, slice(0, p.Tk))[0][..., positions])
                 continue
             sums = self._sums(run) if len(columns) > 1 else None
             parts = [self._block(run, column, sums)[0] for column in columns]
@@ -177,8 +177,8 @@ class Matrix:
     def _block(
         self, queries: slice, keys: slice, sums: RowStats | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """exp(score - max) / sum, 0 where a query sees nothing; and who may look. `sums` are those
-        of the queries over all keys, if they are known."""
+        """exp(score - max) / sum, 0 for a query that may see nothing; and the block of the mask.
+        `sums` are those of the queries over all keys, if they are known."""
         p = self._problem
         scores, keep = self._logits(queries, keys)
         if sums is None and keys == slice(0, p.Tk):
@@ -194,22 +194,22 @@ class Matrix:
     def _sums(self, queries: slice) -> RowStats:
         """The maximum and the sum of some queries over all keys.
 
-        Kept once all queries were asked for; but not where gradients flow, because a graph can be
-        walked back only once.
+        Kept once they were computed for all queries, except with gradients: their graph is freed by
+        the first backward pass.
         """
         p = self._problem
-        if self._kept is not None and not p.records_grad:
-            return RowStats(*(x[:, :, queries] for x in self._kept[:2]))
+        if self._sums_of_all is not None and not p.records_grad:
+            return RowStats(*(x[:, :, queries] for x in self._sums_of_all[:2]))
         every = queries == slice(0, p.Tq)
-        counted = (
+        partial = (
             compute_stats(p, self._inputs, ["lse"])
             if every
             else sweep(p, self._inputs, ["lse"], queries)
         )
-        assert counted.rows is not None
+        assert partial.rows is not None
         if every and not p.records_grad:
-            self._kept = counted.rows
-        return counted.rows
+            self._sums_of_all = partial.rows
+        return partial.rows
 
     def _strips(self, queries: slice) -> Iterator[slice]:
         """The queries in strips whose rows over all keys hold at most about `STRIP_CELLS` cells."""
@@ -250,7 +250,7 @@ class Matrix:
 
 
 class Transposed:
-    """`A.T`, for `A.T @ x` with x of shape (B, H, Tq, n): what each key receives."""
+    """`A.T`. `A.T @ x`, with x of shape (B, H, Tq, n), is the sum over the queries for each key."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -272,9 +272,9 @@ class Transposed:
 
 
 def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
-    """The positions asked for, as runs of consecutive ones, in the order asked for."""
+    """The positions as runs of consecutive ones, in the order given."""
     runs: list[slice] = []
-    for i in _places(which, size, name):
+    for i in _positions(which, size, name):
         if runs and runs[-1].stop == i:
             runs[-1] = slice(runs[-1].start, i + 1)
         else:
@@ -282,25 +282,11 @@ def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slic
     return runs or [slice(0, 0)]
 
 
-def _places(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
+def _positions(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
     if isinstance(which, slice):
         return range(*which.indices(size))
     one = not isinstance(which, Iterable) or (isinstance(which, Tensor) and not which.dim())
     given: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # told apart above
-    places = []
-    for i in given:
-        place = whole_number(i)
-        if place is None:
-            raise BadType(
-                f"{name} {i!r} was asked for.",
-                "positions are whole numbers.",
-                "pass an int, a slice or a list of ints.",
-            )
-        if not -size <= place < size:
-            raise BadValue(
-                f"{name} {place} was asked for, and there are {size}.",
-                "positions count from 0 and stay below the size; -1 is the last.",
-                f"ask for a {name} from {-size} to {size - 1}.",
-            )
-        places.append(place % size)
-    return places
+    rule = f"there are {size}, counted from 0; -1 is the last."
+    way_out = f"pass an int, a slice or a list of ints, from {-size} to {size - 1}."
+    return [as_index(name, i, size, rule, way_out) for i in given]

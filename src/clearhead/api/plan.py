@@ -1,4 +1,4 @@
-"""Who would answer a question and why, and what it costs, without computing it."""
+"""`plan`: which engine would compute a call, why others decline, and what it costs."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ UNITS = "", "k", "M", "G", "T"
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Who answers and why; what it costs. Prints itself.
+    """Which engine computes a call and why; what it costs. Prints itself.
 
     `flops` counts the two products over the pairs that may look, `bytes` q, k, v and the output
     once. `tiles` says how many 256 x 256 blocks are full under the mask, partial, or empty.
@@ -72,10 +72,10 @@ def plan(
     seed: int | None = None,
     engine: str = "auto",
 ) -> Plan:
-    """Who would answer this question and why the others would not, and what it costs.
+    """Which engine would compute this call, why others decline, and what it costs.
 
-    Arguments as in `attention`. Nothing is computed but the mask. Where nobody can answer, the
-    plan says so; only an unknown engine name or a wrong question raises.
+    Arguments as in `attention`. Nothing is computed but the mask. If no engine can compute it, the
+    plan says so; only an unknown engine name or arguments that do not fit raise.
     """
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, _ = make_problem(q, k, v, options)
@@ -83,7 +83,7 @@ def plan(
 
 
 def plan_of(problem: Problem, engine: str) -> Plan:
-    """The plan of a question that was checked."""
+    """`plan` for a problem that is checked already."""
     chosen, declined = engines.first_able(problem, engine)
     order = engines.ENGINES
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
@@ -103,7 +103,7 @@ def plan_of(problem: Problem, engine: str) -> Plan:
 
 
 def _count_tiles(problem: Problem) -> dict[str, int]:
-    """Blocks where everyone may look, in every batch and head; where no one may; and the rest."""
+    """Blocks in which the mask allows every pair, in every batch and head; some; and none."""
     columns = -(-problem.Tk // TILE)
     if not problem.masked:
         return {"full": -(-problem.Tq // TILE) * columns, "partial": 0, "empty": 0}

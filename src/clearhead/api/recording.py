@@ -1,4 +1,4 @@
-"""What `watch` recorded of a model: its attention calls, each with its statistics."""
+"""What `watch` records: the attention calls of a model, each with its statistics."""
 
 import json
 import os
@@ -12,27 +12,27 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import BadValue, folder, whole_number
+from ..errors import BadValue, as_index, whole_number, writable_folder
 from ..stats import Top
 from ..stats.look import NotAsked
 from ..stats.parse import ALL_NAMES
 from ..stats.statistics import Result
 
-OF_KEYS = {"received", "map", "rows"}  # statistics that have no number for each query
+NOT_PER_QUERY = {"received", "map", "rows"}  # statistics without a number for each query
 
 
 @dataclass(frozen=True, repr=False)
 class Call:
-    """What one attention call of a model showed.
+    """One attention call of a model, with its statistics.
 
-    `layer` numbers the places in the model that ask, from 0, in the order in which they first did;
-    a module that asks several times in a run has several. `module` is the name of the module that
-    asked, `question` says what was asked. Statistics are in `found`, under their names, each
-    (B, H, ...) with the heads that were watched; they are also attributes of the call. `heads` are
-    the numbers of these, None if they are all there are. `queries` are those whose exact rows were
-    kept, counted from 0, and `output` is what the heads gave, (B, H, Tq, Dv); None where they were
-    not asked for. `blind` is True for queries that may see
-    nothing, and broadcasts to (B, H, Tq); None if there was no mask.
+    `layer` numbers the places in the model that call attention, from 0, in the order of their first
+    calls; a module that calls several times in a run is several layers. `module` is the name of the
+    calling module, and `question` describes the call. `found` has the statistics by name, each
+    (B, H, ...) with the watched heads; they are also attributes of the call. `heads` are the
+    numbers of these heads, None if all were watched. `queries` are those whose exact rows were
+    kept, counted from 0, and `output` is the heads' output, (B, H, Tq, Dv); None where they were
+    not requested. `blind` is True for queries that may see nothing, and broadcasts to (B, H, Tq);
+    None without a mask.
     """
 
     layer: int
@@ -52,8 +52,8 @@ class Call:
         return f"layer {self.layer}  {self.module or 'the model'}  {self.question}"
 
     def gauged(self, each_head: bool) -> Iterator[tuple[str, str, Tensor]]:
-        """The finite numbers of each part of each statistic, in one dimension, without those of
-        blind queries; before them "" or the head, and the name of the part."""
+        """The finite values of each statistic as (head or "", name, values in one dimension),
+        without those of blind queries; each group of `mass` is a statistic of its own."""
         for name, result in self.found.items():
             parts: dict[str, Tensor] = {}
             if isinstance(result, dict):
@@ -62,7 +62,7 @@ class Call:
                 parts = {name: result.weights[..., 0] if isinstance(result, Top) else result}
             for part, x in parts.items():
                 counts = torch.isfinite(x)
-                if self.blind is not None and name not in OF_KEYS:
+                if self.blind is not None and name not in NOT_PER_QUERY:
                     counts &= ~self.blind
                 numbers = x.detach()
                 for h in range(x.shape[1]) if each_head else [slice(None)]:
@@ -83,7 +83,7 @@ class Call:
 
 @dataclass(repr=False)
 class Recording:
-    """What `watch` saw so far: a sequence of calls, in the order in which the model made them."""
+    """The attention calls that `watch` recorded, in the order in which the model made them."""
 
     calls: list[Call] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)  # the files of calls that are not kept here
@@ -98,7 +98,7 @@ class Recording:
         if self.written:
             files = f"{len(self.written)} file{'s' * (len(self.written) != 1)}"
             return f"{files} in {self.written[0].parent}, a call each"
-        count = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)} seen"
+        count = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)} recorded"
         lines = [f"  {call._where()}" for call in self.calls]
         if len(lines) > 12:
             lines[10:-1] = ["  ..."]
@@ -109,32 +109,27 @@ class Recording:
     @overload
     def __getitem__(self, which: slice) -> list[Call]: ...
     def __getitem__(self, which: int | str | slice) -> Call | list[Call]:
-        """A call by its place, calls by a slice, or the latest call of a module by its name."""
+        """A call by its number, calls by a slice, or the latest call of a module by its name."""
         if isinstance(which, slice):
             return self.calls[which]
         if self.written:
             raise BadValue(
                 f"Call {which!r} was asked for.",
-                "what was seen is in files and was not kept: watch was given a folder, to=.",
+                "the calls are in files and were not kept: watch was given a folder, to=.",
                 f"open one with safetensors.torch.load_file({str(self.written[0])!r}); index.jsonl "
                 "beside it says what each of them holds.",
             )
-        place = None if isinstance(which, str) else whole_number(which)
-        if place is not None:
-            if not -len(self.calls) <= place < len(self.calls):
-                raise BadValue(
-                    f"Call {which} was asked for.",
-                    f"calls are numbered from 0, and {len(self.calls) or 'none'} came by.",
-                    "ask for one of these, or run the model inside the with block first.",
-                )
-            return self.calls[place]
+        if whole_number(which) is not None:
+            rule = f"calls are numbered from 0, and {len(self.calls) or 'none'} were recorded."
+            way_out = "ask for one of these, or run the model inside the with block first."
+            return self.calls[as_index("Call", which, len(self.calls), rule, way_out)]
         for call in reversed(self.calls):
             if call.module == which:
                 return call
         names = list(dict.fromkeys(call.module for call in self.calls))
         raise BadValue(
-            f"No call of {which!r} was seen.",
-            "a module is seen when it asks for attention while it is watched: "
+            f"No call of {which!r} was recorded.",
+            "a module is recorded when it calls attention while it is watched: "
             + (", ".join(names) if names else "none did") + ".",
             "ask for one of these, or widen layers=.",
         )  # fmt: skip
@@ -143,9 +138,9 @@ class Recording:
         if name.startswith("_"):
             raise AttributeError(name)
         raise NotAsked(
-            f"What was seen was asked for .{name}.",
+            f"The recording was asked for .{name}.",
             "statistics belong to a call, and a model makes one for each layer.",
-            f"ask a call: seen[0].{name}, or seen['layers.0.attention'].{name}.",
+            f"ask a call: recording[0].{name}, or recording['layers.0.attention'].{name}.",
         )
 
     def gauges(self, *, heads: bool = False) -> dict[str, float]:
@@ -164,21 +159,21 @@ class Recording:
         found: dict[tuple[str, str], list[Tensor]] = {}
         scopes = (False, True) if heads else (False,)
         for call in self.calls:
-            place = call.module or str(call.layer)
-            place += f":{call.layer}" if len(layers[call.module]) > 1 else ""
+            module = call.module or str(call.layer)
+            module += f":{call.layer}" if len(layers[call.module]) > 1 else ""
             for each_head in scopes:
-                for head, name, numbers in call.gauged(each_head):
-                    where = f"{place}.{head}" if head else place
-                    found.setdefault((where, name), []).append(numbers)
+                for head, name, values in call.gauged(each_head):
+                    prefix = f"{module}.{head}" if head else module
+                    found.setdefault((prefix, name), []).append(values)
         return {
-            f"{place}.{name}": float(
-                (torch.max if name == "max" else torch.mean)(torch.cat(numbers))
+            f"{prefix}.{name}": float(
+                (torch.max if name == "max" else torch.mean)(torch.cat(parts))
             )
-            for (place, name), numbers in found.items()
+            for (prefix, name), parts in found.items()
         }
 
     def clear(self) -> None:
-        """Forget what was seen, for example after each training step."""
+        """Forget the calls, for example after each training step."""
         self.calls.clear()
         self.written.clear()
 
@@ -189,21 +184,21 @@ INDEX = "index.jsonl"
 
 
 def new_folder(to: str | Path) -> Path:
-    """The folder, made, with an empty index that no other recording can take."""
-    made = folder(to, "statistics are", "pass another folder as to=.")
+    """Make the folder, with an empty index, so that no other recording can use it."""
+    made = writable_folder(to, "statistics are", "pass another folder as to=.")
     try:
         (made / INDEX).open("x").close()
     except FileExistsError:
         raise BadValue(
-            f"The folder {str(to)!r} holds what was seen before.",
-            "what was seen is never written over.",
+            f"The folder {str(to)!r} holds an earlier recording.",
+            "a recording is never written over.",
             "pass another folder as to=, or delete this one.",
         ) from None
     return made
 
 
 def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path:
-    """The call's numbers as a file, and a line of the index that says what it holds."""
+    """Write the call's tensors to a file, and what the file holds to a line of the index."""
     file, index = to / f"{number:05d}.safetensors", to / INDEX
     line = {
         "file": file.name, "layer": call.layer, "module": call.module, "question": call.question,
@@ -217,9 +212,9 @@ def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path
         with index.open("a") as lines:
             lines.write(json.dumps(line) + "\n")
     except (OSError, SafetensorError) as error:
-        os.truncate(index, size)  # no half of a line
+        os.truncate(index, size)  # remove a line that was written in part
         raise BadValue(
-            f"What was seen could not be written to {str(to)!r}: {error}.",
+            f"The recording could not be written to {str(to)!r}: {error}.",
             "each call is written to a file of its own, and needs room.",
             "make room, or watch fewer statistics; the calls before this one are there.",
         ) from error

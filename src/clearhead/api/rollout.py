@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_index, kind_of
 from .recording import Call, Recording
 
 
@@ -95,12 +95,5 @@ def _mean_over_heads(call: Call) -> Tensor:
 
 
 def _checked(rows: Sequence[int], T: int) -> list[int]:
-    numbers = [whole_number(row) for row in rows]
-    wrong = [x for x, n in zip(rows, numbers, strict=True) if n is None or not -T <= n < T]
-    if wrong:
-        raise BadValue(
-            f"rollout was asked for rows {wrong}.",
-            f"there are {T} tokens, numbered from 0; -1 is the last.",
-            f"ask for rows from 0 to {T - 1}.",
-        )
-    return [n % T for n in numbers if n is not None]
+    rule = f"there are {T} tokens, numbered from 0; -1 is the last."
+    return [as_index("Row", row, T, rule, f"ask for rows from 0 to {T - 1}.") for row in rows]

@@ -1,14 +1,10 @@
-"""Look at everything a model asks of attention while it runs, layer by layer.
+"""Statistics of every attention call that a model makes while it runs: `watch`.
 
-The model computes what it always computes: `watch` listens at the door and gathers statistics
-beside the answer, so nothing changes but time.
+The model computes what it always computes; the statistics are computed beside it, after each call.
 """
 
-import fnmatch
-import threading
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -17,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..engines import compute_stats
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_index, kind_of
 from ..masks import Grid, Mask
 from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
@@ -25,6 +21,7 @@ from ..stats import Statistic, parse_stats, rows as exact_rows
 from ..stats.statistics import each
 from ..torch_state import in_backward, in_transform, is_batched
 from .hooks import listening, module_hooks
+from .layers import Layers, check_layers, checked_list, is_selected
 from .recording import INDEX, Call, Recording, new_folder, write_call
 
 GAUGES = ("entropy", "max")
@@ -43,23 +40,24 @@ def watch(
 ) -> Iterator[Recording]:
     """Statistics of every attention call that `model` makes inside the `with` block.
 
-    >>> with ch.watch(model, stats=["entropy", ch.topk(3)]) as seen:  # doctest: +SKIP
+    >>> with ch.watch(model, stats=["entropy", ch.topk(3)]) as recording:  # doctest: +SKIP
     ...     model(x)
-    >>> seen[0].entropy  # (B, H, Tq) of the first layer  # doctest: +SKIP
+    >>> recording[0].entropy  # (B, H, Tq) of the first layer  # doctest: +SKIP
 
     Sees layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"``, and
     whatever else calls `attention` inside a module of the model, in this thread. The outputs of the
-    model do not change. Statistics of calls that ask for gradients carry gradients. If those are
-    asked for, the core gives those of `lse`, `entropy`, `effective`, `mass` and `received`; of the
-    others torch counts again on the way back, several times as slow, and `topk` on the way there
-    already.
+    model do not change.
 
-    Groups of `mass` that leave `align` open stand where the call's own mask lets the queries stand,
-    if its parts agree on one place; so they follow a cache. Queries on padding are queries like
-    others: where they see keys (padding on the right), they count.
+    Where a call records gradients, its statistics carry gradients. The core computes those of
+    `lse`, `entropy`, `effective`, `mass` and `received`. The other statistics torch computes again
+    in the backward pass, several times as slow; `topk` it computes in the forward pass already.
+
+    Groups of `mass` that leave `align` open take the alignment of the call's own mask, if all its
+    parts have the same; so they follow a cache. Queries on padding are queries like others: where
+    they see keys (padding on the right), they count.
 
     Args:
-        stats: what to gather, as in `look`.
+        stats: which statistics, as in `look`.
         layers: only these: numbers as in `Call.layer`, strings are patterns for module names, such
             as ``"*.5.*"``. None means all.
         heads: keep only these query heads. None means all.
@@ -67,14 +65,14 @@ def watch(
             generation has one, -1. None means none.
         outputs: also keep the output of every head that is kept, (B, H, Tq, Dv), as `.output`.
         to: a folder; each call is then written to a file there (safetensors, and a line of
-            `index.jsonl` that says what it holds) and not kept in memory: `seen.written` has the
-            paths, for `safetensors.torch.load_file`. None keeps everything in `seen`.
+            `index.jsonl` that says what it holds) and not kept in memory: `recording.written` has
+            the paths, for `safetensors.torch.load_file`. None keeps everything in memory.
 
     Raises:
-        BadValue, BadType: unknown statistics, patterns that name no module, heads that a layer does
-            not have, rows that a call does not have, a folder that cannot be written or holds what
-            was seen before; and at the end of the block, if the model ran and never asked. If it
-            asked, but in none of `layers`, that is a warning.
+        BadValue, BadType: unknown statistics, patterns that match no module, heads that a layer
+            does not have, rows that a call does not have, a folder that cannot be written or holds
+            an earlier recording; and at the end of the block, if the model ran and made no
+            attention call. If it made calls, but in none of `layers`, that is a warning.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -82,108 +80,107 @@ def watch(
             "watch listens to the modules of a model.",
             "pass a torch.nn.Module; use look(...) for one call of attention.",
         )
-    layers = None if layers is None else _checked_layers(layers, model)
-    wanted = parse_stats(stats)
+    if layers is not None:
+        layers = checked_list("layers", layers, patterns=True)
+        check_layers(layers, model)
+    if heads is not None:
+        heads = checked_list("heads", heads)
+    statistics = parse_stats(stats)
     if rows is not None:
-        wanted = parse_stats([*wanted, exact_rows(rows)])
-    heads = None if heads is None else _checked_heads(heads)
-    place = None if to is None else new_folder(to)
-    watcher = _Watcher(wanted, layers, heads, place, outputs)
+        statistics = parse_stats([*statistics, exact_rows(rows)])
+    folder = None if to is None else new_folder(to)
+    watcher = _Watcher(statistics, layers, heads, outputs, folder)
     try:
-        with module_hooks(model, watcher.enter, watcher.leave), listening(watcher.on_call):
-            yield watcher.seen
-        watcher.must_have_heard(type(model).__name__)
+        with (
+            module_hooks(model, watcher.running.enter, watcher.running.leave),
+            listening(watcher.on_call),
+        ):
+            yield watcher.recording
+        watcher.check_recorded(type(model).__name__)
     finally:
-        if place is not None and not watcher.kept:
-            (place / INDEX).unlink(missing_ok=True)
+        if folder is not None and not watcher.recorded:
+            (folder / INDEX).unlink(missing_ok=True)
 
 
 class _Watcher:
-    """Follows a model from module to module, and gathers what is asked of attention inside."""
+    """Records the attention calls of the selected layers."""
 
     def __init__(
         self,
-        wanted: tuple[Statistic, ...],
-        layers: list[int | str] | None,
-        heads: list[int] | None,
-        place: Path | None,
+        statistics: tuple[Statistic, ...],
+        layers: Sequence[int | str] | None,
+        heads: Sequence[int] | None,
         outputs: bool,
+        folder: Path | None,
     ) -> None:
-        self.wanted, self.layers, self.heads, self.place = wanted, layers, heads, place
-        self.outputs = outputs
-        self.standing = _Standing(wanted)
-        self.seen, self.ran, self.kept = Recording(), False, 0
-        self.thread = threading.get_ident()
-        self.inside: list[str] = []  # the modules that are running, outermost first
-        self.turns: Counter[str] = Counter()  # how often each module asked in this run
-        self.numbers: dict[tuple[str, int], int] = {}  # the layer of each of a module's turns
-
-    def elsewhere(self) -> bool:
-        """Does another thread run the model? A graph cannot tell, and holds only one."""
-        return not torch.compiler.is_compiling() and threading.get_ident() != self.thread
-
-    def enter(self, name: str, module: nn.Module, *given: object) -> None:
-        if self.elsewhere():
-            return
-        if not name:  # the model itself: what an interrupted run left behind is over
-            self.ran = True
-            self.inside.clear()
-        if not self.inside:
-            self.turns.clear()
-        self.inside.append(name)
-
-    def leave(self, *_: object) -> None:
-        if self.inside and not self.elsewhere():
-            self.inside.pop()
+        self.statistics, self.layers, self.heads = statistics, layers, heads
+        self.outputs, self.folder = outputs, folder
+        self.running = Layers()
+        self.recording, self.recorded = Recording(), 0
+        self._aligned: tuple[object, tuple[Statistic, ...]] = (None, statistics)
 
     def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        if not self.inside or in_backward():
-            return  # the same call, heard before
+        if not self.running.inside or in_backward():
+            return  # in the backward pass a checkpoint repeats calls of the forward pass
         if is_batched(inputs.q, inputs.k):
             raise BadValue(
-                "watch heard a call inside of torch.func.vmap.",
-                "what is counted there belongs to vmap, and ends with it.",
+                "watch recorded a call inside of torch.func.vmap.",
+                "tensors that are made inside of vmap cannot be used outside of it.",
                 "give the examples as the batch of the model instead, or watch outside of vmap.",
             )
-        name = self.inside[-1]
-        layer = self.numbers.setdefault((name, self.turns[name]), len(self.numbers))
-        self.turns[name] += 1
-        if self.layers is None or any(_means(which, layer, name) for which in self.layers):
+        layer, name = self.running.next_call()
+        if is_selected(self.layers, layer, name):
             self.keep(self.call(layer, name, problem, inputs, out))
 
     def call(self, layer: int, name: str, problem: Problem, inputs: Inputs, out: Tensor) -> Call:
-        """Count what is wanted of a call."""
-        # A checkpoint compares what is kept for the way back with what is kept when it computes
-        # again. What the statistics keep is hidden from it, so that they are counted once.
-        hidden = nullcontext() if in_transform() else saved_tensors_hooks(_as_it_is, _as_it_is)
-        with torch.set_grad_enabled(problem.grad), hidden:
-            wanted = self.standing(problem.mask, problem.grid)
-            found = compute_stats(problem, inputs, wanted).finish()
+        """The statistics of a call."""
+        # A checkpoint compares the tensors that are saved for backward in the forward pass with
+        # those of its second forward pass. Statistics are computed in the first one only, so what
+        # they save must not pass through the checkpoint's hooks.
+        unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
+        with torch.set_grad_enabled(problem.grad), unhooked:
+            statistics = self.aligned(problem.mask, problem.grid)
+            found = compute_stats(problem, inputs, statistics).finish()
         blind = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
         output = out.clone() if self.outputs else None
         queries = next(
-            (tuple(s.places(problem.grid)) for s in wanted if isinstance(s, exact_rows)), None
+            (tuple(s.places(problem.grid)) for s in statistics if isinstance(s, exact_rows)), None
         )
         heads = None
         if self.heads is not None:
-            picked = _checked_here(self.heads, problem.H)
+            rule = f"this layer has {problem.H} query heads, numbered from 0."
+            way_out = f"pass heads from 0 to {problem.H - 1}."
+            picked = [as_index("head", h, problem.H, rule, way_out) for h in self.heads]
             found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
             blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
             output = None if output is None else output[:, picked]
             heads = tuple(picked)
         return Call(layer, name, problem.describe(), found, blind, heads, queries, output)
 
-    def keep(self, call: Call) -> None:
-        if self.place is None:
-            self.seen.calls.append(call)
-        else:
-            statistics = [repr(s) if vars(s) else s.name for s in self.wanted]
-            file = write_call(self.place, self.kept, call, statistics)
-            self.seen.written.append(file)
-        self.kept += 1
+    def aligned(self, mask: Mask, grid: Grid) -> tuple[Statistic, ...]:
+        """The statistics, with the mask's alignment where they leave it open. Most layers share one
+        alignment, and masks cache their key ranges, so those of the last call are kept."""
+        align = common_align(mask, grid)
+        if align is None:
+            return self.statistics
+        known = tuple(align.tolist()) if isinstance(align, Tensor) else align
+        if self._aligned[0] != known:
+            self._aligned = known, tuple(s.with_align(align) for s in self.statistics)
+        return self._aligned[1]
 
-    def must_have_heard(self, model: str) -> None:
-        if self.ran and not self.numbers:
+    def keep(self, call: Call) -> None:
+        if self.folder is None:
+            self.recording.calls.append(call)
+        else:
+            statistics = [repr(s) if vars(s) else s.name for s in self.statistics]
+            file = write_call(self.folder, self.recorded, call, statistics)
+            self.recording.written.append(file)
+        self.recorded += 1
+
+    def check_recorded(self, model: str) -> None:
+        """Raises `BadValue` if the model ran without an attention call, and warns if the selected
+        layers made none."""
+        if self.running.ran and not self.running.names:
             raise BadValue(
                 f"The {model} ran, and never asked clearhead for attention.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
@@ -192,84 +189,13 @@ class _Watcher:
                 "watch the model that is not compiled; some transformers models compute "
                 "attention themselves, whatever they are loaded with.",
             )
-        if self.ran and not self.kept:
-            calls = f"{len(self.numbers)} call{'s' * (len(self.numbers) != 1)}"
+        if self.running.ran and not self.recorded:
+            count = len(self.running.names)
+            calls = f"{count} call{'s' * (count != 1)}"
             warnings.warn(
                 f"the {model} made {calls} in a run, none of layers={self.layers!r}", stacklevel=4
             )
 
 
-class _Standing:
-    """What is wanted, where the queries of a call stand: after a cache, say. The layers of a model
-    mostly stand in one place, and masks keep what they found out, so those of the last are kept."""
-
-    def __init__(self, wanted: tuple[Statistic, ...]) -> None:
-        self.wanted = wanted
-        self.last: tuple[object, tuple[Statistic, ...]] = (None, wanted)
-
-    def __call__(self, rule: Mask, grid: Grid) -> tuple[Statistic, ...]:
-        corner = common_align(rule, grid)
-        if corner is None:
-            return self.wanted
-        place = tuple(corner.tolist()) if isinstance(corner, Tensor) else corner
-        if self.last[0] != place:
-            self.last = place, tuple(s.with_align(corner) for s in self.wanted)
-        return self.last[1]
-
-
-def _checked_heads(heads: Sequence[int]) -> list[int]:
-    listed = isinstance(heads, Iterable) and not isinstance(heads, str)
-    numbers = [whole_number(h) for h in heads] if listed else [None]
-    if None in numbers:
-        raise BadType(
-            f"heads is {heads!r}.",
-            "heads is a list of the numbers of query heads.",
-            "pass for example heads=[0, 3].",
-        )
-    return [h for h in numbers if h is not None]
-
-
-def _as_it_is(x: Tensor) -> Tensor:
+def _unchanged(x: Tensor) -> Tensor:
     return x
-
-
-def _checked_layers(layers: Iterable[int | str], model: nn.Module) -> list[int | str]:
-    if isinstance(layers, str) or not isinstance(layers, Iterable):
-        raise BadType(
-            f"layers is {layers!r}.",
-            "layers is a list of numbers and of patterns for module names.",
-            f"pass layers=[{layers!r}].",
-        )
-    names, checked = [name for name, _ in model.named_modules()], []
-    for which in layers:
-        if isinstance(which, str) and not fnmatch.filter(names, which):
-            raise BadValue(
-                f"layers has the pattern {which!r}, and no module has such a name.",
-                "a pattern is matched against the whole name of a module, with * for any part.",
-                f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}.",
-            )
-        number = which if isinstance(which, str) else whole_number(which)
-        if number is None or (isinstance(number, int) and number < 0):
-            raise BadValue(
-                f"layers has {which!r}.",
-                "a layer is the number of a place in the model that asks, counted from 0, or a "
-                "pattern for module names.",
-                "pass numbers from 0 on, or strings such as '*.attention'.",
-            )
-        checked.append(number)
-    return checked
-
-
-def _means(which: int | str, layer: int, name: str) -> bool:
-    return which == layer if isinstance(which, int) else fnmatch.fnmatchcase(name, which)
-
-
-def _checked_here(heads: list[int], H: int) -> list[int]:
-    for h in heads:
-        if not -H <= h < H:
-            raise BadValue(
-                f"head {h} was asked for.",
-                f"this layer has {H} query heads, numbered from 0.",
-                f"pass heads from 0 to {H - 1}.",
-            )
-    return [h % H for h in heads]

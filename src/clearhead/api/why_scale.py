@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_count, kind_of, whole_number
 from ..results.scaling import Scaling
 from .explain import explain
 
@@ -31,11 +31,8 @@ def why_scale(
     `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
     or a count is below 1.
     """
-    start = whole_number(seed)
-    if start is None or not 0 <= start < 2**63:
-        raise BadValue(
-            f"seed={seed!r}.", "a seed is a whole number from 0 on.", "pass for example seed=0."
-        )
+    rule = "a seed is a whole number from 0 to 2^63 - 1."
+    seed = as_count("seed", seed, rule, "pass for example seed=0.", most=2**63 - 1)
     if not isinstance(sizes, Iterable):
         raise BadType(
             f"sizes is {kind_of(sizes)}.",
@@ -48,15 +45,15 @@ def why_scale(
             "of one key the weight is 1, whatever its score: there is nothing to scale.",
             "pass keys=2 or more.",
         )
-    size, keys, queries = _count("size", size), _count("keys", keys), _count("queries", queries)
-    sizes = sorted({size, *(_count("sizes", d) for d in sizes)})
+    size, keys, queries = _size("size", size), _size("keys", keys), _size("queries", queries)
+    sizes = sorted({size, *(_size(f"sizes[{i}]", d) for i, d in enumerate(sizes))})
     columns: dict[str, list[float]] = {
         f"{what}_{kind}": []
         for what in ("variance", "gradient", "entropy")
         for kind in ("raw", "scaled")
     }
     shown: dict[str, Tensor] = {}
-    source = torch.Generator("cpu").manual_seed(start)
+    source = torch.Generator("cpu").manual_seed(seed)
     for d in sizes:
         q, k = (
             torch.randn(n, d, generator=source, dtype=torch.float64, device="cpu")
@@ -77,15 +74,9 @@ def why_scale(
     )
 
 
-def _count(name: str, value: int) -> int:
-    number = whole_number(value)
-    if number is None or not 1 <= number <= LARGEST:
-        raise BadValue(
-            f"{name} holds {value!r}." if name == "sizes" else f"{name}={value!r}.",
-            f"head sizes and counts are whole numbers from 1 to {LARGEST}.",
-            "pass a number in between.",
-        )
-    return number
+def _size(name: str, value: object) -> int:
+    rule = f"head sizes and counts are whole numbers from 1 to {LARGEST}."
+    return as_count(name, value, rule, "pass a number in between.", 1, LARGEST)
 
 
 def _jacobian_norm(weights: Tensor) -> Tensor:

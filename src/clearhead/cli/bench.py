@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .. import bench as benchmark
-from ..errors import folder
+from ..errors import writable_folder
 from ..views import plot
 from .options import OTHER_FOLDER
 from .output import check_writable, say_written
@@ -36,7 +36,7 @@ def bench(
     Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
     threads; minilm is a real model end to end. A peer that is not installed is named and skipped.
     """
-    folder(out.parent, "the figures and their plot are", OTHER_FOLDER)
+    writable_folder(out.parent, "the figures and their plot are", OTHER_FOLDER)
     check_writable(out)
     results: list[dict[str, Any]] = []
     console = Console(stderr=True)

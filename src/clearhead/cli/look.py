@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import masks
-from ..errors import BadValue, folder
+from ..errors import BadValue, writable_folder
 from ..hf import Checkpoint
 from ..nn.explain_text import explain_text
 from ..report import report, report_teller, tile as exact_weights, write
@@ -70,7 +70,7 @@ def look(
             "add --model DIR, or leave --tile out.",
         )
     words = read_text(text)
-    folder(out, "pictures and page are", OTHER_FOLDER)
+    writable_folder(out, "pictures and page are", OTHER_FOLDER)
     if random:
         _look_at_random(words, size, heads, seed, mask, positions, out)
     elif checkpoint is None:

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_count, kind_of
 from ..masks import Grid, Mask
 
 NAMES = "contiguous", "head-tail"
@@ -255,11 +255,6 @@ def _chunks(length: int, count: int) -> list[range]:
 
 
 def _world(count: object) -> int:
-    number = whole_number(count)
-    if number is None or number < 1:
-        raise BadValue(
-            f"A layout was asked for {count!r} ranks.",
-            "a sequence is cut for one rank or more.",
-            "pass the number of ranks, as torch.distributed.get_world_size(group) says it.",
-        )
-    return number
+    rule = "a sequence is cut for one rank or more."
+    way_out = "pass the number of ranks, as torch.distributed.get_world_size(group) says it."
+    return as_count("A layout was asked with ranks", count, rule, way_out, least=1)

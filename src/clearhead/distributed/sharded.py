@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..api.hooks import answered_by, editors
+from ..api.hooks import computed_by, editors
 from ..errors import BadValue
 from ..masks import Mask, everything, intersect
 from ..problem.check import Options
@@ -105,5 +105,5 @@ def sharded(
     found = layout_of(layout, length, transport.world)
     rule = everything if mask is None else mask
     here = Shard(found, group, rule, timeout, transport.rank)
-    with answered_by(here):
+    with computed_by(here):
         yield here

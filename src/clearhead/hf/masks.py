@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..api.hooks import ranks_here
+from ..api.hooks import active_ranks
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 
@@ -149,7 +149,7 @@ def attention_mask(
         range(start, start + q_length), range(kv_offset, kv_offset + kv_length), device
     )
     rule = _recognise(function, places)
-    if ranks_here() is not None and (rule is None or not _all_real(attention_mask)):
+    if active_ranks() is not None and (rule is None or not _all_real(attention_mask)):
         raise BadValue(
             "The model's mask is padded, or of a kind that is not known here, and the text is cut "
             "over ranks.",
@@ -214,14 +214,14 @@ def _recognise(function: Callable[..., Any], at: _Places) -> Mask | None:
         size = held["sliding_window"]
         return window(before=size, after=size, align=at.align) if size >= 0 else None
     if held := _closed_over(function, "chunked_overlay"):
-        if ranks_here() is not None:
+        if active_ranks() is not None:
             return None
         first = held["left_padding"].unsqueeze(-1)
         queries, keys = ((at.positions(x) - first) // held["chunk_size"] for x in (at.q, at.k))
         return documents(keys, queries=queries)
     if held := _closed_over(function, "packed_sequence_mask_function"):
         ids = held["packed_sequence_mask"]
-        if (ranks := ranks_here()) is not None:  # positions jump where a shard's ranges meet
+        if (ranks := active_ranks()) is not None:  # positions jump where a shard's ranges meet
             ranks.must_be_one_text(ids)
             return everything
         return documents(ids[:, at.k.start : at.k.stop], queries=ids[:, at.q.start : at.q.stop])

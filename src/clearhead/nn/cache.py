@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadValue, whole_number
+from ..errors import BadValue, as_count
 from ..torch_state import in_backward
 from .checks import check_size, check_type
 
@@ -88,15 +88,14 @@ class KVCache:
 
     def cut(self, length: int) -> None:
         """Forget all but the first `length` tokens; with 0, shapes and allocated memory too."""
-        kept = whole_number(length)
-        if kept is None or not 0 <= kept <= self.length:
-            raise BadValue(
-                f"cut was asked for length={length!r}.",
-                f"the cache holds {self.length} tokens, and cutting keeps the first of them.",
-                f"pass a whole number from 0 to {self.length}.",
-            )
-        self.length = kept
-        if not kept:
+        self.length = as_count(
+            "cut was asked for length",
+            length,
+            f"the cache holds {self.length} tokens, and cutting keeps the first of them.",
+            f"pass a whole number from 0 to {self.length}.",
+            most=self.length,
+        )
+        if not self.length:
             self._k = self._v = None
 
     def reset(self) -> None:

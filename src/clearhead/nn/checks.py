@@ -6,31 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_count, as_number, kind_of
 from ..torch_state import is_autocast
 
 
 def check_size(layer: str, name: str, value: object) -> int:
     """`value` as an int, 1 or more."""
-    number = whole_number(value)
-    if number is None or number < 1:
-        raise BadValue(
-            f"{layer} got {name}={value!r}.",
-            f"{name} is a whole number, 1 or more.",
-            f"pass {name} as an int, for example 4.",
-        )
-    return number
+    way_out = f"pass {name} as an int, for example 4."
+    return as_count(
+        f"{layer} got {name}", value, f"{name} is a whole number, 1 or more.", way_out, least=1
+    )
 
 
 def check_dropout(layer: str, value: object) -> float:
     """`value` as a probability."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise BadValue(
-            f"{layer} got dropout={value!r}.",
-            "dropout is a probability, from 0 to 1; it acts in training mode only.",
-            "pass a number such as 0.1, or 0.0 for none.",
-        )
-    return float(value)
+    rule = "dropout is a probability, from 0 to 1; it acts in training mode only."
+    way_out = "pass a number such as 0.1, or 0.0 for none."
+    return as_number(f"{layer} got dropout", value, rule, way_out, lambda p: 0 <= p <= 1)
 
 
 def factory_kwargs(layer: str, device: torch.device | str | None, dtype: object) -> dict[str, Any]:
@@ -54,14 +46,9 @@ def factory_kwargs(layer: str, device: torch.device | str | None, dtype: object)
 
 def check_base(layer: str, value: object) -> float:
     """`value` as a positive float."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if value > 0 and math.isfinite(value):
-            return float(value)
-    raise BadValue(
-        f"{layer} got base={value!r}.",
-        "the wavelengths are powers of the base, a positive number.",
-        "pass a number such as 10000.0, the papers' own.",
-    )
+    rule = "the wavelengths are powers of the base, a positive number."
+    way_out = "pass a number such as 10000.0, the papers' own."
+    return as_number(f"{layer} got base", value, rule, way_out, lambda base: 0 < base < math.inf)
 
 
 def check_sequence(

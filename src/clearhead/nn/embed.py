@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..api.hooks import must_be_whole, ranks_here
-from ..errors import BadType, BadValue, whole_number
+from ..api.hooks import active_ranks, must_not_be_sharded
+from ..errors import BadType, BadValue, as_count
 from ..torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
 
@@ -197,7 +197,7 @@ class RelativePositions(nn.Module):
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
-        must_be_whole("RelativePositions")
+        must_not_be_sharded("RelativePositions")
         start = _check_start("RelativePositions", start)
         if not queries or not keys:
             return self.table.new_empty(self.heads, queries, keys)
@@ -231,7 +231,7 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
     and T x d/2 is little next to the T x d x d of any projection.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if (ranks := ranks_here()) is None:
+    if (ranks := active_ranks()) is None:
         positions = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
     else:
         positions = ranks.positions.to(x.device, wide) + start
@@ -240,11 +240,6 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
 
 
 def _check_start(layer: str, start: object) -> int:
-    number = whole_number(start)
-    if number is None or number < 0:
-        raise BadValue(
-            f"{layer} got start={start!r}.",
-            "start is the position of the first token, a whole number from 0 on.",
-            "pass the number of tokens that came before, for example cache.length.",
-        )
-    return number
+    rule = "start is the position of the first token, a whole number from 0 on."
+    way_out = "pass the number of tokens that came before, for example cache.length."
+    return as_count(f"{layer} got start", start, rule, way_out)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_count, kind_of, whole_number
 from ..masks import Mask
 from ..results.trace import Step, Trace
 from . import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
@@ -95,14 +95,8 @@ def explain_text(
 
 
 def _between(name: str, value: int, least: int, most: int) -> int:
-    number = whole_number(value)
-    if number is None or not least <= number <= most:
-        raise BadValue(
-            f"{name}={value!r}.",
-            f"the {name} of a lesson is a whole number from {least} to {most}.",
-            "pass a number in between.",
-        )
-    return number
+    rule = f"the {name} of a lesson is a whole number from {least} to {most}."
+    return as_count(name, value, rule, "pass a number in between.", least, most)
 
 
 def _with_matrices(trace: Trace, layer: MultiHeadAttention, source: str) -> Iterator[Step]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_count, as_number, kind_of
 from ..masks import Dense, Grid, Mask, everything, intersect
 from ..masks.values import as_4d
 from ..torch_state import has_values, is_autocast, one_thread_after_fork, requires_grad
@@ -14,7 +14,7 @@ from .biases import Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NO_CAP = 2.0**100  # so large a cap bends nothing, and what float32 divides by it is lost
+NO_CAP = 2.0**100  # a cap this large changes no score, and score / cap would underflow in float32
 
 
 class Options(NamedTuple):
@@ -39,7 +39,7 @@ def make_problem(
     one_thread_after_fork()
     mask, bias, scale, softcap, sinks, dropout, seed = options
     rank = 4
-    if not _usual(q, k, v):
+    if not _is_usual(q, k, v):
         q, k, v, rank = _four_dimensions(*_as_autocast(q, k, v))
     (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
     grid = Grid(Tq, Tk, B, H)
@@ -47,20 +47,19 @@ def make_problem(
     if bias is not None:
         bias = bias if isinstance(bias, Bias) else as_bias(bias)
         bias.check(grid)
-        _has_numbers_beside("bias", bias.numbers, q)
+        _must_have_values_as_q("bias", bias.numbers, q)
         if isinstance(bias, TensorBias) and "meta" not in (bias.tensor.device.type, q.device.type):
             if bias.tensor.device != q.device:
                 bias = TensorBias(bias.tensor.to(q.device))
-            mask, bias = _blocked_by(bias, mask)
+            mask, bias = _infinities_to_mask(bias, mask)
             if isinstance(bias, TensorBias) and q.dtype != torch.float64:
                 bias = bias.within(torch.float32)
     if sinks is not None:
         sinks = _checked_sinks(sinks, H)
-        _has_numbers_beside("sinks", sinks, q)
+        _must_have_values_as_q("sinks", sinks, q)
         sinks = sinks.to(q.device)
-    learned = None if bias is None else bias.numbers
-    grad = torch.is_grad_enabled() and requires_grad(q, k, v, sinks, learned)
-    given = _checked_number("scale", scale, positive=False)
+    numbers = None if bias is None else bias.numbers
+    grad = torch.is_grad_enabled() and requires_grad(q, k, v, sinks, numbers)
     problem = Problem(
         B,
         H,
@@ -73,11 +72,11 @@ def make_problem(
         q.device,
         mask,
         bias,
-        scale=given if given is not None else 1.0 / math.sqrt(max(D, 1)),
-        softcap=_checked_cap(softcap),
+        scale=1.0 / math.sqrt(max(D, 1)) if scale is None else _checked_scale(scale),
+        softcap=None if softcap is None else _checked_softcap(softcap),
         sinks=sinks,
         dropout=_checked_dropout(dropout),
-        seed=_checked_seed(seed),
+        seed=None if seed is None else _checked_seed(seed),
         grad=grad,
         rank=rank,
     )
@@ -87,8 +86,8 @@ def make_problem(
 # ------------------------------------------------------------------------------------- the checks
 
 
-def must_have_numbers(problem: Problem, verb: str) -> None:
-    """Raises `BadValue` where there is nothing to look at: a question of meta tensors."""
+def must_have_values(problem: Problem, verb: str) -> None:
+    """Raises `BadValue` for meta tensors: `verb` shows values, and they have none."""
     if problem.device.type == "meta":
         raise BadValue(
             f"{verb} was asked about meta tensors: {problem.describe()}.",
@@ -97,8 +96,9 @@ def must_have_numbers(problem: Problem, verb: str) -> None:
         )
 
 
-def _usual(q: object, k: object, v: object) -> bool:
-    """Is everything as most questions have it? One look, for small calls are mostly checks."""
+def _is_usual(q: object, k: object, v: object) -> bool:
+    """Have q, k and v four dimensions, one dtype and sizes that fit, as in most calls? All is asked
+    here at once, because a tiny call spends most of its time in checks."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if q.is_nested or not (
@@ -114,7 +114,8 @@ def _usual(q: object, k: object, v: object) -> bool:
 
 
 def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast some layers narrow what they give and some do not; torch then narrows all."""
+    """Under autocast some layers return the narrow dtype and some do not. Where they meet, all are
+    converted to it, as torch does."""
     if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
         return tensors
     device = tensors[0].device
@@ -246,7 +247,7 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
     )
 
 
-def _has_numbers_beside(name: str, x: Tensor | None, q: Tensor) -> None:
+def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
     if x is not None and x.device.type == "meta" != q.device.type:
         raise BadValue(
             f"{name} is a meta tensor of shape {tuple(x.shape)}; q is on {q.device}.",
@@ -255,8 +256,8 @@ def _has_numbers_beside(name: str, x: Tensor | None, q: Tensor) -> None:
         )
 
 
-def _blocked_by(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
-    """-inf in a bias blocks a pair, so it becomes a mask: then NaN behind it cannot leak."""
+def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
+    """Move -inf in a bias to the mask, so that a NaN in a blocked value has no effect."""
     numbers, known = bias.tensor.detach(), has_values(bias.tensor)
     if known and (not numbers.numel() or math.isfinite(numbers.amin().item())):
         return mask, bias
@@ -274,7 +275,7 @@ def _checked_sinks(sinks: object, H: int) -> Tensor:
             "sinks are extra logits, one floating-point number per query head.",
             f"pass a floating tensor of shape ({H},).",
         )
-    # Compared one by one: in a graph for any H, a size is no number that a tuple could hold.
+    # Compared one by one: while torch.compile traces with dynamic shapes, `in (1, H)` fails.
     if sinks.dim() > 1 or (sinks.dim() and sinks.shape[0] != 1 and sinks.shape[0] != H):
         raise BadValue(
             f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.",
@@ -284,9 +285,21 @@ def _checked_sinks(sinks: object, H: int) -> Tensor:
     return sinks.reshape(-1).expand(H)
 
 
-def _checked_number(name: str, value: object, positive: bool) -> float | None:
-    if value is None:
-        return None
+def _checked_scale(scale: object) -> float:
+    _must_not_learn("scale", scale)
+    rule = "scale is a finite number, or None for 1/sqrt(D)."
+    return as_number("scale", scale, rule, "pass another scale, or leave it out.")
+
+
+def _checked_softcap(softcap: object) -> float | None:
+    _must_not_learn("softcap", softcap)
+    rule = "softcap is a positive, finite number, or None for no cap."
+    way_out = "pass another softcap, or leave it out."
+    cap = as_number("softcap", softcap, rule, way_out, lambda cap: 0 < cap < math.inf)
+    return cap if cap < NO_CAP else None
+
+
+def _must_not_learn(name: str, value: object) -> None:
     if isinstance(value, Tensor) and value.requires_grad:
         raise BadType(
             f"{name} is a tensor that requires a gradient.",
@@ -294,50 +307,23 @@ def _checked_number(name: str, value: object, positive: bool) -> float | None:
             f"pass {name}=float({name}) for a constant; a learned temperature multiplies the "
             "queries: attention(temperature * q, k, v, scale=1).",
         )
-    try:
-        if isinstance(value, (str, bytes, bool)):
-            raise TypeError("float() would read a number into it")
-        number = float(value)  # type: ignore[arg-type]  # float says what is none
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadType(
-            f"{name} is {value!r}.", f"{name} is a number, or None.", f"pass a float as {name}=."
-        ) from error
-    if not -math.inf < number < math.inf or (positive and number <= 0):
-        raise BadValue(
-            f"{name}={number!r}.",
-            f"{name} is a {'positive, ' if positive else ''}finite number, or None for "
-            + ("no cap." if positive else "1/sqrt(D)."),
-            f"pass another {name}, or leave it out.",
-        )
-    return number
-
-
-def _checked_cap(value: object) -> float | None:
-    cap = _checked_number("softcap", value, positive=True)
-    return None if cap is None or cap >= NO_CAP else cap
 
 
 def _checked_dropout(p: object) -> float:
-    # Of a number that is open in its graph torch.compile can tell the kind, and no attribute.
-    is_plain = isinstance(p, (int, float)) or hasattr(p, "__float__")
-    number = float(p) if is_plain and not isinstance(p, (bool, Tensor)) else None  # type: ignore[arg-type]  # it has __float__
-    if number is None or not 0.0 <= number <= 1.0:
-        raise (BadType if number is None else BadValue)(
-            f"dropout={p!r}.",
-            "dropout is the probability that a weight is dropped, from 0 to 1.",
-            "pass a number such as 0.1; layers pass 0.0 outside training.",
-        )
-    return number
+    return as_number(
+        "dropout",
+        p,
+        "dropout is the probability that a weight is dropped, from 0 to 1.",
+        "pass a number such as 0.1; layers pass 0.0 outside training.",
+        lambda p: 0.0 <= p <= 1.0,
+    )
 
 
-def _checked_seed(seed: object) -> int | None:
-    if seed is None:
-        return None
-    number = whole_number(seed)
-    if number is not None and 0 <= number < 2**63:
-        return number
-    raise (BadType if number is None else BadValue)(
-        f"seed={seed!r}.",
+def _checked_seed(seed: object) -> int:
+    return as_count(
+        "seed",
+        seed,
         "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
         "pass a number such as 42.",
+        most=2**63 - 1,
     )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..api.hooks import capture_call, listening, module_hooks
 from ..api.matrix import Matrix
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, BadValue, as_count
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step, Trace
@@ -66,14 +66,8 @@ def tile(
 
 
 def _number(what: str, given: int) -> int:
-    number = whole_number(given)
-    if number is None:
-        raise BadType(
-            f"tile got {what}={given!r}.",
-            f"the {what} is its number in the report, from 0.",
-            "pass a whole number.",
-        )
-    return number
+    rule = f"the {what} is its number in the report, from 0."
+    return as_count(f"tile got {what}", given, rule, "pass a whole number.")
 
 
 def _exact_weights(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..api.hooks import listening, module_hooks
-from ..errors import BadType, BadValue, folder, kind_of
+from ..errors import BadType, BadValue, kind_of, writable_folder
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..views import html, plot
@@ -91,7 +91,7 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
     Returns their paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
     folder that cannot be made.
     """
-    out, stem = folder(out, "the page and the pictures are"), file_stem(found.name)
+    out, stem = writable_folder(out, "the page and the pictures are"), file_stem(found.name)
     note = POOLED_NOTE if len(found.tokens) > MAP_SIDE else ""
     paths = {
         "page": html.write_report(found, out / f"{stem}.html", note=note),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..errors import BadValue, whole_number
+from ..errors import BadValue, as_index
 
 AXES = {
     "b": "sequence",
@@ -140,14 +140,9 @@ class Trace:
 
     def _index(self, which: int, letter: str, name: str, holds: str) -> tuple[int, int]:
         """An index into an axis, counted from 0, and the axis's size: 1 where no step has it."""
-        index, count = whole_number(which), self.size(letter) or 1
-        if index is None or not -count <= index < count:
-            raise BadValue(
-                f"{name} {which!r} of this trace was asked for.",
-                f"it {holds} {count}, counted from 0.",
-                "ask for one of these.",
-            )
-        return index % count, count
+        count = self.size(letter) or 1
+        rule = f"this trace {holds} {count}, counted from 0."
+        return as_index(name, which, count, rule, "ask for one of these."), count
 
     def _only(self, indices: dict[str, int]) -> "Trace":
         """One index of each axis in `indices`; these axes stay, with size 1."""

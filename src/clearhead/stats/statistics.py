@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, BadValue, as_count, whole_number
 from ..masks import Grid, Mask, prefix
 from ..masks.values import Align
 from .state import Final, WeightSums
@@ -289,11 +289,5 @@ def _group(name: object, group: object) -> Mask:
 
 
 def _count(value: object, statistic: str, name: str) -> int:
-    number = whole_number(value)
-    if number is None or number < 1:
-        raise (BadType if number is None else BadValue)(
-            f"{statistic} got {name}={value!r}.",
-            f"{name} says how many, a whole number, 1 or more.",
-            f"pass for example {name}=8.",
-        )
-    return number
+    rule = f"{name} says how many, a whole number, 1 or more."
+    return as_count(f"{statistic} got {name}", value, rule, f"pass for example {name}=8.", least=1)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import folder
+from ..errors import writable_folder
 from . import checkpoint
 from .data import Stories, stories
 from .grammar import Story
@@ -88,7 +88,7 @@ def ablate(
     ``ablation_losses.png`` to the folder `out`. `sizes` are those of `Config`.
     Raises `BadValue` for a folder that cannot be written, and for sizes that do not fit.
     """
-    directory = folder(out, "checkpoints, weights and pictures are")
+    directory = writable_folder(out, "checkpoints, weights and pictures are")
     training_stories, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
     done, curves = [], {}
     for name in variants:

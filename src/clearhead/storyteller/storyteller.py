@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..api.explain import explain_problem
 from ..api.hooks import capture_call
-from ..errors import BadValue, whole_number
+from ..errors import BadValue, as_count
 from ..results.trace import Trace
 from ..views.escape import visible
 from . import checkpoint
@@ -120,13 +120,8 @@ class Storyteller:
         >>> st.load().read("Once upon a").guesses[-1][0][0]
         'time'
         """
-        count = whole_number(guesses)
-        if count is None or count < 1:
-            raise BadValue(
-                f"guesses={guesses!r}.",
-                "guesses is how many next words are given, 1 or more.",
-                "pass for example guesses=3.",
-            )
+        rule = "guesses is how many next words are given, 1 or more."
+        count = as_count("guesses", guesses, rule, "pass for example guesses=3.", least=1)
         encoded = self.encode(text)
         with torch.no_grad():
             probabilities = self.model(torch.tensor(encoded.ids)).softmax(-1)
@@ -146,13 +141,9 @@ class Storyteller:
 
         Raises `BadValue` for a layer that the model does not have, and as `read` does.
         """
-        number = whole_number(layer)
-        if number is None or not 0 <= number < self.layers:
-            raise BadValue(
-                f"layer {layer!r} was asked for.",
-                f"this model has {self.layers} layers, numbered from 0.",
-                f"pass a layer from 0 to {self.layers - 1}.",
-            )
+        last = self.layers - 1
+        rule = f"this model has {self.layers} layers, numbered from 0."
+        number = as_count("layer", layer, rule, f"pass a layer from 0 to {last}.", most=last)
         encoded = self.encode(text)
         with torch.no_grad():
             call, _ = capture_call(lambda: self.model(torch.tensor(encoded.ids)), number)

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim import AdamW
 
-from ..errors import BadValue, folder
+from ..errors import BadValue, writable_folder
 from . import checkpoint
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST
@@ -179,7 +179,7 @@ def train(
     recipe = Recipe(seed, steps, batch, rate, sizes)
     source = Stories(seed) if text is None else TextFile(text, seed, context)
     training = Training(recipe, source)
-    directory, code = folder(out, "checkpoints, weights and pictures are"), commit()
+    directory, code = writable_folder(out, "checkpoints, weights and pictures are"), commit()
     saved = directory / "checkpoint.safetensors"
     if saved.exists():
         training.resume(saved)

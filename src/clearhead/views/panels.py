@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, as_index
 from ..results.trace import Step, Trace
 from .escape import visible
 
@@ -76,17 +76,9 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
             "heads are the numbers of those to show, in a list; None means all.",
             f"pass heads=[{heads!r}].",
         )
-    chosen = []
-    for head in heads:
-        number = whole_number(head)
-        if number is None or not -count <= number < count:
-            raise BadValue(
-                f"Head {head!r} was asked for.",
-                f"this trace has {count} query head{'s' * (count != 1)}, counted from 0.",
-                f"ask for a head from 0 to {count - 1}, or for all of them.",
-            )
-        chosen.append(number % count)
-    return chosen
+    rule = f"this trace has {count} query head{'s' * (count != 1)}, counted from 0."
+    way_out = f"ask for a head from 0 to {count - 1}, or for all of them."
+    return [as_index("Head", head, count, rule, way_out) for head in heads]
 
 
 def value_range(drawn: list[Panel]) -> tuple[float, float]:

@@ -1,6 +1,5 @@
 """What an edit is: one change of attention, and where it applies."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -8,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import BadType, BadValue, whole_number
+from ...errors import BadType, BadValue, as_number
 from ...masks.mask import common_align
 from ...masks.values import query_positions
 from ...problem.problem import Inputs, Problem
+from ..layers import checked_list
 
 
 class Here(NamedTuple):
@@ -44,10 +44,10 @@ class Edit:
 
     def __post_init__(self) -> None:
         if self.layers is not None:
-            object.__setattr__(self, "layers", _listed("layers", self.layers, (int, str)))
+            object.__setattr__(self, "layers", checked_list("layers", self.layers, patterns=True))
         for name in ("heads", "rows"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _listed(name, getattr(self, name), (int,)))
+                object.__setattr__(self, name, checked_list(name, getattr(self, name)))
         if self.batch is not None and not isinstance(self.batch, range):
             raise BadType(
                 f"{type(self).__name__} got batch={self.batch!r}.",
@@ -186,29 +186,6 @@ def at_places(places: Sequence[int], size: int) -> Tensor:
     return found
 
 
-def _listed(name: str, given: object, kinds: tuple[type, ...]) -> tuple[int | str, ...]:
-    found: list[int | str | None] = [None]
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        found = [x if isinstance(x, str) and str in kinds else whole_number(x) for x in given]
-    if None in found or not found:
-        what = "numbers or patterns for module names" if str in kinds else "whole numbers"
-        raise BadType(
-            f"{name} is {given!r}.",
-            f"{name} is a list of {what}, not empty; None means all.",
-            f"pass for example {name}=[0, 3].",
-        )
-    return tuple(x for x in found if x is not None)
-
-
 def finite_number(edit: str, name: str, given: object) -> float:
-    try:
-        number = float(given)  # type: ignore[arg-type]  # it says what is none
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not math.isfinite(number) or isinstance(given, (str, bool)):
-        raise BadType(
-            f"{edit} got {name}={given!r}.",
-            f"{name} is a finite number.",
-            f"pass for example {edit}(0.5).",
-        )
-    return number
+    way_out = f"pass for example {edit}(0.5)."
+    return as_number(f"{edit} got {name}", given, f"{name} is a finite number.", way_out)

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.style import Style
 from rich.text import Text
 
-from ...errors import BadType, BadValue, kind_of, whole_number
+from ...errors import BadType, as_count, kind_of
 from ...results.trace import Trace
 from ..colours import viridis
 from ..format import ends
@@ -33,25 +33,14 @@ def check_trace(trace: object, decimals: int) -> None:
             "views show the steps of a Trace.",
             "pass what explain(...) returns.",
         )
-    digits = whole_number(decimals)
-    if digits is None or not 0 <= digits <= MOST_DECIMALS:
-        raise BadValue(
-            f"decimals={decimals!r}.",
-            f"decimals are the digits after the point, from 0 to {MOST_DECIMALS}.",
-            "pass for example decimals=4.",
-        )
+    rule = f"decimals are the digits after the point, from 0 to {MOST_DECIMALS}."
+    as_count("decimals", decimals, rule, "pass for example decimals=4.", most=MOST_DECIMALS)
 
 
 def at_least_one(name: str, value: object) -> int:
     """`value`, if it is a whole number from 1 on."""
-    number = whole_number(value)
-    if number is None or number < 1:
-        raise BadValue(
-            f"{name}={value!r}.",
-            f"{name} is how many rows and columns are written out, 1 or more.",
-            f"pass for example {name}=12.",
-        )
-    return number
+    rule = f"{name} is how many rows and columns are written out, 1 or more."
+    return as_count(name, value, rule, f"pass for example {name}=12.", least=1)
 
 
 def print_batch_note(out: Console, trace: Trace) -> None:
