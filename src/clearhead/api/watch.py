@@ -4,10 +4,7 @@ The model computes what it always computes: `watch` listens at the door and gath
 beside the answer, so nothing changes but time.
 """
 
-import fnmatch
-import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -25,6 +22,7 @@ from ..stats import Statistic, parse_stats, rows as exact_rows
 from ..stats.statistics import each
 from ..torch_state import in_backward, in_transform, is_batched
 from .hooks import listening, module_hooks
+from .layers import Layers, check_layers, means
 from .recording import INDEX, Call, Recording, new_folder, write_call
 
 GAUGES = ("entropy", "max")
@@ -90,7 +88,10 @@ def watch(
     place = None if to is None else new_folder(to)
     watcher = _Watcher(wanted, layers, heads, place, outputs)
     try:
-        with module_hooks(model, watcher.enter, watcher.leave), listening(watcher.on_call):
+        with (
+            module_hooks(model, watcher.modules.enter, watcher.modules.leave),
+            listening(watcher.on_call),
+        ):
             yield watcher.seen
         watcher.must_have_heard(type(model).__name__)
     finally:
@@ -112,32 +113,11 @@ class _Watcher:
         self.wanted, self.layers, self.heads, self.place = wanted, layers, heads, place
         self.outputs = outputs
         self.standing = _Standing(wanted)
-        self.seen, self.ran, self.kept = Recording(), False, 0
-        self.thread = threading.get_ident()
-        self.inside: list[str] = []  # the modules that are running, outermost first
-        self.turns: Counter[str] = Counter()  # how often each module asked in this run
-        self.numbers: dict[tuple[str, int], int] = {}  # the layer of each of a module's turns
-
-    def elsewhere(self) -> bool:
-        """Does another thread run the model? A graph cannot tell, and holds only one."""
-        return not torch.compiler.is_compiling() and threading.get_ident() != self.thread
-
-    def enter(self, name: str, module: nn.Module, *given: object) -> None:
-        if self.elsewhere():
-            return
-        if not name:  # the model itself: what an interrupted run left behind is over
-            self.ran = True
-            self.inside.clear()
-        if not self.inside:
-            self.turns.clear()
-        self.inside.append(name)
-
-    def leave(self, *_: object) -> None:
-        if self.inside and not self.elsewhere():
-            self.inside.pop()
+        self.seen, self.kept = Recording(), 0
+        self.modules = Layers()
 
     def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        if not self.inside or in_backward():
+        if not self.modules.inside or in_backward():
             return  # the same call, heard before
         if is_batched(inputs.q, inputs.k):
             raise BadValue(
@@ -145,10 +125,8 @@ class _Watcher:
                 "what is counted there belongs to vmap, and ends with it.",
                 "give the examples as the batch of the model instead, or watch outside of vmap.",
             )
-        name = self.inside[-1]
-        layer = self.numbers.setdefault((name, self.turns[name]), len(self.numbers))
-        self.turns[name] += 1
-        if self.layers is None or any(_means(which, layer, name) for which in self.layers):
+        layer, name = self.modules.asks()
+        if means(self.layers, layer, name):
             self.keep(self.call(layer, name, problem, inputs, out))
 
     def call(self, layer: int, name: str, problem: Problem, inputs: Inputs, out: Tensor) -> Call:
@@ -183,7 +161,7 @@ class _Watcher:
         self.kept += 1
 
     def must_have_heard(self, model: str) -> None:
-        if self.ran and not self.numbers:
+        if self.modules.ran and not self.modules.names:
             raise BadValue(
                 f"The {model} ran, and never asked clearhead for attention.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
@@ -192,8 +170,8 @@ class _Watcher:
                 "watch the model that is not compiled; some transformers models compute "
                 "attention themselves, whatever they are loaded with.",
             )
-        if self.ran and not self.kept:
-            calls = f"{len(self.numbers)} call{'s' * (len(self.numbers) != 1)}"
+        if self.modules.ran and not self.kept:
+            calls = f"{len(self.modules.names)} call{'s' * (len(self.modules.names) != 1)}"
             warnings.warn(
                 f"the {model} made {calls} in a run, none of layers={self.layers!r}", stacklevel=4
             )
@@ -240,28 +218,10 @@ def _checked_layers(layers: Iterable[int | str], model: nn.Module) -> list[int |
             "layers is a list of numbers and of patterns for module names.",
             f"pass layers=[{layers!r}].",
         )
-    names, checked = [name for name, _ in model.named_modules()], []
-    for which in layers:
-        if isinstance(which, str) and not fnmatch.filter(names, which):
-            raise BadValue(
-                f"layers has the pattern {which!r}, and no module has such a name.",
-                "a pattern is matched against the whole name of a module, with * for any part.",
-                f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}.",
-            )
-        number = which if isinstance(which, str) else whole_number(which)
-        if number is None or (isinstance(number, int) and number < 0):
-            raise BadValue(
-                f"layers has {which!r}.",
-                "a layer is the number of a place in the model that asks, counted from 0, or a "
-                "pattern for module names.",
-                "pass numbers from 0 on, or strings such as '*.attention'.",
-            )
-        checked.append(number)
+    numbers = [which if isinstance(which, str) else whole_number(which) for which in layers]
+    checked = [-1 if number is None else number for number in numbers]
+    check_layers(checked, model)
     return checked
-
-
-def _means(which: int | str, layer: int, name: str) -> bool:
-    return which == layer if isinstance(which, int) else fnmatch.fnmatchcase(name, which)
 
 
 def _checked_here(heads: list[int], H: int) -> list[int]:
