@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ..errors import BadValue
+from ..errors import BadValue, whole_number
 
 
 class Layers:
@@ -65,9 +65,10 @@ class Layers:
         return (self._numbers[name, turn], name) if (name, turn) in self._numbers else None
 
 
-def check_layers(layers: Sequence[int | str], model: nn.Module) -> None:
-    """Raises `BadValue` for a number that is negative, and a pattern that no module has."""
-    names = [name for name, _ in model.named_modules()]
+def check_layers(layers: Sequence[int | str], model: nn.Module) -> list[int | str]:
+    """The layers as whole numbers and patterns. Raises `BadValue` for what is neither, a negative
+    number, and a pattern that no module has."""
+    names, checked = [name for name, _ in model.named_modules()], list[int | str]()
     for which in layers:
         if isinstance(which, str) and not fnmatch.filter(names, which):
             raise BadValue(
@@ -75,13 +76,16 @@ def check_layers(layers: Sequence[int | str], model: nn.Module) -> None:
                 "a pattern is matched against the whole name of a module, with * for any part.",
                 f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}.",
             )
-        if not isinstance(which, str) and which < 0:
+        number = which if isinstance(which, str) else whole_number(which)
+        if number is None or (isinstance(number, int) and number < 0):
             raise BadValue(
                 f"layers has {which!r}.",
                 "a layer is the number of a place in the model that asks, counted from 0, or a "
                 "pattern for module names.",
                 "pass numbers from 0 on, or strings such as '*.attention'.",
             )
+        checked.append(number)
+    return checked
 
 
 def means(layers: Sequence[int | str] | None, layer: int, name: str) -> bool:

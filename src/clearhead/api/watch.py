@@ -218,10 +218,7 @@ def _checked_layers(layers: Iterable[int | str], model: nn.Module) -> list[int |
             "layers is a list of numbers and of patterns for module names.",
             f"pass layers=[{layers!r}].",
         )
-    numbers = [which if isinstance(which, str) else whole_number(which) for which in layers]
-    checked = [-1 if number is None else number for number in numbers]
-    check_layers(checked, model)
-    return checked
+    return check_layers(list(layers), model)
 
 
 def _checked_here(heads: list[int], H: int) -> list[int]:
