@@ -78,10 +78,11 @@ def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
 
 
 def state(out: Tensor, lse: Tensor) -> State:
-    """A finished answer as a piece of a larger one: its keys count as one key that scores `lse`."""
+    """A finished answer as a piece of a larger one: its keys count as one key that scores `lse`.
+    `out` is changed in place."""
     top = lse.to(out.dtype)
     total = torch.exp(lse - anchor(top)).to(out.dtype).masked_fill(top == -torch.inf, 0.0)
-    return State(top, total, out * total.unsqueeze(-1))
+    return State(top, total, out.mul_(total.unsqueeze(-1)))
 
 
 def lse_of(rows: State) -> Tensor:

@@ -145,16 +145,21 @@ class Ring:
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The output in float32 or wider, and the log-sum-exp in float64, of the queries here."""
         p = self.problem
-        none = q.new_zeros(q.shape[:3], dtype=p.wide)
-        rows = State(none - torch.inf, none, none.new_zeros(*q.shape[:3], p.Dv))
+        rows: State | None = None
         for owner, part in self.parts(k, v):
             for block in self.blocks(owner, q, part):
                 found = local.answer(block.problem, block.inputs, block.dropped)
-                rows = _merged(rows, found, block.queries)
+                if rows is None:
+                    whole = found.max.shape[2] == q.shape[2]
+                    rows = found if whole else _merged(_nothing(q, p), found, block.queries)
+                else:
+                    rows = _merged(rows, found, block.queries)
+        rows = _nothing(q, p) if rows is None else rows
+        if p.sinks is None:
+            return online_softmax.finish(rows)[0], local.lse_of(rows)
         blind = (rows.max == online_softmax.NOTHING).unsqueeze(-1)  # whatever the sink is
-        if p.sinks is not None:
-            sinks = p.sinks.to(p.wide).reshape(1, -1, 1)
-            rows = online_softmax.merge(rows, online_softmax.sink(sinks, rows))
+        sinks = p.sinks.to(p.wide).reshape(1, -1, 1)
+        rows = online_softmax.merge(rows, online_softmax.sink(sinks, rows))
         return online_softmax.finish(rows)[0].masked_fill(blind, 0.0), local.lse_of(rows)
 
     def backward(
@@ -262,6 +267,12 @@ def pieces(held: Positions, by_range: bool) -> list[tuple[Positions, slice]]:
     ends = [0, *accumulate(map(len, held.ranges))]
     places = map(slice, ends[:-1], ends[1:])
     return [(Positions((r,)), place) for r, place in zip(held.ranges, places, strict=True)]
+
+
+def _nothing(q: Tensor, p: Problem) -> State:
+    """Queries that have seen no key yet."""
+    none = q.new_zeros(q.shape[:3], dtype=p.wide)
+    return State(none - torch.inf, none, none.new_zeros(*q.shape[:3], p.Dv))
 
 
 def _merged(rows: State, found: State, queries: slice) -> State:
