@@ -92,10 +92,8 @@ def explain(
 def _check_options(context: typer.Context, model: Path | None, as_json: bool) -> None:
     """Refuse options that would be ignored."""
     if model is None:
-        rule, way = (
-            "only a checkpoint has layers to choose from.",
-            "add --model DIR, or leave {} out.",
-        )
+        rule = "only a checkpoint has layers to choose from."
+        way = "add --model DIR, or leave {} out."
         refuse(context, ("layer",), "without --model", rule, way)
     else:
         names = ("size", "heads", "seed", "mask", "dropout", "scale", "positions")

@@ -32,13 +32,12 @@ def whatif(
         typer.Option(
             "--knock-out",
             metavar="[PLACE:] EDGES",
-            help="Take these edges away, e.g. 'layer 0 head 7: she -> queen' or 'prefix(1)'. "
-            + EDGES,
+            help="Remove these edges, e.g. 'layer 0 head 7: she -> queen' or 'prefix(1)'. " + EDGES,
         ),
     ] = None,
     keep_only: Annotated[
         list[str] | None,
-        typer.Option("--keep-only", metavar="[PLACE:] EDGES", help="Take all others away."),
+        typer.Option("--keep-only", metavar="[PLACE:] EDGES", help="Remove all other edges."),
     ] = None,
     ablate: Annotated[
         list[str] | None,
@@ -55,9 +54,9 @@ def whatif(
     tokens = reader.read(words)[0] if isinstance(reader, Checkpoint) else None
     tokens = list(reader.encode(words).labels()) if isinstance(reader, Storyteller) else tokens
     assert tokens is not None
-    edits = [_edit(said, "knock_out", tokens) for said in knock_out or ()]
-    edits += [_edit(said, "keep_only", tokens) for said in keep_only or ()]
-    edits += [_edit(said, "ablate", tokens) for said in ablate or ()]
+    edits = [_edit(given, "knock_out", tokens) for given in knock_out or ()]
+    edits += [_edit(given, "keep_only", tokens) for given in keep_only or ()]
+    edits += [_edit(given, "ablate", tokens) for given in ablate or ()]
     if not edits:
         raise BadValue(
             "No edit was given.",
@@ -67,9 +66,9 @@ def whatif(
     typer.echo(str(read_twice(reader, words, edits)))
 
 
-def _edit(said: str, kind: str, tokens: list[str]) -> edit.Edit:
+def _edit(given: str, kind: str, tokens: list[str]) -> edit.Edit:
     """An edit from ``layer 0 head 7: she -> queen``."""
-    place, colon, edges = said.rpartition(":") if kind != "ablate" else (said, ":", "")
+    place, colon, edges = given.rpartition(":") if kind != "ablate" else (given, ":", "")
     found: dict[str, list[int]] = {}
     at = 0
     while match := PLACE.match(place, at):
@@ -77,7 +76,7 @@ def _edit(said: str, kind: str, tokens: list[str]) -> edit.Edit:
         at = match.end()
     if at < len(place.strip()) or (colon and not found):
         raise BadValue(
-            f"--{kind.replace('_', '-')} {said!r} names no place.",
+            f"--{kind.replace('_', '-')} {given!r} names no place.",
             "a place is layers, heads and rows with their numbers, and a colon before the edges.",
             "write for example 'layer 0 head 7: she -> queen', or 'layers 0,1: prefix(1)'.",
         )
@@ -98,14 +97,14 @@ def _mask(edges: str, tokens: list[str]) -> Mask:
     return dense(keep=cells)
 
 
-def _positions(said: str, tokens: list[str]) -> list[int]:
-    """Where a token stands; every place of it, or the one of a number."""
-    if said.isdigit() and int(said) < len(tokens):
-        return [int(said)]
-    found = [i for i, t in enumerate(tokens) if t.strip("Ġ▁# ").lower() == said.lower()]
+def _positions(given: str, tokens: list[str]) -> list[int]:
+    """Every position of a token, or the position that is given as a number."""
+    if given.isdigit() and int(given) < len(tokens):
+        return [int(given)]
+    found = [i for i, t in enumerate(tokens) if t.strip("Ġ▁# ").lower() == given.lower()]
     if not found:
         raise BadValue(
-            f"The token {said!r} is not in the text.",
+            f"The token {given!r} is not in the text.",
             f"an edge goes from a token to a token: {', '.join(tokens[:20])}.",
             f"name one of these, or its number from 0 to {len(tokens) - 1}.",
         )

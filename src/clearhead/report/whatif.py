@@ -26,10 +26,10 @@ GUESSES, MOST_HEADS = 5, 8
 class WhatIf:
     """What edits change for one text; prints itself.
 
-    `losses` is (2, T - 1): how surprised the model is by each token but the first, in nats, without
-    and with the edits. `guesses` are the likeliest next tokens after the last, without and with.
-    Both are None for a model that guesses no next token. `moved` is (layers, heads): the share of
-    attention weight that lies elsewhere, the mean over queries of half the sum of ``|w' - w|``.
+    `losses` is (2, T - 1): the loss of each token but the first, in nats, without and with the
+    edits. `guesses` are the most probable next tokens after the last, without and with. Both are
+    None for a model that predicts no next token. `moved` is (layers, heads): the share of attention
+    weight that lies elsewhere, the mean over queries of half the sum of ``|w' - w|``.
     """
 
     tokens: tuple[str, ...]
@@ -46,8 +46,8 @@ class WhatIf:
                 lines.append(_row(visible(token), before, after))
             lines += [_row("all, the mean", *self.losses.mean(1).tolist()), ""]
         for when, ranked in zip(("before", "after"), self.guesses or (), strict=False):
-            said = ", ".join(f"{visible(token)} {p:.1%}" for token, p in ranked)
-            lines.append(f"next token {when:<7} {said}")
+            words = ", ".join(f"{visible(token)} {p:.1%}" for token, p in ranked)
+            lines.append(f"next token {when:<7} {words}")
         lines += ["", "attention weight that lies elsewhere, largest first:"]
         order = self.moved.flatten().argsort(descending=True, stable=True)[:MOST_HEADS].tolist()
         for layer, head in (divmod(i, self.moved.shape[1]) for i in order):
@@ -56,8 +56,8 @@ class WhatIf:
 
 
 def whatif(model: Checkpoint | Storyteller, text: str, edits: Sequence[Edit]) -> WhatIf:
-    """Read a text without and with edits. Of a checkpoint that can guess a next token, that part of
-    the model is loaded too.
+    """Read a text without and with edits. If a checkpoint was trained to predict the next token,
+    the head that does so is loaded, too.
 
     Raises `BadValue` for fewer than 2 or more than 1024 tokens, and what `intervene` raises.
     """
@@ -109,7 +109,7 @@ def _guesses(
 
 
 def _with_head(checkpoint: Checkpoint) -> torch.nn.Module:
-    """The model; with its guess of the next token, if it was trained to guess one."""
+    """The model, with the head that predicts the next token if it was trained with one."""
     trained_as = getattr(checkpoint.model.config, "architectures", None) or [""]
     if not trained_as[0].endswith(("ForCausalLM", "LMHeadModel")):
         model = checkpoint.model.get_encoder() if checkpoint.has_decoder else checkpoint.model

@@ -1,7 +1,7 @@
-"""What the edges of each head cause: without them, is the word after a pronoun still guessed?
+"""The effect of one edge of each head, from a pronoun to its antecedent, on the next word.
 
-A pronoun's antecedent decides who acts next. `measure` says which head looks at it; here the edge
-between the two is knocked out, head by head, and the guess of the next word tells what it was for.
+The word after a pronoun depends on the antecedent. `measure` says which head looks there; here the
+edge between the two is knocked out, head by head, and the loss of the next word shows its effect.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ from .grammar import Story, lexicon
 from .measure import hit_rates
 from .storyteller import Storyteller
 
-MOST = 0.5  # a head that looks at the antecedent of more pronouns than this is one that does
+MOST = 0.5  # of the pronouns, whose antecedent a head must look at to count as looking at it
 
 
 def causes(teller: Storyteller, *, stories: int = 100, seed: int = 1) -> Effects:
-    """How much worse the word after a pronoun is guessed, in nats, on held-out stories, when the
-    edge from the pronoun to its antecedent is not there: in each head, in those that look at the
-    antecedent of most pronouns, in all the others, and in all.
+    """The increase of the loss of the word after a pronoun, in nats, on held-out stories, when the
+    edge from the pronoun to its antecedent is knocked out: in each head, in those that look at the
+    antecedent of most pronouns, in all other heads, and in all heads.
 
     Raises `BadValue` for a model that was not trained on stories.
     """
     if strange := set(lexicon()) - set(teller.vocabulary.words):
         raise BadValue(
             f"The model does not know {len(strange)} words of the stories.",
-            "what is cut is the link from a pronoun to its antecedent, which stories know.",
+            "the antecedents of pronouns are known for the stories of the grammar only.",
             "pass a model that was trained on stories.",
         )
-    model, told = teller.model, data.stories(seed, stories, "held-out")
-    ids, targets = pad(told, teller.vocabulary)
-    edges = links(told, ids.shape[1])
+    model, held_out = teller.model, data.stories(seed, stories, "held-out")
+    ids, targets = pad(held_out, teller.vocabulary)
+    edges = links(held_out, ids.shape[1])
     after = edges.bits.any(-1).squeeze(1)  # the pronouns, (B, T)
 
     def loss_after_pronouns(logits: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def causes(teller: Storyteller, *, stories: int = 100, seed: int = 1) -> Effects
             for layer in sorted({at for at, _ in heads})
         ]
 
-    rates, _ = hit_rates(model, teller.vocabulary, told)["antecedent"]
+    rates, _ = hit_rates(model, teller.vocabulary, held_out)["antecedent"]
     every = [(layer, head) for layer in range(len(rates)) for head in range(len(rates[layer]))]
     looking = [at for at in every if rates[at] > MOST]
     others = [at for at in every if at not in looking]
