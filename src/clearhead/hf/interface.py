@@ -14,8 +14,8 @@ from torch import nn
 
 from ..errors import BadValue
 
-# What attention is made of in a module that computes it itself.
-_SOFTMAX = {"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
+# What a module calls that computes its attention itself; or a function with softmax in its name.
+_ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 # They call the interface and also read their mask elsewhere, as numbers.
 _READ_MASKS = {"transformers.models.nllb_moe", "transformers.models.deepseek_v4"}
 
@@ -28,9 +28,10 @@ def calls_interface(kind: type[nn.Module]) -> bool:
 
 @functools.lru_cache
 def computes_attention(kind: type[nn.Module]) -> bool:
-    """Does it compute attention itself? By its name and its softmax, where routers have one too."""
-    attends = "Attention" in kind.__name__ and not calls_interface(kind)
-    return attends and not _SOFTMAX.isdisjoint(_names(kind))
+    """Does it compute attention itself? It is named so and has a softmax; a router has one too."""
+    if "Attention" not in kind.__name__ or calls_interface(kind):
+        return False
+    return any("softmax" in name.lower() or name in _ATTENTION for name in _names(kind))
 
 
 def misreads_masks(configuration: str) -> bool:
