@@ -540,3 +540,81 @@ def test_a_model_is_exported_for_every_length():
         x = ids(3, 33)
         theirs = model(x, use_cache=False)[0]
         torch.testing.assert_close(exported.module()(x, use_cache=False)[0], theirs)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "bias", ["use_relative_position_bias", "use_shared_relative_position_bias"]
+)
+def test_beit_adds_its_mask_to_a_bias(bias, padded):
+    import transformers
+
+    hf.register()
+    settings = transformers.BeitConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
+        image_size=12, patch_size=4, **{bias: True},
+    )  # fmt: skip
+    model = transformers.BeitModel(settings).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "bias_table" in name:
+                p.normal_()
+    image = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(2))
+    real = torch.ones(2, 10, dtype=torch.long)
+    real[1, 7:] = 0
+    given = {"attention_mask": real} if padded else {}
+    eager, ours = both(model, lambda: model(image, **given).last_hidden_state)
+    seen = real.bool() if padded else slice(None)
+    close(ours[seen], eager[seen])
+
+
+def test_weights_beyond_the_limit_of_to_dense(monkeypatch):
+    """What is asked for by name is given; eager gives it too."""
+    monkeypatch.setattr("clearhead.api.matrix.Matrix.to_dense.__defaults__", (100,))
+    model = build("bert", "AutoModel")
+    eager, ours = both(model, lambda: model(ids(), output_attentions=True).attentions)
+    for a, b in zip(ours, eager, strict=True):
+        close(a, b)
+
+
+def test_weights_that_no_memory_holds():
+    from clearhead.hf.attention import _weights
+
+    q = torch.zeros(1, 1, 1, 1).expand(1, 2, 2**23, 1)
+    with pytest.raises(BadValue) as error:
+        _weights(q, q, {})
+    assert str(error.value) == (
+        "output_attentions=True asks for 1 x 2 x 8388608 x 8388608 weights a layer, 562950.0 GB in "
+        "fp32.\n  Rule: the weights of a layer are given where memory has room for a few times as "
+        "much.\n  Way out: pass fewer or shorter texts, or leave output_attentions out and ask for "
+        "what you need of the weights: with clearhead.watch(model, stats=[...], rows=[...])."
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_packed_texts_see_only_themselves(kind, use_cache):
+    """As DataCollatorWithFlattening packs them: each gives what it gives alone."""
+    import transformers
+
+    model = build(kind, "AutoModelForCausalLM")
+    model.set_attn_implementation("clearhead")
+    texts = [ids(1, T)[0].tolist() for T in (5, 2, 7)]
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = collate([{"input_ids": text} for text in texts], return_tensors="pt")
+    assert "cu_seq_lens_q" in batch
+    with torch.no_grad():
+        packed = model(**batch, use_cache=use_cache).logits[0]
+        alone = [model(torch.tensor([text])).logits[0] for text in texts]
+    close(packed, torch.cat(alone))
+
+
+def test_packed_texts_that_do_not_fit_are_refused():
+    model = build("llama", "AutoModelForCausalLM")
+    model.set_attn_implementation("clearhead")
+    starts, wrong = torch.tensor([0, 5, 11]), torch.tensor([0, 5, 9])
+    with torch.no_grad():
+        model(ids(1), cu_seq_lens_q=starts, cu_seq_lens_k=starts.clone())
+        for q, k in ((wrong, wrong), (starts, wrong)):
+            with pytest.raises(BadValue, match="packed into one row"):
+                model(ids(1), cu_seq_lens_q=q, cu_seq_lens_k=k)

@@ -1,6 +1,7 @@
 """A real model: what `clearhead explain --model` shows is what the model computes in eager mode."""
 
 import hashlib
+import json
 import os
 
 import pytest
@@ -220,3 +221,66 @@ def test_code_in_a_checkpoint_is_never_run(folder, tmp_path, monkeypatch):
     with pytest.raises(BadValue, match="never run"):
         Checkpoint(tmp_path)
     assert not mark.exists()
+
+
+def changed(model, folder, place, **settings):
+    """The checkpoint with other settings in its config.json."""
+    config = saved(model, folder, place) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    return place
+
+
+DAMAGED = [
+    "half of the weights", "no weights", "a list", "a null", "no JSON", "a wrong size", "no heads",
+    "an unknown activation", "a broken tokenizer",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_checkpoint(how, folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=30522, **sizes))
+    settings = {
+        "a wrong size": {"vocab_size": 100},
+        "no heads": {"num_attention_heads": 0},
+        "an unknown activation": {"hidden_act": "nope"},
+    }
+    place = changed(bert, folder, tmp_path, **settings.get(how, {}))
+    weights, config = place / "model.safetensors", place / "config.json"
+    match how:
+        case "half of the weights":
+            weights.write_bytes(weights.read_bytes()[:-1000])
+        case "no weights":
+            weights.write_bytes(b"")
+        case "a list":
+            config.write_text("[1, 2]")
+        case "a null":
+            config.write_text("null")
+        case "no JSON":
+            config.write_text("{")
+        case "a broken tokenizer":
+            (place / "tokenizer.json").write_text("[]")
+    with pytest.raises(BadValue) as error:
+        Checkpoint(place)
+    assert error.value.gave.startswith(f"The checkpoint in {str(place)!r} cannot be loaded: ")
+    if how == "a wrong size":
+        assert error.value.gave.endswith(
+            "embeddings.word_embeddings.weight is (30522, 32) in its weights and (100, 32) by its "
+            "config.json."
+        )
+
+
+def test_a_checkpoint_that_loads_and_does_not_run(folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(vocab_size=30522, n_embd=32, n_layer=1, n_head=4)
+    gpt2 = transformers.GPT2Model(transformers.GPT2Config(**sizes))
+    checkpoint = Checkpoint(changed(gpt2, folder, tmp_path, n_head=-1))
+    with pytest.raises(BadValue, match="cannot be run on a text"):
+        checkpoint.explain("the cat")
