@@ -11,7 +11,8 @@ import torch
 
 from clearhead import hf
 from clearhead.errors import BadValue
-from clearhead.hf.masks import RuleTensor, attention_mask
+from clearhead.hf.lazy_mask import LazyMask
+from clearhead.hf.masks import attention_mask
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -251,61 +252,78 @@ def test_weights_on_request(kind):
         ("bert", "everything"),
     ],
 )
-def test_usual_masks_stay_rules(kind, rule):
-    """No Tq x Tk tensor is written for a mask that a rule can say, padding included."""
+def test_usual_masks_are_not_written_out(kind, rule):
+    """No Tq x Tk tensor is made for a mask that a `Mask` can say, padding included."""
     from clearhead.api.hooks import listening
 
     model = build(kind, "AutoModel")
     model.set_attn_implementation("clearhead")
-    real = torch.ones(2, 11, dtype=torch.long)
-    real[0, :3] = 0
-    capture_call = []
-    with torch.no_grad(), listening(lambda problem, *_: capture_call.append(repr(problem.mask))):
+    left, right = (torch.ones(2, 11, dtype=torch.long) for _ in range(2))
+    left[0, :3] = right[1, 9:] = 0
+    masks = []
+    with torch.no_grad(), listening(lambda problem, *_: masks.append(repr(problem.mask))):
         model(ids())
-        model(ids(), attention_mask=real)
-    naive_attention, padded = capture_call[:2], capture_call[2:]
-    assert naive_attention == [rule] * 2
-    for mask in padded:
-        assert "lengths(keys=[11, 11]) & ~prefix([3, 0])" in mask
+        model(ids(), attention_mask=left)
+        model(ids(), attention_mask=right)
+        model(ids(), attention_mask=left & right)
+    before = "" if rule == "everything" else f"{rule} & "
+    both = "lengths(keys=[11, 9]) & ~prefix([3, 0])"
+    assert masks[:2] == [rule] * 2
+    assert masks[2:4] == [f"{before}~prefix([3, 0])"] * 2
+    assert masks[4:6] == [f"{before}lengths(keys=[11, 9])"] * 2
+    assert masks[6:] == [f"{before}{both}"] * 2
 
 
-def test_a_rule_is_written_out_when_a_model_looks_inside():
+def test_a_lazy_mask_is_written_out_when_a_model_reads_its_cells():
     from clearhead.masks import Causal
 
-    mask = RuleTensor.of(Causal(align=2), 3, 5, 7, torch.device("cpu"))
-    written = Causal(align=2).to_bool(5, 7)
+    mask = LazyMask.of(Causal(align=2), 3, 5, 7, torch.device("cpu"))
+    cells = Causal(align=2).to_bool(5, 7)
     assert mask.shape == (3, 1, 5, 7) and mask.dtype == torch.bool
-    assert mask[:, :, 1:3, :4].equal(written[1:3, :4].expand(3, 1, 2, 4))
-    assert (~mask).equal(~written.expand(3, 1, 5, 7)) and torch.where(mask, 1, 0).sum() == 3 * 25
+    assert mask[:, :, 1:3, :4].equal(cells[1:3, :4].expand(3, 1, 2, 4))
+    assert (~mask).equal(~cells.expand(3, 1, 5, 7)) and torch.where(mask, 1, 0).sum() == 3 * 25
 
 
-def test_a_rule_that_a_model_writes_into_keeps_what_was_written():
+def test_a_lazy_mask_keeps_what_a_model_writes_into_it():
     from clearhead.masks import causal
 
-    def rule():
-        return RuleTensor.of(causal, 2, 4, 4, torch.device("cpu"))
+    def lazy():
+        return LazyMask.of(causal, 2, 4, 4, torch.device("cpu"))
 
-    naive_attention, hidden = causal.to_bool(4, 4), torch.arange(4) == 1
+    cells, hidden = causal.to_bool(4, 4), torch.arange(4) == 1
     for write in (
         lambda mask: mask.__setitem__((..., 1), False),
         lambda mask: mask.logical_and_(~hidden),
         lambda mask: mask.masked_fill_(hidden, False),
         lambda mask: mask.__iand__(~hidden),
     ):
-        mask = rule()
+        mask = lazy()
         write(mask)
-        assert mask.any(0).squeeze(0).equal(naive_attention & ~hidden)
-        assert mask.rule.to_bool(4, 4, B=2).any(0).squeeze(0).equal(naive_attention & ~hidden)
-    both = torch.cat([rule(), rule()], -1), torch.stack([rule(), rule()])
-    assert both[0][0, 0].equal(naive_attention.repeat(1, 2)) and both[1][1, 1, 0].equal(
-        naive_attention
-    )
-    assert rule().as_subclass(torch.Tensor)[0, 0].equal(naive_attention)
-    assert torch.logical_not(input=rule())[0, 0].equal(~naive_attention)
-    mask = rule()
-    assert mask.requires_grad_(False).sum() == 20 and mask.rule is causal
+        assert mask.any(0).squeeze(0).equal(cells & ~hidden)
+        assert mask.mask.to_bool(4, 4, B=2).any(0).squeeze(0).equal(cells & ~hidden)
+    wide, deep = torch.cat([lazy(), lazy()], -1), torch.stack([lazy(), lazy()])
+    assert wide[0, 0].equal(cells.repeat(1, 2)) and deep[1, 1, 0].equal(cells)
+    assert lazy().as_subclass(torch.Tensor)[0, 0].equal(cells)
+    assert torch.logical_not(input=lazy())[0, 0].equal(~cells)
+    mask = lazy()
+    assert mask.requires_grad_(False).sum() == 20 and mask.mask is causal
     with pytest.raises(BadValue, match="clone the mask"):
         torch.logical_not(mask.clone(), out=mask)
+
+
+@pytest.mark.parametrize("order", ["numbers + mask", "mask + numbers", "torch.add"])
+def test_a_mask_that_is_added_to_numbers_hides(order):
+    """As an eager model's mask of 0 and -inf does; True would count as 1."""
+    from clearhead.masks import causal
+
+    mask, bias = LazyMask.of(causal, 2, 4, 4, torch.device("cpu")), torch.randn(3, 4, 4)
+    add = {"numbers + mask": lambda: bias + mask, "mask + numbers": lambda: mask + bias}
+    both = add.get(order, lambda: torch.add(bias, mask))()
+    assert type(both) is torch.Tensor and both.shape == (2, 3, 4, 4)
+    assert both.equal(bias.masked_fill(~causal.to_bool(4, 4), float("-inf")).expand_as(both))
+    for misread in (lambda: bias.masked_fill(mask, 0.0), lambda: bias.add_(mask)):
+        with pytest.raises(BadValue, match="True where a query may look"):
+            misread()
 
 
 def mask_functions():
@@ -330,10 +348,8 @@ def mask_functions():
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", mask_functions())
-def test_a_mask_function_becomes_a_rule_with_the_same_cells(name, padded):
+def test_a_mask_function_becomes_a_mask_with_the_same_cells(name, padded):
     from transformers.masking_utils import sdpa_mask
-
-    from clearhead.hf.masks import attention_mask
 
     function, real = mask_functions()[name], torch.ones(2, 9, dtype=torch.long)
     real[1, :3] = 0
@@ -342,27 +358,25 @@ def test_a_mask_function_becomes_a_rule_with_the_same_cells(name, padded):
         where = (2, Tq, Tk, start, first, function, real if padded else None)
         mask = attention_mask(*where)
         cells = sdpa_mask(*where, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-        # A chunk counts from its document's beginning: no rule here says that.
-        assert isinstance(mask, RuleTensor) == (name != "packed chunks")
+        # A chunk counts from its document's beginning: no mask here says that.
+        assert isinstance(mask, LazyMask) == (name != "packed chunks")
         assert mask.contiguous() is mask or name == "packed chunks"
         assert torch.equal(mask | False, cells.expand(2, 1, Tq, Tk))
 
 
-def test_an_unknown_rule_is_written_out():
+def test_an_unknown_mask_function_is_written_out():
     from transformers.masking_utils import and_masks, causal_mask_function
-
-    from clearhead.hf.masks import attention_mask
 
     even = and_masks(causal_mask_function, lambda b, h, q, k: k % 2 == 0)
     mask = attention_mask(1, 11, 11, mask_function=even)
     q, k = torch.arange(11)[:, None], torch.arange(11)
-    assert not isinstance(mask, RuleTensor)
+    assert not isinstance(mask, LazyMask)
     assert mask[0, 0].equal((k <= q) & (k % 2 == 0))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_layers_that_are_compiled_one_by_one(kind):
-    """The mask is made outside of their graphs, so it comes to them as a rule."""
+    """The mask is made outside of their graphs, so it comes to them as a lazy one."""
     model = build(kind, "AutoModel")
     model.set_attn_implementation("clearhead")
     real = torch.ones(2, 11, dtype=torch.long)
@@ -385,7 +399,7 @@ def test_layers_that_are_compiled_one_by_one(kind):
 
 @pytest.mark.parametrize("kind", ["Bloom", "Mpt"])
 def test_a_model_with_an_attention_of_its_own_is_refused(kind):
-    """It would add the booleans to its scores, and see the future."""
+    """It would take the booleans for numbers, and see the future."""
     hf.register()
     import transformers
 
@@ -395,13 +409,13 @@ def test_a_model_with_an_attention_of_its_own_is_refused(kind):
     config = getattr(transformers, f"{kind}Config")(**sizes)
     config._attn_implementation = "clearhead"
     model = getattr(transformers, f"{kind}Model")(config).eval()
-    with pytest.raises(BadValue, match="eager"):
+    with pytest.raises(BadValue, match=f"{kind} computes its attention itself"):
         model(torch.arange(6).unsqueeze(0))
-    with torch.no_grad(), pytest.raises(BadValue, match="eager"):
+    with torch.no_grad(), pytest.raises(BadValue, match=f"{kind} computes its attention itself"):
         torch.compile(model, backend="eager")(torch.arange(6).unsqueeze(0), use_cache=False)
 
 
-def test_a_window_with_a_rule_of_ones_own_is_not_taken_for_a_window():
+def test_a_window_with_another_mask_function_is_not_taken_for_a_window():
     from transformers import MistralConfig
     from transformers.masking_utils import create_sliding_window_causal_mask
 
@@ -418,7 +432,7 @@ def test_a_window_with_a_rule_of_ones_own_is_not_taken_for_a_window():
 
     ours = asked("clearhead", and_mask_function=together)
     assert torch.equal(ours, asked("sdpa", and_mask_function=together))
-    assert isinstance(asked("clearhead"), RuleTensor)
+    assert isinstance(asked("clearhead"), LazyMask)
 
 
 def test_a_compiled_model_reads_padded_text():
@@ -444,22 +458,22 @@ def test_a_compiled_model_reads_padded_text():
     "kind", ["Bloom", "CodeGen", "MegatronBert", "XGLM", "Canine", "NllbMoe", "DeepseekV4"]
 )
 def test_a_model_that_reads_its_mask_as_numbers_gets_none(kind):
-    """Booleans would count as 1, or say the opposite."""
+    """Booleans would count as 1, or mean the opposite."""
     import transformers
 
     settings = getattr(transformers, f"{kind}Config")()
     with pytest.raises(BadValue, match="a mask of numbers"):
         attention_mask(2, 5, 5, config=settings)
-    assert isinstance(attention_mask(2, 5, 5, config=config("llama")), RuleTensor)
+    assert isinstance(attention_mask(2, 5, 5, config=config("llama")), LazyMask)
 
 
 def test_what_a_trainer_adds_to_a_call_is_not_about_attention():
     model, words = build("llama", "AutoModelForCausalLM"), torch.arange(10)[None]
     model.set_attn_implementation("clearhead")
-    naive_attention = model(words, labels=words)
+    plain = model(words, labels=words)
     counted = model(words, labels=words, num_items_in_batch=torch.tensor(9))
-    torch.testing.assert_close(counted.loss, naive_attention.loss)
-    assert torch.equal(counted.logits, naive_attention.logits)
+    torch.testing.assert_close(counted.loss, plain.loss)
+    assert torch.equal(counted.logits, plain.logits)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -493,9 +507,9 @@ def test_a_report_follows_a_cache_of_fixed_size():
     model.set_attn_implementation("clearhead")
     cache = transformers.StaticCache(config=model.config, max_cache_len=20)
     tokens = [str(i) for i in range(12)]
-    naive_attention = report(model, {"input_ids": words}, tokens=tokens)
+    plain = report(model, {"input_ids": words}, tokens=tokens)
     fixed = report(model, {"input_ids": words, "past_key_values": cache}, tokens=tokens)
-    for one, other in zip(naive_attention.heads, fixed.heads, strict=True):
+    for one, other in zip(plain.heads, fixed.heads, strict=True):
         assert one.shares == pytest.approx(other.shares, abs=1e-6) and one.shares["previous"] > 0
 
 
@@ -526,3 +540,81 @@ def test_a_model_is_exported_for_every_length():
         x = ids(3, 33)
         theirs = model(x, use_cache=False)[0]
         torch.testing.assert_close(exported.module()(x, use_cache=False)[0], theirs)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "bias", ["use_relative_position_bias", "use_shared_relative_position_bias"]
+)
+def test_beit_adds_its_mask_to_a_bias(bias, padded):
+    import transformers
+
+    hf.register()
+    settings = transformers.BeitConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
+        image_size=12, patch_size=4, **{bias: True},
+    )  # fmt: skip
+    model = transformers.BeitModel(settings).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "bias_table" in name:
+                p.normal_()
+    image = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(2))
+    real = torch.ones(2, 10, dtype=torch.long)
+    real[1, 7:] = 0
+    given = {"attention_mask": real} if padded else {}
+    eager, ours = both(model, lambda: model(image, **given).last_hidden_state)
+    seen = real.bool() if padded else slice(None)
+    close(ours[seen], eager[seen])
+
+
+def test_weights_beyond_the_limit_of_to_dense(monkeypatch):
+    """What is asked for by name is given; eager gives it too."""
+    monkeypatch.setattr("clearhead.api.matrix.Matrix.to_dense.__defaults__", (100,))
+    model = build("bert", "AutoModel")
+    eager, ours = both(model, lambda: model(ids(), output_attentions=True).attentions)
+    for a, b in zip(ours, eager, strict=True):
+        close(a, b)
+
+
+def test_weights_that_no_memory_holds():
+    from clearhead.hf.attention import _weights
+
+    q = torch.zeros(1, 1, 1, 1).expand(1, 2, 2**23, 1)
+    with pytest.raises(BadValue) as error:
+        _weights(q, q, {})
+    assert str(error.value) == (
+        "output_attentions=True asks for 1 x 2 x 8388608 x 8388608 weights a layer, 562950.0 GB in "
+        "fp32.\n  Rule: the weights of a layer are given where memory has room for a few times as "
+        "much.\n  Way out: pass fewer or shorter texts, or leave output_attentions out and ask for "
+        "what you need of the weights: with clearhead.watch(model, stats=[...], rows=[...])."
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_packed_texts_see_only_themselves(kind, use_cache):
+    """As DataCollatorWithFlattening packs them: each gives what it gives alone."""
+    import transformers
+
+    model = build(kind, "AutoModelForCausalLM")
+    model.set_attn_implementation("clearhead")
+    texts = [ids(1, T)[0].tolist() for T in (5, 2, 7)]
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = collate([{"input_ids": text} for text in texts], return_tensors="pt")
+    assert "cu_seq_lens_q" in batch
+    with torch.no_grad():
+        packed = model(**batch, use_cache=use_cache).logits[0]
+        alone = [model(torch.tensor([text])).logits[0] for text in texts]
+    close(packed, torch.cat(alone))
+
+
+def test_packed_texts_that_do_not_fit_are_refused():
+    model = build("llama", "AutoModelForCausalLM")
+    model.set_attn_implementation("clearhead")
+    starts, wrong = torch.tensor([0, 5, 11]), torch.tensor([0, 5, 9])
+    with torch.no_grad():
+        model(ids(1), cu_seq_lens_q=starts, cu_seq_lens_k=starts.clone())
+        for q, k in ((wrong, wrong), (starts, wrong)):
+            with pytest.raises(BadValue, match="packed into one row"):
+                model(ids(1), cu_seq_lens_q=q, cu_seq_lens_k=k)

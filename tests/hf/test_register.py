@@ -1,6 +1,7 @@
 """A real model: what `clearhead explain --model` shows is what the model computes in eager mode."""
 
 import hashlib
+import json
 import os
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_layer_that_is_not_there(checkpoint):
     with pytest.raises(BadValue) as error:
         checkpoint.explain(TEXT, 6)
     assert str(error.value) == (
-        "layer 6 was asked for.\n  Rule: this model has 6 layers that ask for attention, numbered "
+        "layer 6 was asked for.\n  Rule: this model has 6 layers that call attention, numbered "
         "from 0.\n  Way out: pass a layer from 0 to 5."
     )
 
@@ -107,8 +108,8 @@ def test_what_is_not_understood_is_refused(checkpoint):
     from clearhead.hf.attention import attention_forward
 
     q = torch.randn(1, 2, 3, 5)
-    with pytest.raises(BadValue, match="The model passed cu_seq_lens_q"):
-        attention_forward(checkpoint.model, q, q, q, None, cu_seq_lens_q=torch.tensor([0, 3]))
+    with pytest.raises(BadValue, match="The model passed block_table"):
+        attention_forward(checkpoint.model, q, q, q, None, block_table=torch.tensor([0, 3]))
     others = dict(output_hidden_states=-2, logits_to_keep=1, labels=torch.ones(3))  # LLaVA, Gemma 4
     out, _ = attention_forward(checkpoint.model, q, q, q, None, **others)
     assert out.shape == (1, 3, 2, 5)
@@ -176,11 +177,33 @@ def test_positions_that_begin_after_padding_are_not_counted(folder, tmp_path):
         checkpoint.explain("cat " * 31)
 
 
-def test_a_text_without_tokens(checkpoint, monkeypatch):
-    """Of a tokenizer that adds none of its own."""
-    monkeypatch.setattr(checkpoint, "tokenizer", lambda *_, **__: {"input_ids": torch.empty(1, 0)})
-    with pytest.raises(BadValue, match="has no tokens"):
+@pytest.mark.parametrize("text", ["", " ", "[CLS]"])
+def test_a_text_without_tokens(checkpoint, text):
+    with pytest.raises(BadValue, match="has no tokens of its own"):
+        checkpoint.explain(text)
+
+
+def test_a_text_without_tokens_of_a_tokenizer_that_adds_none(checkpoint, monkeypatch):
+    class Bare:
+        all_special_ids, unk_token_id = (), None
+
+        def __call__(self, *_, **__):
+            return {"input_ids": torch.empty(1, 0)}
+
+    monkeypatch.setattr(checkpoint, "tokenizer", Bare())
+    with pytest.raises(BadValue, match="has no tokens of its own"):
         checkpoint.explain("")
+
+
+def test_unknown_words_are_words(checkpoint):
+    assert checkpoint.read("\u2603")[0] == ["[CLS]", "[UNK]", "[SEP]"]
+
+
+def test_a_text_that_is_too_long_is_an_error_and_no_warning(checkpoint, monkeypatch):
+    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", pytest.fail)
+    checkpoint.tokenizer.deprecation_warnings.clear()  # transformers warns once
+    with pytest.raises(BadValue, match="602 tokens"):
+        checkpoint.read("cat " * 600)
 
 
 def test_code_in_a_checkpoint_is_never_run(folder, tmp_path, monkeypatch):
@@ -198,3 +221,66 @@ def test_code_in_a_checkpoint_is_never_run(folder, tmp_path, monkeypatch):
     with pytest.raises(BadValue, match="never run"):
         Checkpoint(tmp_path)
     assert not mark.exists()
+
+
+def changed(model, folder, place, **settings):
+    """The checkpoint with other settings in its config.json."""
+    config = saved(model, folder, place) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    return place
+
+
+DAMAGED = [
+    "half of the weights", "no weights", "a list", "a null", "no JSON", "a wrong size", "no heads",
+    "an unknown activation", "a broken tokenizer",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_checkpoint(how, folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=30522, **sizes))
+    settings = {
+        "a wrong size": {"vocab_size": 100},
+        "no heads": {"num_attention_heads": 0},
+        "an unknown activation": {"hidden_act": "nope"},
+    }
+    place = changed(bert, folder, tmp_path, **settings.get(how, {}))
+    weights, config = place / "model.safetensors", place / "config.json"
+    match how:
+        case "half of the weights":
+            weights.write_bytes(weights.read_bytes()[:-1000])
+        case "no weights":
+            weights.write_bytes(b"")
+        case "a list":
+            config.write_text("[1, 2]")
+        case "a null":
+            config.write_text("null")
+        case "no JSON":
+            config.write_text("{")
+        case "a broken tokenizer":
+            (place / "tokenizer.json").write_text("[]")
+    with pytest.raises(BadValue) as error:
+        Checkpoint(place)
+    assert error.value.gave.startswith(f"The checkpoint in {str(place)!r} cannot be loaded: ")
+    if how == "a wrong size":
+        assert error.value.gave.endswith(
+            "embeddings.word_embeddings.weight is (30522, 32) in its weights and (100, 32) by its "
+            "config.json."
+        )
+
+
+def test_a_checkpoint_that_loads_and_does_not_run(folder, tmp_path):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(vocab_size=30522, n_embd=32, n_layer=1, n_head=4)
+    gpt2 = transformers.GPT2Model(transformers.GPT2Config(**sizes))
+    checkpoint = Checkpoint(changed(gpt2, folder, tmp_path, n_head=-1))
+    with pytest.raises(BadValue, match="cannot be run on a text"):
+        checkpoint.explain("the cat")

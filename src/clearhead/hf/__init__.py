@@ -1,14 +1,17 @@
-"""Plugs into Hugging Face transformers: ``attn_implementation="clearhead"``.
+"""clearhead in Hugging Face transformers: ``attn_implementation="clearhead"``.
 
-transformers asks two functions by one name: one makes the mask, the other attends. `register` sets
-both.
+transformers looks up two functions by that name: one makes the mask, the other computes attention.
+`register` sets both; `supports` tells which models call them.
 """
 
 from .checkpoint import Checkpoint
 from .register import NAME, register
+from .supports import Support, supports
 
 __all__ = [
     "NAME",
     "Checkpoint",
+    "Support",
     "register",
+    "supports",
 ]

@@ -1,4 +1,4 @@
-"""A model from a folder on disk, and what its layers do with a text."""
+"""A model and its tokenizer from a folder on disk, and the attention of its layers on a text."""
 
 import json
 from dataclasses import replace
@@ -12,17 +12,18 @@ from ..api.hooks import capture_call
 from ..errors import AttentionError, BadValue
 from ..results.trace import Trace
 from ..views.escape import visible
+from .interface import not_answered
 from .register import NAME, register, transformers
 
-# What a folder is called when nobody named it, and what "no name" looks like.
+# Names of folders that say nothing about the model.
 _NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
 
 
 class Checkpoint:
-    """A model and its tokenizer from a folder on disk; nothing is fetched, no code in it is run.
+    """A model and its tokenizer from a folder on disk. Nothing is downloaded, no code in it is run.
 
-    Raises `BadValue` if the folder is not there or does not hold a checkpoint with safetensors that
-    transformers knows by itself.
+    Raises `BadValue` if the folder is not there, is damaged, or does not hold a checkpoint with
+    safetensors of a kind that is part of transformers.
     """
 
     def __init__(self, folder: str | Path):
@@ -41,27 +42,42 @@ class Checkpoint:
             self.tokenizer = library.AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
-            self.model = library.AutoModel.from_pretrained(
+            self.model, loaded = library.AutoModel.from_pretrained(
                 self.folder,
                 attn_implementation=NAME,
                 local_files_only=True,
                 trust_remote_code=False,  # left out, transformers asks on standard input
                 use_safetensors=True,
-            ).eval()
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            # Their words for a name that they do not know; a path may hold it, too.
+                ignore_mismatched_sizes=True,  # told below, with names and sizes
+                output_loading_info=True,
+            )
+        except Exception as error:  # a damaged file raises whatever its reader happens to
+            # How transformers says that it has no such implementation for this model. A path may
+            # hold our name too.
             if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
-                raise _answers_itself(str(folder)) from error
-            raise BadValue(
-                f"The checkpoint in {str(folder)!r} cannot be loaded: {error}",
-                "config, safetensors and tokenizer fit together; code in a folder is never run.",
-                "try transformers.AutoModel.from_pretrained on the folder to see more.",
+                kind = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+                raise not_answered(f"The {kind.get('model_type')} in {str(folder)!r}") from error
+            raise self._damaged(
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
+        if loaded["mismatched_keys"]:
+            name, found, expected = min(loaded["mismatched_keys"])
+            raise self._damaged(
+                f"{name} is {tuple(found)} in its weights and {tuple(expected)} by its config.json."
+            )
+        self.model.eval()
+
+    def _damaged(self, why: str) -> BadValue:
+        return BadValue(
+            f"The checkpoint in {str(self.folder)!r} cannot be loaded: {why}",
+            "config, safetensors and tokenizer fit together; code in a folder is never run.",
+            "try transformers.AutoModel.from_pretrained on the folder to see more.",
+        )
 
     @property
     def name(self) -> str:
-        """The folder's name; where that says nothing, the one it was trained under, or its kind.
-        Of an encoder and decoder it says that the encoder is read with."""
+        """The folder's name; where that says nothing, the name in its config, or its kind. It says
+        where only the encoder of an encoder and decoder is run."""
         folder = self.folder.resolve().name
         if folder.lower() in _NAMELESS:
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
@@ -74,7 +90,7 @@ class Checkpoint:
 
     @property
     def has_decoder(self) -> bool:
-        """Has it an encoder and a decoder beside it, which stays silent?"""
+        """Is it an encoder and a decoder? Then only the encoder is run."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     @property
@@ -82,15 +98,16 @@ class Checkpoint:
         """The most tokens the model has positions for; None if it does not say."""
         for name, module in self.model.named_modules():
             if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-                # RoBERTa and its kin count positions from the one after that of padding.
+                # RoBERTa and its relatives count positions from padding_idx + 1.
                 skipped = 0 if module.padding_idx is None else module.padding_idx + 1
                 return module.num_embeddings - skipped
         most = getattr(self.model.config, "max_position_embeddings", None)
         return most if most is not None and most > 0 else None  # XLNet says -1
 
     def read(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
-        """The tokens of a text, and what the model is called with for it."""
-        encoded = self.tokenizer(text, return_tensors="pt")
+        """The tokens of a text, and the inputs of the model for it."""
+        # verbose=False: a text that is too long is an error below, and needs no warning above it.
+        encoded = self.tokenizer(text, return_tensors="pt", verbose=False)
         ids = encoded["input_ids"]
         if not ids.numel() and text.strip():
             raise BadValue(
@@ -98,10 +115,11 @@ class Checkpoint:
                 "a checkpoint is read with the tokenizer whose files lie beside its weights.",
                 "save the tokenizer into the folder too: tokenizer.save_pretrained(folder).",
             )
-        if not ids.numel():
+        special = {*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}
+        if special.issuperset(ids.flatten().tolist()):
             raise BadValue(
-                f"The text {text!r} has no tokens.",
-                "attention needs at least one token.",
+                f"The text {text!r} has no tokens of its own.",
+                "a text has at least one token beside those that the tokenizer puts around it.",
                 "pass some words.",
             )
         if self.longest is not None and ids.shape[1] > self.longest:
@@ -114,14 +132,14 @@ class Checkpoint:
         return tokens, {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
 
     def run(self, given: dict[str, Tensor]) -> None:
-        """Run the model; of an encoder and decoder, the encoder. Whoever listens hears it."""
+        """Run the model, or the encoder of an encoder and decoder, for those who listen to it."""
         model = self.model.get_encoder() if self.has_decoder else self.model
         try:
             with torch.no_grad():
                 model(**given)
         except AttentionError:
             raise
-        except (AttributeError, TypeError, ValueError) as error:
+        except Exception as error:  # an input that is missing, or a config that makes no sense
             raise BadValue(
                 f"The model in {str(self.folder)!r} cannot be run on a text: {error}",
                 "it is given the tokens of the text and nothing else, no image and no sound.",
@@ -140,7 +158,7 @@ class Checkpoint:
             raise BadValue(
                 f"layer {layer} was asked for.",
                 f"{'its encoder' if self.has_decoder else 'this model'} has {count} layers that "
-                "ask for attention, numbered from 0.",
+                "call attention, numbered from 0.",
                 f"pass a layer from 0 to {count - 1}."
                 if count
                 else "use a model that goes through transformers' attention interface.",
@@ -149,12 +167,3 @@ class Checkpoint:
         kind = visible(str(getattr(self.model.config, "model_type", "model")), 60)
         part = " encoder" if self.has_decoder else ""
         return replace(trace, about=f"{kind}{part}, layer {layer}: {trace.about}")
-
-
-def _answers_itself(folder: str) -> BadValue:
-    kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
-    return BadValue(
-        f"The {kind or 'model'} in {folder!r} computes its attention itself.",
-        "clearhead answers models that hand their attention to transformers' interface.",
-        "use one that does, for example a BERT, GPT-2, Llama, Mistral, Qwen or Gemma.",
-    )

@@ -1,0 +1,136 @@
+"""Masks as transformers wants them, boolean tensors, that are not written out until a cell is read.
+
+Written out, a mask is Tq x Tk booleans, 1 GB for 32k tokens. Most models only hand their mask on to
+the attention function, and `LazyMask` then carries a clearhead `Mask` there. A model may also slice
+it, compose it or write into it: then, and only then, its cells are computed, as a `BooleanMask`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ..errors import BadValue
+from ..masks import Mask, dense
+
+# What can be answered without computing a cell.
+_METADATA = {
+    *(
+        getattr(Tensor, n).__get__
+        for n in ("shape", "dtype", "device", "ndim", "requires_grad", "_base")
+    ),
+    Tensor.size,
+    Tensor.dim,
+    Tensor.stride,
+    Tensor.storage_offset,
+}
+
+_ADD = {*(getattr(Tensor, n) for n in ("add", "__add__", "__radd__")), torch.add}
+# What would take True to be a 1, or to mean "hide".
+_MISREAD = {
+    *(getattr(Tensor, n) for n in ("add_", "__iadd__", "masked_fill", "masked_fill_")),
+    torch.masked_fill,
+}
+# What makes a tensor whose True may mean "hide".
+_NEGATE = {
+    *(getattr(Tensor, n) for n in ("__invert__", "logical_not", "bitwise_not", "__eq__", "__ne__")),
+    torch.logical_not,
+    torch.bitwise_not,
+}
+
+
+class BooleanMask(Tensor):
+    """A boolean mask, True = may look, that knows what adding it to numbers means.
+
+    Eager models have masks of 0 and a large negative number, and add them to a bias (BEiT) or to
+    scores. Booleans would count as 1 and 0 there, so ``numbers + mask`` is -inf where the mask is
+    False. What cannot be given a meaning so simply raises `BadValue`.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        numbers = None
+        if func in _ADD or func in _MISREAD:
+            tensors = [x for x in args[:2] if isinstance(x, Tensor)]
+            numbers = next((x for x in tensors if x.is_floating_point()), None)
+        if numbers is not None and func in _ADD:
+            (keep,) = (x.as_subclass(Tensor) for x in tensors if isinstance(x, BooleanMask))
+            return numbers.masked_fill(~keep, float("-inf"))
+        if numbers is not None:
+            raise BadValue(
+                f"The model calls {func.__name__} on its scores with a boolean mask.",
+                "the masks that clearhead gives are True where a query may look.",
+                "load this model with attn_implementation='eager'; it computes its attention "
+                "itself, at least in part.",
+            )
+        result = super().__torch_function__(func, types, args, kwargs)
+        changed = isinstance(result, BooleanMask) and (
+            result.dtype != torch.bool or func in _NEGATE
+        )
+        return result.as_subclass(Tensor) if changed else result
+
+
+class LazyMask(Tensor):
+    """A boolean mask (B, 1, Tq, Tk) that holds a `Mask` in place of its cells.
+
+    Writing into it changes the mask that it holds; slices of it are copies.
+    """
+
+    mask: Mask
+    each_alone: tuple[Mask, Tensor, Mask]  # set by `attention` for packed texts
+
+    @staticmethod
+    def of(mask: Mask, B: int, Tq: int, Tk: int, device: torch.device) -> "LazyMask":
+        cell = torch.ones((), dtype=torch.bool, device=device)
+        made = cell.expand(B, 1, Tq, Tk).as_subclass(LazyMask)
+        made.mask = mask
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _METADATA:
+                return func(*args, **kwargs)
+        if func is Tensor.contiguous:  # called on the masks of a static cache; nothing to lay out
+            return args[0]
+        if isinstance(kwargs.get("out"), LazyMask):
+            raise BadValue(
+                f"torch.{func.__name__} was to write into a mask, by out=.",
+                "the masks that clearhead gives to transformers have no memory to write to.",
+                "clone the mask first: mask = mask.clone().",
+            )
+        plain, named = tree_map_only(LazyMask, _computed, (args, kwargs))
+        if not (args and isinstance(args[0], LazyMask) and _may_write(func)):
+            return func(*plain, **named)
+        written = plain[0].clone()
+        before = written._version
+        result = func(written, *plain[1:], **named)
+        if written._version == before:  # requires_grad_ and the like
+            return result
+        args[0].mask = dense(keep=written.as_subclass(Tensor))
+        return args[0]
+
+    def as_subclass(self, cls: Any) -> Any:
+        return _computed(self).as_subclass(cls)
+
+
+def _computed(x: LazyMask) -> Tensor:
+    """Its cells."""
+    B, _, Tq, Tk = x.shape
+    keep = x.mask.to_bool(Tq, Tk, B=B, device=x.device)
+    return keep.expand(B, 1, Tq, Tk).as_subclass(BooleanMask)
+
+
+def _may_write(func: Callable[..., Any]) -> bool:
+    """May this function of torch change its first argument?"""
+    name = func.__name__
+    return name in ("__setitem__", "__iand__", "__ior__", "__ixor__") or (
+        name.endswith("_") and not name.endswith("__")
+    )
