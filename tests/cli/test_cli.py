@@ -209,7 +209,7 @@ def test_dropout_and_seed_are_reproducible(run):
      "these letters themselves, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
      "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
-    (["explain", "a b", "--head", "2"], "Head 2 of this trace was asked for.\n  Rule: it has 2, "
+    (["explain", "a b", "--head", "2"], "Head 2 was asked for.\n  Rule: this trace has 2, "
      "counted from 0.\n  Way out: ask for one of these."),
 
     (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "

@@ -513,9 +513,9 @@ def test_reading_errors():
     for call, words in (
         (lambda: teller.read("  "), "no words"),
         (lambda: teller.read("the " * 129), "at most 128"),
-        (lambda: teller.explain("the owl", layer=9), "layer 9"),
+        (lambda: teller.explain("the owl", layer=9), "layer=9"),
         (lambda: teller.explain("the owl", layer=-1), "numbered from 0"),
-        (lambda: teller.explain("the owl", layer=0.5), "layer 0.5"),
+        (lambda: teller.explain("the owl", layer=0.5), "layer=0.5"),
         (lambda: teller.read("the owl", guesses=0), "1 or more"),
     ):
         with pytest.raises(ch.BadValue) as error:

@@ -9,6 +9,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from types import CodeType
+from typing import Any
 
 from torch import nn
 
@@ -53,8 +54,8 @@ def _misreads_masks(configuration: str) -> bool:
         modeling = importlib.import_module(f"{package}.modeling_{name}")
     except ImportError:
         return False
-    kinds = [x for x in vars(modeling).values() if isinstance(x, type) and issubclass(x, nn.Module)]
-    kinds = [kind for kind in kinds if kind.__module__ == modeling.__name__]
+    classes: list[Any] = [x for x in vars(modeling).values() if isinstance(x, type)]
+    kinds = [x for x in classes if issubclass(x, nn.Module) and x.__module__ == modeling.__name__]
     own = any(map(computes_attention, kinds)) and not any(map(calls_interface, kinds))
     return own or package in _READ_MASKS
 
@@ -71,9 +72,9 @@ def not_answered(model: str) -> BadValue:
 
 def _names(kind: type[nn.Module]) -> set[str]:
     """The names of globals and attributes that the methods of a class use, its bases included."""
-    bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
     # `PreTrainedModel` reads the table only to check names.
-    bases = [base for base in bases if base.__module__ != "transformers.modeling_utils"]
+    bases = [base for base in own if base.__module__ != "transformers.modeling_utils"]
     members = [inspect.unwrap(x) for base in bases for x in vars(base).values() if callable(x)]
     codes = [x.__code__ for x in members if hasattr(x, "__code__")]
     return {name for code in codes for part in _with_inner(code) for name in part.co_names}

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..api.hooks import active_ranks
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
-from .interface import not_answered, misreads_masks
+from .interface import misreads_masks, not_answered
 from .lazy_mask import BooleanMask, LazyMask
 
 
@@ -22,7 +22,7 @@ def attention_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int | Tensor = 0,
+    q_offset: Any = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] | None = None,
     attention_mask: Tensor | None = None,

@@ -75,7 +75,7 @@ def _of_modules(model: nn.Module) -> Support:
     return Support(False, f"no module of {name} calls transformers' attention interface.")
 
 
-def _kinds(model: nn.Module, has: Callable[[type[nn.Module]], bool]) -> list[type[nn.Module]]:
+def _kinds(model: nn.Module, has: Callable[..., bool]) -> list[type[nn.Module]]:
     return sorted({*filter(has, map(type, model.modules()))}, key=lambda kind: kind.__name__)
 
 
@@ -97,7 +97,7 @@ def _without_weights(library: Any, config: Any, implementation: str) -> nn.Modul
     named = [getattr(library, x) for x in config.architectures or () if hasattr(library, x)]
     autos = [library.AutoModel, *vars(library.models.auto.modeling_auto).values()]
     autos = [x for x in autos if isinstance(x, type) and hasattr(x, "from_config")]
-    autos = [x for x in autos if type(config) in (x._model_mapping or ())]  # type: ignore[attr-defined]
+    autos = [x for x in autos if type(config) in (x._model_mapping or ())]
     failed: Exception | None = None
     for make in [x._from_config for x in named] + [x.from_config for x in autos]:
         try:
