@@ -515,12 +515,13 @@ def test_reading_errors():
         (lambda: teller.read("the " * 129), "at most 128"),
         (lambda: teller.explain("the owl", layer=9), "layer=9"),
         (lambda: teller.explain("the owl", layer=-1), "numbered from 0"),
-        (lambda: teller.explain("the owl", layer=0.5), "layer=0.5"),
         (lambda: teller.read("the owl", guesses=0), "1 or more"),
     ):
-        with pytest.raises((ch.BadValue, ch.BadType)) as error:
+        with pytest.raises(ch.BadValue) as error:
             call()
         assert words in in_three_parts(error)
+    with pytest.raises(ch.BadType, match="layer=0.5"):
+        teller.explain("the owl", layer=0.5)
 
 
 def test_a_training_does_not_continue_with_other_words(tmp_path):
