@@ -520,7 +520,7 @@ def test_reading_errors():
         with pytest.raises(ch.BadValue) as error:
             call()
         assert words in in_three_parts(error)
-    with pytest.raises(ch.BadType, match="layer=0.5"):
+    with pytest.raises(ch.BadType, match=r"layer=0\.5"):
         teller.explain("the owl", layer=0.5)
 
 

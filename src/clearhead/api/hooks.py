@@ -83,6 +83,11 @@ def must_not_be_sharded(verb: str) -> None:
         )
 
 
+def is_hooked() -> bool:
+    """Does anything listen to attention calls, or edit them? Also while torch.compile traces."""
+    return torch.compiler.is_compiling() or bool(_listeners.get() or _editors.get())
+
+
 @contextmanager
 def listening(on_call: OnCall) -> Iterator[None]:
     """Call `on_call(problem, inputs, out)` after every attention call inside the `with` block."""

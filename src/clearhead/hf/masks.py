@@ -156,10 +156,9 @@ def _padding(real: Tensor, keys: range) -> Mask:
     if bool(real.all()):
         return everything
     ones = real.view(torch.uint8)
-    first, after = ones.argmax(1), len(keys) - ones.flip(1).argmax(1)
-    if not torch.equal(after - first, real.sum(1)):
+    ends = torch.stack([ones.argmax(1), len(keys) - ones.flip(1).argmax(1), real.sum(1)])
+    first, after, count = ends.tolist()
+    if any(stop - start != n for start, stop, n in zip(first, after, count, strict=True)):
         return dense(keep=real[:, None, None, :])
-    mask: Mask = everything
-    if bool((after < len(keys)).any()):
-        mask = lengths(keys=after)
-    return intersect(mask, ~prefix(first)) if bool(first.any()) else mask
+    mask: Mask = lengths(keys=after) if min(after) < len(keys) else everything
+    return intersect(mask, ~prefix(first)) if any(first) else mask

@@ -54,9 +54,6 @@ class KernelArgs(NamedTuple):
     seed: int | Tensor | None = None
 
 
-DEFAULTS = KernelArgs(1.0, 0.0, EVERY_KEY, EVERY_KEY)[4:]
-
-
 def kernel_args(p: Problem) -> KernelArgs:
     before = after = EVERY_KEY
     lo = hi = bits = bias = slopes = sinks = None
@@ -122,7 +119,20 @@ def pack(
         *tensor_view(q), *tensor_view(k), *tensor_view(v),
         *tensor_view(out), *tensor_view(lse), *tensor_view(rounding),
     )  # fmt: skip
-    return tensors + (_numbers(*args[:4]) if args[4:] == DEFAULTS else _rule(args))
+    return tensors + rule(args)
+
+
+def rule(args: KernelArgs) -> bytes:
+    """The second part of the core's `Problem`: all but q, k, v and what is made of them."""
+    if args.lo is args.bias is args.slopes is args.sinks is None and not args.dropout:
+        return _numbers(*args[:4])
+    return _rule(args)
+
+
+@lru_cache(maxsize=64)
+def _numbers(scale: float, softcap: float, before: int, after: int) -> bytes:
+    """Most problems have no tensors there, and many the same numbers."""
+    return _rule(KernelArgs(scale, softcap, before, after))
 
 
 def _rule(args: KernelArgs) -> bytes:
@@ -132,12 +142,6 @@ def _rule(args: KernelArgs) -> bytes:
         *matrix_view(bias), 0 if bias is None else DTYPES[bias.dtype],
         *_per_head(slopes), shift, *_per_head(sinks), dropout, 0 if seed is None else int(seed), 0,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=64)
-def _numbers(scale: float, softcap: float, before: int, after: int) -> bytes:
-    """`_rule` without tensors: most problems have none, and many the same numbers."""
-    return _rule(KernelArgs(scale, softcap, before, after))
 
 
 def mask_numbers(

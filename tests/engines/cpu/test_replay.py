@@ -1,0 +1,135 @@
+"""A call like an earlier one skips the checks: it has the same bits, and no other call is taken for
+it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import clearhead as ch
+from clearhead.engines import cpu
+from clearhead.engines.cpu import replay
+
+pytestmark = pytest.mark.skipif(cpu.core is None, reason="the core is missing")
+
+PADDED = ch.causal & ch.lengths(keys=[5, 3])
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered():
+    replay._calls.clear()
+
+
+def inputs(*shape: int, kv: int | None = None) -> tuple[Tensor, ...]:
+    other = shape if kv is None else (*shape[:-3], kv, *shape[-2:])
+    return torch.randn(shape), torch.randn(other), torch.randn(other)
+
+
+def is_replayed(*tensors: Tensor, **keywords: object) -> bool:
+    found = replay.signature(*tensors, ch.problem.check.Options(**keywords))  # type: ignore[arg-type]
+    return found in replay._calls
+
+
+@pytest.mark.parametrize("mask", [None, ch.causal, ch.window(before=1), PADDED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_same_bits(mask, dtype, scale):
+    for _ in range(3):
+        q, k, v = (x.to(dtype) for x in inputs(2, 4, 5, 8, kv=2))
+        out = ch.attention(q, k, v, mask=mask, scale=scale)
+        assert torch.equal(out, ch.attention(q, k, v, mask=mask, scale=scale, engine="cpu"))
+        assert is_replayed(q, k, v, mask=mask, scale=scale)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (1, 3, 5, 8)])
+def test_of_any_number_of_dimensions(shape):
+    for _ in range(2):
+        q, k, v = (torch.randn(shape) for _ in range(3))
+        out = ch.attention(q, k, v)
+        torch.testing.assert_close(out, torch.softmax(q @ k.mT / 8**0.5, -1) @ v)
+        assert is_replayed(q, k, v)
+
+
+def test_strides_belong_to_the_call():
+    for _ in range(2):
+        for q in (torch.randn(1, 2, 5, 8), torch.randn(1, 5, 2, 8).transpose(1, 2)):
+            out = ch.attention(q, q, q)
+            assert torch.equal(out, ch.attention(*3 * [q.contiguous()], engine="cpu"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x.mT.contiguous().mT,  # the last dimension is not contiguous: the core copies
+        lambda x: torch.complex(x, -x).conj().imag,  # a negative view
+        lambda x: x.requires_grad_(),
+        lambda x: torch.nn.Parameter(x),
+    ],
+)
+def test_other_tensors_are_other_calls(other):
+    q, k, v = inputs(1, 2, 5, 8)
+    ch.attention(q, k, v), ch.attention(q, k, v)
+    changed = other(torch.randn(1, 2, 5, 8))
+    out = ch.attention(changed, k, v)
+    expected = torch.softmax(changed @ k.mT / 8**0.5, -1) @ v
+    torch.testing.assert_close(out, expected)
+    assert out.requires_grad == changed.requires_grad
+
+
+def test_under_transforms_and_edits():
+    q, k, v = inputs(3, 2, 5, 8)
+    out = ch.attention(q, k, v), ch.attention(q, k, v)
+    vmapped = torch.vmap(ch.attention)(*(x.unsqueeze(1) for x in (q, k, v)))
+    assert torch.equal(vmapped.squeeze(1), out[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ch.attention(q, k, v), out[1])
+
+    class Model(torch.nn.Module):
+        def forward(self, q):
+            return ch.attention(q, k, v)
+
+    model = Model()
+    model(q)
+    with ch.watch(model, stats=["max"]) as recording:
+        model(q)
+    assert len(recording) == 1
+    with ch.intervene(model, [ch.edits.knock_out(ch.lengths(keys=1))]):
+        edited = model(q)
+    torch.testing.assert_close(edited, ch.attention(q, k[:, :, 1:], v[:, :, 1:]))
+
+
+def test_a_position_in_a_tensor_may_move():
+    q, k, v = inputs(1, 1, 2, 8)
+    position = torch.tensor([0])
+    mask = ch.Causal(align=position)
+    ch.attention(q, k, v, mask=mask), ch.attention(q, k, v, mask=mask)
+    assert not is_replayed(q, k, v, mask=mask)
+
+
+def test_errors_stay():
+    q, k, v = inputs(1, 2, 5, 8)
+    ch.attention(q, k, v)
+    with pytest.raises(ch.BadType):
+        ch.attention(q, k, v, scale=True)
+    with pytest.raises(ch.BadType):
+        ch.attention(q, k, v.double())
+    with pytest.raises(ch.BadValue):
+        ch.attention(q, k[:, :, :, :4], v)
+
+
+def test_few_calls_are_remembered():
+    for n in range(1, 2 * replay.MOST):
+        q, k, v = inputs(1, 1, n, 4)
+        ch.attention(q, k, v)
+    assert len(replay._calls) <= replay.MOST
+
+
+@pytest.mark.skipif(len(cpu.core.levels()) < 2 if cpu.core else True, reason="one level")
+def test_a_level_belongs_to_the_call():
+    q, k, v = inputs(1, 2, 5, 64)
+    ch.attention(q, k, v)
+    before = cpu.use_level("scalar")
+    try:
+        assert not is_replayed(q, k, v)
+        assert torch.equal(ch.attention(q, k, v), ch.attention(q, k, v, engine="cpu"))
+    finally:
+        cpu.use_level(before)
