@@ -250,13 +250,19 @@ TYPES = {
     "a boolean bias": (
         lambda: call(bias=torch.ones(5, 7).bool()),
         """bias got torch.bool.
-  Rule: a bias is a floating-point tensor that is added to the scores.
+  Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
+  Way out: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
+    ),
+    "a bias of float8": (
+        lambda: call(bias=torch.ones(5, 7).to(torch.float8_e4m3fn)),
+        """bias got torch.float8_e4m3fn.
+  Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
   Way out: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a mask as bias": (
         lambda: call(bias=ch.causal),
         """bias got the mask causal.
-  Rule: a bias is a floating-point tensor that is added to the scores.
+  Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
   Way out: pass a mask as mask=.""",
     ),
     "a bias as mask": (

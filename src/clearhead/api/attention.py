@@ -64,7 +64,9 @@ def attention(
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
 
     Returns:
-        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0. What stands behind
+        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0. Sums over keys are
+        divided by the sum of the weights at the end, so values whose sum leaves the range of fp32
+        (1e38 over four keys) give infinity. What stands behind
         the mask changes nothing, NaN and infinity too; a row that sees an infinity is what the
         formula gives, but on `sdpa` under a mask (float64, GPU) it is NaN.
 

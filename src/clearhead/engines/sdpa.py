@@ -52,7 +52,7 @@ class Sdpa(Engine):
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         p = problem
         q, k, v = inputs
-        if not p.B or not p.H or not p.Tq or not p.Tk:
+        if 0 in (p.B, p.H, p.Tq, p.Tk, p.Dv):
             # torch multiplies by 0 what may be infinite, and forgets that a bias learns.
             every = torch.ones((), dtype=torch.bool, device=p.device)
             nothing = q.sum(-1, keepdim=True).masked_fill(every, 0.0) + k.sum() + v.sum()

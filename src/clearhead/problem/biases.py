@@ -23,6 +23,8 @@ from ..masks.values import (
 )
 from ..torch_state import requires_grad
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of tensors of a problem
+
 
 class Bias(ABC):
     """A number added to the score of every pair."""
@@ -134,7 +136,7 @@ def bias(tensor: Tensor) -> TensorBias:
     """A bias from a floating tensor that broadcasts to (B, H, Tq, Tk), with 0 to 4 dimensions.
 
     It is added after scale and soft cap and before the mask; -inf blocks a pair. Raises `BadType`
-    for booleans (which do not say what their True means) and other dtypes.
+    for booleans (which do not say what their True means) and other dtypes, float8 among them.
     """
     if tensor is alibi:
         raise BadType(
@@ -145,14 +147,14 @@ def bias(tensor: Tensor) -> TensorBias:
     if isinstance(tensor, Mask):
         raise BadType(
             f"bias got the mask {tensor!r}.",
-            "a bias is a floating-point tensor that is added to the scores.",
+            "a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.",
             "pass a mask as mask=.",
         )
-    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise BadType(
             f"bias got {kind}.",
-            "a bias is a floating-point tensor that is added to the scores.",
+            "a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.",
             "pass tensor.float(), or torch.tensor(...) of numbers; booleans go to "
             "mask=dense(keep=...) or mask=dense(drop=...).",
         )

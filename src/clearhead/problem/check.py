@@ -10,10 +10,9 @@ from ..errors import BadType, BadValue, as_count, as_number, kind_of
 from ..masks import Dense, Grid, Mask, everything, intersect
 from ..masks.values import as_4d
 from ..torch_state import has_values, is_autocast, one_thread_after_fork, requires_grad
-from .biases import Bias, TensorBias, bias as as_bias
+from .biases import DTYPES, Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_CAP = 2.0**100  # a cap this large changes no score, and score / cap would underflow in float32
 
 
@@ -269,7 +268,7 @@ def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
 
 
 def _checked_sinks(sinks: object, H: int) -> Tensor:
-    if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
+    if not isinstance(sinks, Tensor) or sinks.dtype not in DTYPES:
         raise BadType(
             f"sinks is {getattr(sinks, 'dtype', type(sinks).__name__)}.",
             "sinks are extra logits, one floating-point number per query head.",
