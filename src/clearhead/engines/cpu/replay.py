@@ -50,7 +50,7 @@ def signature(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Signature | 
         return None
     if not (type(scale) in NUMBERS and type(softcap) in NUMBERS):
         return None
-    if not is_plain(q, k, v) or in_forward_mode():
+    if q is None or k is None or v is None or not is_plain(q, k, v) or in_forward_mode():
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
