@@ -31,7 +31,7 @@ from clearhead import (
 from clearhead.engines.reference import steps
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import Look, Top, map as pooled, mass, parse_stats, rows, sweep, topk
-from clearhead.stats.state import largest_of_tile
+from clearhead.stats.top_scores import top_of_tile
 from clearhead.testing import PROBLEMS, make
 
 tiles = importlib.import_module("clearhead.stats.sweep")
@@ -247,9 +247,9 @@ def test_mass_by_hand():
 
 def test_a_tile_has_no_more_keys_than_may_be_seen():
     scores = torch.tensor([[[[NOTHING, 2.0, NOTHING]]]])
-    best, where = largest_of_tile(scores, 7, 2)
-    assert best.flatten().tolist() == [2.0, NOTHING] and where.flatten().tolist() == [8, -1]
-    assert largest_of_tile(scores, 7, 4)[1].flatten().tolist() == [8, -1, -1, -1]
+    top, keys = top_of_tile(scores, 7, 2)
+    assert top.flatten().tolist() == [2.0, NOTHING] and keys.flatten().tolist() == [8, -1]
+    assert top_of_tile(scores, 7, 4).keys.flatten().tolist() == [8, -1, -1]
 
 
 def test_a_blind_query():
@@ -556,7 +556,7 @@ from clearhead.problem.check import Options, make_problem
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-def gather(S):
+def sweep(S):
     groups = {"sink": clearhead.prefix(1), "local": clearhead.window(before=15)}
     wanted = ["lse", "max", "entropy", "effective", stats.topk(8), stats.mass(groups), "received",
               stats.map(256, 256), stats.rows([0, -1])]
@@ -567,16 +567,16 @@ def gather(S):
 
 torch.set_grad_enabled(False)
 q, k = torch.randn(65536, 64), torch.randn(65536, 64)
-gather(300)
+sweep(300)
 before = peak()
-gather(65536)
+sweep(65536)
 print(peak() - before)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("by", ["gather", "look"])
+@pytest.mark.parametrize("by", ["sweep", "look"])
 def test_65536_tokens_within_200_megabytes(by):
     """A dense fp32 matrix would be 17 GB. `sweep` counts in torch, `look` in the C++ core."""
     command = [sys.executable, "-c", PEAK, by]
@@ -675,14 +675,17 @@ def test_a_look_says_what_it_does_not_have():
 
 def test_numbers_of_another_engine_finish_the_same():
     """What a native kernel would fill: the maximum, the sum and the moment, from outside."""
-    from clearhead.stats import Partial, RowStats
+    from clearhead.problem.online_softmax import State
+    from clearhead.stats import Partial
+    from clearhead.stats.row_statistics import Moment
 
     problem, inputs = question("sinks", torch.float64)
     made = {s.name: s.tensor for s in steps(problem, inputs)}
     x = made["masked"]
     top = x.amax(-1)
     below = (x - top.unsqueeze(-1)).clamp(min=-1000)
-    state = RowStats(top, below.exp().sum(-1), (below.exp() * below).sum(-1))
+    moment = Moment((below.exp() * below).sum(-1))
+    state = State(top, below.exp().sum(-1), {"moment": moment})
     asked = parse_stats(["lse", "max", "entropy"])
     q, k = torch.arange(13), torch.arange(17)
     got = Partial(problem, asked, q, k, state, None).finish()
