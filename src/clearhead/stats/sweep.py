@@ -276,7 +276,7 @@ class _Sweep:
     @cached_property
     def least_keys(self) -> int:
         first = (s for s in self.statistics if isinstance(s, RowStatistic))
-        return max(LEAST_KEYS, *(s.least_keys(self.problem) for s in first))
+        return max([LEAST_KEYS, *(s.least_keys(self.problem) for s in first)])
 
     @property
     def cells(self) -> int:

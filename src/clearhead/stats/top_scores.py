@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..problem.online_softmax import NOTHING
@@ -17,6 +18,13 @@ class TopScores(NamedTuple):
 
     def moved(self, shift: Tensor, factor: Tensor, sum: Tensor) -> "TopScores":
         return self  # logits, not relative to the maximum
+
+    def at(self, positions: Tensor, n: int) -> "TopScores":
+        """The same where key i has the i-th of these `positions`, with room for `n` keys."""
+        keys, room = self.keys, (0, n - self.keys.shape[-1])
+        if len(positions):
+            keys = positions[keys.clamp(min=0)].masked_fill(keys < 0, -1)
+        return TopScores(F.pad(self.scores, room, value=NOTHING), F.pad(keys, room, value=-1))
 
     def merged(self, other: "TopScores") -> "TopScores":
         scores, keys = (torch.cat(pair, -1) for pair in zip(self, other, strict=True))
