@@ -90,8 +90,10 @@ def test_nothing_seen_gives_zero_and_minus_infinity():
 @given(st.integers(0, 5), st.integers(0, 99), st.floats(-50, 50))
 def test_a_sink_takes_weight_and_gives_no_value(size, seed, logit):
     scores, v, (rows,) = pieces([size], seed)
-    sink = torch.full((1,), logit, dtype=torch.float64)
-    out, lse = online_softmax.finish(online_softmax.merge(rows, online_softmax.sink(sink, rows)))
+    sinks = torch.full((3,), logit, dtype=torch.float64)
+    rows = rows.map(lambda x: x.unsqueeze(2))  # (B, H, q)
+    lse = finished(online_softmax.with_sinks(rows, sinks))[1]
+    out, lse = online_softmax.finish(rows, sinks).squeeze(2), lse.squeeze(2)
     extra = torch.cat([scores, torch.full((2, 3, 1), logit, dtype=torch.float64)], -1)
     nothing = torch.cat([v, torch.zeros(2, 1, 5, dtype=torch.float64)], -2)
     torch.testing.assert_close((out, lse), truth(extra, nothing))
@@ -114,10 +116,10 @@ def test_gradients_of_pieces_are_those_of_softmax(sizes, seed):
     rows = [piece(s, x) for s, x in zip(scores.split(sizes, -1), v.split(sizes, -2), strict=True)]
     while len(rows) > 1:
         rows.append(online_softmax.merge(rows.pop(0), rows.pop(0)))
-    out, lse = online_softmax.finish(rows[0])
+    out, seen = online_softmax.finish(rows[0]), rows[0].sum > 0
+    lse = rows[0].max[seen] + rows[0].sum[seen].log()
     weigh = torch.randn(out.shape, dtype=torch.float64)
-    seen = lse > -math.inf
-    got = torch.autograd.grad((out * weigh).sum() + lse[seen].sum(), (scores, v))
+    got = torch.autograd.grad((out * weigh).sum() + lse.sum(), (scores, v))
     x = scores.detach().requires_grad_()
     w = v.detach().requires_grad_()
     keep = torch.isfinite(x.detach())

@@ -7,6 +7,8 @@ import importlib
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ from clearhead import (
 from clearhead.engines.reference import steps
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import Look, Top, map as pooled, mass, parse_stats, rows, sweep, topk
+from clearhead.stats.statistic import RowStatistic
 from clearhead.stats.top_scores import top_of_tile
 from clearhead.testing import PROBLEMS, make
 
@@ -738,3 +741,51 @@ def test_the_entropy_of_one_key_is_no_negative_zero():
         mask = ch.window(before=0, after=0)
         entropy = ch.look(q, q, q, mask=mask, engine=engine, stats=["entropy"]).entropy
         assert (entropy == 0).all() and not torch.signbit(entropy).any()
+
+
+@dataclass(frozen=True)
+class Concentration(RowStatistic):
+    """The sum of squared weights: the probability that two draws choose the same key."""
+
+    name, formula, accumulator = "concentration", "Σₖ w²", "squares"
+
+    class Squares(NamedTuple):
+        total: torch.Tensor
+
+        def moved(self, shift, factor, sum):
+            return Concentration.Squares(self.total * factor**2)
+
+        def merged(self, other):
+            return Concentration.Squares(self.total + other.total)
+
+    def empty(self, p, queries):
+        return self.Squares(torch.zeros(p.B, p.H, queries, dtype=p.wide))
+
+    def counter(self, p):
+        return lambda tile: self.Squares(tile.exps.square().sum(-1))
+
+    def finish(self, rows):
+        (squares,) = rows.state.more["squares"]
+        return squares * rows.share.square()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "steps"])
+def test_a_statistic_of_ones_own_needs_a_class_only(engine):
+    q, k, v = torch.randn(2, 4, 37, 8), torch.randn(2, 2, 700, 8), torch.randn(2, 2, 700, 8)
+    mask, sinks = ch.Causal(align="end"), torch.randn(4)
+    keywords = {"mask": mask, "sinks": sinks, "engine": engine}
+    look = ch.look(q, k, v, stats=["lse", Concentration(), "received"], **keywords)
+    weights = ch.explain(q, k, v, mask=mask, sinks=sinks)["weights"]
+    torch.testing.assert_close(look.concentration, weights.square().sum(-1))
+    torch.testing.assert_close(look.received, weights.sum(2), rtol=1e-5, atol=1e-5)
+
+
+def test_topk_accumulates_no_more_keys_than_there_are():
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 20, 8)
+    problem, inputs = make_problem(q, k, k)
+    part = sweep(problem, inputs, [topk(10**6)])
+    assert part.rows.more["top"].keys.shape == (1, 2, 5, 20)
+    many = part.finish()["topk"]
+    assert many.keys.shape == (1, 2, 5, 10**6) and (many.keys[..., 20:] == -1).all()
+    few = ch.look(q, k, k, stats=[topk(20)]).topk
+    torch.testing.assert_close(many.weights[..., :20], few.weights)
