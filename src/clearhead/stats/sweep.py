@@ -130,7 +130,9 @@ def sweep_gradients(
             state, weight_sums = sweep.statistics_of(tile)
             assert state is not None
             results = moved(state, anchor(top[:, :, tile])).tensors() + list(weight_sums.values())
-        grads = [None if g is None else g[:, :, tile] for g in rows]
+        # `narrow`, because batched gradients have no rule for a slice of all queries.
+        size = tile.stop - tile.start
+        grads = [None if g is None else g.narrow(2, tile.start, size) for g in rows]
         for s in sweep.second:
             total = sums.get(s.name)
             grads.append(None if total is None else s.part(total, problem, tile))
