@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import BadValue, as_index, whole_number, writable_folder
-from ..stats import Top
+from ..stats import Result, Top
 from ..stats.look import NotAsked
 from ..stats.parse import ALL_NAMES
-from ..stats.statistics import Result
 
 NOT_PER_QUERY = {"received", "map", "rows"}  # statistics without a number for each query
 

@@ -17,8 +17,7 @@ from ..errors import BadType, BadValue, as_index, kind_of
 from ..masks import Grid, Mask
 from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
-from ..stats import Statistic, parse_stats, rows as exact_rows
-from ..stats.statistics import each
+from ..stats import Statistic, each, parse_stats, rows as exact_rows
 from ..torch_state import in_backward, in_transform, is_batched
 from .hooks import listening, module_hooks
 from .layers import Layers, check_layers, checked_list, is_selected

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import BadValue
 from ..problem.problem import Problem
 from .parse import ALL_NAMES
-from .statistics import Result, Top, each
+from .statistic import Result, Top, each
 
 
 class NotAsked(BadValue, AttributeError):
