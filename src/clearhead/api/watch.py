@@ -181,7 +181,7 @@ class _Watcher:
         layers made none."""
         if self.running.ran and not self.running.names:
             raise BadValue(
-                f"The {model} ran, and never asked clearhead for attention.",
+                f"The {model} ran, and made no attention call through clearhead.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
                 'load it with attn_implementation="clearhead", build it from clearhead.nn, or '

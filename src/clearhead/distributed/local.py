@@ -127,8 +127,8 @@ def gradients(
 def _rows(p: Problem, inputs: Inputs, dropped: Dropped | None, queries: slice) -> State:
     q = inputs.q[:, :, queries].to(p.wide)
     rows = no_keys(p, queries.stop - queries.start)
-    for keys, asked in key_tiles(p, queries, TILE_KEYS):
-        scores, keep = asked.logits(q, inputs.k[:, :, keys], queries, keys)
+    for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
+        scores, keep = tile_problem.logits(q, inputs.k[:, :, keys], queries, keys)
         v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
         drop = None if dropped is None else dropped.factors(p, queries, keys)
         rows = online_softmax.merge(rows, online_softmax.begin(scores, v, keep, drop))
@@ -154,12 +154,12 @@ def _gradients_of_tiles(
         top = lse.to(p.wide)
         share = torch.exp(anchor(top) - anchor(lse)).to(p.wide).unsqueeze(-1)  # of what scores top
         delta = (dout * out).sum(-1, keepdim=True)
-        for keys, asked in key_tiles(p, queries, TILE_KEYS):
+        for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
             q = inputs.q[:, :, queries].to(p.wide).detach().requires_grad_()
             k = repeat_heads(inputs.k[:, :, keys].to(p.wide), p.H).detach().requires_grad_()
             v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
             with torch.enable_grad():
-                scores, keep = asked.logits(q, k, queries, keys)
+                scores, keep = tile_problem.logits(q, k, queries, keys)
             weights = online_softmax.exps(scores.detach(), top) * share
             given, towards = weights, dout @ v.mT
             if dropped is not None:

@@ -42,14 +42,14 @@ def _output(p: Problem, inputs: Inputs, queries: slice) -> Tensor:
     """The output of some queries, over all their keys."""
     q = inputs.q[:, :, queries].to(p.wide)
 
-    def state_after(keys: slice, asked: Problem) -> online_softmax.State:
-        scores, keep = asked.logits(q, inputs.k[:, :, keys], queries, keys)
+    def state_after(keys: slice, tile_problem: Problem) -> online_softmax.State:
+        scores, keep = tile_problem.logits(q, inputs.k[:, :, keys], queries, keys)
         v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
         return online_softmax.begin(scores, v, keep, _drop(p, scores, queries, keys))
 
     state = state_after(slice(0, 0), p)  # no key yet; connects output and inputs for autograd
-    for keys, asked in key_tiles(p, queries, TILE_KEYS):
-        state = online_softmax.merge(state, state_after(keys, asked))
+    for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
+        state = online_softmax.merge(state, state_after(keys, tile_problem))
     return online_softmax.finish(state, p.sinks).to(p.dtype)
 
 

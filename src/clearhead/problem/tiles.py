@@ -35,7 +35,7 @@ def key_tiles(
     p: Problem, queries: slice, width: int, keys: range | None = None
 ) -> list[tuple[slice, Problem]]:
     """The tiles of `width` keys, among `keys`, that any of these queries may look at: each with the
-    problem to ask there, which has no mask where the mask allows every pair."""
+    problem of the tile, which has no mask where the mask allows every pair."""
     keys = range(p.Tk) if keys is None else keys
     some, full = p.key_ranges.tile_lists(queries, width)
     found = []

@@ -187,11 +187,12 @@ class _Sweep:
         sums = empty_sums(p, self.second, slice(0, p.Tq), len(self.keys))
         for tile in self.query_tiles:
             state, weight_sums = for_queries(p, tile, self.statistics_of)
-            states.append(state)
+            if state is not None:
+                states.append(state)
             for s in self.second:
                 s.add_part(sums[s.name], weight_sums[s.name], p, tile)
         sums = {name: self.with_zero_grad(x) for name, x in sums.items()}
-        if self.lse is not None:
+        if not states:  # with `lse` given, there is no first sweep
             return None, sums
         first, *others = states
         joined = first.map(lambda *parts: self.with_zero_grad(torch.cat(parts, 2)), *others)
@@ -263,9 +264,9 @@ class _Sweep:
         """The key tiles that any of these queries may look at: (keys, logits (B, H, q, k))."""
         p, begin = self.problem, self.queries.start
         q = self.q[:, :, queries.start - begin : queries.stop - begin].to(p.wide)
-        for keys, asked in key_tiles(p, queries, self.width, self.keys):
+        for keys, tile_problem in key_tiles(p, queries, self.width, self.keys):
             k = self.k[:, :, keys.start - self.keys.start : keys.stop - self.keys.start]
-            yield keys, asked.logits(q, k, queries, keys)[0]
+            yield keys, tile_problem.logits(q, k, queries, keys)[0]
 
     @cached_property
     def height(self) -> int:
