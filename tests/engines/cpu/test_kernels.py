@@ -28,6 +28,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.engines import cpu
 from clearhead.engines.cpu import extension, operator
+from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
@@ -73,8 +74,6 @@ def with_lse(*qkv: Tensor, **keywords: object):
 
 
 def cpu_problem(*qkv: Tensor, **keywords: object):
-    from clearhead.problem.check import Options, make_problem
-
     problem, inputs = make_problem(*qkv, Options(**keywords))
     assert cpu.Cpu().why_not(problem) == []
     return problem, inputs
@@ -263,10 +262,8 @@ def test_log_sum_exp(Tq, level):
     keywords = {"mask": ch.Causal(align="start") & ch.lengths(keys=[57, 0]), "softcap": 9.0}
     got = with_lse(q, k, v, **keywords)
     assert torch.equal(got.out, answer(q, k, v, **keywords))
-    problem, _ = cpu_problem(q, k, v, **keywords)
-    scores, _ = problem.logits(
-        q.double(), k.double().repeat_interleave(2, 1), slice(None), slice(None)
-    )
+    problem, inputs = make_problem(q.double(), k.double(), v.double(), Options(**keywords))
+    scores, _ = problem.logits(inputs.q, inputs.k, slice(None), slice(None))
     torch.testing.assert_close(got.lse.double(), scores.logsumexp(-1), rtol=1e-6, atol=2e-6)
     assert (got.lse[1] == -math.inf).all() and (got.out[1] == 0).all()
 
