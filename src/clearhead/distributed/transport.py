@@ -9,6 +9,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the default group as a default value. Imported after init_process_group, as
+# optimizers do, it keeps the group past destroy_process_group, and gloo's threads past Python.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
