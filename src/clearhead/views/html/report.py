@@ -78,6 +78,7 @@ def _data(report: Findings) -> dict[str, object]:
     step_bytes = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
     return {
         "names": AXES,
+        "name": visible_in_browser(report.name),
         "tokens": [visible_in_browser(token) for token in report.tokens],
         "layers": [
             _layer(layer, report.tokens, side, fine, heads, step_bytes <= STEP_BYTES)

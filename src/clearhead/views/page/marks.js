@@ -1,4 +1,4 @@
-// 2. Building blocks: elements, tokens, numbers, bars and tables.
+// 3. Building blocks: elements, tokens, numbers, bars and tables.
 //
 // Text becomes text nodes, never markup: a token may hold anything.
 
@@ -25,8 +25,8 @@ function token(text, most = 24) {
   return make("bdi", { class: "token", title: text.length > 12 ? text : undefined }, clip(text, most));
 }
 
-const query = (position) => token(trace.queries[position]);
-const key = (position) => token(trace.keys[position]);
+const queryToken = (position) => token(shownTrace().queries[position]);
+const keyToken = (position) => token(shownTrace().keys[position]);
 
 const MINUS = "−";
 
@@ -47,6 +47,12 @@ function precise(value) {
   if (!Number.isFinite(value) || value === 0) return number(value);
   return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
 }
+
+// A share in whole percent; what is nearly all must not be shown as 100 %.
+const percent = (share) => {
+  const nearlyAll = share > 0.995 && share < 1;
+  return `${nearlyAll ? Math.floor(1000 * share) / 10 : Math.round(100 * share)} %`;
+};
 
 const count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
 
@@ -122,4 +128,4 @@ const scrolls = new ResizeObserver((entries) => {
   }
 });
 
-const gap = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });
+const gapRow = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });
