@@ -10,6 +10,8 @@ from ..storyteller import MeasuredHead, Storyteller
 from .report import Report
 from .run import report
 
+GUESSES = 6  # next words that are kept of each position
+
 
 def report_teller(
     teller: Storyteller, text: str, *, name: str = "storyteller", progress: bool | None = None
@@ -38,7 +40,13 @@ def report_teller(
         )
         for layer in found.layers
     )
-    return replace(found, layers=layers)
+    return replace(
+        found,
+        layers=layers,
+        text=text,
+        unknown=tuple(i for i, unknown in enumerate(encoded.unknown) if unknown),
+        guesses=teller.read(text, GUESSES).guesses,
+    )
 
 
 def _labelled(head: Head, measured: Sequence[MeasuredHead]) -> Head:

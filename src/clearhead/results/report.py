@@ -85,11 +85,19 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What a model does with a text: `layers`, each with its `heads`. `report` makes it."""
+    """What a model does with a text: `layers`, each with its `heads`. `report` makes it.
+
+    `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
+    that the model does not know. `guesses` holds for each position the most probable next tokens
+    with their probabilities; None if they were not asked for.
+    """
 
     name: str
     tokens: tuple[str, ...]
     layers: tuple[Layer, ...]
+    text: str = ""
+    unknown: tuple[int, ...] = ()
+    guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:

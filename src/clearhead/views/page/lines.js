@@ -41,7 +41,7 @@ function linesPanel(scene, members, x, width, height, isNamed) {
   const line = (i, j, weight, colour, q, k) => {
     const [y1, y2] = [middle(queries, i), middle(keys, j)], faint = isFaint(q, k), bend = (left + right) / 2;
     scene.path(`M ${left} ${y1} C ${bend} ${y1} ${bend} ${y2} ${right} ${y2}`, { stroke: colour,
-      line: (0.75 + Math.min(row - 3, 9) * Math.min(1, weight)), opacity: faint ? 0.12 : 0.35 + 0.6 * Math.min(1, weight) },
+      line: (0.75 + Math.min(row - 3, 9) * Math.min(1, weight)), opacity: faint ? 0.1 : 0.35 + 0.6 * Math.min(1, weight) },
     { weight, query: q, key: k });
   };
   const drawn = [];

@@ -51,6 +51,9 @@ function drawMap(width, height) {
   if (step.isShare) drawWeightBar(scene, 0, height - 26);
   else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
   if (hasBlocked) drawHatchKey(scene, 180, height - 26);
+  // Beside a map that leaves room: the row and the column of the query.
+  const right = scene.map.x + scene.map.cell * scene.map.columns + 32;
+  if (all.length === 1 && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
   return scene;
 }
 

@@ -14,7 +14,7 @@ const chosen = {
   stage: 0,              // which step the numbers and the walk are at
   others: [],            // heads shown beside the chosen one, [[layer, head]]
   difference: false,     // of two sides, the difference instead of both
-  threshold: 0.01,       // a smaller weight gets no line
+  threshold: 0.05,       // a smaller weight gets no line
   edits: NO_EDITS,
 };
 

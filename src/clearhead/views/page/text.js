@@ -96,8 +96,7 @@ function drawSentence() {
   const words = [];
   if (query === null) {
     const row = trace.received(head), most = largestAt(row);
-    words.push("All queries: ", token(trace.keys[most], 40), ` receives most, ${percent(row[most])} on average.`,
-      make("small", {}, " Point at a word to see where it looks; click to keep it."));
+    words.push("All queries: ", token(trace.keys[most], 40), ` receives most, ${percent(row[most])} on average.`);
   } else {
     const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
     if (!row.some((weight) => weight > 0)) {
@@ -118,7 +117,8 @@ const percentOf = (weight) =>
 
 // ---- the view of the text ------------------------------------------------------------------
 
-const WORD = { size: 18, serif: true }, LINE_OF_TEXT = 46;
+const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at most four lines
+
 
 // The words in lines; with a query, arcs to where it looks. `side` says of which head.
 function textScene(scene, side, x, y, width, { difference, limit } = {}) {
@@ -126,12 +126,16 @@ function textScene(scene, side, x, y, width, { difference, limit } = {}) {
   const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
   const blocked = query === null ? [] : trace.blocked(head, query);
   const first = Math.max(0, Math.min(trace.keys.length - 400, (query ?? 0) - 200));
+  const shown = trace.keys.slice(first, first + 400);
+  const font = { serif: true, size: WORD_SIZES.find((size) =>
+    shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, size }) + 14, 0) < 3 * width) ?? 16 };
+  const high = Math.round(font.size * 1.55), line = high + 18;
   const boxes = new Map();
   let [left, top] = [x, y];
-  trace.keys.slice(first, first + 400).forEach((word, i) => {
-    const position = first + i, text = fitted(word, 220, WORD), wide = widthOf(text, WORD) + 10;
-    if (left + wide > x + width && left > x) [left, top] = [x, top + LINE_OF_TEXT];
-    boxes.set(position, { x: left, y: top, width: wide, height: 28, text });
+  shown.forEach((word, i) => {
+    const text = fitted(word, 220, font), wide = widthOf(text, font) + 10;
+    if (left + wide > x + width && left > x) [left, top] = [x, top + line];
+    boxes.set(first + i, { x: left, y: top, width: wide, height: high, text });
     left += wide + 4;
   });
   const arcs = [];
@@ -144,7 +148,7 @@ function textScene(scene, side, x, y, width, { difference, limit } = {}) {
     if (position === key) {
       scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
     }
-    scene.text(box.text, box.x + 5, box.y + 14, { ...WORD, bold: isQuery,
+    scene.text(box.text, box.x + 5, box.y + high / 2, { ...font, bold: isQuery,
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + 4, box.height, { query: trace.nearest(position), key: null });
     const from = boxes.get(query);
@@ -158,11 +162,11 @@ function textScene(scene, side, x, y, width, { difference, limit } = {}) {
     scene.path(`M ${x1} ${from.y} C ${x1} ${from.y - lift} ${x2} ${to.y - lift} ${x2} ${to.y}`,
       { stroke: "accent", line: 1 + 5 * weight, opacity: 0.25 + 0.7 * weight }, { weight });
   }
-  return top + LINE_OF_TEXT;
+  return top + line;
 }
 
 // Lists below the text: where the query looks, who looks at it, what comes next.
-function wordLists(scene, side, x, y, width) {
+function wordLists(scene, side, x, y, width, isColumn = false) {
   const { trace, head, from } = side, { query } = state();
   if (query === null) return y;
   const row = trace.row(trace.used, head, query) ?? [];
@@ -176,9 +180,10 @@ function wordLists(scene, side, x, y, width) {
     lists.push([`What the model expects after ${clip(trace.queries[query], 14)}`,
       from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])]);
   }
-  const wide = Math.min(280, (width - 24 * (lists.length - 1)) / lists.length);
+  const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);
+  let above = y;
   lists.forEach(([title, lines], i) => {
-    const left = x + i * (wide + 24);
+    const left = isColumn ? x : x + i * (wide + 24), y = above;
     scene.text(fitted(title, wide, { size: 13, bold: true }), left, y + 8, { size: 13, bold: true });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
     lines.forEach(([word, weight, changes], j) => {
@@ -189,6 +194,7 @@ function wordLists(scene, side, x, y, width) {
       scene.text(percent(weight), left + wide, at, { align: "right" });
       if (changes) scene.target(left, at - 11, wide, 23, changes);
     });
+    if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
   });
   return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
 }

@@ -4,7 +4,7 @@
 const WALKED = ["query", "key", "scores", "scaled", "capped", "biased", "masked", "weights", "dropped",
   "value", "output"];
 const SECONDS = 2; // of a stage at speed 1
-const HEADING = 54, STRIP_ROW = 34, WALK_ROW = 25;
+const HEADING = 54, STRIP_ROW = 34, LEAST_WALK_ROW = 17, MOST_WALK_ROW = 27;
 
 const walk = { at: 0, speed: 1, isPlaying: false, frame: 0, last: 0 };
 const stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
@@ -41,13 +41,15 @@ function drawWalk(width, height) {
   scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
 
   const used = trace.row(trace.used, head, query);
-  const most = Math.max(3, Math.floor((height - HEADING - 2 * STRIP_ROW - 30) / WALK_ROW));
+  const room = height - HEADING - 2 * STRIP_ROW - 12;
+  const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
   const keys = (trace.size.k <= most ? trace.keys.map((_, i) => i)
     : largest(used, most, key).filter((i) => i !== null)).slice(0, most)
     .filter((k) => trace.step("key").along("d", trace.at(head, query, k)));
+  const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
   const label = Math.min(120, width * 0.18), strip = (width - label) * (width < 520 ? 0.34 : 0.42);
   const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
-  const rowY = (i) => HEADING + STRIP_ROW + i * WALK_ROW, cellHeight = WALK_ROW - 8;
+  const rowY = (i) => HEADING + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
   const endY = rowY(keys.length) + 10;
 
   const q = trace.step("query").along("d", trace.at(head, query, key));
@@ -60,16 +62,16 @@ function drawWalk(width, height) {
   scene.text(fitted(trace.queries[query], label - 12, { size: 15, serif: true, bold: true }), label - 10,
     HEADING + 12, { size: 15, serif: true, bold: true, align: "right" });
   const shownOfQuery = isNow("query") ? progress : 1;
-  vectorCells(scene, q, label, HEADING + 3, strip, cellHeight, most1([q]), { until: shownOfQuery,
+  vectorCells(scene, q, label, HEADING + 3, strip, 18, most1([q]), { until: shownOfQuery,
     opacity: is("value") ? 0.25 : 1 });
   if (isNow("query")) scene.text(`its ${q.length} features`, label + strip + 18, HEADING + 12, { fill: "soft" });
 
   keys.forEach((k, i) => {
     const y = rowY(i), isChosen = k === key;
-    if (isChosen) scene.rect(0, y - 2, width, WALK_ROW - 2, { fill: "tint", radius: 3 });
-    scene.text(fitted(trace.keys[k], label - 12, { size: 14, serif: true, bold: isChosen }), label - 10,
-      y + cellHeight / 2, { size: 14, serif: true, bold: isChosen, align: "right" });
-    scene.target(0, y - 3, width, WALK_ROW, { query, key: k });
+    if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
+    scene.text(fitted(trace.keys[k], label - 12, { size, serif: true, bold: isChosen }), label - 10,
+      y + cellHeight / 2, { size, serif: true, bold: isChosen, align: "right" });
+    scene.target(0, y - 3, width, high, { query, key: k });
     if (is("key") && !is("value")) {
       const lit = isNow("scores") ? progress : is("scores") ? 1 : 0;
       const fade = is("scaled") ? (isNow("scaled") ? 1 - 0.7 * progress : 0.3) : 1;
@@ -91,7 +93,7 @@ function drawWalk(width, height) {
   if (is("output")) {
     const output = trace.step("output").along("v", trace.at(head, query, key));
     scene.text("output", label - 10, endY + 10, { size: 14, serif: true, bold: true, align: "right" });
-    vectorCells(scene, output, label, endY, strip, cellHeight + 3, most1([...values.filter(Boolean), output]),
+    vectorCells(scene, output, label, endY, strip, 20, most1([...values.filter(Boolean), output]),
       { opacity: isNow("output") ? progress : 1 });
   }
   if (keys.length < trace.size.k) {
@@ -168,12 +170,12 @@ function walkBars(scene, { trace, head, query, keys, stages, stage, progress, pr
     let x = bars.x;
     for (const k of keys) {
       const wide = bars.width * Math.max(0, after[k]) * p;
-      if (wide > 0.3) scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))), stroke: "paper" });
+      if (wide > 0.3) scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))) });
       x += wide;
     }
     scene.rect(bars.x, endY, bars.width, 14, { stroke: "ink" });
     const total = keys.reduce((sum, k) => sum + Math.max(0, after[k]), 0) * p;
-    scene.text(`sum ${number(total)}`, bars.x + bars.width + 66, endY + 7, { align: "right", size: 12 });
+    scene.text(`Σ ${number(total)}`, bars.x + bars.width + 62, endY + 7, { align: "right", size: 13 });
   } else {
     scene.path(`M ${middle} ${rowY(0) - 4} V ${endY - 4}`, { stroke: "soft" });
     scene.text(number(-limit, 2), bars.x, endY + 4, { size: 12, fill: "soft" });
