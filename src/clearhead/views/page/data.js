@@ -131,6 +131,9 @@ class Trace {
     this.queries = labels(data.queries, data.size.q);
     this.keys = labels(data.keys, data.size.k);
     this.kept ??= numbers(data.size.q).map(Number);
+    // Are queries and keys the same words? Then a word can be both.
+    this.isOneText = !this.cross_attention && (this.queries === this.keys ||
+      (data.size.q === data.size.k && this.queries.every((word, i) => word === this.keys[i])));
     this.pairs = steps.filter((step) => step.isPair);
     this.maps = steps.filter((step) => step.hasMap);
     this.weights = this.step("weights");

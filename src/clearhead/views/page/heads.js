@@ -124,7 +124,7 @@ function choosePlace(layer, head) {
   showPane("picture-pane");
 }
 
-const LABEL_HEIGHT = 34, LEAST_LABELLED = 62, LARGEST_TILE = 150;
+const LABEL_HEIGHT = 38, LEAST_LABELLED = 62, LARGEST_TILE = 150;
 
 // The largest tiles that fit: each layer in one or more rows.
 function layOutGrid() {

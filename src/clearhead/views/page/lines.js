@@ -61,6 +61,10 @@ function linesPanel(scene, members, x, width, height, isNamed) {
       });
     }
   }));
+  if (!drawn.length) {
+    scene.text(`no weight of ${percent(chosen.threshold)} or more`, (left + right) / 2, height / 2,
+      { fill: "soft", align: "center" });
+  }
   // What is isolated lies on top.
   for (const it of drawn.sort((a, b) => isFaint(b[4], b[5]) - isFaint(a[4], a[5]) || a[2] - b[2])) line(...it);
   const blocked = query === null ? [] : trace.blocked(members[0].head, query);

@@ -60,7 +60,7 @@ function drawMap(width, height) {
 function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
   const { trace } = side, { query, key } = state();
   const size = 13, above = (title ? 20 : 0);
-  const longest = (labels) => Math.min(110, 8 + Math.max(...labels.slice(0, 200).map((it) =>
+  const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) =>
     widthOf(it.slice(0, 20), { size }))));
   const left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
   const cell = Math.min(LARGEST_CELL, (width - left) / columns, (height - head - above) / rows);
@@ -75,14 +75,14 @@ function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x
     const isHere = query !== null && row === at.row;
     if (row % every && !isHere) continue;
     if (!isHere && query !== null && Math.abs(row - at.row) * wide < 13) continue;
-    scene.text(fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size }), x0 - 6, y0 + (row + 0.5) * wide,
+    scene.text(fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size, bold: isHere }), x0 - 6, y0 + (row + 0.5) * wide,
       { size, align: "right", bold: isHere });
   }
   for (let column = 0; column < columns; column++) {
     const isHere = key !== null && column === at.column;
     if (column % every && !isHere) continue;
     if (!isHere && key !== null && Math.abs(column - at.column) * wide < 13) continue;
-    scene.text(fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size }),
+    scene.text(fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size, bold: isHere }),
       x0 + (column + 0.5) * wide, y0 - 6, { size, turn: -90, bold: isHere });
   }
   if (wide >= DIGITS_FROM) {

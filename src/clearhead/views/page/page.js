@@ -29,15 +29,15 @@ function fillAll() {
 }
 
 function drawPicture() {
-  const { view } = chosen, isPicture = view !== "numbers";
-  byId("frame").hidden = !isPicture;
-  byId("panel").hidden = isPicture;
-  if (!isPicture) drawNumbers();
+  const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
+  if (!width || !height) return;
+  picture = PICTURES[view]?.(width, height - 4) ?? null;
+  byId("frame").hidden = !picture;
+  byId("panel").hidden = Boolean(picture);
+  if (view === "numbers") drawNumbers();
+  else if (!picture) byId("panel").replaceChildren(...elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
   else {
-    const { clientWidth: width, clientHeight: height } = byId("frame");
-    if (!width || !height) return;
     const canvas = byId("picture");
-    picture = PICTURES[view](width, height - (view === "text" ? 4 : 0));
     canvas.style.width = `${picture.width}px`;
     canvas.style.height = `${picture.height}px`;
     paint(canvas, picture);
@@ -167,7 +167,7 @@ function buildPicture() {
     event.preventDefault();
     turnStage(by);
   });
-  new ResizeObserver(() => drawPicture()).observe(byId("frame"));
+  new ResizeObserver(() => drawPicture()).observe(byId("view"));
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     if (byId("save").open) byId("save").open = false;
@@ -195,6 +195,19 @@ function buildViews() {
     byId(`view-${chosen.view}`).focus();
   });
   byId("beside").addEventListener("click", () => { isAdding = !isAdding; byId("options").wanted = null; draw(); });
+}
+
+function buildSwipe() {
+  byId("swipe").addEventListener("click", (event) => {
+    const { pane } = event.target.dataset;
+    if (pane) showPane(pane);
+  });
+  const mark = () => {
+    const shown = byId("panes").scrollLeft > byId("panes").clientWidth / 2 ? "picture-pane" : "heads-pane";
+    for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
+  };
+  byId("panes").addEventListener("scroll", mark);
+  mark();
 }
 
 function chooseView(view) {
@@ -270,7 +283,8 @@ function mostTelling() {
   if (begin?.query !== undefined && begin.query !== null) {
     return { layer, head, query: trace.nearest(begin.query) };
   }
-  const held = trace.kept.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
+  const complete = trace.step("scores")?.kept?.q ?? trace.kept; // of which the page holds every step
+  const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
   const strength = (q) => {
     const row = trace.row(trace.used, head, q), key = largestAt(row);
     const tells = best?.label.startsWith("antecedent") ? isPronoun(trace.queries[q]) : key !== 0 && key !== q;
@@ -281,6 +295,7 @@ function mostTelling() {
   return { layer, head, query: query ?? null };
 }
 
+const MANY_KEYS = 64; // among which a weight of a few percent is much
 const opened = new Snapshot(pageData);
 
 function start() {
@@ -289,6 +304,7 @@ function start() {
   buildStrip();
   buildHeads();
   buildViews();
+  buildSwipe();
   buildPicture();
   buildControls();
   buildSave();
@@ -301,6 +317,7 @@ function start() {
   settle();
   byId("view").setAttribute("aria-labelledby", `view-${chosen.view}`);
   walk.at = stagesOf(shownTrace()).length;
+  if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
   fillAll();
   if (source && (text ?? changedEdits(edits).length)) {
     compute(text ?? current.text, edits).then(() => go(readAddress(asked.hash ?? location.hash)));

@@ -43,8 +43,7 @@ function fillStrip() {
 function drawStrip() {
   const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
   if (strip.filled !== trace.queries || (query !== null && !byId(`word-${query}`))) fillStrip();
-  const isOneText = trace.size.q === trace.size.k && !trace.cross_attention;
-  const row = !isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
+  const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
   const blocked = query === null ? [] : trace.blocked(head, query);
   for (const word of strip.children) {
     const position = Number(word.dataset.position), weight = row[position];
@@ -61,12 +60,13 @@ function drawStrip() {
   }
 }
 
+const STRIP_LINE = 32; // pixels, as in the style sheet
+
 function keepInSight(word, strip) {
   if (!word) return;
-  const top = word.offsetTop - strip.offsetTop;
-  if (top < strip.scrollTop) strip.scrollTop = top;
-  if (top + word.offsetHeight > strip.scrollTop + strip.clientHeight) {
-    strip.scrollTop = top + word.offsetHeight - strip.clientHeight;
+  const top = word.offsetTop, visible = strip.clientHeight - STRIP_LINE;
+  if (top < strip.scrollTop || top > strip.scrollTop + visible) {
+    strip.scrollTop = Math.max(0, Math.floor(top / STRIP_LINE) - 1) * STRIP_LINE;
   }
 }
 
@@ -121,7 +121,7 @@ const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at mos
 
 
 // The words in lines; with a query, arcs to where it looks. `side` says of which head.
-function textScene(scene, side, x, y, width, { difference, limit } = {}) {
+function textScene(scene, side, x, y, width, most, { difference, limit } = {}) {
   const { trace, head } = side, { query, key } = state();
   const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
   const blocked = query === null ? [] : trace.blocked(head, query);
@@ -130,37 +130,49 @@ function textScene(scene, side, x, y, width, { difference, limit } = {}) {
   const font = { serif: true, size: WORD_SIZES.find((size) =>
     shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, size }) + 14, 0) < 3 * width) ?? 16 };
   const high = Math.round(font.size * 1.55), line = high + 18;
-  const boxes = new Map();
-  let [left, top] = [x, y];
+  const lines = [[]];
+  let left = x;
   shown.forEach((word, i) => {
     const text = fitted(word, 220, font), wide = widthOf(text, font) + 10;
-    if (left + wide > x + width && left > x) [left, top] = [x, top + line];
-    boxes.set(first + i, { x: left, y: top, width: wide, height: high, text });
+    if (left + wide > x + width && left > x) {
+      lines.push([]);
+      left = x;
+    }
+    lines.at(-1).push({ position: first + i, x: left, width: wide, height: high, text });
     left += wide + 4;
   });
-  const arcs = [];
+  // As many lines as there is room for, around the query.
+  const fits = Math.max(1, Math.floor(most / line)), here = trace.isOneText ? query ?? 0 : key ?? 0;
+  const at = Math.max(0, lines.findIndex((words) => words.some((it) => it.position === here)));
+  const firstLine = Math.max(0, Math.min(lines.length - fits, at - Math.floor(fits / 2)));
+  const boxes = new Map();
+  let top = y - line;
+  for (const words of lines.slice(firstLine, firstLine + fits)) {
+    top += line;
+    for (const word of words) boxes.set(word.position, { ...word, y: top });
+  }
+  const from = difference || !trace.isOneText ? undefined : boxes.get(query);
+  for (const [position, to] of boxes) {
+    const weight = row[position];
+    if (!from || position === query || !(weight >= Math.max(LEAST, chosen.threshold))) continue;
+    const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
+    const lift = Math.min(40, 12 + Math.abs(x1 - x2) / 14) + (from.y === to.y ? 0 : 6);
+    scene.path(`M ${x1} ${from.y} C ${x1} ${from.y - lift} ${x2} ${to.y - lift} ${x2} ${to.y}`,
+      { stroke: "accent", line: 1 + 5 * weight, opacity: 0.25 + 0.7 * weight }, { weight });
+  }
   for (const [position, box] of boxes) {
-    const weight = row[position], isQuery = position === query && trace.queries === trace.keys;
+    const weight = row[position], isQuery = position === query && trace.isOneText;
     const colour = difference ? (Math.abs(weight) >= LEAST ? signedColour(weight, limit) : null)
       : weight >= LEAST ? shareColour(weight) : null;
     if (colour) scene.rect(box.x, box.y, box.width, box.height, { fill: css(colour), radius: 4 });
-    if (position === query) scene.rect(box.x, box.y, box.width, box.height, { stroke: "mark", line: 2.5, radius: 4 });
+    if (isQuery) scene.rect(box.x, box.y, box.width, box.height, { stroke: "mark", line: 2.5, radius: 4 });
     if (position === key) {
       scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
     }
     scene.text(box.text, box.x + 5, box.y + high / 2, { ...font, bold: isQuery,
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
-    scene.target(box.x, box.y, box.width + 4, box.height, { query: trace.nearest(position), key: null });
-    const from = boxes.get(query);
-    if (!difference && from && position !== query && weight >= Math.max(LEAST, chosen.threshold)) {
-      arcs.push([from, box, weight]);
-    }
-  }
-  for (const [from, to, weight] of arcs) {
-    const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
-    const lift = Math.min(40, 12 + Math.abs(x1 - x2) / 14) + (from.y === to.y ? 0 : 6);
-    scene.path(`M ${x1} ${from.y} C ${x1} ${from.y - lift} ${x2} ${to.y - lift} ${x2} ${to.y}`,
-      { stroke: "accent", line: 1 + 5 * weight, opacity: 0.25 + 0.7 * weight }, { weight });
+    scene.target(box.x, box.y, box.width + 4, box.height,
+      trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position });
   }
   return top + line;
 }
@@ -171,7 +183,7 @@ function wordLists(scene, side, x, y, width, isColumn = false) {
   if (query === null) return y;
   const row = trace.row(trace.used, head, query) ?? [];
   const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row).map((i) => [trace.keys[i], row[i], { key: i }])]];
-  if (trace.size.q === trace.size.k && trace.size.k <= MANY_WORDS && !trace.cross_attention) {
+  if (trace.isOneText && trace.size.k <= MANY_WORDS) {
     const column = trace.column(head, query);
     lists.push([`Who looks at ${clip(trace.keys[query], 14)}`,
       heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])]);
@@ -212,7 +224,7 @@ function drawText(width, height) {
     const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
     const limit = Math.max(LEAST, ...difference.map(Math.abs));
     scene.text(`${shown[1].name} minus ${shown[0].name}`, 0, 12, { bold: true });
-    bottom = textScene(scene, shown[0], 0, 44, width, { difference, limit });
+    bottom = textScene(scene, shown[0], 0, 44, width, height - 90, { difference, limit });
     drawSignedBar(scene, 0, bottom + 4, limit);
     bottom += 40;
   } else {
@@ -221,7 +233,8 @@ function drawText(width, height) {
       const left = columns === 2 ? i * (wide + 28) : 0;
       const above = columns === 2 ? 0 : bottom;
       if (shown.length > 1) scene.text(side.name, left, above + 10, { bold: true, fill: sideColour(i) });
-      const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide);
+      const lists = query === null ? 0 : 178, rows = columns === 2 ? 1 : shown.length;
+      const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);
       const after = query === null ? at : wordLists(scene, side, left, at + 6, wide);
       bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
     });

@@ -19,17 +19,14 @@ function walkPlace(stages) {
   return { stage, progress: stillOnly.matches ? 1 : share * share * (3 - 2 * share) };
 }
 
+// Null if the page does not hold the steps of this head and query.
 function drawWalk(width, height) {
   const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
   const query = queryOr(), key = keyOr(), stages = stagesOf(trace);
   if (!stages.includes("query") || !stages.includes("key") || !trace.row(trace.weights, head, query)
       || !trace.step("scores") || !trace.row(trace.step("scores"), head, query)
       || !trace.step("key").along("d", trace.at(head, query, key))) {
-    const [kept] = [trace.step("scores")?.kept?.h?.[0]];
-    const words = kept === undefined ? "This page holds no queries and keys of this layer: see the map and the lines."
-      : `Of this layer the page holds every step of head ${kept} only, for some queries: see its numbers.`;
-    scene.text(words, 0, 30, { size: 14, fill: "soft" });
-    return scene;
+    return null;
   }
   const { stage, progress } = walkPlace(stages);
   const name = stages[stage], step = trace.step(name);
@@ -168,9 +165,10 @@ function walkBars(scene, { trace, head, query, keys, stages, stage, progress, pr
   if (isShare) {
     // The shares in a row: they fill one bar.
     let x = bars.x;
+    const full = Math.max(1, keys.reduce((sum, k) => sum + Math.max(0, after[k]), 0)); // after dropout more than 1
     for (const k of keys) {
-      const wide = bars.width * Math.max(0, after[k]) * p;
-      if (wide > 0.3) scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))) });
+      const wide = bars.width * Math.max(0, after[k]) * p / full;
+      scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))) });
       x += wide;
     }
     scene.rect(bars.x, endY, bars.width, 14, { stroke: "ink" });
