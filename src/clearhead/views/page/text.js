@@ -11,7 +11,7 @@ function buildStrip() {
   };
   strip.addEventListener("click", (event) => {
     const query = wordOf(event);
-    if (query !== null) go({ query: query === chosen.query ? null : query, key: null });
+    if (query !== null) go({ query, key: null });
   });
   strip.addEventListener("pointerover", (event) => {
     const query = wordOf(event);
@@ -189,7 +189,7 @@ function wordLists(scene, side, x, y, width, isColumn = false) {
       heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])]);
   }
   if (from.guesses?.[query]) {
-    lists.push([`What the model expects after ${clip(trace.queries[query], 14)}`,
+    lists.push([`The model expects after ${clip(trace.queries[query], 12)}`,
       from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])]);
   }
   const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);

@@ -22,10 +22,11 @@ function walkPlace(stages) {
 // Null if the page does not hold the steps of this head and query.
 function drawWalk(width, height) {
   const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
-  const query = queryOr(), key = keyOr(), stages = stagesOf(trace);
+  const query = queryOr(), stages = stagesOf(trace), held = (k) => trace.step("key")?.along("d", trace.at(head, query, k));
+  const key = held(keyOr()) ? keyOr() : trace.step("key")?.kept?.k?.[0] ?? 0;
   if (!stages.includes("query") || !stages.includes("key") || !trace.row(trace.weights, head, query)
       || !trace.step("scores") || !trace.row(trace.step("scores"), head, query)
-      || !trace.step("key").along("d", trace.at(head, query, key))) {
+      || !held(key) || !trace.step("query").along("d", trace.at(head, query, key))) {
     return null;
   }
   const { stage, progress } = walkPlace(stages);
@@ -42,7 +43,7 @@ function drawWalk(width, height) {
   const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
   const keys = (trace.size.k <= most ? trace.keys.map((_, i) => i)
     : largest(used, most, key).filter((i) => i !== null)).slice(0, most)
-    .filter((k) => trace.step("key").along("d", trace.at(head, query, k)));
+    .filter(held);
   const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
   const label = Math.min(120, width * 0.18), strip = (width - label) * (width < 520 ? 0.34 : 0.42);
   const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
