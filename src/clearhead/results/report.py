@@ -32,7 +32,9 @@ class Head:
     only whose token occurred before (at most 1024 of them, evenly spaced): the weight on its
     earlier positions, and on the positions right after those. `effective` is the mean of
     exp(entropy), how many keys it looks at. `measured` says that label and number were measured on
-    held-out words, not on this text.
+    held-out words, not on this text. `evidence` says how many queries the label speaks for, and
+    `withheld` why a label that the number alone would give was not given; "" if there is nothing to
+    say.
     """
 
     layer: int
@@ -44,6 +46,8 @@ class Head:
     shares: dict[str, float]
     links: tuple[Link, ...] = field(repr=False)
     measured: bool = False
+    evidence: str = ""
+    withheld: str = ""
 
     @property
     def share_text(self) -> str:

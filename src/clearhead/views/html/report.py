@@ -82,7 +82,8 @@ def _data(report: Findings) -> dict[str, object]:
         "tokens": [visible_in_browser(token) for token in report.tokens],
         "text": report.text or " ".join(report.tokens),
         "unknown": list(report.unknown),
-        "guesses": report.guesses and [
+        "guesses": report.guesses
+        and [
             [[visible_in_browser(word), round(p, 4)] for word, p in guesses]
             for guesses in report.guesses
         ],
@@ -101,6 +102,7 @@ def _head(head: Head, layer: Layer) -> dict[str, object]:
         "head": head.head,
         "label": head.label,
         "measured": head.measured,
+        **{name: text for name in ("evidence", "withheld") if (text := getattr(head, name))},
         "number": round(head.number, 7),
         "entropy": round(head.entropy, 7),
         "effective": round(head.effective, 7),
