@@ -263,7 +263,7 @@ def visit(browser, tmp_path):
     def is_asked_for(url):  # what the page saves is a blob of its own
         return url.split("#")[0] == file or url.startswith("blob:")
 
-    def open_page(shown, *, title="clearhead", note="", query=None, hash="", **options):
+    def open_page(shown, *, title="clearhead", note="", query=None, hash="", prepare=None, **options):
         if isinstance(shown, Trace):
             write_page(shown, tmp_path / "page.html", title=title, note=note, query=query)
         else:
@@ -274,6 +274,8 @@ def visit(browser, tmp_path):
             **options,
         }
         contexts.append(browser.new_context(**options))
+        if prepare is not None:
+            prepare(contexts[-1])
         tab = contexts[-1].new_page()
         tab.on("request", lambda it: is_asked_for(it.url) or happened.append(f"request {it.url}"))
         tab.on("console", lambda it: happened.append(f"console {it.text}"))
