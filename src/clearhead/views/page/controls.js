@@ -36,13 +36,13 @@ function buildControls() {
     off,
     field("temperature", "Temperature", make("input", { type: "range", min: -2, max: 3, step: 0.1, value: 0 }),
       (it) => Number((2 ** Number(it.value)).toPrecision(3))),
-    field("scale", "Scale", make("input", { type: "number", step: "any", placeholder: "1/√d", size: 6 }), optional),
+    field("scale", "Scale", make("input", { type: "number", step: "any", placeholder: "1/√d", class: "short" }), optional),
     field("mask", "Mask", make("input", { type: "text", list: "masks", placeholder: "as the model does", maxlength: 200 }),
       (it) => it.value.trim() || null),
     make("datalist", { id: "masks" }, MASKS.map(([value, words]) => make("option", { value }, words))),
-    field("softcap", "Soft cap", make("input", { type: "number", min: 0.1, step: "any", placeholder: "none", size: 6 }), optional),
+    field("softcap", "Soft cap", make("input", { type: "number", min: 0.1, step: "any", placeholder: "none", class: "short" }), optional),
     field("dropout", "Dropout", make("input", { type: "range", min: 0, max: 0.9, step: 0.1, value: 0 }), (it) => Number(it.value)),
-    field("seed", "Seed", make("input", { type: "number", min: 0, step: 1, value: 0, size: 4 }), (it) => Math.max(0, Math.floor(Number(it.value) || 0))),
+    field("seed", "Seed", make("input", { type: "number", min: 0, step: 1, value: 0, class: "short" }), (it) => Math.max(0, Math.floor(Number(it.value) || 0))),
     reset,
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
@@ -51,7 +51,7 @@ function buildControls() {
 }
 
 const whyNot = () => (source
-  ? "Before and after stand side by side."
+  ? ""
   : "This file holds numbers, not the model that made them, so nothing can be computed anew here. " +
     "clearhead serve opens a model to which all of this can be done.");
 

@@ -23,7 +23,7 @@ const MEANS = {
 const SHORT = {
   "duplicate token": "repeat", "previous token": "previous", "next token": "next",
   "same token": "itself", "first token (sink)": "first", "nothing (sink logit)": "sink",
-  "previous word": "previous word",
+  "previous word": "prev. word",
 };
 const SHARES = {
   induction: "after an earlier copy", duplicate: "earlier copy",
@@ -131,8 +131,9 @@ function layOutGrid() {
   const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
   if (!width || !tiles.length) return;
   const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
-  const sizes = Array.from({ length: across }, (_, i) => {
-    const columns = across - i;
+  // Of rows of nearly equal length: all in one, in two, and so on.
+  const lengths = [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))];
+  const sizes = lengths.map((columns) => {
     const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns)
       : Math.ceil(tiles.length / columns);
     const wide = Math.floor(width / columns) - 6, high = Math.floor(height / rows) - 6;
@@ -203,8 +204,9 @@ function drawHeadLine() {
   const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
     `Head ${shownTrace().numbered("h", head)}`;
   byId("head-title").replaceChildren(place, ...(it && !isByEntropy(it) ? [": ", make("em", {}, it.label)] : []));
-  byId("head-lead").textContent = it ? leadOf(it) : stepsInWords();
-  byId("head-lead").title = it ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+  const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
+  byId("head-lead").textContent = isOff ? "It is switched off: its output is 0, whatever it looks at." : it ? leadOf(it) : stepsInWords();
+  byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
 }
 
 function leadOf(it) {

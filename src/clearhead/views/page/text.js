@@ -103,7 +103,7 @@ function drawSentence() {
       words.push(token(trace.queries[query], 40), " may look at nothing.");
     } else {
       const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
-      const shown = claim && row[to] > 0.5 && holds(query, to, trace.queries);
+      const shown = claim && !edited && row[to] > 0.5 && holds(query, to, trace.queries);
       words.push(make("strong", {}, token(trace.queries[query], 40)), " looks at ",
         make("strong", {}, token(trace.keys[to], 40)), ` (${percentOf(row[to])})`,
         shown ? `: ${claim}.` : ".");
@@ -192,6 +192,7 @@ function wordLists(scene, side, x, y, width, isColumn = false) {
     lists.push([`The model expects after ${clip(trace.queries[query], 12)}`,
       from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])]);
   }
+  if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
   const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);
   let above = y;
   lists.forEach(([title, lines], i) => {
@@ -199,10 +200,10 @@ function wordLists(scene, side, x, y, width, isColumn = false) {
     scene.text(fitted(title, wide, { size: 13, bold: true }), left, y + 8, { size: 13, bold: true });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
     lines.forEach(([word, weight, changes], j) => {
-      const at = y + 32 + j * 23, room = wide * 0.42;
+      const at = y + 32 + j * 23, room = wide * 0.42, bar = wide * 0.55 - 50;
       scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
-      scene.rect(left + wide * 0.45, at - 5, wide * 0.38, 10, { fill: "rule", radius: 2 });
-      scene.rect(left + wide * 0.45, at - 5, wide * 0.38 * weight, 10, { fill: "accent", radius: 2 });
+      scene.rect(left + wide * 0.45, at - 5, bar, 10, { fill: "rule", radius: 2 });
+      scene.rect(left + wide * 0.45, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
       scene.text(percent(weight), left + wide, at, { align: "right" });
       if (changes) scene.target(left, at - 11, wide, 23, changes);
     });
@@ -233,7 +234,7 @@ function drawText(width, height) {
       const left = columns === 2 ? i * (wide + 28) : 0;
       const above = columns === 2 ? 0 : bottom;
       if (shown.length > 1) scene.text(side.name, left, above + 10, { bold: true, fill: sideColour(i) });
-      const lists = query === null ? 0 : 178, rows = columns === 2 ? 1 : shown.length;
+      const lists = query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
       const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);
       const after = query === null ? at : wordLists(scene, side, left, at + 6, wide);
       bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
