@@ -16,15 +16,18 @@ import shutil
 import subprocess
 import tarfile
 import urllib.parse
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
+import clearhead
 from clearhead.errors import BadType, BadValue
 from clearhead.results.trace import Step, Trace
 from clearhead.views.escape import visible_in_browser as visible
 from clearhead.views.html import page, report_page, write_page, write_report
+from clearhead.views.html.document import SCRIPTS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -33,6 +36,7 @@ FLAGS = (
 ).split()
 
 AXE = "axe-core@4.14.1"
+PAGE = Path(clearhead.__file__).parent / "views" / "page"
 
 QUERIES = ("she", "sat", "down", "right", "there")
 KEYS = ("The", "old", "cat", "she", "sat", "down", "there")
@@ -915,24 +919,39 @@ def test_without_a_script_there_is_a_table(visit):
 # ---- for everybody -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def axe(tmp_path_factory):
-    """Check a tab with axe-core: no violation, of any rule."""
+def unpacked(package, folder):
+    """An npm package, fetched into a folder."""
     if os.environ.get("CLEARHEAD_NO_BROWSER") == "1":
-        pytest.skip("CLEARHEAD_NO_BROWSER=1: the page was not opened in a browser")
-    folder = tmp_path_factory.mktemp("axe")
+        pytest.skip(f"CLEARHEAD_NO_BROWSER=1: {package} was not fetched")
     if shutil.which("npm") is None:
         pytest.fail(
-            "The page must be checked with axe-core, which npm fetches, and there is no npm. "
+            f"The page must be checked with {package}, which npm fetches, and there is no npm. "
             "Install it, or set CLEARHEAD_NO_BROWSER=1 to leave this out."
         )
     packed = subprocess.run(
-        ["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True, text=True, timeout=90
+        ["npm", "pack", "--silent", package], cwd=folder, capture_output=True, text=True, timeout=90
     )
     if packed.returncode:
-        pytest.fail(f"npm could not fetch {AXE}: {packed.stderr.strip()}")
-    with tarfile.open(folder / packed.stdout.strip().splitlines()[-1]) as package:
-        script = package.extractfile("package/axe.min.js").read().decode()
+        pytest.fail(f"npm could not fetch {package}: {packed.stderr.strip()}")
+    with tarfile.open(folder / packed.stdout.strip().splitlines()[-1]) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "package"
+
+
+def test_the_types_of_the_scripts_fit(tmp_path):
+    """TypeScript reads the scripts as a browser does: in their order, with one scope."""
+    compiler = unpacked("typescript@5.9.3", tmp_path) / "bin" / "tsc"
+    options = "--noEmit --allowJs --checkJs --strict false --target es2023 --lib es2023,dom".split()
+    found = subprocess.run(
+        ["node", str(compiler), *options, *SCRIPTS], cwd=PAGE, capture_output=True, text=True
+    )
+    assert found.stdout == ""
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory):
+    """Check a tab with axe-core: no violation, of any rule."""
+    script = (unpacked(AXE, tmp_path_factory.mktemp("axe")) / "axe.min.js").read_text()
 
     def check(tab):
         tab.evaluate(script)

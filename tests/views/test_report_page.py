@@ -249,7 +249,7 @@ def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
         ("previous word", "held-out words have its largest weight on the word before"),
         ("antecedent", "held-out pronouns have its largest weight on whom they mean"),
     ):
-        page.locator("#grid .tile", has_text=label[:8]).first.click()
+        page.locator(f"#grid .tile[aria-label*=': {label}']").click()
         assert words in page.inner_text("#head-lead")
     shown = page.inner_text("#labels")
     assert all(label in shown for label in ("previous word", "subject", "antecedent"))

@@ -5,7 +5,9 @@ const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & windo
   ["window(2, 2)", "2 on each side"], ["everything", "everything"]];
 let computing = 0; // the number of the newest request, so that an older answer is not shown
 
-const source = typeof pageSource === "function" ? pageSource() : null;
+// A host, or the script that computes in the page itself, declares pageSource.
+/** @type {Source | null} */
+const source = /** @type {any} */ (globalThis).pageSource?.() ?? null;
 const can = (name) => Boolean(source?.can.edits.includes(name));
 
 function buildControls() {

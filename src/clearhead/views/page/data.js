@@ -38,11 +38,31 @@
 // source = { can: {text: true, edits: ["off", "temperature", ...]}, compute(text, edits) } or null;
 //           compute rejects with an Error whose message can be shown.
 
+/** @typedef {{can: {text: boolean, edits: string[]}, compute: (text: string, edits: object) => Promise<any>}} Source */
+
 const pageData = JSON.parse(document.getElementById("trace").textContent,
   (_, value) => (value?.float === undefined ? value : Number(value.float)));
 
+/** @typedef {Float64Array | Float32Array | Uint32Array | Uint16Array | Uint8Array} Numbers */
+/** @typedef {{stored: number[], kind?: string, data?: string, values?: Numbers, top?: number, decoded?: Numbers}} Encoded */
+
 // One step. `siblings` are all steps of its layer; `isPair` says that it is queries x keys.
 class Step {
+  /** @type {string} */ name;
+  /** @type {string} */ formula;
+  /** @type {string} */ why;
+  /** @type {string[]} */ axes;
+  /** @type {[string, number][]} */ shape;
+  /** @type {Record<string, string>} */ axis_names;
+  /** @type {Record<string, number[]>} */ kept;
+  /** @type {number[]} */ stored;
+  /** @type {string | undefined} */ data;
+  /** @type {Numbers | undefined} */ values;
+  /** @type {Encoded | undefined} */ map;
+  /** @type {Encoded & {head: number} | undefined} */ fine;
+  /** @type {Numbers | undefined} */ decoded;
+  /** @type {number | undefined} */ limit;
+
   constructor(data, siblings) {
     Object.assign(this, data, { siblings, decoded: undefined });
     this.isPair = this.axes.includes("q") && this.axes.includes("k");
@@ -108,6 +128,7 @@ class Step {
 
 const KINDS = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
 
+/** @param {Partial<Encoded>} numbers @returns {Numbers} */
 function decode({ kind, data, top, values: given }) {
   if (given) return given;
   const text = atob(data);
@@ -121,6 +142,18 @@ function decode({ kind, data, top, values: given }) {
 
 // One layer of a snapshot, and how to read it.
 class Trace {
+  /** @type {Record<string, number>} */ size;
+  /** @type {Record<string, number>} */ settings;
+  /** @type {string[]} */ queries;
+  /** @type {string[]} */ keys;
+  /** @type {number[]} */ kept;
+  /** @type {Step[]} */ steps;
+  /** @type {boolean | undefined} */ cross_attention;
+  /** @type {Record<string, number> | undefined} */ first;
+  /** @type {[number, number] | undefined} */ block;
+  /** @type {number[] | undefined} */ bins;
+  /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */ links;
+
   constructor(data, tokens) {
     const steps = [];
     for (const step of data.steps) steps.push(new Step(step, steps));

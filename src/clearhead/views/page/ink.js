@@ -39,7 +39,9 @@ function drawWeightBar(scene, x, y, width = 150) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
   }
   scene.rect(x, y, width, 8, { stroke: "rule" });
-  for (const [weight, align] of [[0, "left"], [0.1, "center"], [0.5, "center"], [1, "right"]]) {
+  /** @type {[number, CanvasTextAlign][]} */
+  const ticks = [[0, "left"], [0.1, "center"], [0.5, "center"], [1, "right"]];
+  for (const [weight, align] of ticks) {
     scene.text(weight, x + Math.sqrt(weight) * width, y + 18, { size: 12, fill: "soft", align });
   }
 }
@@ -49,8 +51,9 @@ function drawSignedBar(scene, x, y, limit, width = 150) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
   }
   scene.rect(x, y, width, 8, { stroke: "rule" });
-  const ends = [[number(-limit, 2), 0, "left"], ["0", 0.5, "center"], [number(limit, 2), 1, "right"]];
-  for (const [text, at, align] of ends) {
+  /** @type {[string, number, CanvasTextAlign][]} */
+  const labels = [[number(-limit, 2), 0, "left"], ["0", 0.5, "center"], [number(limit, 2), 1, "right"]];
+  for (const [text, at, align] of labels) {
     scene.text(text, x + at * width, y + 18, { size: 12, fill: "soft", align });
   }
 }

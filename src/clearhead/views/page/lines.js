@@ -66,7 +66,7 @@ function linesPanel(scene, members, x, width, height, isNamed) {
       { fill: "soft", align: "center" });
   }
   // What is isolated lies on top.
-  for (const it of drawn.sort((a, b) => isFaint(b[4], b[5]) - isFaint(a[4], a[5]) || a[2] - b[2])) line(...it);
+  for (const it of drawn.sort((a, b) => Number(isFaint(b[4], b[5])) - Number(isFaint(a[4], a[5])) || a[2] - b[2])) line(...it);
   const blocked = query === null ? [] : trace.blocked(members[0].head, query);
   const word = (list, i, position, labels, at, align, isChosen, target) => {
     const y = middle(list, i);

@@ -2,6 +2,7 @@
 //
 // Text becomes text nodes, never markup: a token may hold anything.
 
+/** @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -11,6 +12,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** @param {string} id @returns {any} */
 const byId = (id) => document.getElementById(id);
 
 // Shortens a text by code points, so that no character is cut in two.
@@ -122,7 +124,8 @@ function table(caption, columns, rows, kind = "") {
 
 // An element that scrolls must be reachable by the Tab key.
 const scrolls = new ResizeObserver((entries) => {
-  for (const { target } of entries) {
+  for (const entry of entries) {
+    const target = /** @type {HTMLElement} */ (entry.target);
     if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
     else target.removeAttribute("tabindex");
   }

@@ -208,7 +208,7 @@ function exponentials(step) {
       number(after[i]), bar(after[i])],
   });
   if (rest.length) {
-    rows.push({ cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
+    rows.push({ kind: "", cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
   }
   rows.push({ kind: "total", cells: ["sum", "", "", number(sum), number(total), ""] });
   const parts = [table("From scores to weights",
@@ -242,7 +242,7 @@ function weightedSum(step) {
   if (rest) {
     const sums = [...given.keys()].reduce(
       (left, i) => left.map((value, j) => value - (product(i)?.[j] ?? NaN)), result);
-    rows.push({ cells: [count(rest, "more key"), "", ...features.map(() => ""), "=",
+    rows.push({ kind: "", cells: [count(rest, "more key"), "", ...features.map(() => ""), "=",
       ...(sums.some(Number.isNaN) ? features.map(() => "…") : cells(sums))] });
   }
   rows.push({ kind: "total", cells: ["output", "", ...features.map(() => ""), "=", ...cells(result)] });

@@ -1,21 +1,32 @@
 // 4. Pictures. A scene is a list of shapes; it is painted on a canvas and, for export, written as
 // SVG. Colours are names of the theme ("ink", "accent") or CSS colours.
 
+/** @typedef {{fill?: string, stroke?: string, hatch?: boolean, opacity?: number, radius?: number, line?: number,
+ *   dash?: number[]}} Ink */
+/** @typedef {{size?: number, align?: CanvasTextAlign, fill?: string, bold?: boolean, serif?: boolean, turn?: number,
+ *   italic?: boolean, opacity?: number}} Lettering */
+
 class Scene {
+  /** @type {any[]} */ shapes;
+  /** @type {any[]} */ targets;
+  /** @type {number} */ width;
+  /** @type {number} */ height;
+  /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Numbers} | undefined} */ map;
+
   constructor(width, height) {
     Object.assign(this, { width, height, shapes: [], targets: [] });
   }
 
-  rect(x, y, width, height, { fill, stroke, hatch, opacity = 1, radius = 0, line = 1, dash } = {}) {
+  rect(x, y, width, height, /** @type {Ink} */ { fill, stroke, hatch, opacity = 1, radius = 0, line = 1, dash } = {}) {
     this.shapes.push({ kind: "rect", x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash });
   }
 
   // `d` as in SVG.
-  path(d, { stroke, fill, line = 1, opacity = 1, dash } = {}, about) {
+  path(d, /** @type {Ink} */ { stroke, fill, line = 1, opacity = 1, dash } = {}, about = {}) {
     this.shapes.push({ kind: "path", d, stroke, fill, line, opacity, dash, ...about });
   }
 
-  text(text, x, y, { size = 13, align = "left", fill = "ink", bold = false, serif = false,
+  text(text, x, y, /** @type {Lettering} */ { size = 13, align = "left", fill = "ink", bold = false, serif = false,
     turn = 0, italic = false, opacity = 1 } = {}) {
     this.shapes.push({ kind: "text", text: String(text), x, y, size, align, fill, bold, serif, turn, italic,
       opacity });
@@ -56,14 +67,14 @@ function colours() {
 }
 
 const inked = (name) => colours()[name] ?? name;
-const fontOf = ({ size, bold, serif, italic }) => `${italic ? "italic " : ""}${bold ? 600 : 400} ${size}px ` +
+const fontOf = (/** @type {Lettering} */ { size, bold, serif, italic }) => `${italic ? "italic " : ""}${bold ? 600 : 400} ${size}px ` +
   (serif ? 'Palatino, "URW Palladio L", Georgia, "Liberation Serif", serif'
     : 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif');
 
 const ruler = document.createElement("canvas").getContext("2d");
 
 // How wide a text is, in pixels.
-function widthOf(text, { size = 13, bold = false, serif = false } = {}) {
+function widthOf(text, /** @type {Lettering} */ { size = 13, bold = false, serif = false } = {}) {
   ruler.font = fontOf({ size, bold, serif });
   return ruler.measureText(text).width;
 }

@@ -113,6 +113,7 @@ function positionOf(address, tokens) {
 
 function writeAddress() {
   const { view, layer, head, query, key, others, difference, edits, step } = chosen;
+  /** @type {Record<string, any>} */
   const parts = { layer, head, query: wordAddress(query) };
   if (key !== null) parts.key = wordAddress(key);
   parts.view = view;

@@ -121,7 +121,7 @@ const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at mos
 
 
 // The words in lines; with a query, arcs to where it looks. `side` says of which head.
-function textScene(scene, side, x, y, width, most, { difference, limit } = {}) {
+function textScene(scene, side, x, y, width, most, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
   const { trace, head } = side, { query, key } = state();
   const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
   const blocked = query === null ? [] : trace.blocked(head, query);
