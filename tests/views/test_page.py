@@ -267,7 +267,9 @@ def visit(browser, tmp_path):
     def is_asked_for(url):  # what the page saves is a blob of its own
         return url.split("#")[0] == file or url.startswith("blob:")
 
-    def open_page(shown, *, title="clearhead", note="", query=None, hash="", prepare=None, **options):
+    def open_page(
+        shown, *, title="clearhead", note="", query=None, hash="", prepare=None, **options
+    ):
         if isinstance(shown, Trace):
             write_page(shown, tmp_path / "page.html", title=title, note=note, query=query)
         else:

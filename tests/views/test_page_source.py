@@ -58,7 +58,12 @@ def test_typing_shows_another_text(live):
     settled(tab, "current.tokens.length === 6")
     assert asked == [("t0 t1 t2 t3 new t5", NONE)]
     assert tab.locator("#strip [role=option]").all_text_contents() == "t0 t1 t2 t3 new t5".split()
-    assert tab.evaluate("[chosen.layer, chosen.head, chosen.query, chosen.view]") == [1, 2, 3, "map"]
+    assert tab.evaluate("[chosen.layer, chosen.head, chosen.query, chosen.view]") == [
+        1,
+        2,
+        3,
+        "map",
+    ]
     assert tab.evaluate("[picture.map.rows, picture.map.columns]") == [6, 6]
     assert "text=t0+t1+t2+t3+new+t5" in tab.evaluate("location.hash")
 
@@ -88,7 +93,12 @@ def test_every_control_asks_for_its_edit_and_no_other(live, control, value, edit
     settled(tab, "edited !== null")
     assert asked[-1] == (" ".join(WORDS), NONE | edit)
     assert {"1·2 before", "1·2 after"} <= set(texts(tab))
-    assert tab.evaluate("[chosen.layer, chosen.head, chosen.query, chosen.view]") == [1, 2, 3, "lines"]
+    assert tab.evaluate("[chosen.layer, chosen.head, chosen.query, chosen.view]") == [
+        1,
+        2,
+        3,
+        "lines",
+    ]
     tab.locator("#edit-none").click()
     settled(tab, "edited === null")
     assert "1·2 after" not in texts(tab)

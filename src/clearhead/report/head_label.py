@@ -114,7 +114,7 @@ def chance_of(count: Count, chance: float) -> float:
     """At most how probable it is that so many of the queries look there by chance, if one does with
     probability `chance` on average (Hoeffding 1963, theorem 1).
 
-    >>> chance_of(Count(6, 6), 0.5), chance_of(Count(3, 6), 0.5)
+    >>> round(chance_of(Count(6, 6), 0.5), 6), chance_of(Count(3, 6), 0.5)
     (0.015625, 1.0)
     """
     share = count.queries / max(1, count.of)
