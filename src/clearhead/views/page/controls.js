@@ -71,8 +71,10 @@ async function compute(text, edits) {
     const isNewText = plain !== current;
     const follow = isNewText ? sameWords(plain) : {};
     [current, edited] = [plain, after];
-    go({ edits, ...follow, ...(after ? { others: [] } : {}) });
+    Object.assign(chosen, { edits, ...follow, ...(after ? { others: [] } : {}) });
+    settle();
     if (isNewText) fillAll();
+    go({});
   } catch (error) {
     if (request === computing) say(error.message ?? String(error));
   }

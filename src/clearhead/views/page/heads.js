@@ -54,6 +54,7 @@ function buildHeads() {
   byId("order").addEventListener("change", (event) => {
     sheet.order = event.target.value;
     fillHeads();
+    drawHeads();
   });
   byId("grid").addEventListener("keydown", walkGrid);
   byId("grid").addEventListener("pointerleave", () => point(null));
@@ -74,6 +75,7 @@ function fillHeads() {
     button.addEventListener("click", () => {
       sheet.label = sheet.label === label ? null : label;
       fillHeads();
+      drawHeads();
     });
     return button;
   }));
@@ -89,7 +91,6 @@ function fillHeads() {
   byId("grid").replaceChildren(...tiles);
   byId("heads-pane").hidden = places.length === 1;
   layOutGrid();
-  drawHeads();
 }
 
 function tile({ layer, head }) {

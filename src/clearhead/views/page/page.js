@@ -25,7 +25,6 @@ function fillAll() {
   fillStrip();
   fillHeads();
   describeWhatIsLeftOut();
-  draw();
 }
 
 function drawPicture() {
@@ -319,6 +318,7 @@ function start() {
   walk.at = stagesOf(shownTrace()).length;
   if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
   fillAll();
+  draw();
   if (source && (text ?? changedEdits(edits).length)) {
     compute(text ?? current.text, edits).then(() => go(readAddress(asked.hash ?? location.hash)));
   }

@@ -41,9 +41,7 @@ function drawWalk(width, height) {
   const used = trace.row(trace.used, head, query);
   const room = height - HEADING - 2 * STRIP_ROW - 12;
   const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
-  const keys = (trace.size.k <= most ? trace.keys.map((_, i) => i)
-    : largest(used, most, key).filter((i) => i !== null)).slice(0, most)
-    .filter(held);
+  const keys = keysOfWalk(trace, used, trace.blocked(head, query), key, most).filter(held);
   const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
   const label = Math.min(120, width * 0.18), strip = (width - label) * (width < 520 ? 0.34 : 0.42);
   const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
@@ -100,6 +98,15 @@ function drawWalk(width, height) {
   }
   scene.height = Math.max(height, endY + 34);
   return scene;
+}
+
+// All keys, or the largest weights and up to three that the mask blocks.
+function keysOfWalk(trace, weights, blocked, key, most) {
+  if (trace.size.k <= most) return trace.keys.map((_, i) => i);
+  const some = blocked.flatMap((isBlocked, i) => (isBlocked ? [i] : [])).slice(0, 3);
+  const others = largest(weights.map((it, i) => (blocked[i] ? undefined : it)), most - some.length, key)
+    .filter((i) => i !== null && !some.includes(i)).slice(0, most - some.length);
+  return [...others, ...some].sort((a, b) => a - b);
 }
 
 // A vector as coloured cells: those between the shares `from` and `until` of it.
@@ -177,6 +184,9 @@ function walkBars(scene, { trace, head, query, keys, stages, stage, progress, pr
     scene.text(`Σ ${number(total)}`, bars.x + bars.width + 62, endY + 7, { align: "right", size: 13 });
   } else {
     scene.path(`M ${middle} ${rowY(0) - 4} V ${endY - 4}`, { stroke: "soft" });
+    if (name === "scaled") {
+      scene.text("dashed: without scaling", middle, endY + 20, { size: 12, fill: "soft", align: "center" });
+    }
     scene.text(number(-limit, 2), bars.x, endY + 4, { size: 12, fill: "soft" });
     scene.text("0", middle, endY + 4, { size: 12, fill: "soft", align: "center" });
     scene.text(number(limit, 2), bars.x + bars.width, endY + 4, { size: 12, fill: "soft", align: "right" });
