@@ -19,6 +19,9 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
+// Steps of the loop over D that are unrolled: many short vectors spend a tenth on the loop itself.
+constexpr int D_UNROLL = W < 16 ? 4 : 1;
+
 template <class A, int R> class Decode {
   using Unit = typename A::Unit;
   using E = typename A::Element;
@@ -198,6 +201,7 @@ template <class A, int R> class Decode {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < R * KEYS_PER_STEP; i++) part[i] = zero();
+#pragma GCC unroll D_UNROLL
     for (int64_t d = 0; d < full_vectors; d++)
       add_products(d, part, [&](int i) { return A::load_units(key[i] + d * W * PER_UNIT); });
     if (rest)
@@ -307,13 +311,18 @@ template <class A, int R> class Decode {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++) sum[r][c] = load(block_sum_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, key_block_.lo + k) + j * W;
-    // Of the rows to prefetch, the columns that are summed here.
-    const UpcomingRows next = upcoming(k, p_.v, p_.Dv, p_.k, p_.D, key_block_.hi);
-    const int64_t from = j * W, to = j + N < v_vectors_ ? min(from + N * W, next.size) : next.size;
+    // Of the rows to prefetch, the columns that are summed here. Several rows are limited by
+    // instructions, and prefetch all of them with the first columns (bench/LOG.md, "prefetching
+    // costs instructions").
+    UpcomingRows next{};
+    if (R == 1 || j == 0) next = upcoming(k, p_.v, p_.Dv, p_.k, p_.D, key_block_.hi);
+    const bool whole_row = R > 1 || j + N >= v_vectors_;
+    const int64_t from = j * W, to = whole_row ? next.size : min(from + N * W, next.size);
     for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
       const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
       const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
-      for (int u = i; u < i + PER_WEIGHT; u++) next.prefetch(u - k, from, to);
+      if (R == 1 || j == 0)
+        for (int u = i; u < i + PER_WEIGHT; u++) next.prefetch(u - k, from, to);
       typename Values::Vector y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)

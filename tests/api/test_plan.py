@@ -59,7 +59,7 @@ def test_a_named_engine_is_the_only_one_asked(two_engines):
 
 def test_a_named_engine_that_declines_never_falls_back(two_engines):
     plan = ch.plan(*QKV, engine="refuses")
-    assert plan.engine is None and "answered by   nobody" in str(plan)
+    assert plan.engine is None and "answered by   no engine" in str(plan)
     with pytest.raises(ch.BadValue) as caught:
         ch.attention(*QKV, engine="refuses")
     assert str(caught.value) == (
@@ -88,7 +88,7 @@ def test_it_prints_itself(two_engines):
         "B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, float32 on cpu, mask Causal(align='end')\n"
         "  answered by   zeros (always answers 0)\n"
         "  refuses declined it is too early; it is too late\n"
-        "  not asked     steps (later in the order)\n"
+        "  not needed    steps (later in the order)\n"
         "  pairs         1,981,800 of 2,520,000 may look (78.6 %)\n"
         "  arithmetic    47.56 MFLOP in the two products\n"
         "  memory        374.4 kB in and out at least\n"

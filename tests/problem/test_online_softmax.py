@@ -28,6 +28,11 @@ def pieces(sizes: list[int], seed: int, masked: float = 0.3) -> tuple[Tensor, Te
     return scores, v, [piece(s, x) for s, x in parts]
 
 
+def finished(state: State) -> tuple[Tensor, Tensor]:
+    """softmax @ V, and the log-sum-exp."""
+    return online_softmax.finish(state), state.max + state.sum.log()
+
+
 def truth(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     weights = torch.softmax(scores, -1).nan_to_num(0.0)  # a row of -inf alone sees nothing
     return weights @ v, torch.logsumexp(scores, -1)
@@ -40,7 +45,7 @@ def test_any_split_gives_softmax(sizes, seed, masked):
     rows = parts[0]
     for part in parts[1:]:
         rows = online_softmax.merge(rows, part)
-    torch.testing.assert_close(online_softmax.finish(rows), truth(scores, v))
+    torch.testing.assert_close(finished(rows), truth(scores, v))
 
 
 @settings(deadline=None)
@@ -59,7 +64,8 @@ def test_an_empty_piece_changes_nothing(size, seed):
     blind = piece(torch.full_like(scores, -math.inf), v)
     for nothing in (empty, blind):
         for merged in (online_softmax.merge(rows, nothing), online_softmax.merge(nothing, rows)):
-            assert all(torch.equal(a, b) for a, b in zip(merged, rows, strict=True))
+            pairs = zip(merged.tensors(), rows.tensors(), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_by_hand():
@@ -70,13 +76,13 @@ def test_by_hand():
     )
     rows = online_softmax.merge(one, three)
     assert rows.max.item() == pytest.approx(math.log(3)) and rows.sum.item() == pytest.approx(4 / 3)
-    out, lse = online_softmax.finish(rows)
+    out, lse = finished(rows)
     assert out.item() == pytest.approx(8 / 4 + 4 * 3 / 4)
     assert lse.item() == pytest.approx(math.log(4))
 
 
 def test_nothing_seen_gives_zero_and_minus_infinity():
-    out, lse = online_softmax.finish(piece(torch.zeros(3, 0), torch.zeros(0, 5)))
+    out, lse = finished(piece(torch.zeros(3, 0), torch.zeros(0, 5)))
     assert torch.equal(out, torch.zeros(3, 5)) and torch.equal(lse, torch.full((3,), -math.inf))
 
 
@@ -84,8 +90,10 @@ def test_nothing_seen_gives_zero_and_minus_infinity():
 @given(st.integers(0, 5), st.integers(0, 99), st.floats(-50, 50))
 def test_a_sink_takes_weight_and_gives_no_value(size, seed, logit):
     scores, v, (rows,) = pieces([size], seed)
-    sink = torch.full((1,), logit, dtype=torch.float64)
-    out, lse = online_softmax.finish(online_softmax.merge(rows, online_softmax.sink(sink, rows)))
+    sinks = torch.full((3,), logit, dtype=torch.float64)
+    rows = rows.map(lambda x: x.unsqueeze(2))  # (B, H, q)
+    lse = finished(online_softmax.with_sinks(rows, sinks))[1]
+    out, lse = online_softmax.finish(rows, sinks).squeeze(2), lse.squeeze(2)
     extra = torch.cat([scores, torch.full((2, 3, 1), logit, dtype=torch.float64)], -1)
     nothing = torch.cat([v, torch.zeros(2, 1, 5, dtype=torch.float64)], -2)
     torch.testing.assert_close((out, lse), truth(extra, nothing))
@@ -94,7 +102,7 @@ def test_a_sink_takes_weight_and_gives_no_value(size, seed, logit):
 def test_dropout_takes_from_the_values_and_not_from_the_sum():
     scores, v, _ = pieces([4], 0, masked=0.0)
     drop = torch.tensor([2.0, 0.0, 2.0, 0.0], dtype=torch.float64).expand_as(scores)
-    out, lse = online_softmax.finish(online_softmax.begin(scores, v, None, drop))
+    out, lse = finished(online_softmax.begin(scores, v, None, drop))
     torch.testing.assert_close(out, (torch.softmax(scores, -1) * drop) @ v)
     torch.testing.assert_close(lse, torch.logsumexp(scores, -1))
 
@@ -108,10 +116,10 @@ def test_gradients_of_pieces_are_those_of_softmax(sizes, seed):
     rows = [piece(s, x) for s, x in zip(scores.split(sizes, -1), v.split(sizes, -2), strict=True)]
     while len(rows) > 1:
         rows.append(online_softmax.merge(rows.pop(0), rows.pop(0)))
-    out, lse = online_softmax.finish(rows[0])
+    out, seen = online_softmax.finish(rows[0]), rows[0].sum > 0
+    lse = rows[0].max[seen] + rows[0].sum[seen].log()
     weigh = torch.randn(out.shape, dtype=torch.float64)
-    seen = lse > -math.inf
-    got = torch.autograd.grad((out * weigh).sum() + lse[seen].sum(), (scores, v))
+    got = torch.autograd.grad((out * weigh).sum() + lse.sum(), (scores, v))
     x = scores.detach().requires_grad_()
     w = v.detach().requires_grad_()
     keep = torch.isfinite(x.detach())
@@ -132,5 +140,5 @@ def test_scores_as_large_as_they_come():
     scores = torch.tensor([[1e300, -1e300, 1e300]], dtype=torch.float64)
     v = torch.eye(3, dtype=torch.float64)
     a, b = piece(scores[:, :1], v[:1]), piece(scores[:, 1:], v[1:])
-    out, _ = online_softmax.finish(online_softmax.merge(a, b))
+    out = online_softmax.finish(online_softmax.merge(a, b))
     assert out.tolist() == [[0.5, 0.0, 0.5]]

@@ -7,6 +7,8 @@ import importlib
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -31,7 +33,8 @@ from clearhead import (
 from clearhead.engines.reference import steps
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import Look, Top, map as pooled, mass, parse_stats, rows, sweep, topk
-from clearhead.stats.state import largest_of_tile
+from clearhead.stats.statistic import RowStatistic
+from clearhead.stats.top_scores import top_of_tile
 from clearhead.testing import PROBLEMS, make
 
 tiles = importlib.import_module("clearhead.stats.sweep")
@@ -247,9 +250,9 @@ def test_mass_by_hand():
 
 def test_a_tile_has_no_more_keys_than_may_be_seen():
     scores = torch.tensor([[[[NOTHING, 2.0, NOTHING]]]])
-    best, where = largest_of_tile(scores, 7, 2)
-    assert best.flatten().tolist() == [2.0, NOTHING] and where.flatten().tolist() == [8, -1]
-    assert largest_of_tile(scores, 7, 4)[1].flatten().tolist() == [8, -1, -1, -1]
+    top, keys = top_of_tile(scores, 7, 2)
+    assert top.flatten().tolist() == [2.0, NOTHING] and keys.flatten().tolist() == [8, -1]
+    assert top_of_tile(scores, 7, 4).keys.flatten().tolist() == [8, -1, -1]
 
 
 def test_a_blind_query():
@@ -556,7 +559,7 @@ from clearhead.problem.check import Options, make_problem
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-def gather(S):
+def sweep(S):
     groups = {"sink": clearhead.prefix(1), "local": clearhead.window(before=15)}
     wanted = ["lse", "max", "entropy", "effective", stats.topk(8), stats.mass(groups), "received",
               stats.map(256, 256), stats.rows([0, -1])]
@@ -567,16 +570,16 @@ def gather(S):
 
 torch.set_grad_enabled(False)
 q, k = torch.randn(65536, 64), torch.randn(65536, 64)
-gather(300)
+sweep(300)
 before = peak()
-gather(65536)
+sweep(65536)
 print(peak() - before)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("by", ["gather", "look"])
+@pytest.mark.parametrize("by", ["sweep", "look"])
 def test_65536_tokens_within_200_megabytes(by):
     """A dense fp32 matrix would be 17 GB. `sweep` counts in torch, `look` in the C++ core."""
     command = [sys.executable, "-c", PEAK, by]
@@ -675,14 +678,17 @@ def test_a_look_says_what_it_does_not_have():
 
 def test_numbers_of_another_engine_finish_the_same():
     """What a native kernel would fill: the maximum, the sum and the moment, from outside."""
-    from clearhead.stats import Partial, RowStats
+    from clearhead.problem.online_softmax import State
+    from clearhead.stats import Partial
+    from clearhead.stats.row_statistics import Moment
 
     problem, inputs = question("sinks", torch.float64)
     made = {s.name: s.tensor for s in steps(problem, inputs)}
     x = made["masked"]
     top = x.amax(-1)
     below = (x - top.unsqueeze(-1)).clamp(min=-1000)
-    state = RowStats(top, below.exp().sum(-1), (below.exp() * below).sum(-1))
+    moment = Moment((below.exp() * below).sum(-1))
+    state = State(top, below.exp().sum(-1), {"moment": moment})
     asked = parse_stats(["lse", "max", "entropy"])
     q, k = torch.arange(13), torch.arange(17)
     got = Partial(problem, asked, q, k, state, None).finish()
@@ -735,3 +741,51 @@ def test_the_entropy_of_one_key_is_no_negative_zero():
         mask = ch.window(before=0, after=0)
         entropy = ch.look(q, q, q, mask=mask, engine=engine, stats=["entropy"]).entropy
         assert (entropy == 0).all() and not torch.signbit(entropy).any()
+
+
+@dataclass(frozen=True)
+class Concentration(RowStatistic):
+    """The sum of squared weights: the probability that two draws choose the same key."""
+
+    name, formula, accumulator = "concentration", "Σₖ w²", "squares"
+
+    class Squares(NamedTuple):
+        total: torch.Tensor
+
+        def moved(self, shift, factor, sum):
+            return Concentration.Squares(self.total * factor**2)
+
+        def merged(self, other):
+            return Concentration.Squares(self.total + other.total)
+
+    def empty(self, p, queries):
+        return self.Squares(torch.zeros(p.B, p.H, queries, dtype=p.wide))
+
+    def counter(self, p):
+        return lambda tile: self.Squares(tile.exps.square().sum(-1))
+
+    def finish(self, rows):
+        (squares,) = rows.state.more["squares"]
+        return squares * rows.share.square()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "steps"])
+def test_a_statistic_of_ones_own_needs_a_class_only(engine):
+    q, k, v = torch.randn(2, 4, 37, 8), torch.randn(2, 2, 700, 8), torch.randn(2, 2, 700, 8)
+    mask, sinks = ch.Causal(align="end"), torch.randn(4)
+    keywords = {"mask": mask, "sinks": sinks, "engine": engine}
+    look = ch.look(q, k, v, stats=["lse", Concentration(), "received"], **keywords)
+    weights = ch.explain(q, k, v, mask=mask, sinks=sinks)["weights"]
+    torch.testing.assert_close(look.concentration, weights.square().sum(-1))
+    torch.testing.assert_close(look.received, weights.sum(2), rtol=1e-5, atol=1e-5)
+
+
+def test_topk_accumulates_no_more_keys_than_there_are():
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 20, 8)
+    problem, inputs = make_problem(q, k, k)
+    part = sweep(problem, inputs, [topk(10**6)])
+    assert part.rows.more["top"].keys.shape == (1, 2, 5, 20)
+    many = part.finish()["topk"]
+    assert many.keys.shape == (1, 2, 5, 10**6) and (many.keys[..., 20:] == -1).all()
+    few = ch.look(q, k, k, stats=[topk(20)]).topk
+    torch.testing.assert_close(many.weights[..., :20], few.weights)

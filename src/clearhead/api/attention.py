@@ -169,7 +169,7 @@ def matrix(
     problem, inputs = make_problem(q, k, k, options)
     must_have_values(problem, "matrix")
     for editor in editors():
-        problem, inputs = editor.same_question(problem, inputs)
+        problem, inputs = editor.edit_again(problem, inputs)
     problem, inputs = shown(problem, inputs)
     if engine != "auto":
         named(engine)
@@ -204,7 +204,7 @@ def _by_engine(
     Returns the problem that was computed, the output, and what else `compute` returned."""
     edits = editors()
     for editor in edits:
-        problem, inputs = editor.question(problem, inputs)
+        problem, inputs = editor.edit_problem(problem, inputs)
     chosen = choose(problem, engine)
     if torch._C._is_any_autocast_enabled():  # a context manager takes as long as a tiny call
         with no_autocast(problem.device):
@@ -212,7 +212,7 @@ def _by_engine(
     else:
         out, extra = compute(chosen, problem, inputs)
     for editor in edits:
-        out = editor.output(out, problem, inputs, chosen.name)
+        out = editor.edit_output(out, problem, inputs, chosen.name)
     if not torch.compiler.is_compiling():  # a compiled graph calls no listeners
         notify(problem, inputs, out)
     return problem, out, extra

@@ -77,7 +77,7 @@ def effects(
             unedited = _number(measure(_run(model, inputs)), name)
     if not recorder.calls:
         raise BadValue(
-            f"The {type(model).__name__} ran, and never asked clearhead for attention.",
+            f"The {type(model).__name__} ran, and made no attention call through clearhead.",
             "effects are of edits of attention calls that go through clearhead.",
             'load it with attn_implementation="clearhead", or build it from clearhead.nn.',
         )
@@ -301,9 +301,9 @@ class _File:
 
 
 @contextmanager
-def _bar(total: int, done: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, one step an edit; nothing where it is not wanted."""
-    if not (sys.stderr.isatty() if wanted is None else wanted):
+def _bar(total: int, done: int, progress: bool | None) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, one step an edit; nothing without `progress`."""
+    if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda: None
         return
     from rich.console import Console

@@ -12,7 +12,7 @@ from .edits.edit import Edit, Here, start_of
 from .layers import Layers, is_selected
 
 
-class Asked(NamedTuple):
+class UneditedCall(NamedTuple):
     """An attention call of the unedited run: the question, its output, and zeros that were added to
     the output so that its gradient is known."""
 
@@ -28,36 +28,36 @@ class Recorder:
 
     def __init__(self, grad: bool) -> None:
         self.grad = grad
-        self.layers, self.calls = Layers(), list[Asked]()
+        self.layers, self.calls = Layers(), list[UneditedCall]()
         self._here = Here(0, "", 0, None)
 
-    def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         if self.layers.inside:
             layer, name = self.layers.next_call()
-            turn = sum(call.here.layer == layer for call in self.calls)
-            self._here = Here(layer, name, turn, start_of(problem))
+            number = sum(call.here.layer == layer for call in self.calls)
+            self._here = Here(layer, name, number, start_of(problem))
         return problem, inputs
 
-    def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         return problem, inputs
 
-    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         return problem, inputs
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         if not self.layers.inside:
             return out
         detached = Inputs(*(x.detach() for x in inputs)) if self.grad else inputs
         zeros = torch.zeros_like(out, requires_grad=True) if self.grad else None
-        self.calls.append(Asked(self._here, problem, detached, out.detach(), zeros))
+        self.calls.append(UneditedCall(self._here, problem, detached, out.detach(), zeros))
         return out if zeros is None else out + zeros
 
 
 def estimate(
-    edits: Sequence[Sequence[Edit]], calls: Sequence[Asked], metric: Tensor
+    edits: Sequence[Sequence[Edit]], calls: Sequence[UneditedCall], metric: Tensor
 ) -> list[float]:
     """For each list of edits, the sum over calls of (edited output - output) . d metric / d output,
-    where the edited output is that of the call alone, given what it was asked in the unedited run.
+    where the edited output is that of the call alone, given the inputs of the unedited run.
 
     Source: Nanda 2023, "Attribution Patching"; Syed, Rager & Conmy 2023, "Attribution Patching
     Outperforms Automated Circuit Discovery".
@@ -82,13 +82,13 @@ def estimate(
     return found
 
 
-def _edited(edits: Sequence[Edit], call: Asked) -> Tensor:
+def _edited(edits: Sequence[Edit], call: UneditedCall) -> Tensor:
     """What the call alone gives with these edits."""
     problem, inputs, out = call.problem, call.inputs, call.out
     for edit in edits:
-        problem, inputs = edit.question(problem, inputs, call.here)
+        problem, inputs = edit.edit_problem(problem, inputs, call.here)
     if problem is not call.problem or inputs is not call.inputs:
         out = choose(problem, "auto").run(problem, inputs)
     for edit in edits:
-        out = edit.output(out, problem, inputs, call.here)
+        out = edit.edit_output(out, problem, inputs, call.here)
     return out

@@ -24,16 +24,16 @@ _listeners: ContextVar[tuple[OnCall, ...]] = ContextVar("listeners", default=())
 class Editor(Protocol):
     """Changes attention calls: the problem before an engine computes it, and the output after."""
 
-    def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The problem to compute instead."""
 
-    def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The same for `matrix`, which computes weights of the last call and is no call itself."""
 
-    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The edited problem whose weights are those of the edited call."""
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         """The output to return instead."""
 
 
@@ -143,7 +143,7 @@ def editors() -> tuple[Editor, ...]:
 def shown(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
     """The problem whose weights are those of the edited call, for statistics."""
     for editor in editors():
-        problem, inputs = editor.shown(problem, inputs)
+        problem, inputs = editor.visible_problem(problem, inputs)
     return problem, inputs
 
 

@@ -82,22 +82,22 @@ class Intervention:
     def __init__(self, edits: tuple[Edit, ...]) -> None:
         self.edits = edits
         self.applied: Counter[Applied] = Counter()
-        self._asked: dict[int, tuple[Problem, str]] = {}
+        self._problems: dict[int, tuple[Problem, str]] = {}
 
     def times(self, edit: int) -> int:
         """How often an edit applied, by its place in the list."""
         return sum(n for where, n in self.applied.items() if where.edit == edit)
 
     def plan(self, layer: int) -> Plan:
-        """The plan of the edited question that a layer asked last. Raises `BadValue` for a layer in
+        """The plan of the last edited call of a layer. Raises `BadValue` for a layer in
         which no edit applied."""
-        if layer not in self._asked:
+        if layer not in self._problems:
             raise BadValue(
                 f"The plan of layer {layer!r} was asked for.",
-                f"edits applied in layers {sorted(self._asked) or 'none'}.",
+                f"edits applied in layers {sorted(self._problems) or 'none'}.",
                 "ask for one of these, or run the model inside the with block first.",
             )
-        return plan_of(self._asked[layer][0], "auto")
+        return plan_of(self._problems[layer][0], "auto")
 
     def __repr__(self) -> str:
         lines = []
@@ -137,34 +137,34 @@ class Intervention:
 
 
 class _Editor:
-    """What the door asks to change a question and its answer."""
+    """Changes the calls inside the `with` block, and counts what was changed."""
 
     def __init__(self, edits: tuple[Edit, ...]) -> None:
         self.edits, self.done = edits, Intervention(edits)
         self.layers = Layers()
-        self._turns: Counter[int] = Counter()  # how often each layer asked in the block
-        self._now: list[tuple[int, Edit]] = []  # what applies to the call that is being answered
+        self._calls: Counter[int] = Counter()  # of each layer, in the block
+        self._now: list[tuple[int, Edit]] = []  # those that apply to the current call
         self._here = Here(0, "", 0, None)
 
-    def question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The edited question of a call."""
+    def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The edited problem of a call."""
         self._now = []
         if not self.layers.inside:
             return problem, inputs
         layer, name = self.layers.next_call()
-        turn = self._turns[layer]
+        number = self._calls[layer]
         if in_backward():  # a checkpoint computes its layers again
-            turn -= 1
+            number -= 1
         else:
-            self._turns[layer] += 1
-        return self._edited(problem, inputs, Here(layer, name, turn, start_of(problem)))
+            self._calls[layer] += 1
+        return self._edited(problem, inputs, Here(layer, name, number, start_of(problem)))
 
-    def same_question(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """What is asked about the weights of the call that came last, edited as that was."""
+    def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The problem of the last call, edited as that was, for who reads its weights."""
         place = self.layers.last_call() if self.layers.inside else None
         if place is None:
             return problem, inputs
-        here = Here(*place, self._turns[place[0]] - 1, start_of(problem))
+        here = Here(*place, self._calls[place[0]] - 1, start_of(problem))
         return self._edited(problem, inputs, here)
 
     def _edited(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
@@ -175,24 +175,24 @@ class _Editor:
             if is_selected(edit.layers, here.layer, here.module) and edit.applies(problem, here)
         ]
         for _, edit in self._now:
-            problem, inputs = edit.question(problem, inputs, here)
+            problem, inputs = edit.edit_problem(problem, inputs, here)
         return problem, inputs
 
-    def shown(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The edited question as who looks at its weights sees it."""
+    def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The edited problem whose weights are those of the edited call."""
         for _, edit in self._now:
-            problem, inputs = edit.shown(problem, inputs, self._here)
+            problem, inputs = edit.visible_problem(problem, inputs, self._here)
         return problem, inputs
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         """The edited output of the call."""
         here = self._here
         for number, edit in self._now:
-            out = edit.output(out, problem, inputs, here)
+            out = edit.edit_output(out, problem, inputs, here)
             if not in_backward():
                 self.done.applied[Applied(number, here.layer, here.module, engine)] += 1
         if self._now:
-            self.done._asked[here.layer] = problem, engine
+            self.done._problems[here.layer] = problem, engine
         return out
 
 

@@ -28,7 +28,7 @@ class Layers:
         self._numbers: dict[tuple[str, int], int] = {}  # the layer of each call of a module
 
     def _in_other_thread(self) -> bool:
-        # Not asked while torch.compile traces, which knows no threads and runs in one.
+        # Not while torch.compile traces, which knows no threads and runs in one.
         return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
     def enter(self, name: str, module: nn.Module, *given: object) -> None:

@@ -18,10 +18,10 @@ from ..errors import BadType, BadValue, as_index
 from ..masks.values import as_4d
 from ..problem import online_softmax
 from ..problem.nan_safe import weighted_sum
+from ..problem.online_softmax import State
 from ..problem.problem import Inputs, Problem, repeat_heads
-from ..stats import Statistic, Top, map, sweep, topk
-from ..stats.state import RowStats, finish_rows
-from ..stats.statistics import each
+from ..stats import Statistic, Top, each, map, sweep, topk
+from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
 from ..views.png import png
 
@@ -43,7 +43,7 @@ class Matrix:
 
     def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
         self._problem, self._inputs, self._engine = problem, inputs, engine
-        self._sums_of_all: RowStats | None = None
+        self._sums_of_all: State | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ class Matrix:
         return p.shape_back(torch.cat(rows, 2))
 
     def _block(
-        self, queries: slice, keys: slice, sums: RowStats | None = None
+        self, queries: slice, keys: slice, sums: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """exp(score - max) / sum, 0 for a query that may see nothing; and the block of the mask.
         `sums` are those of the queries over all keys, if they are known."""
@@ -183,15 +183,13 @@ class Matrix:
         scores, keep = self._logits(queries, keys)
         if sums is None and keys == slice(0, p.Tk):
             top = online_softmax.largest(scores)
-            sums = RowStats(top, online_softmax.powers(scores, top).sum(-1))
+            sums = State(top, online_softmax.exps(scores, top).sum(-1), {})
         elif sums is None:
             sums = self._sums(queries)
-        weights = finish_rows(sums, p.sinks).weight(
-            online_softmax.powers(scores, sums.max.detach())
-        )
+        weights = finish_rows(sums, p.sinks).weight(online_softmax.exps(scores, sums.max.detach()))
         return weights.masked_fill(scores == online_softmax.NOTHING, 0.0), keep
 
-    def _sums(self, queries: slice) -> RowStats:
+    def _sums(self, queries: slice) -> State:
         """The maximum and the sum of some queries over all keys.
 
         Kept once they were computed for all queries, except with gradients: their graph is freed by
@@ -199,7 +197,7 @@ class Matrix:
         """
         p = self._problem
         if self._sums_of_all is not None and not p.records_grad:
-            return RowStats(*(x[:, :, queries] for x in self._sums_of_all[:2]))
+            return self._sums_of_all.map(lambda x: x[:, :, queries])
         every = queries == slice(0, p.Tq)
         partial = (
             compute_stats(p, self._inputs, ["lse"])

@@ -43,12 +43,12 @@ class Plan:
         lines.append(
             f"  answered by   {self.engine} ({self.caption})"
             if self.engine
-            else "  answered by   nobody"
+            else "  answered by   no engine"
         )
         for name, reasons in self.declined.items():
             lines.append(f"  {name + ' declined':<13} {'; '.join(reasons)}")
         if self.not_needed:
-            lines.append(f"  not asked     {', '.join(self.not_needed)} (later in the order)")
+            lines.append(f"  not needed    {', '.join(self.not_needed)} (later in the order)")
         lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
         lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
         lines.append(f"  memory        {_si(self.bytes)}B in and out at least")

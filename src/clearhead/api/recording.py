@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import BadValue, as_index, whole_number, writable_folder
-from ..stats import Top
-from ..stats.look import NotAsked
+from ..stats import Result, Top
+from ..stats.look import NotRequested
 from ..stats.parse import ALL_NAMES
-from ..stats.statistics import Result
 
 NOT_PER_QUERY = {"received", "map", "rows"}  # statistics without a number for each query
 
@@ -74,7 +73,7 @@ class Call:
         found = self.__dict__.get("found", {})
         if name in found:
             return found[name]
-        raise NotAsked(
+        raise NotRequested(
             f"A call was asked for .{name}.",
             f"it was watched for {', '.join(found)}.",
             f"ask for it in stats=; there are {ALL_NAMES}.",
@@ -137,7 +136,7 @@ class Recording:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise NotAsked(
+        raise NotRequested(
             f"The recording was asked for .{name}.",
             "statistics belong to a call, and a model makes one for each layer.",
             f"ask a call: recording[0].{name}, or recording['layers.0.attention'].{name}.",

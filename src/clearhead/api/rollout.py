@@ -61,10 +61,10 @@ def rollout(
             "run the model inside of watch(model, rows=range(T)), without to=.",
         )
     T = matrices[0].shape[-1]
-    asked = list(layers[-1].queries or ()) if rows is None else _checked(rows, T)
-    share = torch.eye(T, dtype=matrices[0].dtype, device=matrices[0].device)[asked]
+    requested = list(layers[-1].queries or ()) if rows is None else _checked(rows, T)
+    share = torch.eye(T, dtype=matrices[0].dtype, device=matrices[0].device)[requested]
     share = share.expand(len(matrices[0]), -1, -1)
-    needed = set(asked)
+    needed = set(requested)
     for call, weights in zip(reversed(layers), reversed(matrices), strict=True):
         queries = list(call.queries or ())
         missing = sorted(needed - set(queries))

@@ -17,8 +17,7 @@ from ..errors import BadType, BadValue, as_index, kind_of
 from ..masks import Grid, Mask
 from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
-from ..stats import Statistic, parse_stats, rows as exact_rows
-from ..stats.statistics import each
+from ..stats import Statistic, each, parse_stats, rows as exact_rows
 from ..torch_state import in_backward, in_transform, is_batched
 from .hooks import listening, module_hooks
 from .layers import Layers, check_layers, checked_list, is_selected
@@ -182,7 +181,7 @@ class _Watcher:
         layers made none."""
         if self.running.ran and not self.running.names:
             raise BadValue(
-                f"The {model} ran, and never asked clearhead for attention.",
+                f"The {model} ran, and made no attention call through clearhead.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
                 'load it with attn_implementation="clearhead", build it from clearhead.nn, or '

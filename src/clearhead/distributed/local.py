@@ -5,7 +5,6 @@ before all keys were seen. The C++ core answers where it can, else torch, tile b
 are given the log-sum-exp and the output over all keys, so those of a part come out exactly.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,8 +17,9 @@ from ..engines.cpu.pack import attend as core_attend, kernel_args
 from ..problem import dropout, online_softmax
 from ..problem.biases import Alibi, TensorBias
 from ..problem.nan_safe import weighted_sum
-from ..problem.online_softmax import State, anchor
+from ..problem.online_softmax import State, WeightedSum, anchor
 from ..problem.problem import Inputs, Problem, repeat_heads
+from ..problem.tiles import key_tiles, query_tiles
 from ..torch_state import no_autocast
 
 TILE_QUERIES, TILE_KEYS = 256, 512
@@ -73,8 +73,16 @@ def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
             assert lse is not None
             out = out.float() if rounding is None else out.float() + rounding.float()
             return state(out, lse)
-        rows = [_rows(p, inputs, dropped, queries) for queries in _strips(p)]
-        return State(*(torch.cat(part, 2) for part in zip(*rows, strict=True)))
+        tiles = query_tiles(range(p.Tq), TILE_QUERIES)
+        first, *others = [_rows(p, inputs, dropped, queries) for queries in tiles]
+        return first.map(lambda *parts: torch.cat(parts, 2), *others)
+
+
+def no_keys(p: Problem, queries: int) -> State:
+    """The state of so many queries before their first key."""
+    none = torch.zeros(p.B, p.H, queries, dtype=p.wide, device=p.device)
+    out = none.new_zeros(*none.shape, p.Dv)
+    return State(none - torch.inf, none, {"out": WeightedSum(out)})
 
 
 def state(out: Tensor, lse: Tensor) -> State:
@@ -82,7 +90,7 @@ def state(out: Tensor, lse: Tensor) -> State:
     `out` is changed in place."""
     top = lse.to(out.dtype)
     total = torch.exp(lse - anchor(top)).to(out.dtype).masked_fill(top == -torch.inf, 0.0)
-    return State(top, total, out.mul_(total.unsqueeze(-1)))
+    return State(top, total, {"out": WeightedSum(out.mul_(total.unsqueeze(-1)))})
 
 
 def lse_of(rows: State) -> Tensor:
@@ -116,27 +124,12 @@ def gradients(
 # --------------------------------------------------------------------------------- tiles, by torch
 
 
-def _strips(p: Problem) -> list[slice]:
-    starts = range(0, max(p.Tq, 1), TILE_QUERIES)
-    return [slice(start, min(start + TILE_QUERIES, p.Tq)) for start in starts]
-
-
-def _tiles(p: Problem, queries: slice) -> Iterator[tuple[slice, Problem]]:
-    """The tiles of keys that these queries may look at, and the question there."""
-    some, full = p.key_ranges.tile_lists(queries, TILE_KEYS)
-    for tile, any_pair in enumerate(some):
-        if any_pair:
-            keys = slice(tile * TILE_KEYS, min((tile + 1) * TILE_KEYS, p.Tk))
-            yield keys, p.unmasked if full[tile] else p
-
-
 def _rows(p: Problem, inputs: Inputs, dropped: Dropped | None, queries: slice) -> State:
     q = inputs.q[:, :, queries].to(p.wide)
-    none = q.new_zeros(q.shape[:3])
-    rows = State(none - torch.inf, none, q.new_zeros(*q.shape[:3], p.Dv))
-    for keys, asked in _tiles(p, queries):
-        k, v = (repeat_heads(x[:, :, keys].to(p.wide), p.H) for x in inputs[1:])
-        scores, keep = asked.logits(q, k, queries, keys)
+    rows = no_keys(p, queries.stop - queries.start)
+    for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
+        scores, keep = tile_problem.logits(q, inputs.k[:, :, keys], queries, keys)
+        v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
         drop = None if dropped is None else dropped.factors(p, queries, keys)
         rows = online_softmax.merge(rows, online_softmax.begin(scores, v, keep, drop))
     return rows
@@ -156,18 +149,18 @@ def _gradients_of_tiles(
         p = replace(p, bias=Alibi(slopes, p.bias.align))
         dbias = torch.zeros_like(slopes)
     group = p.H // max(p.G, 1)
-    for queries in _strips(p):
+    for queries in query_tiles(range(p.Tq), TILE_QUERIES):
         lse, out, dout = (x[:, :, queries] for x in rows)
         top = lse.to(p.wide)
         share = torch.exp(anchor(top) - anchor(lse)).to(p.wide).unsqueeze(-1)  # of what scores top
         delta = (dout * out).sum(-1, keepdim=True)
-        for keys, asked in _tiles(p, queries):
+        for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
             q = inputs.q[:, :, queries].to(p.wide).detach().requires_grad_()
             k = repeat_heads(inputs.k[:, :, keys].to(p.wide), p.H).detach().requires_grad_()
             v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
             with torch.enable_grad():
-                scores, keep = asked.logits(q, k, queries, keys)
-            weights = online_softmax.powers(scores.detach(), top) * share
+                scores, keep = tile_problem.logits(q, k, queries, keys)
+            weights = online_softmax.exps(scores.detach(), top) * share
             given, towards = weights, dout @ v.mT
             if dropped is not None:
                 factors = dropped.factors(p, queries, keys)

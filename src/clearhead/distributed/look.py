@@ -16,8 +16,8 @@ from ..masks import Grid, Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
-from ..stats import Look, Partial, Statistic, Top, mass, parse_stats, sweep
-from ..stats.statistics import Result
+from ..stats import Look, Partial, Result, Statistic, Top, mass, parse_stats, sweep, topk
+from ..stats.top_scores import TopScores
 from .attention import TIMEOUT, Question, agreed, output
 from .cut import Cut
 from .layouts import Layout, Positions
@@ -130,9 +130,10 @@ def _partial(
     part = compute_stats(asked, inputs, cut)
     assert part.rows is not None
     rows, keys = part.rows, on.tensor(asked.device)
-    if rows.where is not None and len(on):
-        seen = rows.where >= 0
-        rows = rows._replace(where=keys[rows.where.clamp(min=0)].masked_fill(~seen, -1))
+    for s in wanted:
+        if isinstance(s, topk):
+            top = TopScores(*rows.more["top"]).at(keys, min(s.n, grid.Tk))
+            rows = rows._replace(more={**rows.more, "top": top})
     whole = replace(ring.problem, Tq=len(at))
     return Partial(whole, wanted, at.tensor(asked.device), keys, rows, None)
 
@@ -154,8 +155,8 @@ def _received(ring: Ring, inputs: Inputs, rows: dict[Positions, Partial]) -> Ten
         given = total.new_zeros(p.B, p.H, part.k.shape[2])
         for block in ring.blocks(owner, inputs.q, part):
             found = sweep(block.problem, block.inputs, ["received"], lse=rows[block.at].lse)
-            assert found.sums is not None and found.sums.received is not None
-            given[:, :, block.keys] += found.sums.received
+            assert found.sums is not None
+            given[:, :, block.keys] += found.sums["received"]
         if step == 0:
             ring.add_to(here, total, given)
             continue

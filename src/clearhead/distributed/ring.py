@@ -149,18 +149,13 @@ class Ring:
         for owner, part in self.parts(k, v):
             for block in self.blocks(owner, q, part):
                 found = local.answer(block.problem, block.inputs, block.dropped)
-                if rows is None:
-                    whole = found.max.shape[2] == q.shape[2]
-                    rows = found if whole else _merged(_nothing(q, p), found, block.queries)
+                if rows is None and found.max.shape[2] == q.shape[2]:
+                    rows = found
                 else:
-                    rows = _merged(rows, found, block.queries)
-        rows = _nothing(q, p) if rows is None else rows
-        if p.sinks is None:
-            return online_softmax.finish(rows)[0], local.lse_of(rows)
-        blind = (rows.max == online_softmax.NOTHING).unsqueeze(-1)  # whatever the sink is
-        sinks = p.sinks.to(p.wide).reshape(1, -1, 1)
-        rows = online_softmax.merge(rows, online_softmax.sink(sinks, rows))
-        return online_softmax.finish(rows)[0].masked_fill(blind, 0.0), local.lse_of(rows)
+                    rows = _merged(rows or local.no_keys(p, q.shape[2]), found, block.queries)
+        rows = rows or local.no_keys(p, q.shape[2])
+        lse = local.lse_of(online_softmax.with_sinks(rows, p.sinks))
+        return online_softmax.finish(rows, p.sinks), lse
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Finished, learn_bias: bool
@@ -269,17 +264,11 @@ def pieces(held: Positions, by_range: bool) -> list[tuple[Positions, slice]]:
     return [(Positions((r,)), place) for r, place in zip(held.ranges, places, strict=True)]
 
 
-def _nothing(q: Tensor, p: Problem) -> State:
-    """Queries that have seen no key yet."""
-    none = q.new_zeros(q.shape[:3], dtype=p.wide)
-    return State(none - torch.inf, none, none.new_zeros(*q.shape[:3], p.Dv))
-
-
 def _merged(rows: State, found: State, queries: slice) -> State:
     if queries == slice(0, rows.max.shape[2]):
         return online_softmax.merge(rows, found)
-    merged = online_softmax.merge(State(*(x[:, :, queries] for x in rows)), found)
-    for total, part in zip(rows, merged, strict=True):
+    merged = online_softmax.merge(rows.map(lambda x: x[:, :, queries]), found)
+    for total, part in zip(rows.tensors(), merged.tensors(), strict=True):
         total[:, :, queries] = part
     return rows
 

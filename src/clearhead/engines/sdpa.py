@@ -66,9 +66,9 @@ class Sdpa(Engine):
         if causal and _is_finite(q, k, v):
             return _call_torch(p, q, k, v, **causal)
         # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
-        # mask, there or on the way back. They are cleaned away first; a query that holds or may
-        # look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0, because
-        # torch's answer to a row without keys depends on the kernel.
+        # mask, in the output or in the gradient. They are cleaned away first; a query that holds or
+        # may look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0,
+        # because torch's answer to a row without keys depends on the kernel.
         sees_nothing = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
         rule = causal
         if not causal:
@@ -92,7 +92,7 @@ def _is_causal(p: Problem) -> bool:
 def _is_finite(*tensors: Tensor) -> bool:
     """Is nothing in them NaN or infinite, as far as one sum each can tell?
 
-    Only asked where the answer is at hand: not under a tracer, nor where it would stop a GPU.
+    Computed only where values can be read without a wait: not under a tracer, nor on a GPU.
     """
     return has_values(*tensors) and all(
         x.device.type == "cpu" and bool(torch.isfinite(x.sum())) for x in tensors

@@ -167,10 +167,8 @@ class Problem:
         self, q: Tensor, k: Tensor, queries: slice, keys: slice
     ) -> tuple[Tensor, Tensor | None]:
         """The input of softmax for a block, (B, H, q, k), and the block of the mask; None without a
-        mask.
-
-        `q` and `k` are the block's, in the wide dtype, with the keys repeated to H heads.
-        """
+        mask. `q` (B, H, q, D) and `k` (B, G or H, k, D) are the block's."""
+        q, k = q.to(self.wide), repeat_heads(k.to(self.wide), self.H)
         keep = self.key_ranges.to_bool(queries, keys) if self.masked else None
         scores = nan_safe.scores(q, k, keep) * self.scale
         if self.softcap is not None:

@@ -71,7 +71,7 @@ def report(
             run.start()
     if not collector.layers:
         raise BadValue(
-            f"The {type(run.module).__name__} never asked for attention.",
+            f"The {type(run.module).__name__} made no attention call.",
             "a report is about the attention calls that go through clearhead.",
             'load it with attn_implementation="clearhead", or build it from clearhead.nn.'
             if isinstance(model, nn.Module)

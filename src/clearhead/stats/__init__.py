@@ -1,26 +1,26 @@
-"""Exact statistics of attention weights, accumulated tile by tile, in O(Tq + Tk) memory.
+"""Exact statistics of attention weights, accumulated while streaming, in O(Tq + Tk) memory.
 
-A file for each idea: the statistics (`statistics`) and their names (`parse`), the sums they are
-computed from and how those merge (`state`), which sums a request needs (`buffers`), the pass over
-the tiles (`sweep`), results of shards and chunks that merge (`partial`), and what `look` returns
-(`look`). A statistic that takes an argument is called by its name in this module:
-``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
+What a statistic is (`statistic`), those of a query (`row_statistics`) and sums of weights over
+queries (`weight_statistics`), how they are requested (`parse`), the pass over the tiles (`sweep`),
+shards and chunks (`partial`), and what a call returns (`look`). A statistic with arguments is
+called by its name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
 """
 
 from .look import Look
 from .parse import lse_alone, parse_stats
 from .partial import Partial
-from .state import RowStats, WeightSums
-from .statistics import Statistic, Top, map, mass, rows, topk
+from .row_statistics import mass, topk
+from .statistic import Result, Statistic, Top, each
 from .sweep import sweep
+from .weight_statistics import map, rows
 
 __all__ = [
     "Look",
     "Partial",
-    "RowStats",
+    "Result",
     "Statistic",
     "Top",
-    "WeightSums",
+    "each",
     "lse_alone",
     "map",
     "mass",

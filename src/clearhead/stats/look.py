@@ -8,10 +8,10 @@ from torch import Tensor
 from ..errors import BadValue
 from ..problem.problem import Problem
 from .parse import ALL_NAMES
-from .statistics import Result, Top, each
+from .statistic import Result, Top, each
 
 
-class NotAsked(BadValue, AttributeError):
+class NotRequested(BadValue, AttributeError):
     """A statistic that is not in this look."""
 
 
@@ -38,7 +38,7 @@ class Look:
         found = self.__dict__.get("_found", {})
         if name in found:
             return found[name]
-        raise NotAsked(
+        raise NotRequested(
             f"This look has no {name!r}.",
             f"a look holds what was asked for: {', '.join(['out', *found])}.",
             f"ask for it in stats=; there are {ALL_NAMES}.",

@@ -4,15 +4,17 @@ from collections.abc import Iterable
 
 from ..errors import BadType, BadValue
 from ..masks import Grid
-from .statistics import Effective, Entropy, Largest, LogSumExp, Received, Statistic
+from .row_statistics import Effective, Entropy, Largest, LogSumExp, mass, topk
+from .statistic import Statistic
+from .weight_statistics import Received, map, rows
 
-PLAIN: dict[str, Statistic] = {
-    s.name: s for s in (LogSumExp(), Largest(), Entropy(), Effective(), Received())
-}
-ALL_NAMES = (
-    '"lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", '
-    "map(rows, cols), rows([queries])"
-)
+# In the order in which errors name them.
+STATISTICS: tuple[type[Statistic], ...] = (
+    LogSumExp, Largest, Entropy, Effective, topk, mass, Received, map, rows
+)  # fmt: skip
+BY_NAME: dict[str, Statistic] = {s.name: s() for s in STATISTICS if not s.call}
+EXAMPLES = {s.name: s.example for s in STATISTICS if s.call}
+ALL_NAMES = ", ".join(s.call or f'"{s.name}"' for s in STATISTICS)
 
 
 def parse_stats(
@@ -33,14 +35,14 @@ def parse_stats(
         )
     found: dict[str, Statistic] = {}
     for entry in entries:
-        statistic = entry if isinstance(entry, Statistic) else PLAIN.get(str(entry))
+        statistic = entry if isinstance(entry, Statistic) else BY_NAME.get(str(entry))
         name = str(getattr(entry, "name", entry))
         if statistic is None:
             raise BadValue(
                 f"stats asks for {entry!r}.",
                 f"the statistics are {ALL_NAMES}.",
-                f"call it with what it needs, for example {_EXAMPLES[name]}."
-                if name in _EXAMPLES
+                f"call it with what it needs, for example {EXAMPLES[name]}."
+                if name in EXAMPLES
                 else "ask for one of these.",
             )
         if statistic.name in found:
@@ -58,11 +60,3 @@ def parse_stats(
 def lse_alone(statistics: tuple[Statistic, ...]) -> bool:
     """Is there nothing to count but what comes with the answer?"""
     return [s.name for s in statistics] == ["lse"]
-
-
-_EXAMPLES = {
-    "topk": "topk(8)",
-    "mass": 'mass({"sink": prefix(1)})',
-    "map": "map(64, 64)",
-    "rows": "rows([0, -1])",
-}

@@ -5,16 +5,23 @@ queries and their keys are disjoint (shards of a cache, of a ring), or share the
 queries are disjoint (chunks of a long text), in any order: the sums are exact but for rounding.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import BadValue
+from ..problem.online_softmax import State, merge
 from ..problem.problem import Problem
-from .state import Final, RowStats, WeightSums, added, finish_rows, merge_rows
-from .statistics import Result, RowStatistic, Statistic, SumStatistic
+from .statistic import (
+    Final,
+    Result,
+    RowStatistic,
+    Statistic,
+    WeightStatistic,
+    WeightSums,
+    finish_rows,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,15 +29,15 @@ class Partial:
     """Statistics of `queries` x `keys`, positions in rising order, (q,) and (k,).
 
     `rows` is what the first sweep gave and `sums` what the second gave; None where it was not made.
-    An engine that sums while it answers can build one itself: `RowStats` needs (max, sum), and what
-    the requested statistics read of moment, masses, best and where.
+    An engine that accumulates while it computes the output can build one itself: the state needs
+    max and sum, and the accumulators that the statistics name.
     """
 
     problem: Problem
     statistics: tuple[Statistic, ...]
     queries: Tensor
     keys: Tensor
-    rows: RowStats | None
+    rows: State | None
     sums: WeightSums | None
 
     @property
@@ -69,8 +76,9 @@ class Partial:
         for statistic in self.statistics:
             if isinstance(statistic, RowStatistic) and final is not None:
                 found[statistic.name] = statistic.finish(final)
-            if isinstance(statistic, SumStatistic) and self.sums is not None:
-                found[statistic.name] = statistic.finish(self.sums, self.problem.grid, self.queries)
+            if isinstance(statistic, WeightStatistic) and self.sums is not None:
+                total = self.sums[statistic.name]
+                found[statistic.name] = statistic.finish(total, self.problem.grid, self.queries)
         return found
 
     def __repr__(self) -> str:
@@ -95,23 +103,23 @@ class Partial:
     def _along_keys(self, other: "Partial", keys: Tensor, order: Tensor) -> "Partial":
         rows = sums = None
         if self.rows is not None and other.rows is not None:
-            rows = merge_rows(self.rows, other.rows)
+            rows = merge(self.rows, other.rows)
         if self.sums is not None and other.sums is not None:
-            a, b = self.sums, other.sums
-            sums = WeightSums(
-                _joined([a.received, b.received], -1, order),
-                added(a.map, b.map),
-                _joined([a.rows, b.rows], -1, order),
-            )
+            sums = {
+                s.name: torch.cat([self.sums[s.name], other.sums[s.name]], -1)[..., order]
+                if s.per_key
+                else self.sums[s.name] + other.sums[s.name]
+                for s in self.statistics
+                if isinstance(s, WeightStatistic)
+            }
         return Partial(self.problem, self.statistics, self.queries, keys, rows, sums)
 
     def _along_queries(self, other: "Partial", queries: Tensor, order: Tensor) -> "Partial":
         rows = sums = None
         if self.rows is not None and other.rows is not None:
-            pairs = zip(self.rows, other.rows, strict=True)
-            rows = RowStats(*(_joined(pair, 2, order) for pair in pairs))  # type: ignore[arg-type]  # None where both have none
+            rows = self.rows.map(lambda a, b: torch.cat([a, b], 2)[:, :, order], other.rows)
         if self.sums is not None and other.sums is not None:
-            sums = WeightSums(*(added(a, b) for a, b in zip(self.sums, other.sums, strict=True)))
+            sums = {name: x + other.sums[name] for name, x in self.sums.items()}
         return Partial(self.problem, self.statistics, queries, self.keys, rows, sums)
 
     def _refused(self, other: "Partial", why: str) -> BadValue:
@@ -130,8 +138,3 @@ def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     if bool((positions[1:] == positions[:-1]).any()):
         return None
     return positions, order
-
-
-def _joined(parts: Sequence[Tensor | None], dim: int, order: Tensor) -> Tensor | None:
-    given = [part for part in parts if part is not None]
-    return torch.cat(given, dim).index_select(dim, order) if given else None

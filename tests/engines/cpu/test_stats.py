@@ -297,7 +297,7 @@ def test_look_in_training_changes_no_bit_and_keeps_nothing(monkeypatch):
     statistics = ["lse", "entropy", "max", "received", stats.map(7, 9), stats.rows([5])]
     with torch.no_grad():
         naive_attention = ch.look(q, k, v, stats=statistics, mask=ch.causal, engine="cpu")
-    monkeypatch.setattr(tiles._Sweep, "strip", None)  # torch does not compute them
+    monkeypatch.setattr(tiles._Sweep, "statistics_of", None)  # torch does not compute them
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         seen = ch.look(q, k, v, stats=statistics, mask=ch.causal, engine="cpu")
@@ -313,7 +313,7 @@ def test_look_in_training_changes_no_bit_and_keeps_nothing(monkeypatch):
 def test_statistics_ignore_dropout_and_come_from_the_core(seed, monkeypatch):
     q, k, v = (x.requires_grad_() for x in make_qkv(H=2, G=2, Tq=50, Tk=50, D=16))
     naive_attention = ch.look(q, k, v, stats=["entropy", "received"], engine="cpu")
-    monkeypatch.setattr(tiles._Sweep, "strip", None)
+    monkeypatch.setattr(tiles._Sweep, "statistics_of", None)
     problem, inputs = make_problem(q, k, v, Options(dropout=0.5, seed=seed))
     found = compute_stats(problem, inputs, ["entropy", "received"]).finish()
     if seed is not None:

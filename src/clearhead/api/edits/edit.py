@@ -15,12 +15,12 @@ from ..layers import checked_list
 
 
 class Here(NamedTuple):
-    """Which call an edit is applied to: the layer, how often it was asked before, and where its
+    """Which call an edit is applied to: the layer, how many calls it made before, and where its
     query 0 stands in the text (None if the call does not say)."""
 
     layer: int
     module: str
-    turn: int
+    call: int
     start: int | Tensor | None
 
 
@@ -57,7 +57,7 @@ class Edit:
 
     def __repr__(self) -> str:
         given = [f"{name}={x!r}" for name, x in self._where() if x is not None]
-        return f"{type(self).__name__}({', '.join([*self.said(), *given])})"
+        return f"{type(self).__name__}({', '.join([*self.arguments(), *given])})"
 
     def _where(self) -> Iterable[tuple[str, object]]:
         for name in ("layers", "heads", "rows"):
@@ -65,24 +65,26 @@ class Edit:
             yield name, x if x is None else list(x)
         yield "batch", self.batch
 
-    def said(self) -> list[str]:
-        """What it was given beside the place."""
+    def arguments(self) -> list[str]:
+        """Its own arguments, as written in a call."""
         return []
 
-    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
-        """The question that is asked instead."""
+    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+        """The problem to compute instead."""
         return problem, inputs
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
-        """The output, (B, H, Tq, Dv), that is given instead."""
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
+        """The output to return instead, (B, H, Tq, Dv)."""
         return out
 
-    def shown(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
-        """The edited question as who looks at its weights sees it."""
+    def visible_problem(
+        self, problem: Problem, inputs: Inputs, here: Here
+    ) -> tuple[Problem, Inputs]:
+        """The edited problem whose weights are those of the edited call."""
         return problem, inputs
 
     def applies(self, problem: Problem, here: Here) -> bool:
-        """Is there anything of this call that it is about?"""
+        """Does it change anything in this call?"""
         self.heads_of(problem)
         if self.batch is not None and not len(range(problem.B)[self.batch.start : self.batch.stop]):
             return False
@@ -95,7 +97,7 @@ class Edit:
         return replace(self, batch=batch) if self.batch is None else None
 
     def heads_of(self, problem: Problem) -> list[int]:
-        """The heads that it is about. Raises `BadValue` for one that is not there."""
+        """The heads that it changes. Raises `BadValue` for one that is not there."""
         H = problem.H
         for h in self.heads or ():
             if not -H <= h < H:
@@ -107,7 +109,7 @@ class Edit:
         return list(range(H)) if self.heads is None else [h % H for h in self.heads]
 
     def where(self, problem: Problem, here: Here) -> Tensor | None:
-        """The queries that it is about, (B|1, H|1, Tq|1) booleans; None means all of the call."""
+        """The queries that it changes, (B|1, H|1, Tq|1) booleans; None means all of the call."""
         parts = []
         if self.heads is not None:
             parts.append(at_places(self.heads_of(problem), problem.H).reshape(1, -1, 1))
@@ -132,7 +134,7 @@ class Edit:
         if named := [r for r in self.rows if r >= 0]:
             if here.start is None:
                 raise BadValue(
-                    f"{self!r} was asked about a query and {problem.Tk} keys.",
+                    f"{self!r} was applied to one query and {problem.Tk} keys.",
                     "rows are positions in the text, and a call without a causal mask does not say "
                     "where in it its only query stands.",
                     "name rows from the end, rows=[-1], or leave rows out.",

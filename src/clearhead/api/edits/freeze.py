@@ -37,10 +37,10 @@ class freeze(Edit):
         super().__post_init__()
         check_recording(self, "recording", self.recording)
 
-    def said(self) -> list[str]:
+    def arguments(self) -> list[str]:
         return [f"<{len(self.recording)} calls>"]
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         weights, queries = self._weights(problem, here)
         v = inputs.v if self.batch is None else inputs.v[self.batch.start : self.batch.stop]
         heads = torch.tensor(self.heads_of(problem), device=v.device)
@@ -49,7 +49,9 @@ class freeze(Edit):
         value = weighted_sum(weights, v, weights != 0)
         return replaced(self, out, value, problem, here, queries)
 
-    def shown(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+    def visible_problem(
+        self, problem: Problem, inputs: Inputs, here: Here
+    ) -> tuple[Problem, Inputs]:
         """softmax(log w) = w: the frozen weights as a bias. A sink takes what they leave over."""
         p = problem
         if p.all_pairs > MOST_CELLS:

@@ -46,12 +46,12 @@ class ablate(Edit):
         if self.over is not None:
             check_recording(self, "over", self.over)
 
-    def said(self) -> list[str]:
+    def arguments(self) -> list[str]:
         over = [] if self.over is None else [f"over=<{len(self.over)} calls>"]
         zero = isinstance(self.by, str) and self.by == "zero"
         return [] if zero else [f"by={_word(self.by)}", *over]
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         if isinstance(self.by, Tensor):
             return replaced(self, out, self.by, problem, here)
         if self.over is not None:
@@ -82,10 +82,10 @@ class scale(Edit):
         super().__post_init__()
         object.__setattr__(self, "factor", finite_number("scale", "factor", self.factor))
 
-    def said(self) -> list[str]:
+    def arguments(self) -> list[str]:
         return [f"{self.factor:g}"]
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         scaled = out * self.factors(self.factor, problem, here).unsqueeze(-1)
         return scaled.to(out.dtype)
 
@@ -112,10 +112,10 @@ class patch(Edit):
         super().__post_init__()
         check_recording(self, "recording", self.recording)
 
-    def said(self) -> list[str]:
+    def arguments(self) -> list[str]:
         return [f"<{len(self.recording)} calls>"]
 
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         call = call_for(self, self.recording, here)
         given = output_of(self, call)
         if given.shape[2:] != out.shape[2:]:

@@ -45,13 +45,13 @@ def call_for(edit: Edit, recording: Recording, here: Here) -> Call:
     found = calls_of(edit, recording, here)
     if len(found) == 1:
         return found[0]
-    if here.turn >= len(found):
+    if here.call >= len(found):
         raise BadValue(
-            f"{edit!r} was applied to call {here.turn} of layer {here.layer}.",
+            f"{edit!r} was applied to call {here.call} of layer {here.layer}.",
             f"its recording holds {len(found)} calls of the layer, and call n serves call n.",
             "record as many runs, or one alone, which serves every call.",
         )
-    return found[here.turn]
+    return found[here.call]
 
 
 def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:

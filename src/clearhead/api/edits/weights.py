@@ -42,7 +42,7 @@ class knock_out(Edit):
                 "pass for example clearhead.prefix(1), or clearhead.dense(keep=booleans).",
             )
 
-    def said(self) -> list[str]:
+    def arguments(self) -> list[str]:
         shown = repr(self.mask)
         return [shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 3]}..."]
 
@@ -53,7 +53,7 @@ class knock_out(Edit):
     def for_copy(self, batch: range) -> Edit | None:
         return None if "B" in self.mask.sizes() else super().for_copy(batch)
 
-    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         rule, grid, device = problem.mask, problem.grid, problem.device
         for known, sizes, place, made in self._made:
             if sizes == grid and place == device and known.equals(rule, read=False):
@@ -95,13 +95,13 @@ class temperature(Edit):
                 "pass t > 0; uniform() gives equal weights.",
             )
 
-    def said(self) -> list[str]:
+    def arguments(self) -> list[str]:
         return [f"{self.t:g}"]
 
     def for_copy(self, batch: range) -> Edit | None:
         return None  # under a soft cap or with sinks it applies to whole layers or heads
 
-    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         factor, softcap = 1 / self.t, problem.softcap
         by_row = self.rows is not None or self.batch is not None
         if softcap is not None:
@@ -128,7 +128,7 @@ class uniform(Edit):
     def for_copy(self, batch: range) -> Edit | None:
         return None  # with sinks it applies to whole heads
 
-    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         where = self.factors(0.0, problem, here) == 0
         inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
         sinks = problem.sinks

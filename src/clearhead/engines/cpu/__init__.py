@@ -25,7 +25,7 @@ from .extension import (
 )
 from .operator import answer
 from .pack import DTYPES, all_plain
-from .stats import answer_and_lse, core_stats
+from .stats import answer_and_lse, core_stats, in_core
 from .stats_backward import core_stats_with_grad
 
 
@@ -103,4 +103,4 @@ def can_count(problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...
     comes from torch, which may consider another of two nearly equal weights the largest: so with
     gradients the core does not compute it."""
     topk_grad = problem.records_grad and any(s.name == "topk" for s in statistics)
-    return all_plain(problem, inputs) and not topk_grad
+    return all_plain(problem, inputs) and all(map(in_core, statistics)) and not topk_grad

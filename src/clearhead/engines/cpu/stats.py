@@ -1,7 +1,7 @@
 """Statistics by the C++ core: those of rows in the forward sweep, sums of weights in a second one.
 
-The core returns what `stats/state.py` describes, in units of its own (kernels/attention.h,
-`RowStats` and `WeightSums`); here it becomes a `Partial`, which finishes and merges like any other.
+The core returns the accumulators of `stats/`, in units of its own (kernels/attention.h, `RowStats`
+and `WeightSums`); here they become a `Partial`, which finishes and merges like any other.
 """
 
 import math
@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...problem.online_softmax import anchor
+from ...problem.online_softmax import Accumulator, State, anchor
 from ...problem.problem import Inputs, Problem
-from ...stats import Statistic
-from ...stats.buffers import Buffers
-from ...stats.partial import Partial
-from ...stats.state import RowStats, finish_rows
+from ...stats import Partial, Statistic, map, mass, rows
+from ...stats.row_statistics import Moment
+from ...stats.statistic import RowStatistic, WeightSums, empty_rows, empty_sums, finish_rows
+from ...stats.top_scores import TopScores
 from .extension import core, layout
 from .operator import answer
 from .pack import MASK, check, kernel_args, mask_numbers, matrix_view, pack, tensor_view, with_rows
@@ -25,6 +25,16 @@ from .pack import MASK, check, kernel_args, mask_numbers, matrix_view, pack, ten
 )
 (WEIGHT_SUMS,) = layout("WeightSums", "max share received map_rows map_cols map exact_row exact")
 LN2 = math.log(2.0)
+# What the two structs hold: accumulators of rows, and sums of weights by their statistic.
+ACCUMULATORS = {"", "moment", "top", "groups"}
+SUMS = {"received", "map", "rows"}
+
+
+def in_core(statistic: Statistic) -> bool:
+    """Does the core compute what this statistic is made of?"""
+    if isinstance(statistic, RowStatistic):
+        return statistic.accumulator in ACCUMULATORS
+    return statistic.name in SUMS
 
 
 def answer_and_lse(
@@ -36,8 +46,8 @@ def answer_and_lse(
     assert lse is not None
     lse = lse.to(p.wide)
     top = lse.detach()
-    rows = RowStats(top, torch.exp(lse - anchor(top)))
-    return out, Partial(replace(p, sinks=None), statistics, *everything_of(p), rows, None)
+    state = State(top, torch.exp(lse - anchor(top)), {})
+    return out, Partial(replace(p, sinks=None), statistics, *everything_of(p), state, None)
 
 
 def core_stats(
@@ -51,56 +61,69 @@ def core_stats(
 def core_stats_and_max(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> tuple[Partial, Tensor]:
-    """`core_stats`, and the largest logit of every query in float64 (`RowStats` rounds it)."""
-    buffers = Buffers(p, statistics)
+    """`core_stats`, and the largest logit of every query in float64 (`State` rounds it)."""
     q, k, v = (with_rows(x) for x in inputs)
     v = v if out is not None else v[..., :0]
     args = kernel_args(p)  # its tensors must outlive the calls
 
-    kept = buffers.no_rows(p.Tq)
-    groups = [mask_numbers(0, 0, r.lo, r.hi, r.bits) for r in buffers.groups]
+    kept = empty_rows(p, statistics, p.Tq)
+    (moment,), (group_sums,) = (kept.more.get(name, (None,)) for name in ("moment", "groups"))
+    top_scores, top_keys = kept.more.get("top", (None, None))
+    ranges = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
+    groups = [mask_numbers(0, 0, r.lo, r.hi, r.bits) for r in ranges]
     problem = pack(q, k, v, out, None, args)
     check(
         core.attend_with_stats(
             problem,
             ROW_STATS.pack(
-                *tensor_view(kept.max), *tensor_view(kept.sum), *tensor_view(kept.moment),
-                buffers.best, *matrix_view(kept.best), *matrix_view(kept.where),
-                len(groups), *matrix_view(kept.masses), 0,
+                *tensor_view(kept.max), *tensor_view(kept.sum), *tensor_view(moment),
+                0 if top_keys is None else top_keys.shape[-1],
+                *matrix_view(top_scores), *matrix_view(top_keys),
+                len(groups), *matrix_view(group_sums), 0,
             ),
             b"".join(MASK.pack(*group) for group in groups),
         )
     )  # fmt: skip
     unit = core.logit_scale(problem)
-    rows = RowStats(
-        kept.max * unit,
-        kept.sum,
-        None if kept.moment is None else kept.moment * LN2,
-        kept.masses,
-        None if kept.best is None else kept.best.double() * unit,  # their differences are exact
-        kept.where,
-    )
-
+    more = {name: _in_nats(x, unit) for name, x in kept.more.items()}
+    state = State(kept.max * unit, kept.sum, more)
     sums = None
-    if buffers.weights:
-        share = finish_rows(rows, p.sinks).share
-        sums = buffers.no_sums(p.Tk)
-        exact = buffers.exact or []
-        row_of = torch.full((p.Tq,), -1, device="cpu")
-        row_of[exact] = torch.arange(len(exact), device="cpu")
-        check(
-            core.sum_weights(
-                problem,
-                WEIGHT_SUMS.pack(
-                    *tensor_view(kept.max), *tensor_view(share), *tensor_view(sums.received),
-                    *(buffers.bins or (0, 0)), *matrix_view(sums.map),
-                    row_of.data_ptr(), *matrix_view(sums.rows),
-                ),
-            )
-        )  # fmt: skip
-        if sums.rows is not None:  # a query that was requested twice is stored once
-            sums = sums._replace(rows=sums.rows[:, :, row_of[exact]])
-    return Partial(p, statistics, *everything_of(p), rows, sums), kept.max.double() * unit
+    if any(s.sweep == "second" for s in statistics):
+        share = finish_rows(state, p.sinks).share
+        sums = _sum_weights(p, statistics, problem, kept.max, share)
+    part = Partial(p, statistics, *everything_of(p), state, sums)
+    return part, kept.max.double() * unit
+
+
+def _in_nats(x: Accumulator, unit: float) -> Accumulator:
+    if isinstance(x, Moment):
+        return Moment(x.total * LN2)
+    if isinstance(x, TopScores):
+        return TopScores(x.scores.double() * unit, x.keys)  # their differences are exact
+    return x
+
+
+def _sum_weights(
+    p: Problem, statistics: tuple[Statistic, ...], problem: bytes, top: Tensor, share: Tensor
+) -> WeightSums:
+    sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
+    bins = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, map)] or [(0, 0)]
+    exact = [i for s in statistics if isinstance(s, rows) for i in s.places(p.grid)]
+    row_of = torch.full((p.Tq,), -1, device="cpu")
+    row_of[exact] = torch.arange(len(exact), device="cpu")
+    check(
+        core.sum_weights(
+            problem,
+            WEIGHT_SUMS.pack(
+                *tensor_view(top), *tensor_view(share), *tensor_view(sums.get("received")),
+                *bins[0], *matrix_view(sums.get("map")),
+                row_of.data_ptr(), *matrix_view(sums.get("rows")),
+            ),
+        )
+    )  # fmt: skip
+    if "rows" in sums:  # a query that was requested twice is stored once
+        sums["rows"] = sums["rows"][:, :, row_of[exact]]
+    return sums
 
 
 def everything_of(p: Problem) -> tuple[Tensor, Tensor]:

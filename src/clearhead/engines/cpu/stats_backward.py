@@ -6,7 +6,7 @@ derivatives of derivatives, torch computes the statistics again, strip by strip 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,11 +15,10 @@ from torch import Tensor
 
 from ...masks.key_ranges import EVERY_KEY, KeyRanges
 from ...problem.biases import TensorBias
+from ...problem.online_softmax import State
 from ...problem.problem import Inputs, Problem, repeat_heads
-from ...stats import Statistic
-from ...stats.buffers import Buffers
-from ...stats.partial import Partial
-from ...stats.state import RowStats, WeightSums, finish_rows
+from ...stats import Partial, Statistic, mass
+from ...stats.statistic import WeightSums, empty_rows, finish_rows
 from ...stats.sweep import both, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
 from .backward import OutputGrads, gradients, log_unit
@@ -30,12 +29,9 @@ from .stats import core_stats_and_max, everything_of
 def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
     """`core_stats` of a problem whose tensors require gradients; only the inputs are saved."""
     bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
-    numbers = _CoreStats.apply(p, inputs, statistics, inputs.q, inputs.k, bias, p.sinks)
-    rows, sums = _rows_and_sums(numbers)
-    return Partial(p, statistics, *everything_of(p), rows, None if sums == WeightSums() else sums)
-
-
-NAMES = *RowStats._fields, *WeightSums._fields
+    tensors = _CoreStats.apply(p, inputs, statistics, inputs.q, inputs.k, bias, p.sinks)
+    rows, sums = _rows_and_sums(p, statistics, tensors)
+    return Partial(p, statistics, *everything_of(p), rows, sums or None)
 
 
 class InputGrads(NamedTuple):
@@ -48,7 +44,7 @@ class InputGrads(NamedTuple):
 
 
 class _CoreStats(torch.autograd.Function):
-    """The fields of `RowStats` and `WeightSums`, as one tuple."""
+    """The tensors of the rows and of the weight sums, as one tuple."""
 
     @staticmethod
     def forward(
@@ -65,7 +61,7 @@ class _CoreStats(torch.autograd.Function):
         bias = None if isinstance(p.bias, TensorBias) else p.bias
         ctx.problem = replace(p, bias=bias, sinks=None), statistics
         ctx.save_for_backward(top, part.rows.sum.detach(), *tensors)
-        return *part.rows, *(part.sums or WeightSums())
+        return *part.rows.tensors(), *(part.sums or {}).values()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -77,29 +73,30 @@ class _CoreStats(torch.autograd.Function):
         p = replace(p, bias=p.bias if bias is None else TensorBias(bias), sinks=sinks)
         inputs = Inputs(q, k, k)  # the values are not read
         needed = ctx.needs_input_grad[3:]
-        given = dict(zip(NAMES, grads, strict=True))
+        rows, sums = _rows_and_sums(p, statistics, grads)
+        of_rows: list[Tensor | None] = [*rows.tensors()]
         result = InputGrads()
         differentiated = torch.is_grad_enabled() or in_forward_mode()
         if not differentiated and all_plain(p, inputs) and is_unbatched(*grads):
-            of_rows, of_received = (given["sum"], given["moment"]), given["received"]
-            if any(g is not None for g in of_rows):
-                result = _of_rows(p, inputs, top, total, of_rows, needed[2])
-            if given["masses"] is not None:
-                groups = Buffers(p, statistics).groups
-                more = _of_masses(p, inputs, top, total, given["masses"], groups, needed[2])
+            (moment,), (groups,) = (rows.more.get(name, (None,)) for name in ("moment", "groups"))
+            received = sums.pop("received", None)
+            if rows.sum is not None or moment is not None:
+                result = _of_rows(p, inputs, top, total, (rows.sum, moment), needed[2])
+            if groups is not None:
+                ranges = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
+                more = _of_masses(p, inputs, top, total, groups, ranges, needed[2])
                 result = _sum(result, more)
-            if of_received is not None:
-                more = _of_received(p, inputs, top, total, of_received, needed[2])
+            if received is not None:
+                more = _of_received(p, inputs, top, total, received, needed[2])
                 result = _sum(result, more)
-            given.update(sum=None, moment=None, masses=None, received=None)
-        if any(g is not None for g in given.values()):
-            rows, sums = _rows_and_sums([given[name] for name in NAMES])
+            of_rows[1:] = [None] * len(of_rows[1:])
+        if any(g is not None for g in (*of_rows, *sums.values())):
             again = sweep_gradients(
                 p,
                 inputs,
                 statistics,
                 top=top.to(p.wide),
-                rows=rows,
+                rows=of_rows,
                 sums=sums,
                 learning=[x for x, wants in zip(tensors, needed, strict=True) if wants],
             )
@@ -175,7 +172,7 @@ def _of_received(
     args, r = kernel_args(p), grad.resolve_neg().contiguous()
     q, k = inputs.q.float(), repeat_heads(inputs.k.float(), p.H)
     mean, _, _ = attend(q, k, r.unsqueeze(-1), args, False)
-    share = finish_rows(RowStats(top.to(p.wide), total), p.sinks).share
+    share = finish_rows(State(top.to(p.wide), total, {}), p.sinks).share
     lse = top - share.double().log() * log_unit(top)
     lse = lse.masked_fill(top == -math.inf, -math.inf)
     of = OutputGrads(dlse=-mean.squeeze(-1), dreceived=r)
@@ -200,6 +197,10 @@ def _sum(a: InputGrads, b: InputGrads) -> InputGrads:
     return InputGrads(*map(both, a, b))
 
 
-def _rows_and_sums(parts: Sequence[Any]) -> tuple[RowStats, WeightSums]:
-    n = len(RowStats._fields)
-    return RowStats(*parts[:n]), WeightSums(*parts[n:])
+def _rows_and_sums(
+    p: Problem, statistics: tuple[Statistic, ...], tensors: Iterable[Any]
+) -> tuple[State, WeightSums]:
+    """The inverse of what `_CoreStats` does to these; tensors may be gradients, and None."""
+    x = iter(tensors)
+    rows = empty_rows(p, statistics, 0).with_tensors(x)
+    return rows, dict(zip((s.name for s in statistics if s.sweep == "second"), x, strict=True))

@@ -1,0 +1,46 @@
+"""Going through the attention matrix in tiles, without ever forming it.
+
+For each tile of queries, the keys pass by tile by tile. Tiles of keys that the mask leaves empty
+are skipped, and in those it leaves full no mask is applied.
+Source: Dao, Fu, Ermon, Rudra & Ré 2022, "FlashAttention"; Rabe & Staats 2021.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch.utils.checkpoint import checkpoint
+
+from ..torch_state import in_transform
+from .problem import Problem
+
+Result = TypeVar("Result")
+
+
+def query_tiles(queries: range, height: int) -> list[slice]:
+    """The queries in tiles of `height`; one empty tile if there are none."""
+    starts = range(queries.start, max(queries.stop, queries.start + 1), height)
+    return [slice(start, min(start + height, queries.stop)) for start in starts]
+
+
+def for_queries(p: Problem, queries: slice, compute: Callable[[slice], Result]) -> Result:
+    """`compute(queries)`. While autograd records, its tiles are not saved but computed again in the
+    backward pass, so memory in training stays O(queries x tile of keys)."""
+    if not p.records_grad or in_transform():  # a checkpoint does not work under torch.func
+        return compute(queries)
+    draws = p.dropout > 0 and p.seed is None
+    return checkpoint(compute, queries, use_reentrant=False, preserve_rng_state=draws)
+
+
+def key_tiles(
+    p: Problem, queries: slice, width: int, keys: range | None = None
+) -> list[tuple[slice, Problem]]:
+    """The tiles of `width` keys, among `keys`, that any of these queries may look at: each with the
+    problem of the tile, which has no mask where the mask allows every pair."""
+    keys = range(p.Tk) if keys is None else keys
+    some, full = p.key_ranges.tile_lists(queries, width)
+    found = []
+    for tile, any_pair in enumerate(some):
+        part = slice(max(tile * width, keys.start), min((tile + 1) * width, keys.stop))
+        if any_pair and part.start < part.stop:
+            found.append((part, p.unmasked if full[tile] else p))
+    return found
