@@ -86,8 +86,8 @@ def model(
 ) -> "Figure | SubFigure | Axes":
     """Every head's map in one figure: a row a layer, a column a head.
 
-    The square root of the weight is drawn, from 0 to 1, in the colours of the page. Returns the figure,
-    or `ax` if it was given, which the drawing replaces.
+    The square root of the weight is drawn, from 0 to 1, in the colours of the page. Returns the
+    figure, or `ax` if it was given, which the drawing replaces.
     """
     require_matplotlib()
     from matplotlib.colors import LinearSegmentedColormap
