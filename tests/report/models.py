@@ -20,3 +20,9 @@ class AttentionCalls(nn.Module):
 
 def normal(*shape: int, seed: int = 3) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pointing(T, where, strength=60.0):
+    """A head whose query i looks at key where(i): one-hot keys, and queries that match them."""
+    keys = torch.eye(T)
+    return torch.stack([strength * keys[where(i)] for i in range(T)]), keys

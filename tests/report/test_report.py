@@ -15,7 +15,7 @@ import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.report import report, tile, write
 from clearhead.report.head_label import LABELS, is_separator, label_of
-from tests.report.models import AttentionCalls, normal
+from tests.report.models import AttentionCalls, normal, pointing
 
 pytest.importorskip("transformers")
 
@@ -23,12 +23,6 @@ pytest.importorskip("transformers")
 def words(n):
     """Tokens of which every fifth is a comma, between [CLS] and [SEP]."""
     return ["[CLS]", *("," if i % 5 == 0 else f"w{i}" for i in range(1, n - 1)), "[SEP]"]
-
-
-def pointing(T, where, strength=60.0):
-    """A head whose query i looks at key where(i): one-hot keys, and queries that match them."""
-    keys = torch.eye(T)
-    return torch.stack([strength * keys[where(i)] for i in range(T)]), keys
 
 
 MASKS = {"full": None, "causal": ch.causal, "window": ch.window(before=5, after=2)}
@@ -197,8 +191,8 @@ def test_uniform_weights_on_a_short_text_give_no_label():
         AttentionCalls((torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 2), {})), torch.zeros(1)
     )
     assert found[0, 0].label == "spread" and found[0, 0].shares["first"] == pytest.approx(1 / 3)
-    assert label_of({"same": 0.5}, {"same": 0.3}, 0.5) == ("mixed", 0.5)
-    assert label_of({"same": 0.5}, {"same": 0.2}, 0.5) == ("same token", 0.5)
+    assert label_of({"same": 0.5}, {"same": 0.3}, 0.5) == ("mixed", 0.5, "", "")
+    assert label_of({"same": 0.5}, {"same": 0.2}, 0.5) == ("same token", 0.5, "", "")
     assert set(LABELS) == {
         "induction",
         "duplicate",

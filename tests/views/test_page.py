@@ -5,7 +5,9 @@ itself, no message on the console, no script error, no dialog.
 """
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import math
 import os
@@ -13,14 +15,19 @@ import re
 import shutil
 import subprocess
 import tarfile
+import urllib.parse
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
+import clearhead
 from clearhead.errors import BadType, BadValue
 from clearhead.results.trace import Step, Trace
 from clearhead.views.escape import visible_in_browser as visible
 from clearhead.views.html import page, report_page, write_page, write_report
+from clearhead.views.html.document import SCRIPTS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -29,6 +36,7 @@ FLAGS = (
 ).split()
 
 AXE = "axe-core@4.14.1"
+PAGE = Path(clearhead.__file__).parent / "views" / "page"
 
 QUERIES = ("she", "sat", "down", "right", "there")
 KEYS = ("The", "old", "cat", "she", "sat", "down", "there")
@@ -96,6 +104,12 @@ def embedded(document):
     )
 
 
+def layer_of(document):
+    """The one layer of the page of a trace."""
+    [layer] = embedded(document)["layers"]
+    return layer
+
+
 def tensor(step, where=None):
     """One step of `embedded` as a tensor."""
     held = where or step
@@ -106,7 +120,7 @@ def tensor(step, where=None):
 
 def test_every_number_survives():
     trace = full_trace()
-    for step, held in zip(trace, embedded(page(trace))["steps"], strict=True):
+    for step, held in zip(trace, layer_of(page(trace))["steps"], strict=True):
         first = step.tensor[0] if "b" in step.axes else step.tensor
         assert torch.equal(tensor(held), first), step.name
         assert held["shape"] == [
@@ -116,7 +130,7 @@ def test_every_number_survives():
 
 def test_nan_and_infinity_survive():
     weights = torch.tensor([[math.nan, 1.0], [-math.inf, math.inf]])
-    held = embedded(page(Trace((Step("weights", "", "", "q k", weights),))))["steps"][0]
+    held = layer_of(page(Trace((Step("weights", "", "", "q k", weights),))))["steps"][0]
     assert held["kind"] == "f4"
     assert torch.equal(tensor(held).nan_to_num(nan=5.0), weights.nan_to_num(nan=5.0))
 
@@ -124,27 +138,27 @@ def test_nan_and_infinity_survive():
 @pytest.mark.parametrize("value", [1e300, 1e-300])
 def test_a_number_outside_float32_is_not_rounded_to_infinity_or_zero(value):
     weights = torch.tensor([[value, 1.0]], dtype=torch.float64)
-    held = embedded(page(Trace((Step("weights", "", "", "q k", weights),))))["steps"][0]
+    held = layer_of(page(Trace((Step("weights", "", "", "q k", weights),))))["steps"][0]
     assert tensor(held).tolist() == weights.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_dtype_opens(dtype):
     trace = full_trace(dtype=dtype)
-    held = embedded(page(trace))["steps"][-1]
+    held = layer_of(page(trace))["steps"][-1]
     assert torch.equal(tensor(held), trace["output"][0].float())
 
 
 def test_a_trace_with_gradients_and_no_tokens_is_numbered():
     weights = torch.rand(2, 3, requires_grad=True)
-    data = embedded(page(Trace((Step("weights", "", "", "q k", weights),))))
+    data = layer_of(page(Trace((Step("weights", "", "", "q k", weights),))))
     assert (data["queries"], data["keys"]) == (["0", "1"], ["0", "1", "2"])
 
 
 def test_a_long_text_is_pooled_by_maximum_and_keeps_some_rows():
     trace = full_trace(["q"] * 311, ["k"] * 523, B=1)
     document = page(trace)
-    data = embedded(document)
+    data = layer_of(document)
     assert data["block"] == [2, 3]
     kept = data["kept"]
     assert kept[0] == 0 and kept[-1] == 310 and len(kept) < 311
@@ -172,7 +186,7 @@ def test_no_token_can_leave_its_element():
     assert not set("\0\u202e\u2028\u2029\ud800") & set(document)
     held = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', document)[1]
     assert held.isascii() and not set("<>&") & set(held)
-    assert embedded(document)["keys"] == [visible(token) for token in HOSTILE]
+    assert layer_of(document)["keys"] == [visible(token) for token in HOSTILE]
 
 
 def test_invisible_characters_are_written_out():
@@ -248,25 +262,32 @@ def browser():
 @pytest.fixture
 def visit(browser, tmp_path):
     """Open a trace or a report in the browser; at the end, make the four checks."""
-    contexts, happened, address = [], [], (tmp_path / "page.html").as_uri()
+    contexts, happened, file = [], [], (tmp_path / "page.html").as_uri()
 
-    def open_page(shown, *, title="clearhead", note="", query=None, **options):
+    def is_asked_for(url):  # what the page saves is a blob of its own
+        return url.split("#")[0] == file or url.startswith("blob:")
+
+    def open_page(
+        shown, *, title="clearhead", note="", query=None, hash="", prepare=None, **options
+    ):
         if isinstance(shown, Trace):
             write_page(shown, tmp_path / "page.html", title=title, note=note, query=query)
         else:
             write_report(shown, tmp_path / "page.html", title=title, note=note)
         options = {
             "reduced_motion": "reduce",
-            "viewport": {"width": 1200, "height": 900},
+            "viewport": {"width": 1280, "height": 720},
             **options,
         }
         contexts.append(browser.new_context(**options))
+        if prepare is not None:
+            prepare(contexts[-1])
         tab = contexts[-1].new_page()
-        tab.on("request", lambda it: it.url == address or happened.append(f"request {it.url}"))
+        tab.on("request", lambda it: is_asked_for(it.url) or happened.append(f"request {it.url}"))
         tab.on("console", lambda it: happened.append(f"console {it.text}"))
         tab.on("pageerror", lambda it: happened.append(f"error {it}"))
         tab.on("dialog", lambda it: (happened.append(f"dialog {it.message}"), it.dismiss()))
-        tab.goto(address)
+        tab.goto(file + hash)
         return tab
 
     yield open_page
@@ -275,33 +296,63 @@ def visit(browser, tmp_path):
     assert happened == []
 
 
-def hover(tab, row, column, shape, canvas="#canvas"):
-    box = tab.locator(canvas).bounding_box()
-    x = box["x"] + (column + 0.5) * box["width"] / shape[1]
-    y = box["y"] + (row + 0.5) * box["height"] / shape[0]
-    tab.mouse.move(x, y)
-    return x, y
-
-
 def value(text):
     return float(text.replace("−", "-").replace("∞", "inf"))
 
 
+def address(tab, **parts):
+    """Choose by the address: head, query and key by word or position, view, step."""
+    given = tab.evaluate("location.hash.slice(1)")
+    held = dict(urllib.parse.parse_qsl(given)) | {name: str(it) for name, it in parts.items()}
+    tab.evaluate(
+        """hash => new Promise(done => {
+             addEventListener('hashchange', () => setTimeout(done, 0), { once: true });
+             location.hash = hash;
+           })""",
+        urllib.parse.urlencode(held) + f"&n={tab.evaluate('performance.now()')}",
+    )
+
+
+def words(tab, position):
+    return tab.locator(f"#word-{position}")
+
+
 def reading(tab):
-    """What the readout says: its tokens, and the number of every step."""
+    """What stands below the picture: the two tokens, and the number of every step."""
     numbers = {
-        cell.get_attribute("data-step"): value(cell.text_content())
-        for cell in tab.locator("#readout dd").all()
+        cell.get_attribute("data-step"): value(cell.locator("b").text_content())
+        for cell in tab.locator("#reading [data-step]").all()
     }
-    return tab.locator("#readout bdi").all_text_contents(), numbers
+    return tab.locator("#reading bdi").all_text_contents(), numbers
 
 
 def says(tab, trace, head, row, column):
     tokens, numbers = reading(tab)
     assert tokens == [trace.queries[row], trace.keys[column]]
-    assert len(numbers) == 7
+    masked = trace["masked"][0, head, row, column].isinf().item()
+    # A masked score says something only where it differs from the score before it.
+    assert set(numbers) == {
+        step.name for step in trace if "q k" in step.axes and (step.name != "masked" or masked)
+    }
     for name, shown in numbers.items():
         assert shown == pytest.approx(trace[name][0, head, row, column].item(), rel=1e-5), name
+
+
+def map_cell(tab, row, column):
+    """The middle of a cell of the map, in the window."""
+    return tab.evaluate(
+        """([row, column]) => {
+             const box = document.getElementById('picture').getBoundingClientRect();
+             const it = picture.map;
+             return [box.x + it.x + (column + .5) * it.cell, box.y + it.y + (row + .5) * it.cell];
+           }""",
+        [row, column],
+    )
+
+
+def texts(tab):
+    """Every text in the picture."""
+    return tab.evaluate("picture.shapes.filter(it => it.kind === 'text').map(it => it.text)")
 
 
 def rows(tab, caption):
@@ -316,83 +367,174 @@ def rows(tab, caption):
 
 
 def open_step(tab, name):
-    tab.locator("#tabs button", has_text=name).click()
+    tab.locator("#view-numbers").click()
+    tab.locator("#options .stages button", has_text=name).click()
+
+
+# ---- pointing, keeping, letting go -----------------------------------------------------
+
+
+def test_pointing_shows_clicking_keeps_escape_lets_go(visit):
+    trace = full_trace(KEYS, KEYS)
+    tab = visit(trace)
+    said = tab.locator("#sentence").text_content
+    kept = said()
+    weights = trace["dropped"][0, 0]
+
+    def sentence(query):
+        key = int(weights[query].argmax())
+        return f"{KEYS[query]} looks at {KEYS[key]} ({round(100 * weights[query, key].item())} %)"
+
+    assert kept.startswith(sentence(6))
+    words(tab, 2).hover()
+    assert said().startswith(sentence(2)) and said() != kept
+    tab.mouse.move(2, 2)
+    assert said() == kept, "what was pointed at goes again"
+    words(tab, 2).click()
+    tab.mouse.move(2, 2)
+    assert said().startswith(sentence(2))
+    assert words(tab, 2).get_attribute("aria-selected") == "true"
+    tab.keyboard.press("Escape")
+    assert said().startswith("All queries")
+    assert tab.locator("#strip [aria-selected=true]").count() == 0
+
+
+def test_pointing_at_a_head_shows_it_for_a_moment(visit):
+    trace = full_trace()
+    tab = visit(trace)
+    tab.locator(".tile").nth(4).hover()
+    assert tab.locator("#head-title").text_content() == "Head 4"
+    says(tab, trace, 4, 4, int(trace["dropped"][0, 4, 4].argmax()))
+    assert tab.evaluate("chosen.head") == 0
+    tab.mouse.move(2, 2)
+    assert tab.locator("#head-title").text_content() == "Head 0"
+    tab.locator(".tile").nth(3).click()
+    tab.mouse.move(2, 2)
+    assert tab.locator("#head-title").text_content() == "Head 3"
+    assert tab.locator("#grid [aria-checked=true]").get_attribute("data-place") == "0.3"
+
+
+def test_the_words_are_shaded_by_the_weights(visit):
+    trace = full_trace(KEYS, KEYS)
+    tab = visit(trace)
+    for key, weight in enumerate(trace["dropped"][0, 0, 6].tolist()):
+        colour = words(tab, key).evaluate("it => it.style.background")
+        expected = tab.evaluate("it => css(shareColour(it))", weight) if weight >= 0.01 else ""
+        assert colour.replace(",", "") == expected
+    blocked = "document.querySelectorAll('#strip .blocked').length"
+    assert tab.evaluate(blocked) == 0
+    words(tab, 2).click()
+    assert tab.evaluate(blocked) == 4
+
+
+def test_the_scale_is_the_same_for_every_number_of_tokens(visit):
+    short, long = (visit(full_trace(["q"] * n, ["k"] * n)) for n in (3, 40))
+    for weight in (0, 0.004, 0.25, 1):
+        assert len({str(tab.evaluate(f"shareColour({weight})")) for tab in (short, long)}) == 1
+    paper, ink = (short.evaluate(f"shareColour({it})") for it in (0, 1))
+    assert sum(paper) > 700 and sum(ink) < 150
+
+
+# ---- the map ------------------------------------------------------------------------
 
 
 def test_hovering_a_cell_reads_its_numbers(visit):
     trace = full_trace()
     tab = visit(trace)
+    tab.locator("#view-map").click()
     for row, column in ((0, 0), (0, 6), (3, 2), (4, 6)):
-        hover(tab, row, column, (5, 7))
+        tab.mouse.move(*map_cell(tab, row, column))
         says(tab, trace, 0, row, column)
-        told_so = "may not look at" in tab.locator("#readout").text_content()
+        told_so = "may not look" in tab.locator("#reading").text_content()
         assert told_so == trace["masked"][0, 0, row, column].isinf().item()
-    assert tab.locator("#readout").get_attribute("aria-live") == "polite"
-    hover(tab, 2, 3, (5, 7), "#heads button:nth-child(5) canvas")
-    says(tab, trace, 4, 2, 3)
-
-
-def test_a_click_keeps_the_cell_and_opens_a_head(visit):
-    trace = full_trace()
-    tab = visit(trace)
-    tab.mouse.click(*hover(tab, 1, 2, (5, 7)))
-    tab.mouse.move(0, 0)
+    assert tab.locator("#reading").get_attribute("aria-live") == "polite"
+    tab.mouse.click(*map_cell(tab, 1, 2))
+    tab.mouse.move(2, 2)
     says(tab, trace, 0, 1, 2)
-    tab.locator("#heads button").nth(3).click()
-    tab.mouse.move(0, 0)
-    says(tab, trace, 3, 1, 2)
-    chosen = tab.locator("#heads [aria-checked=true]")
-    assert chosen.text_content() == "head 3"
-    assert tab.locator("#head").input_value() == "3"
 
 
 def test_the_map_shows_the_step_that_is_chosen(visit):
     trace = full_trace()
     tab = visit(trace)
-    pixel = """([row, column]) => {
-        const copy = new OffscreenCanvas(7, 5).getContext('2d');
-        copy.drawImage(document.getElementById('canvas'), 0, 0);
-        return [...copy.getImageData(column, row, 1, 1).data];
-    }"""
-    assert tab.evaluate(pixel, [0, 6])[3] == 0, "a masked cell is left to the hatching"
-    tab.get_by_role("radio", name="scores").check()
-    assert tab.evaluate(pixel, [0, 6])[3] == 255, "the scores are there before the mask"
+    tab.locator("#view-map").click()
+    colour = "cell => picture.shapes.find(it => it.kind === 'cells').colourOf(cell)"
+    assert tab.evaluate(colour, 6) is None, "a masked cell is left to the hatching"
+    tab.locator("#step").select_option("scores")
+    assert tab.evaluate(colour, 6) is not None, "the scores are there before the mask"
     scores = trace["scores"][0]
-    top, bottom = (int(scores[0].argmax()), int(scores[0].argmin()))
-    light = [sum(tab.evaluate(pixel, [at // 7, at % 7])[:3]) for at in (top, bottom)]
-    assert light[0] > light[1]
-    assert tab.locator("#readout .shown dt").text_content() == "scores"
+    limit = scores.abs().max().item()
+    for cell, score in enumerate(scores[0].flatten().tolist()):
+        expected = tab.evaluate("([it, limit]) => signedColour(it, limit)", [score, limit])
+        assert tab.evaluate(colour, cell) == pytest.approx(expected, abs=1)
+    assert tab.evaluate("signedColour(0, 1)") == tab.evaluate("shareColour(0)"), "paper is none"
 
 
-def test_the_keyboard_walks_the_map(visit):
+def test_the_keyboard_walks_the_picture(visit):
     trace = full_trace()
     tab = visit(trace)
-    tab.locator("#map").focus()
-    for press in ("Home", "ArrowUp", "ArrowUp", "ArrowRight", "PageDown"):
+    tab.locator("#view-map").click()
+    tab.locator("#picture").focus()
+    for press in ("Home", "ArrowUp", "ArrowUp", "ArrowRight"):
         tab.keyboard.press(press)
-    says(tab, trace, 1, 2, 1)
+    says(tab, trace, 0, 2, 1)
     tab.keyboard.press("End")
     tab.keyboard.press("ArrowRight")
-    says(tab, trace, 1, 2, 6)
-    tab.locator("#heads [tabindex='0']").focus()
+    says(tab, trace, 0, 2, 6)
+    tab.locator("#grid [tabindex='0']").focus()
     tab.keyboard.press("ArrowRight")
-    assert tab.evaluate("document.activeElement.textContent") == "head 2"
+    assert tab.evaluate("document.activeElement.dataset.place") == "0.1"
+    assert tab.evaluate("chosen.head") == 1
+    tab.locator("#strip").focus()
+    tab.keyboard.press("Home")
+    assert tab.evaluate("chosen.query") == 0
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("#strip").get_attribute("aria-activedescendant") == "word-1"
 
 
 def test_the_tab_key_reaches_everything(visit):
     tab = visit(full_trace())
     reached = []
-    for _ in range(40):
+    for _ in range(25):
         tab.keyboard.press("Tab")
-        reached.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
-    order = ["theme", "head", "query", "key", "show", "map", "queries", "keys", "tab-0", "panel"]
+        reached.append(
+            tab.evaluate("document.activeElement.id || document.activeElement.className")
+        )
+    order = ["theme", "strip", "beside", "view-text", "whatif", "picture"]
     assert [name for name in reached if name in order][: len(order)] == order
-    assert "next" in reached
+    assert any("tile" in name for name in reached)
+
+
+# ---- the address --------------------------------------------------------------------
+
+
+def test_the_address_says_what_is_chosen_and_restores_it(visit):
+    trace = full_trace(KEYS, KEYS)
+    tab = visit(trace)
+    tab.locator(".tile").nth(2).click()
+    words(tab, 3).click()
+    tab.locator("#view-lines").click()
+    tab.mouse.move(2, 2)
+    hash = tab.evaluate("location.hash")
+    assert hash == "#layer=0&head=2&query=she&view=lines"
+    again = visit(trace, hash=hash)
+    chosen = "(({view, layer, head, query}) => [view, layer, head, query])(chosen)"
+    assert again.evaluate(chosen) == tab.evaluate(chosen) == ["lines", 0, 2, 3]
+    assert again.locator("#sentence").text_content() == tab.locator("#sentence").text_content()
+
+
+@pytest.mark.parametrize(
+    "hash",
+    ["#layer=99&head=99&query=99", "#query=nobody&view=nothing", "#with=9.9,0.1&edits={", "#&&="],
+)
+def test_an_address_that_fits_nothing_shows_the_first_view(visit, hash):
+    tab = visit(full_trace(), hash=hash)
+    assert tab.locator("#sentence").text_content() != ""
+    assert tab.evaluate("picture.shapes.length") > 0
 
 
 def test_a_page_opens_at_the_requested_query(visit):
-    assert visit(full_trace()).evaluate("state.query") == 4
-    assert visit(full_trace(), query=1).evaluate("state.query") == 1
+    assert visit(full_trace()).evaluate("chosen.query") == 4
+    assert visit(full_trace(), query=1).evaluate("chosen.query") == 1
 
 
 @pytest.mark.parametrize(("make", "other"), [(page, torch.ones(2)), (report_page, full_trace())])
@@ -401,47 +543,83 @@ def test_other_types_are_refused(make, other):
         make(other)
 
 
-def test_picking_a_query_draws_its_lines(visit):
+# ---- lines --------------------------------------------------------------------------
+
+
+def lines(tab):
+    """Query, key and weight of every line, and how strongly it is drawn."""
+    return tab.evaluate(
+        """picture.shapes.filter(it => it.kind === 'path' && it.weight !== undefined)
+             .map(it => [it.query, it.key, it.weight, it.opacity])"""
+    )
+
+
+def test_every_query_has_its_lines_from_the_threshold_on(visit):
     trace = full_trace()
     tab = visit(trace)
-    tab.locator("#head").select_option("2")
-    tab.locator("#queries [role=option]", has_text="down").click()
-    weights = trace["dropped"][0, 2, 2]
-    lines = [
-        (int(path.get_attribute("data-key")), float(path.get_attribute("stroke-width")))
-        for path in tab.locator("#curves path").all()
-    ]
-    given = weights.nonzero().flatten().tolist()
-    assert [key for key, _ in lines] == given == [1, 2, 3, 4], "neither a masked nor a dropped one"
-    for key, width in lines:
-        assert width == pytest.approx(1 + 14 * min(1.0, weights[key].item()), abs=0.006)
-    shown = tab.locator("#keys .figure").all_text_contents()
-    assert shown[0] == "dropped" and shown[5:] == ["masked", "masked"]
-    assert [float(text) for text in shown[1:5]] == pytest.approx(weights[1:5].tolist(), abs=6e-5)
-    box = tab.locator("#curves path").first.bounding_box()
-    middle = tab.locator("#queries [aria-selected=true]").bounding_box()
-    assert abs(box["y"] + box["height"] - middle["y"] - middle["height"] / 2) < 12
+    tab.locator("#view-lines").click()
+    tab.keyboard.press("Escape")
+    weights = trace["dropped"][0, 0]
+    for threshold in (0.05, 0.31):
+        tab.locator("#threshold").fill(str(threshold))
+        expected = {tuple(it) for it in (weights >= threshold).nonzero().tolist()}
+        drawn = lines(tab)
+        assert {(query, key) for query, key, *_ in drawn} == expected
+        for query, key, weight, _ in drawn:
+            assert weight == pytest.approx(weights[query, key].item(), rel=1e-6)
 
 
-def test_the_keyboard_picks_a_query_and_a_key(visit):
+def test_pointing_at_a_word_isolates_its_lines(visit):
     tab = visit(full_trace())
-    tab.locator("#queries").focus()
-    tab.keyboard.press("Home")
-    lines = (full_trace()["dropped"][0, 0] > 0).sum(-1).tolist()
-    assert tab.locator("#curves path").count() == lines[0]
-    tab.keyboard.press("ArrowDown")
-    assert tab.locator("#curves path").count() == lines[1] != lines[0]
-    assert tab.locator("#queries [aria-selected=true]").text_content() == "sat"
-    assert tab.locator("#queries").get_attribute("aria-activedescendant") == "queries-1"
-    tab.locator("#keys").focus()
-    tab.keyboard.press("Home")
-    assert tab.locator("#keys [aria-selected=true] bdi").text_content() == "The"
-    assert tab.locator("#pinned").evaluate("it => it.style.transform").count("0") == 1
+    tab.locator("#view-lines").click()
+    address(tab, query=2)
+    strong = {query for query, *_, opacity in lines(tab) if opacity > 0.3}
+    faint = {query for query, *_, opacity in lines(tab) if opacity < 0.2}
+    assert strong == {2} and faint == {0, 1, 3, 4}
+
+
+def test_no_weight_under_one_percent_has_a_line(visit):
+    weights = torch.tensor([[1e-13, 0.009, 0.991 - 1e-13], [0.5, 0.5, 0.0]])
+    tab = visit(Trace((Step("weights", "softmax", "Shares.", "q k", weights),)))
+    tab.locator("#view-lines").click()
+    tab.locator("#threshold").fill("0.01")
+    assert sorted((q, k) for q, k, *_ in lines(tab)) == [(0, 2), (1, 0), (1, 1)]
+
+
+# ---- several heads --------------------------------------------------------------------
+
+
+def test_two_heads_stand_side_by_side_and_as_a_difference(visit):
+    trace = full_trace()
+    tab = visit(trace)
+    tab.locator("#view-map").click()
+    tab.locator("#beside").click()
+    tab.locator(".tile").nth(3).click()
+    assert tab.evaluate("[chosen.head, chosen.others]") == [0, [[0, 3]]]
+    tab.mouse.move(2, 2)
+    assert tab.evaluate("picture.shapes.filter(it => it.kind === 'cells').length") == 2
+    assert {"head 0", "head 3"} <= set(texts(tab))
+    tab.locator("#difference").click()
+    assert "head 3 minus head 0" in texts(tab)
+    difference = trace["weights"][0, 3] - trace["weights"][0, 0]
+    shown = tab.evaluate("[...picture.map.values]")
+    assert shown == pytest.approx(difference.flatten().tolist(), abs=1e-6)
+    assert "with=0.3" in tab.evaluate("location.hash")
+    tab.keyboard.press("Escape")
+    for _ in range(2):
+        tab.keyboard.press("Escape")
+    assert tab.evaluate("chosen.others") == []
+
+
+# ---- numbers ------------------------------------------------------------------------
 
 
 def test_stepping_through_every_step(visit):
     trace = full_trace()
     tab = visit(trace)
+    tab.locator("#view-numbers").click()
+    tab.locator("#panel").focus()
+    tab.keyboard.press("Home")
     for number, step in enumerate(trace, 1):
         panel = tab.locator("#panel")
         assert panel.locator("h3").text_content() == f"{number}{step.name}"
@@ -449,25 +627,18 @@ def test_stepping_through_every_step(visit):
         assert panel.locator(".why").text_content() == step.why
         assert panel.locator(".shape b").all_text_contents() == [str(n) for n in step.shape]
         assert panel.locator("tbody tr").count() > 0
-        assert tab.locator("#turned").text_content() == f"Step {number} of 12"
-        if number < len(trace):
-            tab.locator("#next").click()
-    assert tab.locator("#next").is_disabled()
-    tab.locator("#panel").focus()
+        pressed = tab.locator("#options [aria-pressed=true]").text_content()
+        assert pressed == f"{number}{step.name}"
+        tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowLeft")
     assert tab.locator("#panel article").get_attribute("data-step") == "dropped"
-    tab.keyboard.press("Home")
-    assert tab.locator("#panel article").get_attribute("data-step") == "inputs"
-    assert tab.locator("#previous").is_disabled()
 
 
 def test_a_dot_product_is_written_out_product_by_product(visit):
     trace = full_trace()
     tab = visit(trace)
-    tab.locator("#head").select_option("4")  # query head 4 of 6 reads key head 1 of 2
-    tab.locator("#query").select_option("3")
-    tab.locator("#key").select_option("5")
     open_step(tab, "scores")
+    address(tab, head=4, query=3, key=5)  # query head 4 of 6 reads key head 1 of 2
     q, k = trace["query"][0, 4, 3], trace["key"][0, 1, 5]
     table = [[value(cell) for cell in row[1:]] for row in rows(tab, "dot product")]
     for shown, exact in zip(table, (q, k, q * k), strict=True):
@@ -482,9 +653,8 @@ def test_a_dot_product_is_written_out_product_by_product(visit):
 def test_the_exponentials_and_their_sum_are_written_out(visit):
     trace = full_trace()
     tab = visit(trace)
-    tab.locator("#head").select_option("1")
-    tab.locator("#query").select_option("2")
     open_step(tab, "weights")
+    address(tab, head=1, query=2)
     scores, weights = trace["masked"][0, 1, 2], trace["weights"][0, 1, 2]
     *table, total = rows(tab, "From scores")
     powers = (scores - scores.max()).exp()
@@ -501,8 +671,8 @@ def test_the_exponentials_and_their_sum_are_written_out(visit):
 def test_the_weighted_sum_adds_up(visit):
     trace = full_trace(Dv=3)
     tab = visit(trace)
-    tab.locator("#head").select_option("5")
     open_step(tab, "output")
+    address(tab, head=5)
     *table, total = rows(tab, "times its weight")
     share, values = trace["dropped"][0, 5, 4], trace["value"][0, 1]
     for row, (_, weight, *numbers) in enumerate(table):
@@ -520,67 +690,12 @@ def test_the_weighted_sum_adds_up(visit):
 def test_the_chosen_key_is_calculated_at_every_step(visit):
     trace = full_trace()
     tab = visit(trace)
-    tab.locator("#key").select_option("0")
     for name, sign in (("scaled", " × 0.5 = "), ("capped", ": 3 × tanh(")):
         open_step(tab, name)
+        address(tab, key=0)
         line = tab.locator("#panel .sum").text_content()
         assert sign in line
         assert value(line.split("=")[1]) == pytest.approx(trace[name][0, 0, 4, 0].item(), abs=6e-5)
-
-
-def test_hostile_text_is_only_text(visit):
-    trace = full_trace(HOSTILE, HOSTILE, about=HOSTILE[1])
-    tab = visit(trace, title="".join(HOSTILE[:6]), note=HOSTILE[1])
-    assert tab.locator("h1").text_content().startswith("</script><script>alert(1)")
-    assert tab.locator("img").count() == tab.locator("#panel script, header script").count() == 0
-    for at in range(len(HOSTILE)):
-        tab.locator("#query").select_option(str(at))
-        tab.locator("#key").select_option(str(at))
-        shown, _ = reading(tab)
-        whole = visible(HOSTILE[at])
-        clipped = whole if len(whole) <= 40 else whole[:40] + "…"
-        assert shown == [clipped, clipped]
-    long = tab.locator("#keys bdi", has_text="xxx")
-    assert long.get_attribute("title") == "x" * 10_000
-    for _ in trace:
-        tab.locator("#next").click(force=True)
-    wide = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert wide[0] <= wide[1], "a long token makes nothing wider"
-    isolated = tab.evaluate(
-        "[...document.querySelectorAll('.token')].map(it => getComputedStyle(it).unicodeBidi)"
-    )
-    assert set(isolated) == {"isolate"}
-
-
-def test_a_long_text_opens_and_says_that_it_is_pooled(visit):
-    trace = full_trace([f"q{i}" for i in range(311)], [f"k{i}" for i in range(523)], B=1)
-    tab = visit(trace)
-    assert "the largest of 2 × 3 numbers" in tab.locator("#left-out").text_content()
-    hover(tab, 100, 50, (156, 175))
-    tokens, numbers = reading(tab)
-    assert tokens == ["q200", "q201", "k150", "k152"]
-    exact = trace["weights"][0, 0, 200:202, 150:153].max().item()
-    assert numbers["weights"] == pytest.approx(exact, rel=1e-5)
-    query = int(tab.locator("#query").input_value())
-    assert tab.locator("#keys .figure").count() >= 32
-    top = trace["dropped"][0, 0, query].max().item()
-    figures = tab.locator("#keys .figure").all_text_contents()
-    shown = [float(text) for text in figures if text != "dropped"]
-    assert max(shown) == pytest.approx(top, abs=6e-5)
-    tab.locator("#map").focus()
-    tab.keyboard.press("ArrowUp")
-    tab.keyboard.press("ArrowRight")
-    for _ in trace:
-        tab.locator("#next").click(force=True)
-
-
-def test_a_lone_matrix_without_heads_or_tokens(visit):
-    weights = torch.tensor([[1.0, 0.0, math.nan], [0.25, 0.5, 0.25]])
-    tab = visit(Trace((Step("weights", "softmax", "Shares.", "q k", weights),)))
-    hover(tab, 1, 1, (2, 3))
-    assert reading(tab) == (["1", "1"], {"weights": 0.5})
-    assert tab.locator("#heads").is_hidden()
-    assert "NaN" in tab.locator("#written").text_content()
 
 
 def test_a_query_that_may_see_nothing_says_so(visit):
@@ -589,11 +704,12 @@ def test_a_query_that_may_see_nothing_says_so(visit):
         Step("masked", "x or −∞", "Blocked.", "q k", masked),
         Step("weights", "softmax", "Shares.", "q k", torch.tensor([[0.0, 0.0], [0.5, 0.5]])),
     )
-    tab = visit(Trace(steps))
-    tab.locator("#query").select_option("0")
+    tab = visit(Trace(steps), query=0)
+    assert "may look at nothing" in tab.locator("#sentence").text_content()
     open_step(tab, "weights")
     assert "may look at nothing" in tab.locator("#panel").text_content()
-    assert tab.locator("#curves path").count() == 0
+    tab.locator("#view-lines").click()
+    assert [it for it in lines(tab) if it[0] == 0] == []
 
 
 def test_the_weight_of_a_sink_is_stated(visit):
@@ -608,12 +724,161 @@ def test_the_weight_of_a_sink_is_stated(visit):
     assert tab.locator("#panel .sum").text_content() == "0 exp(0) / 4.0000 = 0.2500"
 
 
+# ---- the walk -----------------------------------------------------------------------
+
+
+def test_the_numbers_of_the_walk_are_those_of_the_trace(visit):
+    trace = full_trace()
+    tab = visit(trace)
+    tab.locator("#view-walk").click()
+    for _ in range(12):
+        tab.locator("#back").click()
+    seen = []
+    for _ in range(11):
+        name = texts(tab)[0].split()[1]
+        seen.append(name)
+        if "q k" in trace.step(name).axes:
+            shown = [text for text in texts(tab) if re.fullmatch(r"[−\d.e∞]+", text)][:7]
+            exact = trace[name][0, 0, 4].tolist()
+            assert [value(it) for it in shown] == pytest.approx(exact, abs=6e-5), name
+        tab.locator("#forth").click()
+    assert seen == [
+        "query", "key", "scores", "scaled", "capped", "biased", "masked", "weights", "dropped",
+        "value", "output",
+    ]  # fmt: skip
+
+
+def test_the_walk_plays_pauses_and_ends(visit):
+    tab = visit(full_trace(), reduced_motion="no-preference")
+    tab.locator("#view-walk").click()
+    tab.locator("#speed").select_option("2")
+    tab.wait_for_function("() => walk.at > 1.1")
+    tab.locator("#play").click()
+    assert tab.locator("#play").text_content() == "Play"
+    stopped = tab.evaluate("walk.at")
+    tab.wait_for_timeout(100)
+    assert tab.evaluate("walk.at") == stopped < 11
+    tab.locator("#scrub").fill("10.9")
+    tab.locator("#play").click()
+    tab.wait_for_function("() => walk.at === 11 && !walk.isPlaying")
+    assert tab.locator("#play").text_content() == "Play"
+
+
+def test_with_reduced_motion_nothing_moves_within_a_stage(visit):
+    tab = visit(full_trace())
+    tab.locator("#view-walk").click()
+    assert not tab.evaluate("walk.isPlaying")
+    shapes = []
+    for at in ("2.2", "2.8", "3.2"):
+        tab.locator("#scrub").fill(at)
+        shapes.append(tab.evaluate("JSON.stringify(picture.shapes)"))
+    assert shapes[0] == shapes[1] != shapes[2]
+
+
+# ---- what cannot be changed, and what is saved ----------------------------------------
+
+
+def test_a_file_without_its_model_says_why_nothing_can_be_changed(visit):
+    tab = visit(full_trace())
+    tab.locator("#whatif").click()
+    assert "holds numbers, not the model" in tab.locator("#edit-why").text_content()
+    controls = tab.locator("#controls input, #controls button").all()
+    assert len(controls) > 6 and all(it.is_disabled() for it in controls)
+    assert tab.locator("#text").is_hidden()
+
+
+@pytest.mark.parametrize("view", ["text", "lines", "map", "walk"])
+def test_the_picture_is_saved_as_svg_and_png(visit, view):
+    tab = visit(full_trace())
+    tab.locator(f"#view-{view}").click()
+    for kind in ("svg", "png"):
+        tab.locator("#save summary").click()
+        with tab.expect_download() as saved:
+            tab.locator(f"[data-save={kind}]").click()
+        data = saved.value.path().read_bytes()
+        assert saved.value.suggested_filename == f"attention-0.0-4-{view}.{kind}"
+        if kind == "svg":
+            svg = ElementTree.fromstring(data)
+            held = {it.text for it in svg.iter("{http://www.w3.org/2000/svg}text")}
+            assert set(texts(tab)) <= held
+            assert not [it for it in svg.iter() if "NaN" in str(it.attrib)]
+        else:
+            assert data.startswith(b"\x89PNG")
+
+
+def test_the_numbers_are_saved_as_csv(visit):
+    trace = full_trace(["=1+1", *QUERIES[1:]])
+    tab = visit(trace)
+    tab.keyboard.press("Escape")
+    tab.locator("#save summary").click()
+    with tab.expect_download() as saved:
+        tab.locator("[data-save=csv]").click()
+    table = list(csv.DictReader(io.StringIO(saved.value.path().read_text(encoding="utf-8"))))
+    assert len(table) == 35
+    assert table[0]["query"] == "'=1+1", "a spreadsheet must not compute it"
+    shown = torch.tensor([float(line["value"]) for line in table]).view(5, 7)
+    torch.testing.assert_close(shown, trace["weights"][0, 0])
+
+
+# ---- texts of every kind --------------------------------------------------------------
+
+
+def test_hostile_text_is_only_text(visit):
+    trace = full_trace(HOSTILE, HOSTILE, about=HOSTILE[1])
+    tab = visit(trace, title="".join(HOSTILE[:6]), note=HOSTILE[1])
+    assert tab.locator("h1").text_content().startswith("</script><script>alert(1)")
+    for view in ("text", "lines", "map", "numbers", "walk"):
+        tab.locator(f"#view-{view}").click()
+        assert tab.locator("img").count() == tab.locator("main script, header script").count() == 0
+        for at in range(len(HOSTILE)):
+            words(tab, at).click()
+            tab.mouse.move(2, 2)
+            shown, _ = reading(tab)
+            whole = visible(HOSTILE[at])
+            assert shown[0] == (whole if len(whole) <= 24 else whole[:24] + "…")
+    long = words(tab, HOSTILE.index("x" * 10_000)).locator("bdi")
+    assert long.get_attribute("title") == "x" * 10_000
+    wide = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1], "a long token makes nothing wider"
+    isolated = tab.evaluate(
+        "[...document.querySelectorAll('.token')].map(it => getComputedStyle(it).unicodeBidi)"
+    )
+    assert set(isolated) == {"isolate"}
+
+
+def test_a_long_text_opens_and_says_that_it_is_pooled(visit):
+    trace = full_trace([f"q{i}" for i in range(311)], [f"k{i}" for i in range(523)], B=1)
+    tab = visit(trace)
+    assert "the largest of 2 × 3 numbers" in tab.locator("#left-out").text_content()
+    tab.locator("#view-map").click()
+    assert tab.evaluate("[picture.map.rows, picture.map.columns]") == [156, 175]
+    exact = trace["weights"][0, 0, 200:202, 150:153].max().item()
+    assert tab.evaluate("picture.map.values[100 * 175 + 50]") == pytest.approx(exact, rel=1e-5)
+    for view in ("text", "lines", "numbers", "walk"):
+        tab.locator(f"#view-{view}").click()
+        tab.locator("#strip").focus()
+        tab.keyboard.press("ArrowLeft")
+    assert tab.evaluate("chosen.query") < 310
+
+
+def test_a_lone_matrix_without_heads_or_tokens(visit):
+    weights = torch.tensor([[1.0, 0.0, math.nan], [0.25, 0.5, 0.25]])
+    tab = visit(Trace((Step("weights", "softmax", "Shares.", "q k", weights),)))
+    tab.locator("#view-map").click()
+    tab.mouse.move(*map_cell(tab, 1, 1))
+    assert reading(tab) == (["1", "1"], {"weights": 0.5})
+    assert tab.locator("#grid").is_hidden()
+    assert "NaN" in texts(tab)
+    for view in ("text", "lines", "numbers", "walk"):
+        tab.locator(f"#view-{view}").click()
+
+
 def test_light_and_dark(visit):
     tab = visit(full_trace(), color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
-    assert tab.evaluate(paper) == "rgb(20, 22, 25)"
+    assert tab.evaluate(paper) == "rgb(20, 22, 25)" == tab.evaluate("inked('paper')")
     tab.locator("#theme").click()
-    assert tab.evaluate(paper) == "rgb(252, 251, 248)"
+    assert tab.evaluate(paper) == "rgb(252, 251, 248)" == tab.evaluate("inked('paper')")
     assert tab.locator("#theme").text_content() == "Dark"
 
 
@@ -622,14 +887,25 @@ def test_printing_shows_every_step(visit):
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.locator("#panel article").count() == 12
-    assert tab.locator("#next").is_hidden()
+    assert tab.locator("#views").is_hidden()
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert tab.locator("#panel article").count() == 1
+    tab.emulate_media(media="screen")
+    assert tab.locator("#panel").is_hidden()
 
 
-def test_a_narrow_screen_never_scrolls_sideways(visit):
-    tab = visit(full_trace(), viewport={"width": 360, "height": 700})
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1400, 1000), (360, 700)])
+def test_it_is_one_screen_and_never_scrolls_sideways(visit, width, height):
+    tab = visit(full_trace(), viewport={"width": width, "height": height})
+    for view in ("text", "lines", "map", "numbers", "walk"):
+        tab.evaluate("view => chooseView(view)", view)
+        size = tab.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        )
+        assert size == [width, height], view
+        smallest = tab.evaluate(
+            "Math.min(...(picture?.shapes ?? []).map(it => it.kind === 'text' ? it.size : 99))"
+        )
+        assert smallest >= 12
 
 
 def test_without_a_script_there_is_a_table(visit):
@@ -645,24 +921,39 @@ def test_without_a_script_there_is_a_table(visit):
 # ---- for everybody -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def axe(tmp_path_factory):
-    """Check a tab with axe-core: no violation, of any rule."""
+def unpacked(package, folder):
+    """An npm package, fetched into a folder."""
     if os.environ.get("CLEARHEAD_NO_BROWSER") == "1":
-        pytest.skip("CLEARHEAD_NO_BROWSER=1: the page was not opened in a browser")
-    folder = tmp_path_factory.mktemp("axe")
+        pytest.skip(f"CLEARHEAD_NO_BROWSER=1: {package} was not fetched")
     if shutil.which("npm") is None:
         pytest.fail(
-            "The page must be checked with axe-core, which npm fetches, and there is no npm. "
+            f"The page must be checked with {package}, which npm fetches, and there is no npm. "
             "Install it, or set CLEARHEAD_NO_BROWSER=1 to leave this out."
         )
     packed = subprocess.run(
-        ["npm", "pack", "--silent", AXE], cwd=folder, capture_output=True, text=True, timeout=90
+        ["npm", "pack", "--silent", package], cwd=folder, capture_output=True, text=True, timeout=90
     )
     if packed.returncode:
-        pytest.fail(f"npm could not fetch {AXE}: {packed.stderr.strip()}")
-    with tarfile.open(folder / packed.stdout.strip().splitlines()[-1]) as package:
-        script = package.extractfile("package/axe.min.js").read().decode()
+        pytest.fail(f"npm could not fetch {package}: {packed.stderr.strip()}")
+    with tarfile.open(folder / packed.stdout.strip().splitlines()[-1]) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "package"
+
+
+def test_the_types_of_the_scripts_fit(tmp_path):
+    """TypeScript reads the scripts as a browser does: in their order, with one scope."""
+    compiler = unpacked("typescript@5.9.3", tmp_path) / "bin" / "tsc"
+    options = "--noEmit --allowJs --checkJs --strict false --target es2023 --lib es2023,dom".split()
+    found = subprocess.run(
+        ["node", str(compiler), *options, *SCRIPTS], cwd=PAGE, capture_output=True, text=True
+    )
+    assert found.stdout == ""
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory):
+    """Check a tab with axe-core: no violation, of any rule."""
+    script = (unpacked(AXE, tmp_path_factory.mktemp("axe")) / "axe.min.js").read_text()
 
     def check(tab):
         tab.evaluate(script)
@@ -675,7 +966,12 @@ def axe(tmp_path_factory):
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
 def test_axe_finds_nothing_in_the_page_of_a_trace(visit, axe, scheme, width):
     tab = visit(full_trace(), color_scheme=scheme, viewport={"width": width, "height": 900})
+    for view in ("text", "lines", "map", "walk"):
+        tab.evaluate("view => chooseView(view)", view)
+        axe(tab)
+    tab.locator("#whatif").click()
     for name in ("scores", "weights", "output"):
+        tab.keyboard.press("Escape")
         open_step(tab, name)
         tab.wait_for_timeout(50)  # an observer finds what scrolls, one frame later
         axe(tab)

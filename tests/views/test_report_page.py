@@ -23,9 +23,13 @@ from clearhead.views.html.report import pool
 from tests.report.models import AttentionCalls, normal
 from tests.views.test_page import (  # fixtures, too
     HOSTILE,
+    address,
     axe,  # noqa: F401
     browser,  # noqa: F401
     embedded,
+    map_cell,
+    open_step,
+    texts,
     value,
     visit,  # noqa: F401
 )
@@ -132,72 +136,101 @@ def test_without_a_script_there_is_a_table():
 
 
 def title(tab):
-    return tab.locator("#one-title").text_content()
+    return tab.locator("#head-title").text_content()
 
 
 def figures(tab):
-    """Key and weight of every line drawn from the query."""
-    rows = tab.locator("#keys [role=option]").all()
-    return {
-        row.locator("bdi").text_content(): row.locator(".figure").text_content() for row in rows
-    }
+    """The weights of the chosen query, by key, as the page reads them."""
+    return tab.evaluate(
+        """Object.fromEntries(shownTrace().row(shownTrace().used, chosen.head, chosen.query)
+             .map((weight, key) => [shownTrace().keys[key], weight])
+             .filter(([, weight]) => weight !== undefined))"""
+    )
 
 
 def test_it_opens_at_the_head_with_the_clearest_label(visit):  # noqa: F811
     tab = visit(toy_report(11))
     assert title(tab) == "Layer 2, head 3: previous token"
-    assert "91% of its weight lies on the token before" in tab.locator("#one-lead").text_content()
+    assert "of its weight lies on the token before" in tab.locator("#head-lead").text_content()
+    assert "this head looks at the token before" in tab.locator("#sentence").text_content()
     assert tab.locator("#grid .tile").count() == 12
-    assert (
-        tab.locator("#grid [aria-checked=true]")
-        .get_attribute("aria-label")
-        .startswith("layer 2, head 3: previous token 91%")
-    )
-    assert tab.locator("#shares dd").first.text_content() == "91%"
+    label = tab.locator("#grid [aria-checked=true]").get_attribute("aria-label")
+    assert label.startswith("layer 2, head 3: previous token 91 %")
+
+
+def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
+    from clearhead.report import report_teller
+
+    text = "There was a quiet queen and a young wizard . She danced in the castle ."
+    tab = visit(report_teller(storyteller.load(), text))
+    said = tab.locator("#sentence").text_content()
+    assert said.startswith("She looks at queen (99 %): this head finds whom a pronoun means.")
+    assert title(tab).endswith("antecedent")
+    assert "#layer=0&head=7&query=she" in tab.evaluate("go({}); location.hash")
+    tab.locator("#word-4").click()
+    assert tab.locator("#sentence").text_content().startswith("queen looks at ")
+    assert "whom a pronoun means" not in tab.locator("#sentence").text_content()
+
+
+def test_what_a_model_expects_next_is_shown_word_by_word(visit):  # noqa: F811
+    from clearhead.report import report_teller
+
+    teller, text = storyteller.load(), "Once upon a time there was a queen ."
+    tab = visit(report_teller(teller, text))
+    for position, guesses in enumerate(teller.read(text, 6).guesses):
+        tab.locator(f"#word-{position}").click()
+        shown = texts(tab)
+        first = next(i for i, it in enumerate(shown) if it.startswith("The model expects"))
+        for at, (word, share) in enumerate(guesses):
+            assert shown[first + 1 + 2 * at] == word
+            assert abs(int(shown[first + 2 + 2 * at].split()[0].split(".")[0]) - 100 * share) <= 1
 
 
 def test_a_large_page_opens_within_two_seconds(visit):  # noqa: F811
     found = large_report()
     start = time.monotonic()
     tab = visit(found)
-    tab.wait_for_function("document.getElementById('one-title').textContent !== ''")
+    tab.wait_for_function("() => document.getElementById('head-title').textContent !== ''")
     spent = tab.evaluate("performance.now()") / 1000
     assert spent < 2, f"it took {spent:.1f} s, and {time.monotonic() - start:.1f} s with writing"
     assert tab.locator("#grid .tile").count() == 144
+    grid = tab.locator("#grid").evaluate("it => [it.scrollHeight, it.clientHeight]")
+    assert grid[0] <= grid[1], "all 144 heads are in sight"
 
 
-def test_the_keyboard_leads_from_the_model_to_a_query(visit):  # noqa: F811
+def test_the_keyboard_leads_from_the_heads_to_a_query(visit):  # noqa: F811
     tab = visit(toy_report(11))
+    columns = tab.evaluate("document.getElementById('grid').columns")
     tab.locator("#grid [tabindex='0']").focus()
-    for press, place in (
-        ("Home", "0, head 0"), ("ArrowRight", "0, head 1"), ("ArrowDown", "1, head 1"),
-        ("ArrowLeft", "1, head 0"), ("ArrowUp", "0, head 0"), ("ArrowUp", "0, head 0"),
-        ("End", "2, head 3"), ("ArrowUp", "1, head 3"),
+    places = [f"{layer}.{head}" for layer in range(3) for head in range(4)]
+    at = 0
+    for press, by in (
+        ("Home", -99), ("ArrowRight", 1), ("ArrowDown", columns), ("ArrowLeft", -1),
+        ("ArrowUp", -columns), ("ArrowUp", -columns), ("End", 99), ("ArrowUp", -columns),
     ):  # fmt: skip
         tab.keyboard.press(press)
-        assert title(tab).startswith(f"Layer {place}"), press
-        label = tab.evaluate("document.activeElement.getAttribute('aria-label')")
-        assert label.startswith(f"layer {place}")
+        at = max(0, min(11, at + by))
+        assert tab.evaluate("document.activeElement.dataset.place") == places[at], press
+        assert tab.evaluate("`${chosen.layer}.${chosen.head}`") == places[at], press
     tab.keyboard.press("Enter")
-    assert tab.evaluate("document.activeElement.id") == "one-title"
-    tab.locator("#links button").first.focus()
-    tab.keyboard.press("Enter")
-    tab.locator("#queries").focus()
+    assert tab.evaluate("document.activeElement.id") == "picture"
+    tab.locator("#strip").focus()
     tab.keyboard.press("End")
-    assert tab.locator("#queries [aria-selected=true]").text_content() == "t10"
-    tab.locator("#tab-0").focus()
-    for _ in range(3):
+    assert tab.locator("#strip [aria-selected=true]").text_content() == "t10"
+    tab.locator("#view-text").focus()
+    for view in ("lines", "map", "numbers"):
         tab.keyboard.press("ArrowRight")
-    assert tab.locator("#panel article").get_attribute("data-step") == "scores"
+        assert tab.evaluate("document.activeElement.id") == f"view-{view}"
+    assert tab.locator("#panel article").count() == 1
 
 
 def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
-    found = toy_report(11)
-    tab = visit(found)
-    tab.get_by_role("radio", name="previous token 1", exact=True).check()
-    assert tab.locator("#grid .tile").count() == 1
-    assert "1 head of 12" in tab.locator("#grid-note").text_content()
-    tab.get_by_role("radio", name="all 12").check()
+    tab = visit(toy_report(11))
+    tab.locator("#labels button", has_text="previous token").click()
+    assert tab.locator("#grid .tile:not(.faded)").count() == 1
+    assert tab.locator("#grid .tile").count() == 12, "the others stay in their place"
+    tab.locator("#labels button", has_text="previous token").click()
+    assert tab.locator("#grid .faded").count() == 0
     for order, falling in (("sharp", False), ("spread", True)):
         tab.locator("#order").select_option(order)
         labels = tab.locator("#grid .tile").evaluate_all("it => it.map(x => x.ariaLabel)")
@@ -208,13 +241,16 @@ def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
 
 
 def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
-    from clearhead import storyteller
     from clearhead.report import report_teller
 
     found = report_teller(storyteller.load(), "The cat sat because it was tired.")
     page = visit(found)
-    lead = page.inner_text("#one-lead")
-    assert "99% of held-out words have its largest weight on the word before" in lead
+    for label, words in (
+        ("previous word", "held-out words have its largest weight on the word before"),
+        ("antecedent", "held-out pronouns have its largest weight on whom they mean"),
+    ):
+        page.locator(f"#grid .tile[aria-label*=': {label}']").click()
+        assert words in page.inner_text("#head-lead")
     shown = page.inner_text("#labels")
     assert all(label in shown for label in ("previous word", "subject", "antecedent"))
     assert "undefined" not in page.inner_text("body")
@@ -222,73 +258,60 @@ def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
 
 @pytest.mark.parametrize("T", [11, 311])
 def test_the_numbers_of_a_query_are_those_of_its_head(visit, T):  # noqa: F811
-    """Short: all weights. Long: the largest, and what the others are at most."""
-    found = toy_report(T)
-    tab = visit(found)
-    tab.locator("#layer").select_option("1")
-    tab.locator("#head").select_option("2")
-    tab.locator("#query").select_option("7")
+    """Short: all weights. Long: the largest."""
+    tab = visit(toy_report(T), hash="#layer=1&head=2&query=7")
     row = dense_trace(T, 1)["weights"][0, 2, 7]
     shown = figures(tab)
-    shown_weights = {key: value(text) for key, text in shown.items() if text[0].isdigit()}
-    assert len(shown_weights) >= 7
-    for key, weight in shown_weights.items():
+    assert len(shown) >= 7
+    for key, weight in shown.items():
         assert weight == pytest.approx(row[int(key[1:])].item(), abs=1e-4)
-    assert max(shown_weights.values()) == pytest.approx(row.max().item(), abs=1e-4)
+    assert max(shown.values()) == pytest.approx(row.max().item(), abs=1e-4)
 
 
-def test_the_map_of_a_long_text_is_pooled_and_says_so(visit):  # noqa: F811
+def test_the_map_of_a_long_text_is_pooled(visit):  # noqa: F811
     T = 700
     found = toy_report(T, layers=2, H=10)
-    tab = visit(found)
-    tab.locator("#layer").select_option("0")
+    tab = visit(found, hash="#layer=0&view=map")
     assert "8 largest weights" in tab.locator("#left-out").text_content()
     layer = embedded(html.report_page(found))["layers"][0]
     fine = next(s for s in layer["steps"] if s["name"] == "weights")["fine"]["head"]
     for head, side in ((fine, 256), ((fine + 1) % 10, 128)):
-        tab.locator("#head").select_option(str(head))
-        assert tab.evaluate("document.getElementById('canvas').width") == side
-        tab.locator("#map").focus()
-        for press in ("End", "ArrowUp", "Home"):
-            tab.keyboard.press(press)
-        row = tab.evaluate("state.row")
+        address(tab, head=head)
+        assert tab.evaluate("picture.map.rows") == side
         whole = pool(found.layers[0].map[head], side, T)
-        shown = value(tab.locator("#readout dd").text_content().removeprefix("≈ "))
-        assert shown == pytest.approx(whole[row, 0].item(), abs=0.01 * whole.max().item())
-        first, last = row * T // side, (row + 1) * T // side - 1
-        tokens = tab.locator("#readout bdi").all_text_contents()
-        assert tokens[0] == f"t{first}" and (last == first or tokens[1] == f"t{last}")
+        shown = tab.evaluate("[...picture.map.values].map(it => Math.max(0, it))")
+        error = (torch.tensor(shown).view(side, side) - whole).abs().max().item()
+        assert error <= 0.01 * whole.max().item()
+    tab.mouse.move(*map_cell(tab, 100, 3))
+    tokens = tab.locator("#reading bdi").all_text_contents()
+    assert tokens == [f"t{100 * T // 128}", f"t{3 * T // 128}"]
 
 
 def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
     T = 90
     found = toy_report(T, layers=2, D=64, H=8, G=2)
-    assert len(found.layers[0].traced_heads) == 1
-    tab = visit(found)
-    tab.locator("#layer").select_option("0")
     [head] = found.layers[0].traced_heads
-    tab.locator("#head").select_option(str((head + 1) % 8))
-    tab.locator("#tabs button", has_text="scores").click()
+    tab = visit(found, hash=f"#layer=0&head={(head + 1) % 8}&view=walk")
     assert "too long to keep every step" in tab.locator("#panel").text_content()
     tab.locator("#panel").get_by_role("button", name=f"Go to head {head}").click()
     assert title(tab).startswith(f"Layer 0, head {head}")
-    query, key = tab.evaluate("[state.query, trace.steps.find(s => s.name === 'key').kept.k[0]]")
-    tab.locator("#key").select_option(str(key))
+    assert tab.evaluate("picture.shapes.length") > 100
+    open_step(tab, "scores")
+    key = tab.evaluate("shownTrace().step('key').kept.k[0]")
+    address(tab, key=key)
+    query = tab.evaluate("chosen.query")
     exact = dense_trace(T, 0, H=8, G=2, D=64)["scores"][0, head, query, key].item()
     written = tab.locator("#panel .sum").text_content()
     assert value(written.split("=")[1]) == pytest.approx(exact, abs=6e-4)
 
 
 def test_another_layer_keeps_the_place(visit):  # noqa: F811
-    tab = visit(toy_report(11))
-    tab.locator("#layer").select_option("0")
-    tab.locator("#head").select_option("1")
-    tab.locator("#query").select_option("9")
-    tab.locator("#layer").select_option("1")
+    tab = visit(toy_report(11), hash="#layer=0&head=1&query=9&view=lines")
+    tab.locator("[data-place='1.1']").click()
     assert title(tab).startswith("Layer 1, head 1")
-    assert tab.locator("#query").input_value() == "9"
-    shown = [value(text) for text in figures(tab).values() if text != "masked"]
-    assert shown == pytest.approx(dense_trace(11, 1)["weights"][0, 1, 9, :10].tolist(), abs=6e-5)
+    assert tab.evaluate("[chosen.query, chosen.view]") == [9, "lines"]
+    weights = dense_trace(11, 1)["weights"][0, 1, 9].tolist()
+    assert list(figures(tab).values()) == pytest.approx(weights, abs=1e-6)
 
 
 def test_hostile_text_is_only_text(visit):  # noqa: F811
@@ -303,24 +326,28 @@ def test_hostile_text_is_only_text(visit):  # noqa: F811
 
 
 def test_printing_shows_every_head(visit):  # noqa: F811
-    tab = visit(toy_report(11), viewport={"width": 1200, "height": 200})
+    tab = visit(toy_report(11))
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert tab.evaluate("pageData.heads.every(it => it.tile.painted)")
+    assert tab.evaluate("tiles.every(it => it.painted)")
+    assert tab.locator("#grid .tile").last.is_visible()
     assert tab.locator("#labels").is_hidden() and tab.locator("#order").is_hidden()
 
 
-def test_a_narrow_screen_never_scrolls_sideways(visit):  # noqa: F811
-    tab = visit(toy_report(41, H=16), viewport={"width": 360, "height": 700})
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+def test_on_a_narrow_screen_choosing_a_head_slides_to_its_picture(visit):  # noqa: F811
+    tab = visit(toy_report(41, H=16), viewport={"width": 390, "height": 844})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.locator("#picture").bounding_box()["x"] >= 370
+    tab.locator("#grid .tile").nth(5).click()
+    assert 0 <= tab.locator("#picture").bounding_box()["x"] < 390
+    assert tab.locator("#swipe [aria-pressed=true]").text_content() == "Picture"
 
 
 @pytest.mark.parametrize(
-    ("scheme", "T", "width"), [("light", 11, 1200), ("dark", 41, 400), ("dark", 600, 1200)]
+    ("scheme", "T", "width"), [("light", 11, 1280), ("dark", 41, 390), ("dark", 600, 1280)]
 )
 def test_axe_finds_nothing(visit, axe, scheme, T, width):  # noqa: F811
-    tab = visit(toy_report(T), color_scheme=scheme, viewport={"width": width, "height": 900})
-    tab.locator("summary").click()
+    tab = visit(toy_report(T), color_scheme=scheme, viewport={"width": width, "height": 800})
     tab.wait_for_timeout(100)  # an observer finds what scrolls, one frame later
     axe(tab)
 
@@ -334,9 +361,9 @@ def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):  # noqa: 
     tab.on("pageerror", lambda it: happened.append(str(it)))
     tab.goto(path.as_uri())
     frame = tab.frame_locator("iframe")
-    assert frame.locator("#one-title").text_content() == "Layer 2, head 3: previous token"
-    frame.locator("#layer").select_option("0")
-    assert frame.locator("#one-title").text_content().startswith("Layer 0")
+    assert frame.locator("#head-title").text_content() == "Layer 2, head 3: previous token"
+    frame.locator("[data-place='0.0']").click()
+    assert frame.locator("#head-title").text_content().startswith("Layer 0")
     assert happened == []
     tab.close()
 
@@ -355,12 +382,10 @@ def test_a_text_of_many_thousand_tokens_stays_quick(visit):  # noqa: F811
     )  # fmt: skip
     tab = visit(Report("long", tokens, layers))
     took = "(() => { const start = performance.now(); go(%s); return performance.now() - start })()"
-    for change in ("{layer: 0}", "{key: 30001}", "{query: 640}"):
-        assert tab.evaluate(took % change) < 1000, change
-    assert tab.locator("#key").evaluate("it => it.selectedOptions[0].text") == "30001 · token30001"
-    assert tab.locator("#key option").count() <= 2050
-    rows = figures(tab)
-    assert rows["token30001"].startswith("≤ ") and 8 <= len(rows) <= 9
+    for view in ("text", "lines", "map"):
+        for change in ("layer: 1, head: 0", "key: 30001", "query: 640", "query: null"):
+            assert tab.evaluate(took % f"{{view: '{view}', {change}}}") < 1000, (view, change)
+    assert tab.locator("#strip [role=option]").count() <= 2048
 
 
 def _spread(head):
@@ -368,7 +393,7 @@ def _spread(head):
 
 
 def test_the_page_knows_what_every_label_and_share_means():
-    script = (Path(ch.__file__).parent / "views" / "page" / "report.js").read_text()
+    script = (Path(ch.__file__).parent / "views" / "page" / "heads.js").read_text()
 
     def keys(name: str) -> set[str]:
         body = re.search(rf"const {name} = {{(.*?)\n}};", script, re.DOTALL)[1]

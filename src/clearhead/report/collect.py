@@ -22,6 +22,7 @@ from ..views.html.steps import MAP_SIDE
 from .cross_attention import CallSite, TextTracker
 from .head_label import LABELS, REPEAT_GROUPS, is_separator, label_of
 from .induction import repeat_shares
+from .label_counts import label_counts
 
 ALL_HEADS = 32  # tokens up to which all steps are kept: of 12 heads x 6 layers, 2 MB in a page
 ONE_HEAD = 512  # tokens up to which one head's steps are kept: 1 MB a matrix
@@ -81,6 +82,14 @@ class Collector:
         uniform_shares = {name: float(share.nanmean()) for name, share in uniform.shares.items()}
         # A query with one key, or none, has no choice: its weight says nothing about the head.
         has_choice = (uniform.entropy.amax(0) > 1e-6).cpu()
+        one_text = not site.cross_attention and _of_one_text(problem)
+        speaks_for = label_counts(
+            keys[..., 0],
+            found.active,
+            site.key_tokens,
+            first=_first_key(problem),
+            offset=_offset(problem) if one_text else None,
+        )
         heads = []
         for h in range(problem.H):
             shares = {name: float(share[h]) for name, share in found.shares.items()}
@@ -90,11 +99,22 @@ class Collector:
             entropy = float(found.entropy[h].sum()) / found.count
             effective = float(found.entropy[h][found.active].exp().sum()) / found.count
             evenness = entropy / max_entropy if max_entropy else 0.0
-            label, number = label_of(shares, uniform_shares, evenness)
+            label = label_of(shares, uniform_shares, evenness, speaks_for[h])
             counts = has_choice[:, None] & ~weights[h].isnan()
             links = _strongest(weights[h].masked_fill(~counts, -1.0), keys[h])
             heads.append(
-                Head(len(self.layers), h, label, number, entropy, effective, shares, links)
+                Head(
+                    layer=len(self.layers),
+                    head=h,
+                    label=label.label,
+                    number=label.number,
+                    entropy=entropy,
+                    effective=effective,
+                    shares=shares,
+                    links=links,
+                    evidence=label.evidence,
+                    withheld=label.withheld,
+                )
             )
         kept = sorted(
             {*evenly(problem.Tq, KEPT), *(link.query for head in heads for link in head.links)}
@@ -211,6 +231,12 @@ def _of_one_text(problem: Problem) -> bool:
     ranges = problem.key_ranges
     edges = (ranges.lo, ranges.hi) if ranges.bits is None else (ranges.lo, ranges.hi, ranges.bits)
     return not all(bool((x == x[..., :1, :]).all()) for x in edges)
+
+
+def _offset(problem: Problem) -> int:
+    """The position of query 0 among the keys."""
+    stated = common_align(problem.mask, problem.grid)
+    return problem.Tk - problem.Tq if stated is None else int(stated)
 
 
 def _first_key(problem: Problem) -> int:

@@ -4,6 +4,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ..results.report import NOT_NUMBERS
 
@@ -11,6 +12,11 @@ from ..results.report import NOT_NUMBERS
 # at least so many times the share under uniform weights, which is large in a short text or in one
 # full of commas.
 MIN_SHARE, TIMES_UNIFORM = 0.3, 2.0
+# And if so large a share of its queries look there most; more than chance would explain once in a
+# thousand heads. Few keys are in these groups: of a short text, many queries may look at one of
+# them for what it says.
+MIN_QUERIES, LARGEST_CHANCE = 0.5, 1e-3
+FEW_KEYS, FEWEST_QUERIES = ("first", "separators"), 16
 REPEAT_GROUPS = ("induction", "duplicate")  # means over those queries whose token occurred before
 SPREAD, SHARP = 0.8, 0.35  # entropy divided by the largest that the mask allows
 LABELS = {
@@ -37,24 +43,82 @@ def is_separator(token: str) -> bool:
     return bool(body) and all(unicodedata.category(char)[0] == "P" for char in body)
 
 
+class Count(NamedTuple):
+    """So many queries have their largest weight on a group of keys, `of` so many."""
+
+    queries: int
+    of: int
+
+
+class Label(NamedTuple):
+    """A label and the number behind it; for how many queries it speaks; and why a label that the
+    number alone would give was withheld, "" if none was."""
+
+    label: str
+    number: float
+    evidence: str = ""
+    withheld: str = ""
+
+
 def label_of(
-    shares: Mapping[str, float], uniform: Mapping[str, float], evenness: float
-) -> tuple[str, float]:
-    """The label of a head and its number, from its shares, those under uniform weights, and its
-    entropy divided by the largest possible one."""
+    shares: Mapping[str, float],
+    uniform: Mapping[str, float],
+    evenness: float,
+    counts: Mapping[str, Count] | None = None,
+) -> Label:
+    """The label of a head, from its shares of weight, those under uniform weights, its entropy
+    divided by the largest possible one, and `counts` of its queries by group; None: not counted.
+
+    A group names a head if it holds much of its weight, if most of its queries look there most, and
+    if neither chance nor the shortness of the text explains that.
+    """
+    if math.isnan(evenness):
+        return Label(NOT_NUMBERS, evenness)
     large = {
         name: share
         for name, share in shares.items()
         if share >= max(MIN_SHARE, TIMES_UNIFORM * uniform.get(name, 0.0))
     }
-    if math.isnan(evenness):
-        return NOT_NUMBERS, evenness
     # An induction head has other shares for queries whose token did not occur before: these do not
     # name it.
     named = {name: share for name, share in large.items() if name in REPEAT_GROUPS} or large
-    if named:
-        group = max(named, key=lambda name: named[name])
-        return LABELS[group], named[group]
+    withheld = ""
+    for group in sorted(named, key=lambda name: -named[name]):
+        count = (counts or {}).get(group)
+        reason = count and _doubt(group, count, uniform.get(group, 0.0))
+        if not reason:
+            evidence = f"So look {count.queries} of {count.of} queries." if count else ""
+            return Label(LABELS[group], named[group], evidence, withheld)
+        withheld = withheld or reason
     if evenness >= SPREAD:
-        return "spread", evenness
-    return ("sharp" if evenness <= SHARP else "mixed"), evenness
+        return Label("spread", evenness, "", withheld)
+    return Label("sharp" if evenness <= SHARP else "mixed", evenness, "", withheld)
+
+
+def _doubt(group: str, count: Count, chance: float) -> str:
+    """Why a group does not name a head although it holds much of its weight; "" if it does."""
+    name, share = LABELS[group], count.queries / max(1, count.of)
+    if share < MIN_QUERIES:
+        return f"Not called {name}: {count.queries} of {count.of} queries look there most."
+    if group in FEW_KEYS and count.of < FEWEST_QUERIES:
+        return (
+            f"Not called {name}: with {count.of} queries one cannot tell whether they look there "
+            "for the place or for the word."
+        )
+    if chance_of(count, chance) > LARGEST_CHANCE:
+        return f"Not called {name}: {count.queries} of {count.of} queries may be chance."
+    return ""
+
+
+def chance_of(count: Count, chance: float) -> float:
+    """At most how probable it is that so many of the queries look there by chance, if one does with
+    probability `chance` on average (Hoeffding 1963, theorem 1).
+
+    >>> round(chance_of(Count(6, 6), 0.5), 6), chance_of(Count(3, 6), 0.5)
+    (0.015625, 1.0)
+    """
+    share = count.queries / max(1, count.of)
+    if share <= chance or chance <= 0:
+        return 1.0 if chance > 0 else 0.0
+    missed = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
+    return math.exp(-count.of * (share * math.log(share / chance) + missed))

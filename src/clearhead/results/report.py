@@ -32,7 +32,9 @@ class Head:
     only whose token occurred before (at most 1024 of them, evenly spaced): the weight on its
     earlier positions, and on the positions right after those. `effective` is the mean of
     exp(entropy), how many keys it looks at. `measured` says that label and number were measured on
-    held-out words, not on this text.
+    held-out words, not on this text. `evidence` says how many queries the label speaks for, and
+    `withheld` why a label that the number alone would give was not given; "" if there is nothing to
+    say.
     """
 
     layer: int
@@ -44,6 +46,8 @@ class Head:
     shares: dict[str, float]
     links: tuple[Link, ...] = field(repr=False)
     measured: bool = False
+    evidence: str = ""
+    withheld: str = ""
 
     @property
     def share_text(self) -> str:
@@ -85,11 +89,19 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What a model does with a text: `layers`, each with its `heads`. `report` makes it."""
+    """What a model does with a text: `layers`, each with its `heads`. `report` makes it.
+
+    `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
+    that the model does not know. `guesses` holds for each position the most probable next tokens
+    with their probabilities; None if they were not asked for.
+    """
 
     name: str
     tokens: tuple[str, ...]
     layers: tuple[Layer, ...]
+    text: str = ""
+    unknown: tuple[int, ...] = ()
+    guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:

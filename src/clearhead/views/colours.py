@@ -1,4 +1,4 @@
-"""The one colour map of every view: viridis."""
+"""The colour maps of every view."""
 
 # Viridis at eleven points (Smith & van der Walt 2015); between them colours are mixed. It is even
 # in lightness, and in the same order for every kind of colour vision.
@@ -6,6 +6,29 @@ VIRIDIS = (
     (68, 1, 84), (72, 36, 117), (65, 68, 135), (53, 95, 141), (42, 120, 142), (33, 145, 140),
     (34, 168, 132), (68, 191, 112), (122, 209, 81), (189, 223, 38), (253, 231, 37),
 )  # fmt: skip
+
+# Of a page, from none to all: from the colour of its paper to its deepest ink, even in lightness.
+# And of signed numbers: negative, zero, positive.
+SEQUENTIAL = {
+    "light": (
+        (252, 251, 248), (226, 238, 232), (183, 219, 214), (130, 193, 197), (78, 160, 178),
+        (39, 124, 154), (20, 90, 125), (16, 58, 92), (14, 32, 58),
+    ),
+    "dark": (
+        (20, 22, 25), (22, 44, 58), (20, 70, 92), (28, 100, 125), (52, 135, 155), (98, 171, 178),
+        (155, 204, 196), (212, 232, 214), (252, 251, 232),
+    ),
+}  # fmt: skip
+DIVERGING = {
+    "light": (
+        (122, 42, 16), (184, 92, 52), (226, 162, 130), (252, 251, 248), (150, 198, 208),
+        (52, 128, 156), (10, 72, 102),
+    ),
+    "dark": (
+        (255, 196, 164), (232, 136, 92), (140, 68, 38), (20, 22, 25), (28, 84, 108),
+        (86, 170, 196), (190, 232, 244),
+    ),
+}  # fmt: skip
 
 Colour = tuple[int, int, int]
 

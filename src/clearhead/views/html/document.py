@@ -12,12 +12,18 @@ from pathlib import Path
 from torch import Tensor
 
 from ...errors import BadValue, why_failed
-from ..colours import VIRIDIS
+from ..colours import DIVERGING, SEQUENTIAL
 from ..escape import visible_in_browser
 from ..format import without_nan
 
 # In this order the files make one script, with one scope.
-SCRIPTS = ("data.js", "marks.js", "maps.js", "lines.js", "steps.js", "report.js", "page.js")
+SCRIPTS = (
+    "data.js", "state.js", "marks.js", "scene.js", "ink.js", "heads.js", "text.js", "lines.js",
+    "map.js", "numbers.js", "walk.js", "controls.js", "export.js", "listen.js",
+    "page.js",
+)  # fmt: skip
+
+INKS = {"sequential": SEQUENTIAL, "diverging": DIVERGING}
 
 
 def document(
@@ -37,7 +43,7 @@ def document(
         "style": style,
         "caption": _one_line(caption),
         "fallback": fallback,
-        "data": _json({"viridis": VIRIDIS, **data}),
+        "data": _json({"inks": INKS, **data}),
         "script": script,
     }
     # One pass, so that a title such as "{{data}}" stays text.

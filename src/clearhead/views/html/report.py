@@ -33,7 +33,7 @@ RECEIVERS = 8  # keys that are listed for the weight they receive
 
 
 def report_page(report: Findings, *, title: str | None = None, note: str = "") -> str:
-    """The HTML document: the model, a head, a query. `title=None` is the report's name.
+    """The HTML document: the model, a head, a query. `title=None` names the model.
 
     Raises `BadValue` for a report without layers or of a text without tokens, and `BadType` for a
     `Trace`.
@@ -52,8 +52,8 @@ def report_page(report: Findings, *, title: str | None = None, note: str = "") -
         )
     return document(
         _data(report),
-        title=report.name if title is None else title,
-        about=report.about,
+        title=f"Attention in {report.name}" if title is None else title,
+        about=f"{report.about}: where every head looks in this text",
         note=note,
         caption="Every head in numbers: what it looks at, how surely, and its entropy in nats.",
         fallback=_fallback(report),
@@ -78,7 +78,15 @@ def _data(report: Findings) -> dict[str, object]:
     step_bytes = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
     return {
         "names": AXES,
+        "name": visible_in_browser(report.name),
         "tokens": [visible_in_browser(token) for token in report.tokens],
+        "text": report.text or " ".join(report.tokens),
+        "unknown": list(report.unknown),
+        "guesses": report.guesses
+        and [
+            [[visible_in_browser(word), round(p, 4)] for word, p in guesses]
+            for guesses in report.guesses
+        ],
         "layers": [
             _layer(layer, report.tokens, side, fine, heads, step_bytes <= STEP_BYTES)
             for layer in report.layers
@@ -94,6 +102,7 @@ def _head(head: Head, layer: Layer) -> dict[str, object]:
         "head": head.head,
         "label": head.label,
         "measured": head.measured,
+        **{name: text for name in ("evidence", "withheld") if (text := getattr(head, name))},
         "number": round(head.number, 7),
         "entropy": round(head.entropy, 7),
         "effective": round(head.effective, 7),

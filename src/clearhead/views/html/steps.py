@@ -45,7 +45,7 @@ def page(
                 "explain at least one token, or print the trace as text.",
             )
     return document(
-        {**trace_data(trace), "begin": query},
+        _data(trace, query),
         title=title,
         about=trace.about,
         note=note,
@@ -74,6 +74,13 @@ def notebook(trace: Trace) -> str:
     return in_notebook(page(trace))
 
 
+def _data(trace: Trace, query: int | None) -> dict[str, object]:
+    """A snapshot of one layer."""
+    layer = trace_data(trace)
+    begin = {} if query is None else {"query": query}
+    return {"names": AXES, "tokens": layer["queries"], "layers": [layer], "begin": begin}
+
+
 # ---- the numbers ---------------------------------------------------------------------
 
 
@@ -83,7 +90,6 @@ def trace_data(trace: Trace) -> dict[str, object]:
     block, kept = _fit(size)
     return {
         "size": size,
-        "names": AXES,
         "queries": [visible_in_browser(token) for token in trace.labels("q", size["q"])],
         "keys": [visible_in_browser(token) for token in trace.labels("k", size["k"])],
         "settings": number_settings(trace),

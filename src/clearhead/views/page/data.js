@@ -1,44 +1,100 @@
 "use strict";
 
-// 1. The data: the JSON that Python wrote into this page, and how to read a number from it.
+// 1. The data. A snapshot is what a model did with one text: the JSON that Python wrote into this
+// page, or what `source.compute(text, edits)` returns in the same form.
 //
 // Letters, as everywhere in clearhead: h head, g key head, q query, k key,
 // d feature, v value feature, e embedding feature.
+//
+// snapshot = {
+//   tokens: [string],          as they are shown; a control character is already written out
+//   text?: string,             what the field at the top holds; if left out, the tokens in a row
+//   unknown?: [position],      words that the model does not know
+//   guesses?: [[[word, probability], ...], ...] | null,   for each position, what comes next
+//   layers: [layer],
+//   heads?: [finding],         one for each head of each layer, layer by layer. A computed snapshot
+//                              may leave it out: labels that were measured then stay, others go
+//   begin?: {layer, head, query, key},   where to open; if left out, the page chooses
+// }
+// layer = {
+//   size: {h, q, k, d, v, g},  settings: {scale, softcap, dropout, ...} the finite ones
+//   queries?, keys?: [string] | null,    left out: the tokens; null: unknown, so numbered
+//   kept: [position],          queries whose rows are there; of a short text all of them
+//   steps: [step],             query, key, value, scores, scaled, ... weights, ... output
+//   module?, cross_attention?, max_entropy?, first?, block?, bins?, links?
+// }
+// step = { name, formula, why, axes: ["h", "q", "k"], shape: [["h", 8], ...], axis_names: {h: "head"},
+//          integer?, kept: {letter: [position]}, ...numbers, map?: numbers, fine?: numbers }
+// numbers = { stored: [size, ...], kind: "f4", data: base64 } or { stored, values: TypedArray }
+// finding = { layer, head, label, number, measured, entropy, effective, shares: {name: share},
+//             links: [[query, key, weight]], received: [[key, weight]], evidence?: string,
+//             withheld?: string }       why a head that looks like one has no label
+//
+// The page holds besides: names (of the axes), inks (the colours), name (of the model), and what
+// source.js reads, pageData.model.
+//
+// edits = { off: [[layer, head]], temperature: 1, scale: null, mask: null, softcap: null,
+//           dropout: 0, seed: 0 }   null: as the model does it.
+// source = { can: {text: true, edits: ["off", "temperature", ...]}, compute(text, edits) } or null;
+//           compute rejects with an Error whose message can be shown.
+
+/** @typedef {{can: {text: boolean, edits: string[]}, compute: (text: string, edits: object) => Promise<any>}} Source */
 
 const pageData = JSON.parse(document.getElementById("trace").textContent,
   (_, value) => (value?.float === undefined ? value : Number(value.float)));
 
-// One step. `siblings` are all steps of its trace; `isPair` says that it is queries x keys.
+/** @typedef {Float64Array | Float32Array | Uint32Array | Uint16Array | Uint8Array} Numbers */
+/** @typedef {{stored: number[], kind?: string, data?: string, values?: Numbers, top?: number, decoded?: Numbers}} Encoded */
+
+// One step. `siblings` are all steps of its layer; `isPair` says that it is queries x keys.
 class Step {
+  /** @type {string} */ name;
+  /** @type {string} */ formula;
+  /** @type {string} */ why;
+  /** @type {string[]} */ axes;
+  /** @type {[string, number][]} */ shape;
+  /** @type {Record<string, string>} */ axis_names;
+  /** @type {Record<string, number[]>} */ kept;
+  /** @type {number[]} */ stored;
+  /** @type {string | undefined} */ data;
+  /** @type {Numbers | undefined} */ values;
+  /** @type {Encoded | undefined} */ map;
+  /** @type {Encoded & {head: number} | undefined} */ fine;
+  /** @type {Numbers | undefined} */ decoded;
+  /** @type {number | undefined} */ limit;
+
   constructor(data, siblings) {
-    Object.assign(this, data, { siblings });
+    Object.assign(this, data, { siblings, decoded: undefined });
     this.isPair = this.axes.includes("q") && this.axes.includes("k");
     // Of an axis that is not kept in full: the index in the data, by position.
     this.indexOf = {};
-    for (const [letter, positions] of Object.entries(this.kept)) {
+    for (const [letter, positions] of Object.entries(this.kept ?? {})) {
       this.indexOf[letter] = new Map(positions.map((position, index) => [position, index]));
     }
   }
 
-  // Decoded on first use, so that a page of many heads opens quickly.
-  get values() {
-    return (this.decoded ??= decode(this));
+  get holdsNumbers() {
+    return Boolean(this.data ?? this.values);
   }
 
-  // The numbers that maps draw: these, or the pooled ones of a long text.
-  get cells() {
-    return this.map ? (this.pooled ??= decode(this.map)) : this.values;
+  // Decoded on first use, so that a page of many heads opens quickly.
+  get numbers() {
+    return (this.decoded ??= decode(this));
   }
 
   // Does the page hold a map of every head?
   get hasMap() {
-    return this.isPair && (this.map !== undefined || !this.kept.q);
+    return this.isPair && (this.map !== undefined || !this.kept?.q);
+  }
+
+  get isShare() {
+    return this.name === "weights" || this.name === "dropped";
   }
 
   // The numbers along `free` at an index of every other axis, for example
   // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not hold them.
   along(free, indices) {
-    if (!this.data) return null;
+    if (!this.holdsNumbers) return null;
     let start = 0, stride = 1, step = 0, length = 1;
     for (let axis = this.axes.length - 1; axis >= 0; axis--) {
       const letter = this.axes[axis];
@@ -52,25 +108,29 @@ class Step {
       }
       stride *= this.stored[axis];
     }
-    return Array.from({ length }, (_, i) => this.values[start + i * step]);
+    return Array.from({ length }, (_, i) => this.numbers[start + i * step]);
   }
 
-  // One head of a queries x keys step as a grid of cells. One head of a long report has a larger
-  // map; `fine` says whether to use it.
+  // One head of a queries x keys step as a grid of cells: the numbers themselves, or the pooled ones
+  // of a long text. One head of a long report has a larger map; `fine` says whether to use it.
   grid(head, fine = true) {
     if (fine && this.fine?.head === head) {
       const [rows, columns] = this.fine.stored;
-      return { rows, columns, values: (this.fine.values ??= decode(this.fine)) };
+      return { rows, columns, values: (this.fine.decoded ??= decode(this.fine)) };
     }
-    const [rows, columns] = (this.map ?? this).stored.slice(-2);
+    const from = this.map ?? this;
+    const values = this.map ? (this.map.decoded ??= decode(this.map)) : this.numbers;
+    const [rows, columns] = from.stored.slice(-2);
     const start = this.axes.includes("h") ? head * rows * columns : 0;
-    return { rows, columns, values: this.cells.subarray(start, start + rows * columns) };
+    return { rows, columns, values: values.subarray(start, start + rows * columns) };
   }
 }
 
 const KINDS = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
 
-function decode({ kind, data, top }) {
+/** @param {Partial<Encoded>} numbers @returns {Numbers} */
+function decode({ kind, data, top, values: given }) {
+  if (given) return given;
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
@@ -80,74 +140,117 @@ function decode({ kind, data, top }) {
   return Float32Array.from(values, (shade) => (shade ? ((shade - 1) / 254) ** 2 * top : -Infinity));
 }
 
-// What is shown now: the trace of the page, or one layer of its report, which is read as a trace.
-let trace, steps, pairs, maps, weights, usedWeights, heads, keyHeads;
+// One layer of a snapshot, and how to read it.
+class Trace {
+  /** @type {Record<string, number>} */ size;
+  /** @type {Record<string, number>} */ settings;
+  /** @type {string[]} */ queries;
+  /** @type {string[]} */ keys;
+  /** @type {number[]} */ kept;
+  /** @type {Step[]} */ steps;
+  /** @type {boolean | undefined} */ cross_attention;
+  /** @type {Record<string, number> | undefined} */ first;
+  /** @type {[number, number] | undefined} */ block;
+  /** @type {number[] | undefined} */ bins;
+  /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */ links;
 
-const layers = pageData.layers?.map(() => null);
-
-function traceOf(data) {
-  const steps = [];
-  for (const step of data.steps) steps.push(new Step(step, steps));
-  const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
-  // Undefined means the tokens of the report; null means that the tokens are unknown.
-  const labels = (given, size) => (given === undefined ? pageData.tokens : given) ?? numbers(size);
-  return {
-    names: pageData.names, ...data, steps,
-    queries: labels(data.queries, data.size.q), keys: labels(data.keys, data.size.k),
-  };
-}
-
-// The layer of that number; it is parsed once.
-const layer = (number) => (layers[number] ??= traceOf(pageData.layers[number]));
-
-function open(it) {
-  trace = it;
-  steps = it.steps;
-  pairs = steps.filter((step) => step.isPair);
-  maps = steps.filter((step) => step.hasMap);
-  weights = stepNamed("weights");
-  // What the values are multiplied by: the weights after dropout, if there was dropout.
-  usedWeights = stepNamed("dropped") ?? weights;
-  heads = it.size.h ?? 1;
-  keyHeads = it.size.g ?? heads;
-}
-
-// The number that is shown for an index of an axis: from 0, or from where a larger text was cut.
-const numbered = (letter, index) => index + (trace.first?.[letter] ?? 0);
-
-const stepNamed = (name) => steps.find((step) => step.name === name);
-
-// What is chosen. Only `go` in page.js changes it.
-const state = { show: "weights", layer: 0, head: 0, query: 0, key: 0, row: 0, column: 0, stage: 0 };
-
-// The chosen index of every axis, but for `changes`.
-function selection(changes = {}) {
-  const indices = { h: state.head, q: state.query, k: state.key, ...changes };
-  return { ...indices, g: Math.floor(indices.h / (heads / keyHeads)) };
-}
-
-// The row of a queries x keys step for the chosen query. If the page holds only the largest
-// weights, the others are undefined.
-const rowOf = (step) =>
-  step.along("k", selection()) ?? ([weights, usedWeights].includes(step) ? largestKept() : null);
-
-function largestKept() {
-  const { kept, links } = trace;
-  const row = Array(trace.size.k).fill(undefined);
-  if (!links) return row;
-  links.decoded ??= { weights: decode(links.weights), keys: decode(links.keys) };
-  const start = (state.head * kept.length + kept.indexOf(state.query)) * links.n;
-  for (let i = start; i < start + links.n; i++) {
-    const weight = links.decoded.weights[i] / 65535;
-    if (weight > 0) row[links.decoded.keys[i]] = weight;
+  constructor(data, tokens) {
+    const steps = [];
+    for (const step of data.steps) steps.push(new Step(step, steps));
+    const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
+    const labels = (given, size) => (given === undefined ? tokens : given) ?? numbers(size);
+    Object.assign(this, data, { steps });
+    this.settings ??= {};
+    this.queries = labels(data.queries, data.size.q);
+    this.keys = labels(data.keys, data.size.k);
+    this.kept ??= numbers(data.size.q).map(Number);
+    // Are queries and keys the same words? Then a word can be both.
+    this.isOneText = !this.cross_attention && (this.queries === this.keys ||
+      (data.size.q === data.size.k && this.queries.every((word, i) => word === this.keys[i])));
+    this.pairs = steps.filter((step) => step.isPair);
+    this.maps = steps.filter((step) => step.hasMap);
+    this.weights = this.step("weights");
+    // What the values are multiplied by: the weights after dropout, if there was dropout.
+    this.used = this.step("dropped") ?? this.weights;
+    this.heads = data.size.h ?? 1;
+    this.keyHeads = data.size.g ?? this.heads;
   }
-  return row;
-}
 
-// Which keys the mask blocks for the chosen query, if the page holds the masked scores.
-function maskedKeys() {
-  const masked = stepNamed("masked"), row = masked && rowOf(masked);
-  return row ? row.map((score) => score === -Infinity) : trace.keys.map(() => false);
+  step(name) {
+    return this.steps.find((step) => step.name === name);
+  }
+
+  // The number that is shown for an index of an axis: from 0, or from where a larger text was cut.
+  numbered(letter, index) {
+    return index + (this.first?.[letter] ?? 0);
+  }
+
+  // The index of every axis.
+  at(h, q, k) {
+    return { h, q, k, g: Math.floor(h / (this.heads / this.keyHeads)) };
+  }
+
+  // The row of a queries x keys step. If only the largest weights are held, others are undefined.
+  row(step, head, query) {
+    return step.along("k", this.at(head, query, 0)) ??
+      (step === this.weights || step === this.used ? this.largestKept(head, query) : null);
+  }
+
+  largestKept(head, query) {
+    const row = Array(this.size.k).fill(undefined), at = this.kept.indexOf(query);
+    if (!this.links || at < 0) return row;
+    const { n, weights, keys } = this.links;
+    weights.decoded ??= decode(weights);
+    keys.decoded ??= decode(keys);
+    const start = (head * this.kept.length + at) * n;
+    for (let i = start; i < start + n; i++) {
+      const weight = weights.decoded[i] / 65535;
+      if (weight > 0) row[keys.decoded[i]] = weight;
+    }
+    return row;
+  }
+
+  // The weight of every query on one key; undefined where the page does not hold it.
+  column(head, key) {
+    return this.queries.map((_, query) => this.row(this.used, head, query)[key]);
+  }
+
+  // How much every key receives from a query on average.
+  received(head) {
+    const sums = Array(this.size.k).fill(0);
+    for (const query of this.kept) {
+      this.row(this.used, head, query).forEach((weight, key) => { sums[key] += weight || 0; });
+    }
+    return sums.map((sum) => sum / this.kept.length);
+  }
+
+  // Which keys the mask blocks for a query, if the page holds the masked scores.
+  blocked(head, query) {
+    const masked = this.step("masked"), row = masked && this.row(masked, head, query);
+    return row ? row.map((score) => score === -Infinity) : this.keys.map(() => false);
+  }
+
+  // Which query, of those that are held, is nearest to a position.
+  nearest(position) {
+    return this.kept.reduce((best, next) =>
+      (Math.abs(next - position) < Math.abs(best - position) ? next : best), this.kept[0]);
+  }
+
+  // The positions that a cell of a map stands for, [first, last].
+  rowSpan(cell, rows) {
+    return span(cell, this.size.q, rows, this.block?.[0]);
+  }
+
+  columnSpan(cell, columns) {
+    return span(cell, this.size.k, columns, this.block?.[1]);
+  }
+
+  cellOf(query, key, { rows, columns }) {
+    return {
+      row: cellOf(query, this.size.q, rows, this.block?.[0]),
+      column: cellOf(key, this.size.k, columns, this.block?.[1]),
+    };
+  }
 }
 
 // The first and last position of a cell of a map: blocks of equal size in the page of a trace, bins
@@ -160,7 +263,35 @@ function span(cell, length, cells, block) {
 const cellOf = (position, length, cells, block) =>
   block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);
 
-const rowSpan = (cell, head = state.head) =>
-  span(cell, trace.size.q, weights.grid(head).rows, trace.block?.[0]);
-const columnSpan = (cell, head = state.head) =>
-  span(cell, trace.size.k, weights.grid(head).columns, trace.block?.[1]);
+// A snapshot whose layers are read on first use.
+class Snapshot {
+  constructor(data) {
+    this.tokens = data.tokens;
+    this.text = data.text ?? data.tokens.join(" ");
+    this.guesses = data.guesses ?? null;
+    this.unknown = new Set(data.unknown ?? []);
+    this.data = data;
+    this.read = data.layers.map(() => null);
+    this.findings = new Map((data.heads ?? []).map((it) => [`${it.layer}.${it.head}`, it]));
+  }
+
+  get layers() {
+    return this.read.length;
+  }
+
+  layer(number) {
+    return (this.read[number] ??= new Trace(this.data.layers[number], this.tokens));
+  }
+
+  // What was found about a head: its label, entropy, shares. Undefined if nothing was.
+  finding(layer, head) {
+    return this.findings.get(`${layer}.${head}`);
+  }
+
+  * places() {
+    for (let layer = 0; layer < this.layers; layer++) {
+      const { size } = this.data.layers[layer];
+      for (let head = 0; head < (size.h ?? 1); head++) yield { layer, head };
+    }
+  }
+}

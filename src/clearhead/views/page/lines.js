@@ -1,102 +1,107 @@
-// 4. The lines: one query on the left, the keys it looks at on the right.
+// 8. Lines: every query on the left, every key on the right, a line for each weight above the
+// threshold. Pointing at a word isolates its lines; several heads have a colour each.
 
-const LINE = 28, GAP = 14; // pixels of a token and of a gap, as in the style sheet
-const MOST = 32; // tokens a side, which fit a screen
+const ROW = 22, LEAST_ROW = 15;
 
-function buildLines() {
-  listen(byId("queries"), "query", (by) => {
-    const at = trace.kept.indexOf(state.query) + by;
-    return trace.kept[Math.max(0, Math.min(trace.kept.length - 1, at))];
-  });
-  listen(byId("keys"), "key", (by) =>
-    Math.max(0, Math.min(trace.keys.length - 1, state.key + by)));
+function drawLines(width, height) {
+  const all = sides(), scene = new Scene(width, height), bar = 36;
+  const panels = edited && !chosen.difference ? all.map((side) => [side]) : [all];
+  const wide = (width - 30 * (panels.length - 1)) / panels.length;
+  panels.forEach((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, all.length > 1));
+  if (chosen.difference && all.length === 2) {
+    scene.text(`${all[1].name} minus ${all[0].name}:`, 0, height - 16, { fill: "soft" });
+    scene.text("more", 150, height - 16, { fill: css(signedColour(1, 1)), bold: true });
+    scene.text("less", 196, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
+  } else {
+    scene.text(`Lines of ${percent(chosen.threshold)} and more; the wider, the more weight`, 0, height - 16,
+      { size: 12, fill: "soft" });
+  }
+  return scene;
 }
 
-function listen(list, what, moved) {
-  list.addEventListener("keydown", (event) => {
-    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -1e9, End: 1e9 };
-    if (!(event.key in by)) return;
-    event.preventDefault();
-    go({ [what]: moved(by[event.key]) });
-  });
-  list.addEventListener("click", (event) => {
-    const option = event.target.closest("[role=option]");
-    if (option) go({ [what]: Number(option.dataset.position) });
-  });
-}
-
-function drawLines() {
-  const row = rowOf(usedWeights), before = rowOf(weights), masked = maskedKeys();
-  const slot = trace.kept.indexOf(state.query);
-  const queries = elideAround(trace.kept.length, slot).map((i) => i === null ? null : trace.kept[i]);
-  const keys = largest(row, MOST, state.key);
-
-  // If not every query is kept, each shows its position.
-  const skips = trace.kept.some((position, i) => position !== i);
-  fill(byId("queries"), queries, state.query, (position) =>
-    skips ? [query(position), make("small", {}, ` ${numbered("q", position)}`)] : [query(position)]);
-  fill(byId("keys"), keys, state.key, (position) => [
-    key(position),
-    bar(row[position]),
-    make("span", { class: "figure" }, masked[position] ? "masked"
-      : row[position] === 0 && before[position] > 0 ? "dropped" : amount(row, position)),
-  ], (position) => (masked[position] ? "masked" : ""));
-
-  const curves = byId("curves"), SVG = "http://www.w3.org/2000/svg";
-  const [left, right] = [queries, keys].map(middles);
-  const height = Math.max(left.height, right.height);
-  curves.setAttribute("viewBox", `0 0 100 ${height}`);
-  curves.style.height = `${height}px`;
-  const from = left.at[queries.indexOf(state.query)];
-  curves.replaceChildren(...keys.flatMap((position, i) => {
-    const weight = position === null ? 0 : row[position];
-    if (!(weight > 0)) return [];
-    const to = right.at[i];
-    const path = document.createElementNS(SVG, "path");
-    path.setAttribute("d", `M 0 ${from} C 50 ${from} 50 ${to} 100 ${to}`);
-    path.setAttribute("stroke-width", (1 + 14 * Math.min(1, weight)).toFixed(2));
-    path.setAttribute("stroke-opacity", (0.2 + 0.75 * Math.min(1, weight)).toFixed(3));
-    path.setAttribute("data-key", position);
-    path.setAttribute("class", position === state.key ? "chosen" : "");
-    return [path];
+function linesPanel(scene, members, x, width, height, isNamed) {
+  const { trace } = members[0], { query, key } = state();
+  const heading = 26;
+  const most = Math.max(4, Math.floor((height - heading) / LEAST_ROW));
+  const queries = around(trace.kept, most, query ?? chosen.query ?? trace.kept.at(-1));
+  const keys = keysToShow(members, queries, most);
+  const row = Math.min(ROW, (height - heading) / Math.max(queries.length, keys.length));
+  const middle = (list, i) => heading + (i + 0.5) * row;
+  const label = Math.min(150, width * 0.26), size = Math.max(12, Math.min(15, row - 4));
+  const [left, right] = [x + label, x + width - label];
+  scene.text("query", left - 8, 10, { size: 12, fill: "soft", align: "right" });
+  scene.text("key", right + 8, 10, { size: 12, fill: "soft" });
+  if (isNamed) {
+    members.forEach((side, i) => scene.text(side.name, left + 20 + 96 * i, 10,
+      { size: 13, bold: true, fill: sideColour(side.colour) }));
+  }
+  const rowsOfSides = members.map((side) => new Map(queries.filter((q) => q !== null)
+    .map((q) => [q, side.trace.row(side.trace.used, side.head, q) ?? []])));
+  const isFaint = (q, k) => (query !== null && q !== query) || (query === null && key !== null && k !== key);
+  const line = (i, j, weight, colour, q, k) => {
+    const [y1, y2] = [middle(queries, i), middle(keys, j)], faint = isFaint(q, k), bend = (left + right) / 2;
+    scene.path(`M ${left} ${y1} C ${bend} ${y1} ${bend} ${y2} ${right} ${y2}`, { stroke: colour,
+      line: (0.75 + Math.min(row - 3, 9) * Math.min(1, weight)), opacity: faint ? 0.1 : 0.35 + 0.6 * Math.min(1, weight) },
+    { weight, query: q, key: k });
+  };
+  const drawn = [];
+  queries.forEach((q, i) => q !== null && keys.forEach((k, j) => {
+    if (k === null) return;
+    if (chosen.difference && members.length === 2) {
+      const change = (rowsOfSides[1].get(q)[k] ?? 0) - (rowsOfSides[0].get(q)[k] ?? 0);
+      if (Math.abs(change) >= chosen.threshold) {
+        drawn.push([i, j, Math.abs(change), css(signedColour(Math.sign(change), 1)), q, k]);
+      }
+    } else {
+      members.forEach((side, s) => {
+        const weight = rowsOfSides[s].get(q)[k];
+        if (weight >= chosen.threshold && weight >= LEAST) {
+          drawn.push([i, j, weight, isNamed ? sideColour(side.colour) : "accent", q, k]);
+        }
+      });
+    }
   }));
-  const drawn = keys.filter((position) => position !== null).length;
-  byId("lines-note").textContent = drawn < trace.keys.length
-    ? `${count(drawn, "key")} of ${trace.keys.length.toLocaleString("en")}, the largest weights among them.` : "";
+  if (!drawn.length) {
+    scene.text(`no weight of ${percent(chosen.threshold)} or more`, (left + right) / 2, height / 2,
+      { fill: "soft", align: "center" });
+  }
+  // What is isolated lies on top.
+  for (const it of drawn.sort((a, b) => Number(isFaint(b[4], b[5])) - Number(isFaint(a[4], a[5])) || a[2] - b[2])) line(...it);
+  const blocked = query === null ? [] : trace.blocked(members[0].head, query);
+  const word = (list, i, position, labels, at, align, isChosen, target) => {
+    const y = middle(list, i);
+    if (position === null) return scene.text("⋮", at, y, { size: 12, fill: "soft", align });
+    const inset = align === "right" ? at - label + 4 : at - 4;
+    if (isChosen) scene.rect(inset, y - row / 2, label - 4, row, { fill: "tint", radius: 3 });
+    scene.text(fitted(labels[position], label - 16, { size, serif: true }), at, y, { size, serif: true, align,
+      bold: isChosen, fill: list === keys && blocked[position] ? "soft" : "ink" });
+    scene.target(inset, y - row / 2, label, row, target);
+  };
+  queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));
+  keys.forEach((k, i) => word(keys, i, k, trace.keys, right + 8, "left", k === key, { query, key: k }));
 }
 
-// A weight as text. One that is not kept is at most the smallest that is.
-function amount(row, position) {
-  if (row[position] !== undefined) return number(row[position]);
-  return `≤ ${number(Math.min(...row.filter((weight) => weight !== undefined)))}`;
+// Of `positions`, as many as fit around one of them, with null at a cut.
+function around(positions, most, centre) {
+  if (positions.length <= most) return positions;
+  const at = Math.max(0, positions.indexOf(centre));
+  const first = Math.max(0, Math.min(positions.length - most + 2, at - Math.floor(most / 2)));
+  return [...(first ? [null] : []), ...positions.slice(first, first + most - 2),
+    ...(first + most - 2 < positions.length ? [null] : [])];
 }
 
-// The height of a list, and the middle of each of its lines.
-function middles(positions) {
-  let height = 0;
-  const at = positions.map((position) => {
-    const line = position === null ? GAP : LINE;
-    height += line;
-    return height - line / 2;
-  });
-  return { at, height };
-}
-
-// Which queries are listed: consecutive ones around the chosen one, with null for each gap.
-function elideAround(length, chosen) {
-  const first = Math.max(0, Math.min(length - MOST, chosen - MOST / 2));
-  const window = Array.from({ length: Math.min(MOST, length) }, (_, i) => first + i);
-  return withGaps(window, length);
-}
-
-function fill(list, positions, chosen, write, kind = () => "") {
-  list.replaceChildren(...positions.map((position) => {
-    if (position === null) return make("div", { class: "gap", "aria-hidden": "true" }, "⋮");
-    const option = make("div", {
-      role: "option", id: `${list.id}-${position}`, class: kind(position),
-      "data-position": position, "aria-selected": position === chosen,
-    }, ...write(position));
-    return option;
-  }));
-  list.setAttribute("aria-activedescendant", `${list.id}-${chosen}`);
+// All keys, or those with the largest weights from the queries that are shown.
+function keysToShow(members, queries, most) {
+  const { trace } = members[0], length = trace.size.k;
+  if (length <= most) return Array.from({ length }, (_, i) => i);
+  const largestOf = new Array(length).fill(undefined), { query } = state();
+  for (const side of members) {
+    for (const q of query === null ? queries : [query]) {
+      if (q === null) continue;
+      side.trace.row(side.trace.used, side.head, q)?.forEach((weight, k) => {
+        if (weight >= LEAST) largestOf[k] = Math.max(largestOf[k] ?? 0, weight);
+      });
+    }
+  }
+  return largest(largestOf, Math.floor(most * 0.6), state().key ?? 0).slice(0, most);
 }

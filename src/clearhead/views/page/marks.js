@@ -1,7 +1,8 @@
-// 2. Building blocks: elements, tokens, numbers, bars and tables.
+// 3. Building blocks: elements, tokens, numbers, bars and tables.
 //
 // Text becomes text nodes, never markup: a token may hold anything.
 
+/** @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -11,6 +12,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** @param {string} id @returns {any} */
 const byId = (id) => document.getElementById(id);
 
 // Shortens a text by code points, so that no character is cut in two.
@@ -25,8 +27,8 @@ function token(text, most = 24) {
   return make("bdi", { class: "token", title: text.length > 12 ? text : undefined }, clip(text, most));
 }
 
-const query = (position) => token(trace.queries[position]);
-const key = (position) => token(trace.keys[position]);
+const queryToken = (position) => token(shownTrace().queries[position]);
+const keyToken = (position) => token(shownTrace().keys[position]);
 
 const MINUS = "−";
 
@@ -47,6 +49,12 @@ function precise(value) {
   if (!Number.isFinite(value) || value === 0) return number(value);
   return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
 }
+
+// A share in whole percent; what is nearly all must not be shown as 100 %.
+const percent = (share) => {
+  const nearlyAll = share > 0.995 && share < 1;
+  return `${nearlyAll ? Math.floor(1000 * share) / 10 : Math.round(100 * share)} %`;
+};
 
 const count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
 
@@ -116,10 +124,11 @@ function table(caption, columns, rows, kind = "") {
 
 // An element that scrolls must be reachable by the Tab key.
 const scrolls = new ResizeObserver((entries) => {
-  for (const { target } of entries) {
+  for (const entry of entries) {
+    const target = /** @type {HTMLElement} */ (entry.target);
     if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
     else target.removeAttribute("tabindex");
   }
 });
 
-const gap = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });
+const gapRow = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });

@@ -1,101 +1,119 @@
-// 7. The page: one state, one function that changes it, and the first drawing.
+// 15. The page: drawing what is chosen, and the first view.
 
-const selects = {
-  layer: byId("layer"), head: byId("head"), query: byId("query"), key: byId("key"),
-};
+const PICTURES = { text: drawText, lines: drawLines, map: drawMap, walk: drawWalk };
+const VIEW_WORDS = { text: "Text", lines: "Lines", map: "Map", numbers: "Numbers", walk: "Walk" };
+let picture = null; // the scene on the canvas
 
-// Every change of the state goes through here; what depends on it is drawn again.
-function go(changes) {
-  const moved = "query" in changes || "key" in changes;
-  const newLayer = layers && "layer" in changes && layer(changes.layer) !== trace;
-  Object.assign(state, changes);
-  if (newLayer) {
-    open(layer(state.layer));
-    fillIn();
+function draw() {
+  drawStrip();
+  drawSentence();
+  drawHeads();
+  drawHeadLine();
+  drawControls();
+  for (const tab of byId("views").children) {
+    const isChosen = tab.dataset.view === chosen.view;
+    tab.setAttribute("aria-selected", isChosen);
+    tab.tabIndex = isChosen ? 0 : -1;
   }
-  if (!trace.kept.includes(state.query)) state.query = nearest(trace.kept, state.query);
-  if (newLayer || "head" in changes || (moved && !("row" in changes))) {
-    const { rows, columns } = weights.grid(state.head);
-    state.row = cellOf(state.query, trace.size.q, rows, trace.block?.[0]);
-    state.column = cellOf(state.key, trace.size.k, columns, trace.block?.[1]);
-  }
-  for (const [what, select] of Object.entries(selects)) choose(select, state[what]);
-  const onlyStage = Object.keys(changes).every((name) => name === "stage");
-  if (!onlyStage) {
-    if (layers) drawReport();
-    drawMaps();
-    drawLines();
-  }
-  drawSteps();
+  byId("beside").setAttribute("aria-pressed", isAdding);
+  drawOptions();
+  drawPicture();
 }
 
-const nearest = (positions, to) => positions.reduce((best, next) =>
-  (Math.abs(next - to) < Math.abs(best - to) ? next : best));
-
-// The controls of the trace that is shown: its steps, heads and queries.
-function fillIn() {
-  fillBar();
-  fillMaps();
-  fillSteps();
+// What depends on the snapshot: heads, labels, words.
+function fillAll() {
+  fillStrip();
+  fillHeads();
   describeWhatIsLeftOut();
-  if (!steps[state.stage]) state.stage = 0;
-  if (!maps.some((step) => step.name === state.show)) state.show = "weights";
-  state.head = Math.min(state.head, heads - 1);
-  state.key = Math.min(state.key, trace.size.k - 1);
 }
 
-function fillBar() {
-  const option = (value, text) => make("option", { value }, text);
-  const named = (letter, tokens) => (i) =>
-    option(i, `${numbered(letter, i)} · ${clip(tokens[i], 24)}`);
-  const all = (length) => Array.from({ length }, (_, i) => i);
-  selects.layer.replaceChildren(...all(layers?.length ?? 0).map((i) => option(i, i)));
-  selects.layer.parentElement.hidden = !layers;
-  selects.head.replaceChildren(...all(heads).map((i) => option(i, numbered("h", i))));
-  selects.query.replaceChildren(...trace.kept.map(named("q", trace.queries)));
-  // A list of many thousands would be slow; the chosen key is added if it is not listed.
-  const every = Math.ceil(trace.keys.length / MOST_LISTED);
-  selects.key.replaceChildren(
-    ...all(trace.keys.length).filter((i) => i % every === 0).map(named("k", trace.keys)));
-}
-
-const MOST_LISTED = 2048;
-
-function choose(select, value) {
-  select.value = value;
-  if (select.selectedIndex >= 0 || select !== selects.key) return;
-  select.append(make("option", { value }, `${numbered("k", value)} · ${clip(trace.keys[value], 24)}`));
-  select.value = value;
-}
-
-function buildBar() {
-  for (const [what, select] of Object.entries(selects)) {
-    select.addEventListener("change", () => go({ [what]: Number(select.value) }));
+function drawPicture() {
+  const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
+  if (!width || !height) return;
+  picture = PICTURES[view]?.(width, height - 4) ?? null;
+  byId("frame").hidden = !picture;
+  byId("panel").hidden = Boolean(picture);
+  if (view === "numbers") drawNumbers();
+  else if (!picture) byId("panel").replaceChildren(...elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
+  else {
+    const canvas = byId("picture");
+    canvas.style.width = `${picture.width}px`;
+    canvas.style.height = `${picture.height}px`;
+    paint(canvas, picture);
+    canvas.setAttribute("aria-label", `${VIEW_WORDS[view]} of ${byId("head-title").textContent}. ` +
+      `${byId("sentence").textContent} Arrow keys move the query and the key.`);
+  }
+  drawReading();
+  if (view === "walk") {
+    byId("scrub").value = walk.at;
+    byId("play").textContent = walk.isPlaying ? "Pause" : "Play";
   }
 }
 
-function buildTheme() {
-  const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
-  button.hidden = false;
-  let isDark = dark.matches;
-  const show = () => {
-    document.documentElement.dataset.theme = isDark ? "dark" : "light";
-    button.textContent = isDark ? "Light" : "Dark";  // the theme that it changes to
-  };
-  button.addEventListener("click", () => { isDark = !isDark; show(); });
-  dark.addEventListener("change", () => { isDark = dark.matches; show(); });
-  show();
+// The pair under the pointer, or the chosen one, in numbers.
+function drawReading() {
+  const trace = shownTrace(), { head, query } = state();
+  const line = byId("reading");
+  if (query === null && chosen.view !== "walk" && chosen.view !== "numbers") {
+    line.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
+    return;
+  }
+  const at = queryOr(), key = keyOr();
+  const numbers = trace.pairs.filter((step) => !(step.name === "masked" && trace.row(step, head, at)?.[key] > -Infinity))
+    .map((step) => [step.name, trace.row(step, head, at)?.[key]])
+    .filter(([, value]) => value !== undefined)
+    .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "" },
+      `${name} `, make("b", {}, precise(value))));
+  line.replaceChildren(make("strong", {}, queryToken(at)), make("span", { class: "arrow" }, " → "),
+    make("strong", {}, keyToken(key)), ...numbers);
+  if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
 }
 
-// Print every step, one below the other.
-function buildPrint() {
-  addEventListener("beforeprint", () => pageData.heads?.forEach((it) => drawTile(it.tile)));
-  addEventListener("beforeprint", () => byId("panel").replaceChildren(...steps.map((_, i) => stepArticle(i))));
-  addEventListener("afterprint", drawSteps);
+// The controls of a view, on the line above the picture.
+function drawOptions() {
+  const { view } = chosen, options = byId("options"), parts = [];
+  const wanted = JSON.stringify([view, chosen.step, chosen.difference, sides().length, chosen.stage,
+    shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold]);
+  if (options.wanted === wanted) return;
+  options.wanted = wanted;
+  if (sides().length === 2 && PICTURES[view] && view !== "walk") {
+    const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
+    both.addEventListener("click", () => go({ difference: !chosen.difference }));
+    parts.push(both);
+  }
+  if (view === "lines") {
+    const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
+    range.addEventListener("input", () => go({ threshold: Number(range.value) }));
+    parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
+  }
+  if (view === "map" && shownTrace().maps.length > 1) {
+    const select = make("select", { id: "step" }, shownTrace().maps.map((step) =>
+      make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
+    select.addEventListener("change", () => go({ step: select.value }));
+    parts.push(make("label", {}, "Show ", select));
+  }
+  if (view === "numbers") parts.push(fillStages());
+  if (view === "walk") parts.push(...walkOptions());
+  if (isAdding || chosen.others.length) parts.push(besideWords());
+  const focused = options.contains(document.activeElement) ? document.activeElement.id : null;
+  if (focused === "threshold") {
+    options.querySelector("output").textContent = ` ${percent(chosen.threshold)}`;
+    return;
+  }
+  options.replaceChildren(...parts);
+  if (focused) byId(focused)?.focus();
+}
+
+function besideWords() {
+  const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}`
+    : "Choose heads to show beside this one.";
+  const none = make("button", { type: "button", class: "quiet" }, "Only this one");
+  none.addEventListener("click", () => { isAdding = false; go({ others: [], difference: false }); });
+  return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
 }
 
 function describeWhatIsLeftOut() {
-  const sentences = [];
+  const trace = shownTrace(), sentences = [];
   if (trace.block) {
     const [high, wide] = trace.block;
     sentences.push(`This text is long. Each cell of a map is the largest of ${high} × ${wide} numbers.`);
@@ -115,21 +133,66 @@ function describeWhatIsLeftOut() {
   byId("left-out").hidden = sentences.length === 0;
 }
 
-byId("app").hidden = false;
-buildTheme();
-buildBar();
-buildMaps();
-buildLines();
-buildSteps();
-buildPrint();
-if (layers) buildReport();
-open(layers ? layer(0) : traceOf(pageData));
-fillIn();
-if (layers) begin();
-else {
-  // Begin at the requested query, or the last, which sees the most keys, and at the key of its
-  // largest weight.
-  state.query = nearest(trace.kept, pageData.begin ?? trace.kept.at(-1));
-  const row = rowOf(weights);
-  go({ query: state.query, key: row.indexOf(Math.max(...row)) });
+// ---- the first view ------------------------------------------------------------------------
+
+const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previous word", "sharp",
+  "previous token", "next token", "mixed", "separators", "spread"];
+
+// The head that tells most, and a query that shows it: a pronoun and whom it means, if there is one.
+function mostTelling() {
+  const begin = current.data.begin;
+  const found = [...current.findings.values()];
+  const order = (it) => {
+    const at = TELLING.indexOf(it.label.split(" and ")[0]);
+    return at < 0 ? TELLING.length : at;
+  };
+  found.sort((a, b) => order(a) - order(b) || b.number - a.number);
+  const [best] = found;
+  const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
+  const trace = current.layer(layer);
+  if (begin?.query !== undefined && begin.query !== null) {
+    return { layer, head, query: trace.nearest(begin.query) };
+  }
+  const complete = trace.step("scores")?.kept?.q ?? trace.kept; // of which the page holds every step
+  const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
+  const strength = (q) => {
+    const row = trace.row(trace.used, head, q), key = largestAt(row);
+    const tells = best?.label.startsWith("antecedent") ? isPronoun(trace.queries[q]) : key !== 0 && key !== q;
+    return (tells ? 1 : 0) + row[key];
+  };
+  const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
+  const query = best ? shown.reduce((a, b) => (strength(b) > strength(a) ? b : a), shown[0]) : held.at(-1);
+  return { layer, head, query: query ?? null };
 }
+
+const MANY_KEYS = 64; // among which a weight of a few percent is much
+const opened = new Snapshot(pageData);
+
+function start() {
+  byId("app").hidden = false;
+  document.documentElement.classList.add("live");
+  buildStrip();
+  buildHeads();
+  buildViews();
+  buildSwipe();
+  buildPicture();
+  buildControls();
+  buildSave();
+  buildPrint();
+  buildTheme();
+  current = opened;
+  const asked = readAddress(location.hash), edits = readEdits(location.hash);
+  const text = new URLSearchParams(location.hash.slice(1)).get("text");
+  Object.assign(chosen, mostTelling(), asked);
+  settle();
+  byId("view").setAttribute("aria-labelledby", `view-${chosen.view}`);
+  walk.at = stagesOf(shownTrace()).length;
+  if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
+  fillAll();
+  draw();
+  if (source && (text ?? changedEdits(edits).length)) {
+    compute(text ?? current.text, edits).then(() => go(readAddress(asked.hash ?? location.hash)));
+  }
+}
+
+start();

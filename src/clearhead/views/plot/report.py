@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ...results.report import Findings
+from ..colours import SEQUENTIAL
 from ..escape import visible
 from .canvas import (
     ACCENT,
@@ -83,27 +84,29 @@ def model(report: Findings, *, ax: "Axes") -> "Axes": ...
 def model(
     report: Findings, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
 ) -> "Figure | SubFigure | Axes":
-    """Every head's map in one figure: a row a layer, a column a head, one range of colour a layer.
+    """Every head's map in one figure: a row a layer, a column a head.
 
-    The square root of the weight is drawn, so that small weights can be seen. Returns the figure,
-    or `ax` if it was given, which the drawing replaces.
+    The square root of the weight is drawn, from 0 to 1, in the colours of the page. Returns the
+    figure, or `ax` if it was given, which the drawing replaces.
     """
     require_matplotlib()
+    from matplotlib.colors import LinearSegmentedColormap
+
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
     figure = figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
+    points = [[channel / 255 for channel in point] for point in SEQUENTIAL["light"]]
+    ink = LinearSegmentedColormap.from_list("weights", points)  # as on the page
     for i, layer in enumerate(report.layers):
         maps = layer.map.clamp(min=0).sqrt().double().cpu().numpy()
-        largest = maps.max(where=np.isfinite(maps), initial=1e-30)
         allowed = layer.allowed.cpu().numpy()
-        blocked = np.ma.array(np.ones(allowed.shape), mask=allowed)
+        blocked = np.ma.array(np.full(allowed.shape, 0.88), mask=allowed)
         for h, subplot in enumerate(grid[i]):
             subplot.set(xticks=[], yticks=[])
             subplot.spines[:].set_visible(False)
             if h >= len(layer.heads):
                 continue
-            subplot.imshow(maps[h], vmin=0, vmax=largest, cmap="viridis",
-                         interpolation="antialiased")  # fmt: skip
+            subplot.imshow(maps[h], vmin=0, vmax=1, cmap=ink, interpolation="antialiased")
             subplot.set_title(
                 f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2
             )
@@ -111,8 +114,8 @@ def model(
                 subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
     legend = (
-        "queries down, keys across; bright where a query looks (brightest is the largest weight of "
-        "the layer), white where none may"
+        "queries down, keys across; dark where a query looks (the square root of the weight, from "
+        "0 to 1), grey where none may"
     )
     figure.suptitle(wrap_title(legend, figure, 7), fontsize=7)
     return ax or figure

@@ -1,8 +1,15 @@
-// 5. The steps: the computation for one query, written out.
+// 10. Numbers: every step of one query, written out exactly.
 
 // How a step is written out. Any other step is shown as before and after (queries x keys), or as a
 // table of its rows.
 const WRITTEN = { scores: dotProduct, weights: exponentials, output: weightedSum };
+
+const selection = (changes = {}) => {
+  const { h, q, k } = { h: state().head, q: queryOr(), k: keyOr(), ...changes };
+  return { ...changes, ...shownTrace().at(h, q, k) };
+};
+const rowOf = (step) => shownTrace().row(step, state().head, queryOr());
+const earlierPair = (step) => shownTrace().pairs[shownTrace().pairs.indexOf(step) - 1];
 
 const write = (step) =>
   holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
@@ -10,66 +17,49 @@ const write = (step) =>
 // Does the page hold the numbers of this step for the chosen head and query?
 function holds(step) {
   const indices = selection();
-  return (step === weights && rowOf(step).some((weight) => weight !== undefined))
-    || (step.data && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true));
+  return (step === shownTrace().weights && rowOf(step).some((weight) => weight !== undefined))
+    || (step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true));
 }
 
 // A link to the head and query for which it does.
 function elsewhere(step) {
   const { h, q } = step.kept;
-  const to = { head: h?.[0] ?? state.head, query: q?.[0] ?? state.query };
+  const at = state();
+  const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
   const there = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
   there.addEventListener("click", () => go(to));
   return [paragraph("This text is too long to keep every step of every head. Of this layer, the page ",
     `keeps them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
-    ...(q ?? [to.query]).flatMap((position, i) => [i ? ", " : "", query(position), ` (${numbered("q", position)})`]), "."), there];
+    ...(q ?? [to.query]).flatMap((position, i) => [i ? ", " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."), there];
 }
 
-// One tab for each step of the trace that is shown.
-function fillSteps() {
-  byId("tabs").replaceChildren(...steps.map((step, stage) => {
-    const tab = make("button", { type: "button", role: "tab", id: `tab-${stage}` },
+// One tab for each step.
+function fillStages() {
+  const { steps } = shownTrace();
+  return make("div", { class: "stages", role: "group", "aria-label": "Step" }, steps.map((step, stage) => {
+    const button = make("button", { type: "button", "aria-pressed": stage === chosen.stage },
       make("span", { class: "ordinal" }, stage + 1), step.name);
-    tab.addEventListener("click", () => go({ stage }));
-    return tab;
+    button.addEventListener("click", () => go({ stage }));
+    return button;
   }));
 }
 
-function buildSteps() {
-  const turn = (by) => go({ stage: Math.max(0, Math.min(steps.length - 1, state.stage + by)) });
-  byId("previous").addEventListener("click", () => turn(-1));
-  byId("next").addEventListener("click", () => turn(1));
-  const keys = { ArrowRight: 1, ArrowLeft: -1, Home: -1e9, End: 1e9 };
-  for (const id of ["tabs", "panel"]) {
-    byId(id).addEventListener("keydown", (event) => {
-      if (!(event.key in keys) || event.target.closest(".scroll")) return;
-      event.preventDefault();
-      turn(keys[event.key]);
-      if (id === "tabs") byId("tabs").children[state.stage].focus();
-    });
-  }
+function turnStage(by) {
+  const last = shownTrace().steps.length - 1;
+  go({ stage: Math.max(0, Math.min(last, chosen.stage + by)) });
 }
 
-function drawSteps() {
-  byId("steps-lead").replaceChildren(
-    "Query ", query(state.query), ` (position ${numbered("q", state.query)}), `,
-    `head ${numbered("h", state.head)}; `,
-    "where one key is followed, it is ", key(state.key), ` (position ${numbered("k", state.key)}).`);
-  [...byId("tabs").children].forEach((tab, stage) => {
-    tab.setAttribute("aria-selected", stage === state.stage);
-    tab.setAttribute("aria-controls", "panel");
-    tab.tabIndex = stage === state.stage ? 0 : -1;
-  });
-  byId("panel").setAttribute("aria-labelledby", `tab-${state.stage}`);
-  byId("panel").replaceChildren(stepArticle(state.stage));
-  byId("previous").disabled = state.stage === 0;
-  byId("next").disabled = state.stage === steps.length - 1;
-  byId("turned").textContent = `Step ${state.stage + 1} of ${steps.length}`;
+function drawNumbers() {
+  const trace = shownTrace(), query = queryOr(), key = keyOr();
+  byId("panel").replaceChildren(
+    make("p", { class: "hint" }, "Query ", queryToken(query), ` (position ${trace.numbered("q", query)}), key `,
+      keyToken(key), ` (position ${trace.numbered("k", key)}). The left and right arrow keys turn the steps.`),
+    stepArticle(Math.min(chosen.stage, trace.steps.length - 1)));
 }
 
 // One step in full: name, formula, shape, reason, numbers.
 function stepArticle(stage) {
-  const step = steps[stage];
+  const step = shownTrace().steps[stage];
   const shape = step.shape.map(([letter, size]) =>
     make("span", {}, `${step.axis_names[letter]} `, make("b", {}, size)));
   return make("article", { class: "step", "data-step": step.name },
@@ -89,17 +79,17 @@ function rowsOf(step) {
   const free = step.axes.filter((letter) => !"hg".includes(letter));
   const down = free.find((letter) => "qk".includes(letter)) ?? free.at(-2);
   const across = free.filter((letter) => letter !== down).at(-1);
-  const marked = { q: state.query, k: state.key }[down];
+  const marked = { q: queryOr(), k: keyOr() }[down];
   const length = step.shape.find(([letter]) => letter === down)?.[1] ?? 1;
   const positions = step.kept[down] ?? Array.from({ length }, (_, i) => i);
   const read = (position) => step.along(across ?? "", selection(down ? { [down]: position } : {}));
   const shown = elide(positions.length, 12, Math.max(0, positions.indexOf(marked)));
   const features = ends(read(positions[0]).length, 10);
   const write = (value) => (step.integer ? String(value) : number(value));
-  const label = (position) => ({ q: query, k: key })[down]?.(position) ??
+  const label = (position) => ({ q: queryToken, k: keyToken })[down]?.(position) ??
     (down ? `${step.axis_names[down]} ${position}` : "all tokens");
   const rows = shown.map((i) => {
-    if (i === null) return gap(features.length + 1);
+    if (i === null) return gapRow(features.length + 1);
     const position = positions[i], values = read(position);
     return {
       kind: position === marked ? "chosen" : "",
@@ -114,7 +104,7 @@ function rowsOf(step) {
 
 // The row of the chosen query in the step before, and in this one.
 function beforeAndAfter(step) {
-  const earlier = pairs[pairs.indexOf(step) - 1];
+  const earlier = earlierPair(step);
   const after = rowOf(step), before = earlier && rowOf(earlier);
   const note = (i) => {
     if (!before) return "";
@@ -123,14 +113,14 @@ function beforeAndAfter(step) {
     if (step.name === "biased") return `bias ${number(after[i] - before[i])}`;
     return "";
   };
-  const shown = elide(after.length, 12, state.key);
-  const rows = shown.map((i) => i === null ? gap(4) : {
-    kind: [i === state.key ? "chosen" : "", after[i] === -Infinity ? "masked" : ""].join(" "),
-    cells: [key(i), before ? number(before[i]) : "", number(after[i]), note(i)],
+  const shown = elide(after.length, 12, keyOr());
+  const rows = shown.map((i) => i === null ? gapRow(4) : {
+    kind: [i === keyOr() ? "chosen" : "", after[i] === -Infinity ? "masked" : ""].join(" "),
+    cells: [keyToken(i), before ? number(before[i]) : "", number(after[i]), note(i)],
   });
   const blocked = after.filter((score) => score === -Infinity).length;
   return [
-    ...oneKey(step, before?.[state.key], after[state.key]),
+    ...oneKey(step, before?.[keyOr()], after[keyOr()]),
     ...(step.name === "masked" ? [paragraph(
       blocked ? `This query may not look at ${count(blocked, "key")} of ${after.length}.`
         : "This query may look at every key.")] : []),
@@ -141,22 +131,22 @@ function beforeAndAfter(step) {
 
 // The calculation for the chosen key, if the setting that it needs is known.
 function oneKey(step, before, after) {
-  const { scale, softcap, dropout } = trace.settings;
+  const { scale, softcap, dropout } = shownTrace().settings;
   const calculation = {
     scaled: scale !== undefined && ` × ${precise(scale)} = `,
     capped: softcap !== undefined && `: ${precise(softcap)} × tanh(${number(before)} / ${precise(softcap)}) = `,
     dropped: dropout !== undefined && after !== 0 && ` ÷ (1 ${MINUS} ${precise(dropout)}) = `,
   }[step.name];
   if (!calculation || before === undefined) return [];
-  return [make("p", { class: "sum" }, key(state.key), " ", number(before), calculation, make("b", {}, number(after)))];
+  return [make("p", { class: "sum" }, keyToken(keyOr()), " ", number(before), calculation, make("b", {}, number(after)))];
 }
 
 // ---- scores: product by product ------------------------------------------------------
 
 function dotProduct(step) {
-  const row = rowOf(step), result = row[state.key];
-  const q = stepNamed("query")?.along("d", selection());
-  const k = stepNamed("key")?.along("d", selection());
+  const row = rowOf(step), result = row[keyOr()];
+  const q = shownTrace().step("query")?.along("d", selection());
+  const k = shownTrace().step("key")?.along("d", selection());
   const parts = [];
   if (q && k) {
     const products = q.map((value, i) => value * k[i]);
@@ -169,8 +159,8 @@ function dotProduct(step) {
     parts.push(
       table("The dot product of this query and the chosen key, feature by feature",
         ["feature", ...shown.map((i) => (i === null ? `${rest.length} more` : String(i)))], [
-          line(["query ", query(state.query)], q),
-          line(["key ", key(state.key)], k),
+          line(["query ", queryToken(queryOr())], q),
+          line(["key ", keyToken(keyOr())], k),
           line("product", products, "total", number(left)),
         ]),
       make("p", { class: "sum" },
@@ -182,10 +172,10 @@ function dotProduct(step) {
   } else {
     parts.push(paragraph("The features of this key are not kept in this page."));
   }
-  const keys = elide(row.length, 12, state.key);
+  const keys = elide(row.length, 12, keyOr());
   parts.push(table("The same for every key: the row of this query",
-    ["query", ...keys.map((i) => (i === null ? "…" : key(i)))], [{
-      cells: [query(state.query), ...keys.map((i) => (i === null ? "…" : number(row[i])))],
+    ["query", ...keys.map((i) => (i === null ? "…" : keyToken(i)))], [{
+      cells: [queryToken(queryOr()), ...keys.map((i) => (i === null ? "…" : number(row[i])))],
     }]));
   return parts;
 }
@@ -193,7 +183,7 @@ function dotProduct(step) {
 // ---- weights: the exponentials and their sum -----------------------------------------
 
 function exponentials(step) {
-  const earlier = pairs[pairs.indexOf(step) - 1];
+  const earlier = earlierPair(step);
   const after = rowOf(step), before = earlier && rowOf(earlier);
   const total = after.reduce((sum, weight) => sum + weight, 0);
   if (before?.every((score) => score === -Infinity)) {
@@ -204,21 +194,21 @@ function exponentials(step) {
     const rows = largest(after, 12, after.findIndex((weight) => weight !== undefined));
     return [table(known < after.length ? `The ${known} largest weights of this query` : "The weights of this query",
       ["key", "weight", "share"],
-      rows.map((i) => i === null ? gap(3) : { cells: [key(i), number(after[i]), bar(after[i])] }), "narrow")];
+      rows.map((i) => i === null ? gapRow(3) : { cells: [keyToken(i), number(after[i]), bar(after[i])] }), "narrow")];
   }
-  const shown = largest(after, 12, state.key);
+  const shown = largest(after, 12, keyOr());
   const rest = after.map((_, i) => i).filter((i) => !shown.includes(i));
   const add = (values) => rest.reduce((sum, i) => sum + values[i], 0);
   const peak = Math.max(...before.filter((score) => !Number.isNaN(score)));
   const exps = before.map((score) => Math.exp(score - peak));
   const sum = exps.reduce((all, value) => all + value, 0);
-  const rows = shown.map((i) => i === null ? gap(6) : {
-    kind: [i === state.key ? "chosen" : "", before[i] === -Infinity ? "masked" : ""].join(" "),
-    cells: [key(i), number(before[i]), number(before[i] - peak), number(exps[i]),
+  const rows = shown.map((i) => i === null ? gapRow(6) : {
+    kind: [i === keyOr() ? "chosen" : "", before[i] === -Infinity ? "masked" : ""].join(" "),
+    cells: [keyToken(i), number(before[i]), number(before[i] - peak), number(exps[i]),
       number(after[i]), bar(after[i])],
   });
   if (rest.length) {
-    rows.push({ cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
+    rows.push({ kind: "", cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
   }
   rows.push({ kind: "total", cells: ["sum", "", "", number(sum), number(total), ""] });
   const parts = [table("From scores to weights",
@@ -228,31 +218,31 @@ function exponentials(step) {
     parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which gives no value, `,
       `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(sum / total)}.`));
   }
-  parts.push(make("p", { class: "sum" }, key(state.key), " ",
-    `exp(${number(before[state.key] - peak)}) / ${number(sum / total)} = `,
-    make("b", {}, number(after[state.key]))));
+  parts.push(make("p", { class: "sum" }, keyToken(keyOr()), " ",
+    `exp(${number(before[keyOr()] - peak)}) / ${number(sum / total)} = `,
+    make("b", {}, number(after[keyOr()]))));
   return parts;
 }
 
 // ---- output: the weighted sum --------------------------------------------------------
 
 function weightedSum(step) {
-  const share = rowOf(usedWeights), values = stepNamed("value");
+  const share = rowOf(shownTrace().used), values = shownTrace().step("value");
   const result = step.along("v", selection());
   const features = ends(result.length, 4);
   const cells = (row) => features.map((j) => (j === null ? "…" : row ? number(row[j]) : "?"));
-  const shown = largest(share.map(Math.abs), 8, state.key);
+  const shown = largest(share.map(Math.abs), 8, keyOr());
   const given = new Map(shown.filter((i) => i !== null).map((i) => [i, values?.along("v", selection({ k: i }))]));
   const product = (i) => given.get(i)?.map((value) => (share[i] === 0 ? 0 : share[i] * value));
-  const rows = shown.map((i) => i === null ? gap(2 + 2 * features.length + 1) : {
-    kind: i === state.key ? "chosen" : "",
-    cells: [key(i), number(share[i]), ...cells(given.get(i)), "=", ...cells(product(i))],
+  const rows = shown.map((i) => i === null ? gapRow(2 + 2 * features.length + 1) : {
+    kind: i === keyOr() ? "chosen" : "",
+    cells: [keyToken(i), number(share[i]), ...cells(given.get(i)), "=", ...cells(product(i))],
   });
   const rest = share.length - given.size;
   if (rest) {
     const sums = [...given.keys()].reduce(
       (left, i) => left.map((value, j) => value - (product(i)?.[j] ?? NaN)), result);
-    rows.push({ cells: [count(rest, "more key"), "", ...features.map(() => ""), "=",
+    rows.push({ kind: "", cells: [count(rest, "more key"), "", ...features.map(() => ""), "=",
       ...(sums.some(Number.isNaN) ? features.map(() => "…") : cells(sums))] });
   }
   rows.push({ kind: "total", cells: ["output", "", ...features.map(() => ""), "=", ...cells(result)] });

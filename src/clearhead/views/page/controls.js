@@ -1,0 +1,127 @@
+// 12. What if: the same text with another temperature, scale, mask, soft cap or dropout, or without
+// some heads; before and after stand side by side.
+
+const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3)", "the last 3 before it"],
+  ["window(2, 2)", "2 on each side"], ["everything", "everything"]];
+let computing = 0; // the number of the newest request, so that an older answer is not shown
+
+// A host, or the script that computes in the page itself, declares pageSource.
+/** @type {Source | null} */
+const source = /** @type {any} */ (globalThis).pageSource?.() ?? null;
+const can = (name) => Boolean(source?.can.edits.includes(name));
+
+function buildControls() {
+  const form = byId("controls");
+  form.addEventListener("submit", (event) => event.preventDefault());
+  byId("whatif").addEventListener("click", () => {
+    form.hidden = !form.hidden;
+    byId("whatif").setAttribute("aria-expanded", !form.hidden);
+    drawPicture();
+  });
+  const field = (name, words, control, read) => {
+    control.id = `edit-${name}`;
+    control.disabled = !can(name);
+    control.addEventListener(control.type === "range" ? "input" : "change", () => edit({ [name]: read(control) }));
+    return make("label", {}, `${words} `, control, make("output", { for: control.id, id: `out-${name}` }));
+  };
+  const optional = (control) => (control.value.trim() === "" ? null : Number(control.value));
+  const off = make("button", { type: "button", id: "edit-off", "aria-pressed": false });
+  off.addEventListener("click", () => {
+    const { layer, head } = chosen, rest = chosen.edits.off.filter(([l, h]) => l !== layer || h !== head);
+    edit({ off: rest.length < chosen.edits.off.length ? rest : [...rest, [layer, head]] });
+  });
+  off.disabled = !can("off");
+  const reset = make("button", { type: "button", id: "edit-none" }, "As it was");
+  reset.addEventListener("click", () => edit(NO_EDITS));
+  form.replaceChildren(
+    make("p", { class: "hint", id: "edit-why" }, whyNot()),
+    off,
+    field("temperature", "Temperature", make("input", { type: "range", min: -2, max: 3, step: 0.1, value: 0 }),
+      (it) => Number((2 ** Number(it.value)).toPrecision(3))),
+    field("scale", "Scale", make("input", { type: "number", step: "any", placeholder: "1/√d", class: "short" }), optional),
+    field("mask", "Mask", make("input", { type: "text", list: "masks", placeholder: "as the model does", maxlength: 200 }),
+      (it) => it.value.trim() || null),
+    make("datalist", { id: "masks" }, MASKS.map(([value, words]) => make("option", { value }, words))),
+    field("softcap", "Soft cap", make("input", { type: "number", min: 0.1, step: "any", placeholder: "none", class: "short" }), optional),
+    field("dropout", "Dropout", make("input", { type: "range", min: 0, max: 0.9, step: 0.1, value: 0 }), (it) => Number(it.value)),
+    field("seed", "Seed", make("input", { type: "number", min: 0, step: 1, value: 0, class: "short" }), (it) => Math.max(0, Math.floor(Number(it.value) || 0))),
+    reset,
+    make("p", { class: "hint", id: "edit-said", role: "status" }));
+  byId("typing").addEventListener("submit", (event) => event.preventDefault());
+  byId("typing").hidden = !source?.can.text;
+  byId("text").addEventListener("input", () => compute(byId("text").value, chosen.edits));
+}
+
+const whyNot = () => (source
+  ? ""
+  : "This file holds numbers, not the model that made them, so nothing can be computed anew here. " +
+    "clearhead serve opens a model to which all of this can be done.");
+
+const edit = (changes) => compute(current.text, { ...chosen.edits, ...changes });
+
+// Another text or other edits: the source computes, then all of it is drawn at once.
+async function compute(text, edits) {
+  const request = ++computing;
+  say("");
+  try {
+    const isSame = changedEdits(edits).length === 0;
+    const plain = text === current.text ? current : new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+    const after = isSame ? null : new Snapshot(keepLabels(await source.compute(text, edits)));
+    if (request !== computing) return;
+    const isNewText = plain !== current;
+    const follow = isNewText ? sameWords(plain) : {};
+    [current, edited] = [plain, after];
+    Object.assign(chosen, { edits, ...follow, ...(after ? { others: [] } : {}) });
+    settle();
+    if (isNewText) fillAll();
+    go({});
+  } catch (error) {
+    if (request === computing) say(error.message ?? String(error));
+  }
+}
+
+// Labels that were measured hold for every text; the others were of the text before.
+function keepLabels(data) {
+  if (data.heads || !opened.data.heads) return data;
+  return { ...data, heads: opened.data.heads.filter((it) => it.measured) };
+}
+
+// The chosen query in another text: the same position if its word is still near it, else the word.
+function sameWords(next) {
+  const moved = (position) => {
+    if (position === null) return null;
+    const word = current.tokens[position], shift = next.tokens.length - current.tokens.length;
+    if (next.tokens[position] === word) return position;
+    if (next.tokens[position + shift] === word) return position + shift;
+    const found = next.tokens.indexOf(word);
+    return found >= 0 ? found : Math.min(position, next.tokens.length - 1);
+  };
+  return { query: moved(chosen.query), key: null };
+}
+
+function say(words) {
+  byId("edit-said").textContent = words;
+  byId("typed").textContent = words;
+}
+
+function drawControls() {
+  const { edits, layer, head } = chosen;
+  const isOff = edits.off.some(([l, h]) => l === layer && h === head);
+  byId("edit-off").textContent = `Head ${layer}·${head} ${isOff ? "is off" : "on"}`;
+  byId("edit-off").setAttribute("aria-pressed", isOff);
+  const put = (name, value) => {
+    const control = byId(`edit-${name}`);
+    if (control !== document.activeElement || control.type === "range") control.value = value;
+  };
+  put("temperature", Math.log2(edits.temperature));
+  put("scale", edits.scale ?? "");
+  put("mask", edits.mask ?? "");
+  put("softcap", edits.softcap ?? "");
+  put("dropout", edits.dropout);
+  put("seed", edits.seed);
+  byId("out-temperature").textContent = ` ${number(edits.temperature, 2)}`;
+  byId("out-dropout").textContent = ` ${percent(edits.dropout)}`;
+  byId("edit-none").disabled = changedEdits(edits).length === 0;
+  byId("whatif").classList.toggle("active", changedEdits(edits).length > 0);
+  if (byId("text") !== document.activeElement) byId("text").value = current.text;
+}

@@ -1,0 +1,74 @@
+// 13. Saving what is shown: the picture as PNG or SVG, its numbers as CSV.
+
+function buildSave() {
+  byId("save").hidden = false;
+  byId("save").addEventListener("click", async (event) => {
+    const kind = event.target.closest("[data-save]")?.dataset.save;
+    if (!kind) return;
+    byId("save").open = false;
+    if (kind === "link") return void navigator.clipboard?.writeText(location.href);
+    const { layer, head, query, view } = state();
+    const stem = ["attention", `${layer}.${head}`, query === null ? "all" : query, view].join("-");
+    if (kind === "csv") download(new Blob([csvOf()], { type: "text/csv" }), `${stem}.csv`);
+    else if (kind === "svg") download(new Blob([svgOf(pictureToSave())], { type: "image/svg+xml" }), `${stem}.svg`);
+    else {
+      const canvas = make("canvas"), scene = pictureToSave();
+      const framed = new Scene(scene.width, scene.height);
+      framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
+      framed.shapes.push(...scene.shapes);
+      paint(canvas, framed, 2);
+      canvas.toBlob((blob) => download(blob, `${stem}.png`));
+    }
+  });
+}
+
+// The picture with what it is about above it. Numbers have no picture: the map stands for them.
+function pictureToSave() {
+  const width = Math.max(640, byId("view").clientWidth), height = Math.max(360, byId("view").clientHeight);
+  const scene = PICTURES[state().view]?.(width, height) ?? drawMap(width, height);
+  const whole = new Scene(scene.width + 32, scene.height + 60);
+  whole.text(`${byId("head-title").textContent} · ${pageData.name ?? ""}`, 16, 20, { size: 16, bold: true });
+  whole.text(fitted(byId("sentence").textContent, scene.width), 16, 42, { fill: "soft" });
+  for (const shape of scene.shapes) whole.shapes.push(shifted(shape, 16, 58));
+  return whole;
+}
+
+function shifted(shape, dx, dy) {
+  if (shape.kind !== "path") return { ...shape, x: shape.x + dx, y: shape.y + dy };
+  // Every path here is absolute: M, C with pairs, and V with a y.
+  let isX = true, isVertical = false;
+  const d = shape.d.replace(/[MCV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
+    if (/[MCV]/.test(it)) { isX = true; isVertical = it === "V"; return it; }
+    const moved = Number(it) + (isVertical || !isX ? dy : dx);
+    isX = !isX;
+    return String(moved);
+  });
+  return { ...shape, d };
+}
+
+const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
+// A cell that begins like a formula would be computed by a spreadsheet.
+const inCsv = (text) => quoted(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
+
+// Every number of the matrix that is shown, of every side: of the chosen query, or of all.
+function csvOf() {
+  const lines = ["side,layer,head,query position,query,key position,key,step,value"];
+  const only = state().query;
+  for (const side of sides()) {
+    const { trace } = side, step = trace.step(chosen.view === "map" ? chosen.step : "weights") ?? trace.weights;
+    for (const query of only === null ? trace.kept : [only]) {
+      (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
+        if (value === undefined) return;
+        lines.push([inCsv(side.name), side.layer, side.head, query, inCsv(trace.queries[query]), key,
+          inCsv(trace.keys[key]), step.name, value].join(","));
+      });
+    }
+  }
+  return lines.join("\r\n") + "\r\n";
+}
+
+function download(blob, name) {
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,0 +1,225 @@
+// 6. The heads: one small map each, and what each of them does.
+
+// What the number of a label means. The first three are measured on held-out stories, the others on
+// this text.
+const MEANS = {
+  "previous word": "of held-out words have its largest weight on the word before",
+  subject: "of held-out verbs have its largest weight on their subject",
+  antecedent: "of held-out pronouns have its largest weight on whom they mean",
+  induction: "of its weight, where a token occurred before, lies on what followed it then",
+  "duplicate token": "of its weight, where a token occurred before, lies on that occurrence",
+  "previous token": "of its weight lies on the token before",
+  "next token": "of its weight lies on the token after",
+  "same token": "of its weight stays on the token itself",
+  "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
+  separators: "of its weight lies on punctuation and special tokens",
+  "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
+  spread: "at a time, on average: it looks at nearly everything alike",
+  sharp: "at a time, on average: few, and not one kind of them",
+  mixed: "at a time, on average",
+  NaN: "at a time, on average: its weights are not numbers",
+};
+// The label below a small map.
+const SHORT = {
+  "duplicate token": "repeat", "previous token": "previous", "next token": "next",
+  "same token": "itself", "first token (sink)": "first", "nothing (sink logit)": "sink",
+  "previous word": "prev. word",
+};
+const SHARES = {
+  induction: "after an earlier copy", duplicate: "earlier copy",
+  previous: "token before", next: "token after", same: "itself", first: "first token",
+  separators: "separators", sink: "its sink",
+};
+const ORDERS = {
+  place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
+  label: ["label, strongest first", (a, b) =>
+    rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
+  sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
+  spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
+};
+const rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
+const means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
+// The number of a label: a share; or how many keys, if the label says how even the weights are.
+const isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
+const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number));
+const isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
+
+const sheet = { label: null, order: "place" };
+let tiles = [];
+
+function buildHeads() {
+  for (const [name, [words]] of Object.entries(ORDERS)) {
+    byId("order").append(make("option", { value: name }, words));
+  }
+  byId("order").addEventListener("change", (event) => {
+    sheet.order = event.target.value;
+    fillHeads();
+    drawHeads();
+  });
+  byId("grid").addEventListener("keydown", walkGrid);
+  byId("grid").addEventListener("pointerleave", () => point(null));
+  new ResizeObserver(layOutGrid).observe(byId("grid"));
+}
+
+// Anew for another snapshot: its labels and its tiles.
+function fillHeads() {
+  const found = [...snapshot().findings.values()];
+  byId("order").parentElement.hidden = found.length < 2;
+  const counts = new Map();
+  for (const { label } of found) counts.set(label, (counts.get(label) ?? 0) + 1);
+  const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
+  if (!counts.has(sheet.label)) sheet.label = null;
+  byId("labels").replaceChildren(...names.map((label) => {
+    const button = make("button", { type: "button", "aria-pressed": label === sheet.label }, label,
+      make("small", {}, ` ${counts.get(label)}`));
+    button.addEventListener("click", () => {
+      sheet.label = sheet.label === label ? null : label;
+      fillHeads();
+      drawHeads();
+    });
+    return button;
+  }));
+  byId("labels").hidden = names.length < 2;
+  const places = [...snapshot().places()];
+  const order = ORDERS[sheet.order][1];
+  if (found.length) {
+    const it = ({ layer, head }) => snapshot().finding(layer, head) ??
+      { layer, head, label: "mixed", number: 0, entropy: 0 };
+    places.sort((a, b) => order(it(a), it(b)));
+  }
+  tiles = places.map(tile);
+  byId("grid").replaceChildren(...tiles);
+  byId("heads-pane").hidden = places.length === 1;
+  layOutGrid();
+}
+
+function tile({ layer, head }) {
+  const it = snapshot().finding(layer, head), name = placeName(layer, head);
+  const fades = sheet.label !== null && it?.label !== sheet.label;
+  const button = make("button", {
+    type: "button", role: "radio", class: fades ? "tile faded" : "tile", tabindex: -1,
+    "data-place": `${layer}.${head}`,
+    "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, ` +
+      `entropy ${it.entropy.toFixed(2)}` : name,
+  }, make("canvas", { "aria-hidden": "true" }),
+  make("span", { class: "place", "aria-hidden": "true" }, name),
+  make("span", { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
+    it ? SHORT[it.label] ?? it.label : ""));
+  button.addEventListener("click", () => choosePlace(layer, head));
+  button.addEventListener("pointerenter", (event) => {
+    if (event.pointerType === "mouse") point({ layer, head });
+  });
+  return Object.assign(button, { layer, head });
+}
+
+let isAdding = false; // does a click on a head add it to those that are compared?
+
+function choosePlace(layer, head) {
+  if (!isAdding) go({ layer, head });
+  else {
+    const at = chosen.others.findIndex(([l, h]) => l === layer && h === head);
+    const others = at >= 0 ? chosen.others.toSpliced(at, 1)
+      : [...chosen.others, [layer, head]].slice(-MOST_OTHERS);
+    go({ others });
+  }
+  showPane("picture-pane");
+}
+
+const LABEL_HEIGHT = 38, LEAST_LABELLED = 62, LARGEST_TILE = 150;
+
+// The largest tiles that fit: each layer in one or more rows.
+function layOutGrid() {
+  const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
+  if (!width || !tiles.length) return;
+  const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
+  // Of rows of nearly equal length: all in one, in two, and so on.
+  const lengths = [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))];
+  const sizes = lengths.map((columns) => {
+    const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns)
+      : Math.ceil(tiles.length / columns);
+    const wide = Math.floor(width / columns) - 6, high = Math.floor(height / rows) - 6;
+    const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
+    return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true }
+      : { columns, size: Math.min(wide, high, LEAST_LABELLED), isLabelled: false };
+  });
+  const best = sizes.reduce((a, b) => (b.size > a.size ? b : a));
+  best.size = Math.max(22, best.size);
+  grid.style.setProperty("--columns", best.columns);
+  grid.style.setProperty("--tile", `${best.size}px`);
+  grid.classList.toggle("labelled", best.isLabelled);
+  grid.columns = best.columns;
+  // A layer begins a new row.
+  for (const it of tiles) {
+    it.style.gridColumnStart = sheet.order === "place" && it.head === 0 ? "1" : "";
+  }
+}
+
+function drawHeads() {
+  const { layer, head, others } = state();
+  const pixels = 2 * Math.round(parseFloat(byId("grid").style.getPropertyValue("--tile")) || 60);
+  for (const it of tiles) {
+    const here = it.layer === layer && it.head === head;
+    it.setAttribute("aria-checked", it.layer === chosen.layer && it.head === chosen.head);
+    it.tabIndex = it.layer === chosen.layer && it.head === chosen.head ? 0 : -1;
+    it.classList.toggle("pointed", here);
+    it.classList.toggle("off", chosen.edits.off.some(([l, h]) => l === it.layer && h === it.head));
+    const side = others.findIndex(([l, h]) => l === it.layer && h === it.head);
+    it.style.setProperty("--side", side >= 0 ? sideColour(side + 1) : here && others.length ? sideColour(0) : "");
+    it.classList.toggle("side", side >= 0);
+    const trace = snapshot().layer(it.layer);
+    if (it.painted === trace && it.dark === isDark) continue;
+    Object.assign(it, { painted: trace, dark: isDark });
+    paintTile(it.firstChild, trace, it.head, pixels);
+  }
+}
+
+// A small map: pixels without smoothing if its cells are large, else smoothed by the browser.
+function paintTile(canvas, trace, head, pixels) {
+  const grid = trace.weights.grid(head, false), isBlocked = blockedIn(trace, trace.weights, head, false);
+  fillCells(canvas, grid.rows, grid.columns, (cell) =>
+    (isBlocked(cell) ? null : shareColour(grid.values[cell])));
+  canvas.classList.toggle("coarse", grid.rows < pixels);
+}
+
+// Arrow keys: left and right to the next head, up and down to the one above or below.
+function walkGrid(event) {
+  const from = tiles.indexOf(event.target.closest(".tile"));
+  if (from < 0) return;
+  const columns = byId("grid").columns;
+  const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -1e9, End: 1e9 }[event.key];
+  if (event.key === "Enter" && !isAdding) {
+    event.preventDefault();
+    byId("picture").focus();
+  }
+  if (!by) return;
+  event.preventDefault();
+  const to = tiles[Math.max(0, Math.min(tiles.length - 1, from + by))];
+  if (!isAdding) go({ layer: to.layer, head: to.head });
+  to.focus();
+}
+
+// ---- the chosen head in words --------------------------------------------------------------
+
+function drawHeadLine() {
+  const { layer, head } = state(), it = snapshot().finding(layer, head);
+  const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
+    `Head ${shownTrace().numbered("h", head)}`;
+  byId("head-title").replaceChildren(place, ...(it && !isByEntropy(it) ? [": ", make("em", {}, it.label)] : []));
+  const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
+  byId("head-lead").textContent = isOff ? "It is switched off: its output is 0, whatever it looks at." : it ? leadOf(it) : stepsInWords();
+  byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+}
+
+function leadOf(it) {
+  const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
+  return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
+}
+
+const sharesInWords = (it) => Object.entries(it.shares ?? {})
+  .map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
+
+function stepsInWords() {
+  const { size } = shownTrace();
+  return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` +
+    (size.d ? `, ${size.d} features a head` : "");
+}

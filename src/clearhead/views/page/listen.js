@@ -1,0 +1,128 @@
+// 14. What listens: pointers, keys, the tabs of the views, the theme, the printer.
+
+function buildPicture() {
+  const canvas = byId("picture");
+  const under = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const target = picture?.under(x, y);
+    return target?.of ? target.of(x, y) : target?.changes ?? null;
+  };
+  canvas.addEventListener("pointermove", (event) => {
+    if (event.pointerType !== "mouse" || walk.isPlaying) return;
+    const changes = under(event);
+    canvas.style.cursor = changes ? "pointer" : "";
+    point(changes);
+  });
+  canvas.addEventListener("pointerleave", () => point(null));
+  canvas.addEventListener("click", (event) => {
+    const changes = under(event);
+    if (changes) go(changes);
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const trace = shownTrace(), slot = trace.kept.indexOf(queryOr()), key = keyOr();
+    if (chosen.view === "walk" && (event.key === " " || event.key.startsWith("Arrow"))) {
+      event.preventDefault();
+      if (event.key === " ") walk.isPlaying ? pauseWalk() : playWalk();
+      else if (event.key === "ArrowRight" || event.key === "ArrowLeft") stepWalk(event.key === "ArrowRight" ? 1 : -1);
+      if (event.key === " " || event.key === "ArrowRight" || event.key === "ArrowLeft") return;
+    }
+    const kept = (i) => trace.kept[Math.max(0, Math.min(trace.kept.length - 1, i))];
+    const changes = {
+      ArrowUp: { query: kept(slot - 1), key }, ArrowDown: { query: kept(slot + 1), key },
+      ArrowLeft: { query: queryOr(), key: Math.max(0, key - 1) },
+      ArrowRight: { query: queryOr(), key: Math.min(trace.size.k - 1, key + 1) },
+      Home: { query: queryOr(), key: 0 }, End: { query: queryOr(), key: trace.size.k - 1 },
+    }[event.key];
+    if (!changes) return;
+    event.preventDefault();
+    go(changes);
+  });
+  byId("panel").addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
+    if (!by || event.target.closest(".scroll") || event.target.closest(".stages")) return;
+    event.preventDefault();
+    turnStage(by);
+  });
+  new ResizeObserver(() => drawPicture()).observe(byId("view"));
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    if (byId("save").open) byId("save").open = false;
+    else if (isAdding) { isAdding = false; draw(); }
+    else letGo();
+  });
+  addEventListener("hashchange", () => {
+    const changes = readAddress(location.hash);
+    if (Object.keys(changes).length) go(changes);
+  });
+}
+
+function buildViews() {
+  const views = byId("views");
+  views.replaceChildren(...VIEWS.map((view) => {
+    const tab = make("button", { type: "button", role: "tab", "data-view": view, id: `view-${view}`,
+      "aria-controls": "view" }, VIEW_WORDS[view]);
+    tab.addEventListener("click", () => chooseView(view));
+    return tab;
+  }));
+  views.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    chooseView(VIEWS[(VIEWS.indexOf(chosen.view) + by + VIEWS.length) % VIEWS.length]);
+    byId(`view-${chosen.view}`).focus();
+  });
+  byId("beside").addEventListener("click", () => { isAdding = !isAdding; byId("options").wanted = null; draw(); });
+}
+
+function buildSwipe() {
+  byId("swipe").addEventListener("click", (event) => {
+    const { pane } = event.target.dataset;
+    if (pane) showPane(pane);
+  });
+  const mark = () => {
+    const shown = byId("panes").scrollLeft > byId("panes").clientWidth / 2 ? "picture-pane" : "heads-pane";
+    for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
+  };
+  byId("panes").addEventListener("scroll", mark);
+  mark();
+}
+
+function chooseView(view) {
+  pauseWalk();
+  if (view === "walk") walk.at = walk.at || stagesOf(shownTrace()).length;
+  byId("view").setAttribute("aria-labelledby", `view-${view}`);
+  go({ view });
+  if (view === "walk" && !stillOnly.matches) { walk.at = 0; playWalk(); }
+}
+
+function buildTheme() {
+  const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  button.hidden = false;
+  const show = (to) => {
+    isDark = to;
+    themeColours = null;
+    document.documentElement.dataset.theme = isDark ? "dark" : "light";
+    button.textContent = isDark ? "Light" : "Dark"; // the theme that it changes to
+    if (current) draw();
+  };
+  button.addEventListener("click", () => show(!isDark));
+  dark.addEventListener("change", () => show(dark.matches));
+  show(dark.matches);
+}
+
+// On paper: every step of the chosen query, one below the other.
+function buildPrint() {
+  addEventListener("beforeprint", () => {
+    byId("panel").hidden = false;
+    byId("panel").replaceChildren(...shownTrace().steps.map((_, i) => stepArticle(i)));
+  });
+  addEventListener("afterprint", () => drawPicture());
+}
+
+// On a narrow screen the panes lie beside each other: slide to the one that changed.
+function showPane(id) {
+  const panes = byId("panes");
+  if (panes.scrollWidth > panes.clientWidth + 8) {
+    panes.scrollTo({ left: byId(id).offsetLeft - panes.offsetLeft, behavior: stillOnly.matches ? "auto" : "smooth" });
+  }
+}

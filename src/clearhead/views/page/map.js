@@ -1,0 +1,109 @@
+// 9. The map: a row for each query, a column for each key.
+
+const LARGEST_CELL = 46, DIGITS_FROM = 30; // pixels of a cell; with room for digits
+
+// Blocked cells are minus infinity: in the step itself (the maps of a report hold them, too), or for
+// weights in the step `masked`.
+function blockedIn(trace, step, head, fine = true) {
+  const masked = step.isShare && trace.step("masked");
+  const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
+  return (cell) => values[cell] === -Infinity;
+}
+
+// The largest size of a number of a step, of all heads together, so that they can be compared.
+function limitOf(trace, step) {
+  if (step.limit) return step.limit;
+  let limit = 0;
+  for (let head = 0; head < trace.heads; head++) {
+    for (const value of step.grid(head).values) {
+      if (Number.isFinite(value) && Math.abs(value) > limit) limit = Math.abs(value);
+    }
+  }
+  return (step.limit = limit || 1);
+}
+
+function drawMap(width, height) {
+  const scene = new Scene(width, height), all = sides(), bar = 34;
+  const stepOf = (side) => side.trace.step(chosen.step) ?? side.trace.weights;
+  if (chosen.difference && all.length === 2) {
+    const [a, b] = all.map((side) => stepOf(side).grid(side.head, false));
+    const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, false));
+    const values = Float32Array.from(b.values, (value, i) => (value === a.values[i] ? 0 : value - a.values[i]));
+    const both = (cell) => blocked[0](cell) && blocked[1](cell);
+    const limit = values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0) || 1;
+    mapPanel(scene, all[1], { ...b, values }, both, (value) => signedColour(value, limit), 0, 0, width, height - bar,
+      `${all[1].name} minus ${all[0].name}`);
+    drawSignedBar(scene, 0, height - 26, limit);
+    drawHatchKey(scene, 180, height - 26);
+    return scene;
+  }
+  const columns = Math.min(all.length, width > 560 ? 2 : 1), rows = Math.ceil(all.length / columns);
+  const wide = (width - 16 * (columns - 1)) / columns, high = (height - bar) / rows;
+  let hasBlocked = false;
+  all.forEach((side, i) => {
+    const step = stepOf(side), limit = step.isShare ? 1 : limitOf(side.trace, step);
+    const grid = step.grid(side.head), isBlocked = blockedIn(side.trace, step, side.head);
+    hasBlocked ||= grid.values.some((_, cell) => isBlocked(cell));
+    mapPanel(scene, side, grid, isBlocked, (value) => (step.isShare ? shareColour(value) : signedColour(value, limit)),
+      (i % columns) * (wide + 16), Math.floor(i / columns) * high, wide, high - 6, all.length > 1 ? side.name : "");
+  });
+  const step = stepOf(all[0]);
+  if (step.isShare) drawWeightBar(scene, 0, height - 26);
+  else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
+  if (hasBlocked) drawHatchKey(scene, 180, height - 26);
+  // Beside a map that leaves room: the row and the column of the query.
+  const right = scene.map.x + scene.map.cell * scene.map.columns + 32;
+  if (all.length === 1 && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+  return scene;
+}
+
+function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
+  const { trace } = side, { query, key } = state();
+  const size = 13, above = (title ? 20 : 0);
+  const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) =>
+    widthOf(it.slice(0, 20), { size }))));
+  const left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
+  const cell = Math.min(LARGEST_CELL, (width - left) / columns, (height - head - above) / rows);
+  const wide = cell >= 2 ? Math.floor(cell) : cell;
+  const [x0, y0] = [x + left, y + above + head];
+  if (title) scene.text(title, x, y + 8, { bold: true, fill: sideColour(side.colour) });
+  scene.cells(x0, y0, wide, wide, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
+  scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
+  const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
+  const every = Math.max(1, Math.ceil(15 / wide));
+  for (let row = 0; row < rows; row++) {
+    const isHere = query !== null && row === at.row;
+    if (row % every && !isHere) continue;
+    if (!isHere && query !== null && Math.abs(row - at.row) * wide < 13) continue;
+    scene.text(fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size, bold: isHere }), x0 - 6, y0 + (row + 0.5) * wide,
+      { size, align: "right", bold: isHere });
+  }
+  for (let column = 0; column < columns; column++) {
+    const isHere = key !== null && column === at.column;
+    if (column % every && !isHere) continue;
+    if (!isHere && key !== null && Math.abs(column - at.column) * wide < 13) continue;
+    scene.text(fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size, bold: isHere }),
+      x0 + (column + 0.5) * wide, y0 - 6, { size, turn: -90, bold: isHere });
+  }
+  if (wide >= DIGITS_FROM) {
+    for (let cell = 0; cell < values.length; cell++) {
+      if (isBlocked(cell) || Math.abs(values[cell]) < LEAST) continue;
+      scene.text(Number.isNaN(values[cell]) ? "NaN" : short(values[cell]), x0 + (cell % columns + 0.5) * wide,
+        y0 + (Math.floor(cell / columns) + 0.5) * wide, { size: 12, align: "center", fill: inkOn(colourOf(values[cell])) });
+    }
+  }
+  // The crosshair: the row of the query, the column of the key.
+  if (query !== null) scene.rect(x0, y0 + at.row * wide, wide * columns, wide, { stroke: "mark", line: 2 });
+  if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
+  scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
+  for (let row = 0; row < rows; row++) {
+    scene.targets.push({ x: x0, y: y0 + row * wide, width: wide * columns, height: wide,
+      of: (px) => {
+        const column = Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide)));
+        return { query: trace.nearest(trace.rowSpan(row, rows)[0]), key: trace.columnSpan(column, columns)[0] };
+      } });
+  }
+}
+
+const short = (value) =>
+  (Math.abs(value) < 100 ? value.toFixed(2).replace(/^(-?)0\./, "$1.").replace("-", MINUS) : number(value, 0));

@@ -1,0 +1,222 @@
+// 4. Pictures. A scene is a list of shapes; it is painted on a canvas and, for export, written as
+// SVG. Colours are names of the theme ("ink", "accent") or CSS colours.
+
+/** @typedef {{fill?: string, stroke?: string, hatch?: boolean, opacity?: number, radius?: number, line?: number,
+ *   dash?: number[]}} Ink */
+/** @typedef {{size?: number, align?: CanvasTextAlign, fill?: string, bold?: boolean, serif?: boolean, turn?: number,
+ *   italic?: boolean, opacity?: number}} Lettering */
+
+class Scene {
+  /** @type {any[]} */ shapes;
+  /** @type {any[]} */ targets;
+  /** @type {number} */ width;
+  /** @type {number} */ height;
+  /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Numbers} | undefined} */ map;
+
+  constructor(width, height) {
+    Object.assign(this, { width, height, shapes: [], targets: [] });
+  }
+
+  rect(x, y, width, height, /** @type {Ink} */ { fill, stroke, hatch, opacity = 1, radius = 0, line = 1, dash } = {}) {
+    this.shapes.push({ kind: "rect", x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash });
+  }
+
+  // `d` as in SVG.
+  path(d, /** @type {Ink} */ { stroke, fill, line = 1, opacity = 1, dash } = {}, about = {}) {
+    this.shapes.push({ kind: "path", d, stroke, fill, line, opacity, dash, ...about });
+  }
+
+  text(text, x, y, /** @type {Lettering} */ { size = 13, align = "left", fill = "ink", bold = false, serif = false,
+    turn = 0, italic = false, opacity = 1 } = {}) {
+    this.shapes.push({ kind: "text", text: String(text), x, y, size, align, fill, bold, serif, turn, italic,
+      opacity });
+  }
+
+  // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a cell that may not be looked at.
+  cells(x, y, cellWidth, cellHeight, rows, columns, colourOf) {
+    this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
+  }
+
+  // What is under the pointer there: what pointing at it shows, and clicking keeps.
+  target(x, y, width, height, changes, kept = changes) {
+    this.targets.push({ x, y, width, height, changes, kept });
+  }
+
+  under(x, y) {
+    return this.targets.findLast((it) =>
+      x >= it.x && x < it.x + it.width && y >= it.y && y < it.y + it.height);
+  }
+}
+
+// ---- colours of the theme -------------------------------------------------------------------
+
+const THEME = ["paper", "sheet", "ink", "soft", "rule", "accent", "tint", "hatch", "mark"];
+let themeColours = null;
+
+// What the names mean in the theme that is shown, as the browser computes them.
+function colours() {
+  if (themeColours) return themeColours;
+  const probe = document.body.appendChild(make("i", { hidden: true }));
+  themeColours = {};
+  for (const name of THEME) {
+    probe.style.color = `var(--${name})`;
+    themeColours[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
+  return themeColours;
+}
+
+const inked = (name) => colours()[name] ?? name;
+const fontOf = (/** @type {Lettering} */ { size, bold, serif, italic }) => `${italic ? "italic " : ""}${bold ? 600 : 400} ${size}px ` +
+  (serif ? 'Palatino, "URW Palladio L", Georgia, "Liberation Serif", serif'
+    : 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif');
+
+const ruler = document.createElement("canvas").getContext("2d");
+
+// How wide a text is, in pixels.
+function widthOf(text, /** @type {Lettering} */ { size = 13, bold = false, serif = false } = {}) {
+  ruler.font = fontOf({ size, bold, serif });
+  return ruler.measureText(text).width;
+}
+
+// A text cut to a width, by whole characters.
+function fitted(text, room, options) {
+  let characters = [...text.slice(0, 200)];
+  if (text.length <= 200 && widthOf(text, options) <= room) return text;
+  while (characters.length > 1 && widthOf(`${characters.join("")}…`, options) > room) {
+    characters = characters.slice(0, Math.min(characters.length - 1, Math.ceil(characters.length * 0.9)));
+  }
+  return `${characters.join("")}…`;
+}
+
+// ---- on a canvas ---------------------------------------------------------------------------
+
+function paint(canvas, scene, ratio = devicePixelRatio || 1) {
+  const [width, height] = [Math.round(scene.width * ratio), Math.round(scene.height * ratio)];
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== height) canvas.height = height;
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, scene.width, scene.height);
+  for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
+}
+
+const PAINTED = {
+  rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
+    pen.globalAlpha = opacity;
+    pen.beginPath();
+    pen.roundRect(x, y, width, height, radius);
+    if (fill) { pen.fillStyle = inked(fill); pen.fill(); }
+    if (hatch) hatching(pen, x, y, width, height);
+    if (stroke) {
+      pen.setLineDash(dash ?? []);
+      pen.strokeStyle = inked(stroke);
+      pen.lineWidth = line;
+      pen.stroke();
+    }
+    pen.globalAlpha = 1;
+  },
+  path(pen, { d, stroke, fill, line, opacity, dash }) {
+    const path = new Path2D(d);
+    pen.globalAlpha = opacity;
+    pen.setLineDash(dash ?? []);
+    if (fill) { pen.fillStyle = inked(fill); pen.fill(path); }
+    if (stroke) { pen.strokeStyle = inked(stroke); pen.lineWidth = line; pen.stroke(path); }
+    pen.globalAlpha = 1;
+  },
+  text(pen, shape) {
+    pen.font = fontOf(shape);
+    pen.fillStyle = inked(shape.fill);
+    pen.globalAlpha = shape.opacity;
+    pen.textAlign = shape.align;
+    pen.textBaseline = "middle";
+    pen.save();
+    pen.translate(shape.x, shape.y);
+    pen.rotate(shape.turn * Math.PI / 180);
+    pen.fillText(shape.text, 0, 0);
+    pen.restore();
+    pen.globalAlpha = 1;
+  },
+  cells(pen, { x, y, cellWidth, cellHeight, rows, columns, colourOf }) {
+    hatching(pen, x, y, cellWidth * columns, cellHeight * rows);
+    const small = document.createElement("canvas");
+    fillCells(small, rows, columns, colourOf);
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(small, x, y, cellWidth * columns, cellHeight * rows);
+  },
+};
+
+// One pixel a cell; a cell without a colour stays transparent and shows the hatching behind.
+function fillCells(canvas, rows, columns, colourOf) {
+  [canvas.width, canvas.height] = [columns, rows];
+  const pen = canvas.getContext("2d"), image = pen.createImageData(columns, rows);
+  for (let cell = 0; cell < rows * columns; cell++) {
+    const colour = colourOf(cell);
+    if (!colour) continue;
+    image.data.set(colour, 4 * cell);
+    image.data[4 * cell + 3] = 255;
+  }
+  pen.putImageData(image, 0, 0);
+}
+
+function hatching(pen, x, y, width, height) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(x, y, width, height);
+  pen.clip();
+  pen.strokeStyle = inked("hatch");
+  pen.lineWidth = 1;
+  pen.setLineDash([]);
+  pen.beginPath();
+  for (let at = x - height - ((x - height - y) % 5); at < x + width; at += 5) {
+    pen.moveTo(at, y + height);
+    pen.lineTo(at + height, y);
+  }
+  pen.stroke();
+  pen.restore();
+}
+
+// ---- as SVG --------------------------------------------------------------------------------
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function svgOf(scene) {
+  const element = (tag, attributes, text) => {
+    const made = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value !== undefined) made.setAttribute(name, value);
+    }
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const line = ({ stroke, line, dash }) => ({ stroke: stroke && inked(stroke),
+    "stroke-width": stroke && line, "stroke-dasharray": dash?.join(" ") });
+  const written = {
+    rect: (it) => [element("rect", { x: it.x, y: it.y, width: it.width, height: it.height,
+      rx: it.radius || undefined, fill: it.hatch ? "url(#hatch)" : it.fill ? inked(it.fill) : "none",
+      opacity: it.opacity, ...line(it) })],
+    path: (it) => [element("path", { d: it.d, fill: it.fill ? inked(it.fill) : "none",
+      opacity: it.opacity, ...line(it) })],
+    text: (it) => [element("text", { x: 0, y: 0, "dominant-baseline": "central", fill: inked(it.fill),
+      opacity: it.opacity, transform: `translate(${it.x} ${it.y}) rotate(${it.turn})`,
+      "text-anchor": { left: "start", center: "middle", right: "end" }[it.align],
+      "font-size": it.size, "font-weight": it.bold ? 600 : 400,
+      "font-family": it.serif ? "serif" : "sans-serif" }, it.text)],
+    cells: (it) => [
+      element("rect", { x: it.x, y: it.y, width: it.cellWidth * it.columns,
+        height: it.cellHeight * it.rows, fill: "url(#hatch)" }),
+      ...Array.from({ length: it.rows * it.columns }, (_, cell) => {
+        const colour = it.colourOf(cell);
+        return colour && element("rect", { x: it.x + (cell % it.columns) * it.cellWidth,
+          y: it.y + Math.floor(cell / it.columns) * it.cellHeight, width: it.cellWidth,
+          height: it.cellHeight, fill: `rgb(${colour.join(" ")})` });
+      }).filter(Boolean)],
+  };
+  const root = element("svg", { viewBox: `0 0 ${scene.width} ${scene.height}`, width: scene.width,
+    height: scene.height });
+  const pattern = element("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" });
+  pattern.append(element("path", { d: "M0 5 L5 0", stroke: inked("hatch") }));
+  root.append(pattern, element("rect", { width: "100%", height: "100%", fill: inked("paper") }));
+  for (const shape of scene.shapes) root.append(...written[shape.kind](shape));
+  return new XMLSerializer().serializeToString(root);
+}

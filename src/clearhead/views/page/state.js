@@ -1,0 +1,173 @@
+// 2. What is chosen. Pointing shows something for a moment, clicking keeps it, Escape lets go.
+//
+// Everything reacts to the same four choices: layer, head, query, key. A query of null means none:
+// pictures then show all of them alike.
+
+const VIEWS = ["text", "lines", "map", "numbers", "walk"];
+
+const NO_EDITS = { off: [], temperature: 1, scale: null, mask: null, softcap: null, dropout: 0,
+  seed: 0 };
+
+const chosen = {
+  view: "text", layer: 0, head: 0, query: null, key: null,
+  step: "weights",       // which matrix the map shows
+  stage: 0,              // which step the numbers and the walk are at
+  others: [],            // heads shown beside the chosen one, [[layer, head]]
+  difference: false,     // of two sides, the difference instead of both
+  threshold: 0.05,       // a smaller weight gets no line
+  edits: NO_EDITS,
+};
+
+let pointed = null;      // what the pointer is on; it overrides what is chosen
+let current;             // the snapshot of the text
+let edited = null;       // the snapshot of the text with the edits, if there are any
+
+const state = () => (pointed ? { ...chosen, ...pointed } : chosen);
+
+const snapshot = () => edited ?? current;
+const shownTrace = () => snapshot().layer(state().layer);
+
+// The query that numbers and walk are about: the chosen one, else the last one that is held.
+const queryOr = ({ query } = state()) => query ?? shownTrace().kept.at(-1);
+
+// The key that numbers are about: the chosen one, else that of the largest weight.
+function keyOr(at = state()) {
+  if (at.key !== null) return at.key;
+  const row = shownTrace().row(shownTrace().used, at.head, queryOr(at)) ?? [0];
+  return largestAt(row);
+}
+
+const largestAt = (row) =>
+  row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
+
+// What is drawn side by side: the chosen head and others, or the chosen head before and after.
+function sides() {
+  const { layer, head, others } = state();
+  const side = (name, from, [layer, head], colour) =>
+    ({ name, trace: from.layer(layer), from, layer, head, colour });
+  const here = placeName(layer, head);
+  if (edited) {
+    return [side(`${here} before`, current, [layer, head], 0),
+      side(`${here} after`, edited, [layer, head], 1)];
+  }
+  return [[layer, head], ...others.filter(([l, h]) => l !== layer || h !== head)]
+    .map((place, i) => side(placeName(...place), current, place, i));
+}
+
+const placeName = (layer, head) => {
+  const first = snapshot().layer(layer).numbered("h", head);
+  return snapshot().layers > 1 || snapshot().findings.size ? `${layer}·${first}` : `head ${first}`;
+};
+
+// ---- changing it ---------------------------------------------------------------------------
+
+// Every change of what is chosen goes through here; everything that depends on it is drawn again.
+function go(changes) {
+  Object.assign(chosen, changes);
+  pointed = null;
+  settle();
+  writeAddress();
+  draw();
+}
+
+function point(changes) {
+  if (JSON.stringify(changes) === JSON.stringify(pointed)) return;
+  pointed = changes;
+  draw();
+}
+
+// Keeps what is chosen within the snapshot: another text may be shorter.
+function settle() {
+  chosen.layer = Math.min(chosen.layer, snapshot().layers - 1);
+  const trace = shownTrace();
+  chosen.head = Math.min(chosen.head, trace.heads - 1);
+  if (chosen.query !== null) chosen.query = trace.nearest(Math.min(chosen.query, trace.size.q - 1));
+  if (chosen.key !== null) chosen.key = Math.min(chosen.key, trace.size.k - 1);
+  chosen.stage = Math.min(chosen.stage, trace.steps.length - 1);
+  if (!trace.maps.some((step) => step.name === chosen.step)) chosen.step = "weights";
+  if (sides().length !== 2) chosen.difference = false;
+}
+
+// Escape lets go of one thing at a time: the key, the query, what is compared.
+function letGo() {
+  if (chosen.query !== null || chosen.key !== null) go({ query: null, key: null });
+  else if (chosen.others.length) go({ others: [], difference: false });
+}
+
+// ---- the address ---------------------------------------------------------------------------
+
+// A word if it stands once in the text, else its position: #layer=0&head=7&query=she.
+function wordAddress(position) {
+  if (position === null) return "none";
+  const word = snapshot().tokens[position]?.toLowerCase();
+  const isOnly = snapshot().tokens.filter((it) => it.toLowerCase() === word).length === 1;
+  return isOnly && word.length <= 24 && !/^\d+$/.test(word) ? word : String(position);
+}
+
+function positionOf(address, tokens) {
+  if (address === "none") return null;
+  const found = tokens.findIndex((it) => it.toLowerCase() === address.toLowerCase());
+  if (found >= 0 && !/^\d+$/.test(address)) return found;
+  return /^\d{1,7}$/.test(address) ? Number(address) : undefined;
+}
+
+function writeAddress() {
+  const { view, layer, head, query, key, others, difference, edits, step } = chosen;
+  /** @type {Record<string, any>} */
+  const parts = { layer, head, query: wordAddress(query) };
+  if (key !== null) parts.key = wordAddress(key);
+  parts.view = view;
+  if (step !== "weights") parts.step = step;
+  if (others.length) parts.with = others.map((place) => place.join(".")).join(",");
+  if (difference) parts.difference = 1;
+  if (current.text !== opened.text) parts.text = current.text;
+  const changed = changedEdits(edits);
+  if (changed.length) parts.edits = JSON.stringify(Object.fromEntries(changed));
+  try {
+    history.replaceState(null, "", `#${new URLSearchParams(parts)}`);
+  } catch { /* A page inside a notebook's frame has no address of its own. */ }
+}
+
+const changedEdits = (edits) => Object.entries(edits).filter(([name, value]) =>
+  JSON.stringify(value) !== JSON.stringify(NO_EDITS[name]));
+
+// The changes that an address asks for. What it says of other texts or heads is left out.
+function readAddress(hash) {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const changes = {};
+  const natural = (text) => (/^\d{1,6}$/.test(text ?? "") ? Number(text) : undefined);
+  for (const name of ["layer", "head"]) {
+    if (natural(given.get(name)) !== undefined) changes[name] = natural(given.get(name));
+  }
+  for (const name of ["query", "key"]) {
+    const position = given.has(name) ? positionOf(given.get(name), current.tokens) : undefined;
+    if (position !== undefined) changes[name] = position;
+  }
+  if (VIEWS.includes(given.get("view"))) changes.view = given.get("view");
+  if (given.has("step")) changes.step = given.get("step");
+  if (given.has("difference")) changes.difference = true;
+  if (given.has("with")) {
+    const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));
+    changes.others = given.get("with").split(",").filter((it) => places.has(it)).slice(0, MOST_OTHERS)
+      .map((it) => it.split(".").map(Number));
+  }
+  return changes;
+}
+
+const MOST_OTHERS = 4;
+
+// The edits that an address asks for, each of the kind that it must be; others are left out.
+function readEdits(hash) {
+  let asked = {};
+  try {
+    asked = JSON.parse(new URLSearchParams(hash.replace(/^#/, "")).get("edits")) ?? {};
+  } catch { /* not JSON: no edits */ }
+  const number = (it) => Number.isFinite(it);
+  const fits = {
+    off: (it) => Array.isArray(it) && it.every((p) => Array.isArray(p) && p.length === 2 && p.every(number)),
+    temperature: (it) => number(it) && it > 0, scale: number, softcap: (it) => number(it) && it > 0,
+    mask: (it) => typeof it === "string", dropout: (it) => number(it) && it >= 0 && it < 1, seed: number,
+  };
+  const kept = Object.entries(fits).filter(([name, check]) => name in asked && check(asked[name]));
+  return { ...NO_EDITS, ...Object.fromEntries(kept.map(([name]) => [name, asked[name]])) };
+}

@@ -1,0 +1,247 @@
+// 7. The text: the strip of words at the top, and the view of one word: where it looks, who looks at
+// it, and what the model expects next.
+
+const MANY_WORDS = 2048; // more are not written out: the strip shows those around the query
+
+function buildStrip() {
+  const strip = byId("strip");
+  const wordOf = (event) => {
+    const word = event.target.closest("[role=option]");
+    return word ? Number(word.dataset.position) : null;
+  };
+  strip.addEventListener("click", (event) => {
+    const query = wordOf(event);
+    if (query !== null) go({ query, key: null });
+  });
+  strip.addEventListener("pointerover", (event) => {
+    const query = wordOf(event);
+    if (event.pointerType === "mouse") point(query === null ? null : { query, key: null });
+  });
+  strip.addEventListener("pointerleave", () => point(null));
+  strip.addEventListener("keydown", (event) => {
+    const kept = shownTrace().kept, at = kept.indexOf(queryOr());
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 10, PageUp: -10,
+      Home: -1e9, End: 1e9 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    go({ query: kept[Math.max(0, Math.min(kept.length - 1, at + by))], key: null });
+  });
+}
+
+// The words of the strip are those of the keys; with cross-attention the queries are another text.
+function fillStrip() {
+  const { queries } = shownTrace(), strip = byId("strip");
+  const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
+  const words = queries.slice(first, first + MANY_WORDS);
+  strip.filled = queries;
+  strip.replaceChildren(...words.map((word, i) => make("span", {
+    role: "option", id: `word-${first + i}`, "data-position": first + i,
+    class: snapshot().unknown.has(first + i) ? "word unknown" : "word",
+  }, token(word, 24))));
+}
+
+function drawStrip() {
+  const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
+  if (strip.filled !== trace.queries || (query !== null && !byId(`word-${query}`))) fillStrip();
+  const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
+  const blocked = query === null ? [] : trace.blocked(head, query);
+  for (const word of strip.children) {
+    const position = Number(word.dataset.position), weight = row[position];
+    const colour = weight >= LEAST ? shareColour(weight) : null;
+    word.style.background = colour ? css(colour) : "";
+    word.style.color = colour ? inkOn(colour) : "";
+    word.classList.toggle("blocked", Boolean(blocked[position]));
+    word.setAttribute("aria-selected", position === query);
+  }
+  if (query === null) strip.removeAttribute("aria-activedescendant");
+  else {
+    strip.setAttribute("aria-activedescendant", `word-${query}`);
+    if (!pointed) keepInSight(byId(`word-${query}`), strip);
+  }
+}
+
+const STRIP_LINE = 32; // pixels, as in the style sheet
+
+function keepInSight(word, strip) {
+  if (!word) return;
+  const top = word.offsetTop, visible = strip.clientHeight - STRIP_LINE;
+  if (top < strip.scrollTop || top > strip.scrollTop + visible) {
+    strip.scrollTop = Math.max(0, Math.floor(top / STRIP_LINE) - 1) * STRIP_LINE;
+  }
+}
+
+// ---- one sentence --------------------------------------------------------------------------
+
+const PRONOUNS = new Set(["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its",
+  "their", "theirs", "himself", "herself", "itself", "themselves"]);
+const bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
+const isPronoun = (word) => PRONOUNS.has(bare(word));
+
+// What a head of a label does, if this query and key show it.
+const FINDS = {
+  antecedent: ["this head finds whom a pronoun means", (q, k, words) => isPronoun(words[q])],
+  subject: ["this head finds the subject of a verb", (q, k) => k < q],
+  "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
+  "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
+  "next token": ["this head looks at the token after", (q, k) => k === q + 1],
+  "same token": ["this head stays on the token itself", (q, k) => k === q],
+  "first token (sink)": ["this head rests on the first token", (q, k) => k === 0],
+  induction: ["this head finds what followed an earlier copy", (q, k, words) =>
+    k > 0 && bare(words[k - 1]) === bare(words[q])],
+  "duplicate token": ["this head finds an earlier copy", (q, k, words) => bare(words[k]) === bare(words[q])],
+};
+
+function drawSentence() {
+  const trace = shownTrace(), { layer, head, query, key } = state();
+  const words = [];
+  if (query === null) {
+    const row = trace.received(head), most = largestAt(row);
+    words.push("All queries: ", token(trace.keys[most], 40), ` receives most, ${percent(row[most])} on average.`);
+  } else {
+    const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
+    if (!row.some((weight) => weight > 0)) {
+      words.push(token(trace.queries[query], 40), " may look at nothing.");
+    } else {
+      const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
+      const shown = claim && !edited && row[to] > 0.5 && holds(query, to, trace.queries);
+      words.push(make("strong", {}, token(trace.queries[query], 40)), " looks at ",
+        make("strong", {}, token(trace.keys[to], 40)), ` (${percentOf(row[to])})`,
+        shown ? `: ${claim}.` : ".");
+    }
+  }
+  byId("sentence").replaceChildren(...words);
+}
+
+const percentOf = (weight) =>
+  (weight === undefined ? "less than is kept here" : weight < LEAST ? "under 1 %" : percent(weight));
+
+// ---- the view of the text ------------------------------------------------------------------
+
+const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at most four lines
+
+
+// The words in lines; with a query, arcs to where it looks. `side` says of which head.
+function textScene(scene, side, x, y, width, most, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
+  const { trace, head } = side, { query, key } = state();
+  const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
+  const blocked = query === null ? [] : trace.blocked(head, query);
+  const first = Math.max(0, Math.min(trace.keys.length - 400, (query ?? 0) - 200));
+  const shown = trace.keys.slice(first, first + 400);
+  const font = { serif: true, size: WORD_SIZES.find((size) =>
+    shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, size }) + 14, 0) < 3 * width) ?? 16 };
+  const high = Math.round(font.size * 1.55), line = high + 18;
+  const lines = [[]];
+  let left = x;
+  shown.forEach((word, i) => {
+    const text = fitted(word, 220, font), wide = widthOf(text, font) + 10;
+    if (left + wide > x + width && left > x) {
+      lines.push([]);
+      left = x;
+    }
+    lines.at(-1).push({ position: first + i, x: left, width: wide, height: high, text });
+    left += wide + 4;
+  });
+  // As many lines as there is room for, around the query.
+  const fits = Math.max(1, Math.floor(most / line)), here = trace.isOneText ? query ?? 0 : key ?? 0;
+  const at = Math.max(0, lines.findIndex((words) => words.some((it) => it.position === here)));
+  const firstLine = Math.max(0, Math.min(lines.length - fits, at - Math.floor(fits / 2)));
+  const boxes = new Map();
+  let top = y - line;
+  for (const words of lines.slice(firstLine, firstLine + fits)) {
+    top += line;
+    for (const word of words) boxes.set(word.position, { ...word, y: top });
+  }
+  const from = difference || !trace.isOneText ? undefined : boxes.get(query);
+  for (const [position, to] of boxes) {
+    const weight = row[position];
+    if (!from || position === query || !(weight >= Math.max(LEAST, chosen.threshold))) continue;
+    const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
+    const lift = Math.min(40, 12 + Math.abs(x1 - x2) / 14) + (from.y === to.y ? 0 : 6);
+    scene.path(`M ${x1} ${from.y} C ${x1} ${from.y - lift} ${x2} ${to.y - lift} ${x2} ${to.y}`,
+      { stroke: "accent", line: 1 + 5 * weight, opacity: 0.25 + 0.7 * weight }, { weight });
+  }
+  for (const [position, box] of boxes) {
+    const weight = row[position], isQuery = position === query && trace.isOneText;
+    const colour = difference ? (Math.abs(weight) >= LEAST ? signedColour(weight, limit) : null)
+      : weight >= LEAST ? shareColour(weight) : null;
+    if (colour) scene.rect(box.x, box.y, box.width, box.height, { fill: css(colour), radius: 4 });
+    if (isQuery) scene.rect(box.x, box.y, box.width, box.height, { stroke: "mark", line: 2.5, radius: 4 });
+    if (position === key) {
+      scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
+    }
+    scene.text(box.text, box.x + 5, box.y + high / 2, { ...font, bold: isQuery,
+      fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
+    scene.target(box.x, box.y, box.width + 4, box.height,
+      trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position });
+  }
+  return top + line;
+}
+
+// Lists below the text: where the query looks, who looks at it, what comes next.
+function wordLists(scene, side, x, y, width, isColumn = false) {
+  const { trace, head, from } = side, { query } = state();
+  if (query === null) return y;
+  const row = trace.row(trace.used, head, query) ?? [];
+  const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row).map((i) => [trace.keys[i], row[i], { key: i }])]];
+  if (trace.isOneText && trace.size.k <= MANY_WORDS) {
+    const column = trace.column(head, query);
+    lists.push([`Who looks at ${clip(trace.keys[query], 14)}`,
+      heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])]);
+  }
+  if (from.guesses?.[query]) {
+    lists.push([`The model expects after ${clip(trace.queries[query], 12)}`,
+      from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])]);
+  }
+  if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
+  const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);
+  let above = y;
+  lists.forEach(([title, lines], i) => {
+    const left = isColumn ? x : x + i * (wide + 24), y = above;
+    scene.text(fitted(title, wide, { size: 13, bold: true }), left, y + 8, { size: 13, bold: true });
+    if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
+    lines.forEach(([word, weight, changes], j) => {
+      const at = y + 32 + j * 23, room = wide * 0.42, bar = wide * 0.55 - 50;
+      scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
+      scene.rect(left + wide * 0.45, at - 5, bar, 10, { fill: "rule", radius: 2 });
+      scene.rect(left + wide * 0.45, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
+      scene.text(percent(weight), left + wide, at, { align: "right" });
+      if (changes) scene.target(left, at - 11, wide, 23, changes);
+    });
+    if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
+  });
+  return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
+}
+
+// The positions of the six largest weights of at least one percent.
+const heaviest = (weights) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST)
+  .sort((a, b) => weights[b] - weights[a]).slice(0, 6);
+
+function drawText(width, height) {
+  const scene = new Scene(width, height), shown = sides(), { query } = state();
+  let bottom = 0;
+  if (chosen.difference) {
+    const [a, b] = shown.map(({ trace, head }) =>
+      (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []));
+    const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
+    const limit = Math.max(LEAST, ...difference.map(Math.abs));
+    scene.text(`${shown[1].name} minus ${shown[0].name}`, 0, 12, { bold: true });
+    bottom = textScene(scene, shown[0], 0, 44, width, height - 90, { difference, limit });
+    drawSignedBar(scene, 0, bottom + 4, limit);
+    bottom += 40;
+  } else {
+    const columns = shown.length === 2 && width > 620 ? 2 : 1, wide = (width - 28 * (columns - 1)) / columns;
+    shown.forEach((side, i) => {
+      const left = columns === 2 ? i * (wide + 28) : 0;
+      const above = columns === 2 ? 0 : bottom;
+      if (shown.length > 1) scene.text(side.name, left, above + 10, { bold: true, fill: sideColour(i) });
+      const lists = query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
+      const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);
+      const after = query === null ? at : wordLists(scene, side, left, at + 6, wide);
+      bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
+    });
+    drawWeightBar(scene, 0, bottom + 12);
+    bottom += 40;
+  }
+  scene.height = Math.max(height, bottom);
+  return scene;
+}

@@ -1,0 +1,244 @@
+// 11. The walk: the way of one query as a moving picture. Everything keeps its place: a row for each
+// key, its vector on the left, its score or weight on the right, the query above, the output below.
+
+const WALKED = ["query", "key", "scores", "scaled", "capped", "biased", "masked", "weights", "dropped",
+  "value", "output"];
+const SECONDS = 2; // of a stage at speed 1
+const HEADING = 54, STRIP_ROW = 34, LEAST_WALK_ROW = 17, MOST_WALK_ROW = 27;
+
+const walk = { at: 0, speed: 1, isPlaying: false, frame: 0, last: 0 };
+const stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
+
+const stagesOf = (trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers)
+  .filter((name) => name !== "value" || trace.step("output"));
+
+// Where the walk is: which stage, and how far it has come, 0 to 1. At rest a stage is complete.
+function walkPlace(stages) {
+  const stage = Math.min(stages.length - 1, Math.max(0, Math.ceil(walk.at) - 1));
+  const share = Math.min(1, Math.max(0, walk.at - stage));
+  return { stage, progress: stillOnly.matches ? 1 : share * share * (3 - 2 * share) };
+}
+
+// Null if the page does not hold the steps of this head and query.
+function drawWalk(width, height) {
+  const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
+  const query = queryOr(), stages = stagesOf(trace), held = (k) => trace.step("key")?.along("d", trace.at(head, query, k));
+  const key = held(keyOr()) ? keyOr() : trace.step("key")?.kept?.k?.[0] ?? 0;
+  if (!stages.includes("query") || !stages.includes("key") || !trace.row(trace.weights, head, query)
+      || !trace.step("scores") || !trace.row(trace.step("scores"), head, query)
+      || !held(key) || !trace.step("query").along("d", trace.at(head, query, key))) {
+    return null;
+  }
+  const { stage, progress } = walkPlace(stages);
+  const name = stages[stage], step = trace.step(name);
+  const is = (other) => stages.indexOf(other) >= 0 && stages.indexOf(other) <= stage;
+  const isNow = (other) => name === other;
+  scene.text(`${stage + 1}  ${name}`, 0, 13, { size: 17, bold: true, serif: true });
+  scene.text(step.formula, 30 + widthOf(`${stage + 1}  ${name}`, { size: 17, bold: true, serif: true }), 13,
+    { size: 16, serif: true, italic: true });
+  scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
+
+  const used = trace.row(trace.used, head, query);
+  const room = height - HEADING - 2 * STRIP_ROW - 12;
+  const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
+  const keys = keysOfWalk(trace, used, trace.blocked(head, query), key, most).filter(held);
+  const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
+  const label = Math.min(120, width * 0.18), strip = (width - label) * (width < 520 ? 0.34 : 0.42);
+  const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
+  const rowY = (i) => HEADING + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
+  const endY = rowY(keys.length) + 10;
+
+  const q = trace.step("query").along("d", trace.at(head, query, key));
+  const vectors = keys.map((k) => trace.step("key").along("d", trace.at(head, query, k)));
+  const values = keys.map((k) => trace.step("value")?.along("v", trace.at(head, query, k)));
+  const products = vectors.map((vector) => vector.map((x, d) => x * q[d]));
+  const most1 = (lists) => Math.max(1e-30, ...lists.flat().map(Math.abs));
+
+  // The query above, in its place throughout.
+  scene.text(fitted(trace.queries[query], label - 12, { size: 15, serif: true, bold: true }), label - 10,
+    HEADING + 12, { size: 15, serif: true, bold: true, align: "right" });
+  const shownOfQuery = isNow("query") ? progress : 1;
+  vectorCells(scene, q, label, HEADING + 3, strip, 18, most1([q]), { until: shownOfQuery,
+    opacity: is("value") ? 0.25 : 1 });
+  if (isNow("query")) scene.text(`its ${q.length} features`, label + strip + 18, HEADING + 12, { fill: "soft" });
+
+  keys.forEach((k, i) => {
+    const y = rowY(i), isChosen = k === key;
+    if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
+    scene.text(fitted(trace.keys[k], label - 12, { size, serif: true, bold: isChosen }), label - 10,
+      y + cellHeight / 2, { size, serif: true, bold: isChosen, align: "right" });
+    scene.target(0, y - 3, width, high, { query, key: k });
+    if (is("key") && !is("value")) {
+      const lit = isNow("scores") ? progress : is("scores") ? 1 : 0;
+      const fade = is("scaled") ? (isNow("scaled") ? 1 - 0.7 * progress : 0.3) : 1;
+      const sweep = isNow("key") ? Math.max(0, Math.min(1, progress * (keys.length + 4) / 4 - i / 4)) : 1;
+      vectorCells(scene, vectors[i], label, y, strip, cellHeight, most1(vectors), { until: sweep, opacity: fade, from: lit });
+      if (lit) vectorCells(scene, products[i], label, y, strip, cellHeight, most1(products), { until: lit, opacity: fade });
+    }
+    if (is("value") && values[i]) {
+      const share = isNow("value") ? 1 : 1 - progress * (1 - Math.sqrt(Math.abs(used[k])));
+      const appear = isNow("value") ? progress : 1;
+      vectorCells(scene, values[i], label, y, strip, cellHeight, most1(values), { opacity: appear * Math.max(0.08, share) });
+      if (isNow("output") && progress < 1 && used[k] >= LEAST) {
+        vectorCells(scene, values[i], label, y + (endY - y) * progress, strip, cellHeight, most1(values),
+          { opacity: Math.sqrt(used[k]) * 0.8 });
+      }
+    }
+  });
+  if (is("scores")) walkBars(scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY });
+  if (is("output")) {
+    const output = trace.step("output").along("v", trace.at(head, query, key));
+    scene.text("output", label - 10, endY + 10, { size: 14, serif: true, bold: true, align: "right" });
+    vectorCells(scene, output, label, endY, strip, 20, most1([...values.filter(Boolean), output]),
+      { opacity: isNow("output") ? progress : 1 });
+  }
+  if (keys.length < trace.size.k) {
+    scene.text(`${keys.length} of ${trace.size.k} keys, the largest weights among them`, width, 13,
+      { size: 12, fill: "soft", align: "right" });
+  }
+  scene.height = Math.max(height, endY + 34);
+  return scene;
+}
+
+// All keys, or the largest weights and up to three that the mask blocks.
+function keysOfWalk(trace, weights, blocked, key, most) {
+  if (trace.size.k <= most) return trace.keys.map((_, i) => i);
+  const some = blocked.flatMap((isBlocked, i) => (isBlocked ? [i] : [])).slice(0, 3);
+  const others = largest(weights.map((it, i) => (blocked[i] ? undefined : it)), most - some.length, key)
+    .filter((i) => i !== null && !some.includes(i)).slice(0, most - some.length);
+  return [...others, ...some].sort((a, b) => a - b);
+}
+
+// A vector as coloured cells: those between the shares `from` and `until` of it.
+function vectorCells(scene, vector, x, y, width, height, limit, { until = 1, from = 0, opacity = 1 } = {}) {
+  const wide = Math.min(26, width / vector.length), gap = wide > 6 ? 1 : 0;
+  const [first, last] = [Math.floor(from * vector.length), Math.ceil(until * vector.length)];
+  for (let i = first; i < last; i++) {
+    scene.rect(x + i * wide, y, wide - gap, height, { fill: css(signedColour(vector[i], limit)), opacity });
+  }
+  if (last > first) scene.rect(x + first * wide, y, (last - first) * wide - gap, height, { stroke: "rule", opacity });
+}
+
+// Scores become weights: the bars on the right, with the exact number of the stage beside them.
+function walkBars(scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY }) {
+  const pairs = stages.slice(0, stage + 1).filter((name) => trace.step(name).isPair);
+  const name = pairs.at(-1), isNow = stages[stage] === name;
+  const rowOfStep = (it) => trace.row(trace.step(it), head, query);
+  const after = rowOfStep(name), before = pairs.length > 1 ? rowOfStep(pairs.at(-2)) : null;
+  const isShare = trace.step(name).isShare, wasShare = before && trace.step(pairs.at(-2)).isShare;
+  const p = isNow ? progress : 1;
+  const reach = (row) => Math.max(1e-9, ...keys.map((k) => (Number.isFinite(row[k]) ? Math.abs(row[k]) : 0)));
+  const middle = bars.x + bars.width / 2;
+  // Scaling: first the bars shrink on the axis of the scores, then the axis follows.
+  let limit = reach(isShare ? (wasShare ? before : before ?? after) : after);
+  let shrink = p;
+  if (name === "scaled" && before) {
+    shrink = Math.min(1, 2 * p);
+    const zoom = Math.max(0, 2 * p - 1);
+    limit = reach(before) ** (1 - zoom) * reach(after) ** zoom;
+  } else if (before && !isShare) limit = Math.max(reach(before), reach(after));
+  keys.forEach((k, i) => {
+    const y = rowY(i), height = cellHeight;
+    const isBlocked = after[k] === -Infinity || (isShare && trace.blocked(head, query)[k]);
+    let value = after[k];
+    if (name === "scores") {
+      const until = Math.ceil(p * products[i].length);
+      value = products[i].slice(0, until).reduce((sum, x) => sum + x, 0);
+      if (p === 1) value = after[k];
+    } else if (before && Number.isFinite(before[k]) && Number.isFinite(after[k])) {
+      value = before[k] + (after[k] - before[k]) * shrink;
+    }
+    if (isBlocked) {
+      scene.rect(bars.x, y, bars.width, height * (name === "masked" ? p : 1), { hatch: true });
+      scene.text(isShare ? "0" : p > 0.5 ? MINUS + "∞" : number(before?.[k] ?? 0), bars.x + bars.width + 62, y + height / 2,
+        { align: "right", fill: "soft" });
+      return;
+    }
+    if (isShare) {
+      const grown = wasShare ? value : after[k] * p, x0 = bars.x;
+      scene.rect(x0, y, bars.width, height, { fill: "rule", opacity: 0.45, radius: 2 });
+      scene.rect(x0, y, bars.width * Math.max(0, Math.min(1, grown)), height, { fill: "accent", radius: 2 });
+      scene.text(number(grown), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+      return;
+    }
+    const size = bars.width / 2 / limit;
+    if (name === "scaled" && before) {
+      const trace1 = Math.max(-1, Math.min(1, before[k] / limit)) * bars.width / 2;
+      scene.rect(Math.min(middle, middle + trace1), y, Math.abs(trace1), height, { stroke: "soft", dash: [3, 3], opacity: 0.5 });
+    }
+    scene.rect(Math.min(middle, middle + value * size), y, Math.abs(value * size), height,
+      { fill: css(signedColour(Math.sign(value) * 0.8, 1)), radius: 2 });
+    scene.text(number(value), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+  });
+  if (isShare) {
+    // The shares in a row: they fill one bar.
+    let x = bars.x;
+    const full = Math.max(1, keys.reduce((sum, k) => sum + Math.max(0, after[k]), 0)); // after dropout more than 1
+    for (const k of keys) {
+      const wide = bars.width * Math.max(0, after[k]) * p / full;
+      scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))) });
+      x += wide;
+    }
+    scene.rect(bars.x, endY, bars.width, 14, { stroke: "ink" });
+    const total = keys.reduce((sum, k) => sum + Math.max(0, after[k]), 0) * p;
+    scene.text(`Σ ${number(total)}`, bars.x + bars.width + 62, endY + 7, { align: "right", size: 13 });
+  } else {
+    scene.path(`M ${middle} ${rowY(0) - 4} V ${endY - 4}`, { stroke: "soft" });
+    if (name === "scaled") {
+      scene.text("dashed: without scaling", middle, endY + 20, { size: 12, fill: "soft", align: "center" });
+    }
+    scene.text(number(-limit, 2), bars.x, endY + 4, { size: 12, fill: "soft" });
+    scene.text("0", middle, endY + 4, { size: 12, fill: "soft", align: "center" });
+    scene.text(number(limit, 2), bars.x + bars.width, endY + 4, { size: 12, fill: "soft", align: "right" });
+  }
+}
+
+// ---- play, pause, step ---------------------------------------------------------------------
+
+function walkOptions() {
+  const stages = stagesOf(shownTrace());
+  const button = (id, text, label, then) => {
+    const made = make("button", { type: "button", id, "aria-label": label }, text);
+    made.addEventListener("click", then);
+    return made;
+  };
+  const scrub = make("input", { type: "range", id: "scrub", min: 0, max: stages.length, step: 0.01,
+    value: walk.at, "aria-label": "Where the walk is" });
+  scrub.addEventListener("input", () => { pauseWalk(); walk.at = Number(scrub.value); drawPicture(); });
+  const speed = make("select", { id: "speed", "aria-label": "Speed" },
+    [0.25, 0.5, 1, 2].map((it) => make("option", { value: it, selected: it === walk.speed }, `${it}×`)));
+  speed.addEventListener("change", () => { walk.speed = Number(speed.value); });
+  return [button("back", "◀ Step", "Step back", () => stepWalk(-1)),
+    button("play", walk.isPlaying ? "Pause" : "Play", undefined, () => (walk.isPlaying ? pauseWalk() : playWalk())),
+    button("forth", "Step ▶", "Step forward", () => stepWalk(1)), scrub, speed];
+}
+
+function stepWalk(by) {
+  pauseWalk();
+  const stages = stagesOf(shownTrace()), { stage } = walkPlace(stages);
+  walk.at = Math.max(1, Math.min(stages.length, stage + 1 + by));
+  drawPicture();
+}
+
+function playWalk() {
+  const length = stagesOf(shownTrace()).length;
+  if (walk.at >= length) walk.at = 0;
+  walk.isPlaying = true;
+  walk.last = performance.now();
+  const tick = (now) => {
+    if (!walk.isPlaying) return;
+    walk.at = Math.min(length, walk.at + Math.max(0, now - walk.last) / 1000 / SECONDS * walk.speed);
+    walk.last = now;
+    if (walk.at >= length) walk.isPlaying = false;
+    drawPicture();
+    if (walk.isPlaying) walk.frame = requestAnimationFrame(tick);
+  };
+  walk.frame = requestAnimationFrame(tick);
+  drawPicture();
+}
+
+function pauseWalk() {
+  walk.isPlaying = false;
+  cancelAnimationFrame(walk.frame);
+  if (byId("play")) byId("play").textContent = "Play";
+}
