@@ -1,0 +1,277 @@
+"""The server of one page: who may ask, what is asked, and how the answer is streamed.
+
+It listens on loopback. An address holds a random token, `Host` and `Origin` must be its own, and
+texts and bodies are bounded. The model runs in one thread of its own; who goes away ends the run.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import AttentionError, BadType, BadValue, as_count, kind_of
+from ..views.html.hosted import as_json
+from ..views.html.steps import trace_data
+from .reader import MOST_LETTERS, Cancelled, OnCall, Reader
+
+MOST_BYTES = 8 * MOST_LETTERS  # of a question: a letter is at most 6 bytes of JSON
+MOST_WAITING = 8  # questions that wait for the model
+LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is still there
+
+Answer = dict[str, object]
+Job = Callable[[OnCall], Answer]
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page has the rest of its own
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
+    """The server: ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` a snapshot of a text under edits,
+    ``/TOKEN/tile`` exact weights of a part of one head."""
+    model = _Model()
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(page)
+
+    async def compute(request: Request) -> Response:
+        return await _answer(request, model, partial(_compute, reader))
+
+    async def cut(request: Request) -> Response:
+        return await _answer(request, model, partial(_tile, reader))
+
+    routes = [
+        Route("/{token}/", show),
+        Route("/{token}/compute", compute, methods=["POST"]),
+        Route("/{token}/tile", cut, methods=["POST"]),
+    ]
+    return Guard(Starlette(routes=routes), token, (f"127.0.0.1:{port}", f"localhost:{port}"))
+
+
+def start(served: ASGIApp, door: socket.socket) -> None:
+    """Answer what comes to the socket, until Ctrl-C."""
+    config = uvicorn.Config(
+        served,
+        access_log=False,  # addresses hold the token
+        log_level="warning",
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[door])
+
+
+# ---- who may ask -----------------------------------------------------------------------
+
+
+class Guard:
+    """Refuses every request but those of the page itself, and adds headers to every answer."""
+
+    def __init__(self, inner: ASGIApp, token: str, hosts: tuple[str, ...]) -> None:
+        self.inner, self.token, self.hosts = inner, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self.why_not(scope)
+        answer = self.inner if refusal is None else _refused(refusal, 403)
+        await answer(scope, receive, send_with_headers)
+
+    def why_not(self, scope: Scope) -> BadValue | None:
+        """Why a request is refused. A page from elsewhere, whose name was made to lead here, has
+        another host; one that asks across origins says so; neither knows the token."""
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host not in self.hosts:
+            return _not_ours(f"The host is {host[:100]!r}")
+        if origin is not None and origin not in [f"http://{name}" for name in self.hosts]:
+            return _not_ours(f"The request comes from {origin[:100]!r}")
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return _not_ours("The request comes from another site")
+        given = scope["path"].split("/")[1]
+        if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
+            return _not_ours("The address has no token, or another one")
+        return None
+
+
+def _not_ours(gave: str) -> BadValue:
+    return BadValue(
+        f"{gave}.",
+        "only the address that clearhead serve printed is answered.",
+        "open that address; it changes with every start.",
+    )
+
+
+def _refused(error: AttentionError, status: int) -> Response:
+    return Response(_line(_said(error)), status, media_type="application/x-ndjson")
+
+
+def _said(error: AttentionError) -> Answer:
+    return {"error": {"gave": error.gave, "rule": error.rule, "way_out": error.way_out}}
+
+
+def _line(value: Answer) -> bytes:
+    return as_json(value).encode() + b"\n"
+
+
+# ---- what is asked ---------------------------------------------------------------------
+
+
+async def _question(request: Request) -> Mapping[str, object]:
+    """The JSON of a request. Raises `BadValue` for one that is too large, or is no object."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise BadValue(
+                f"The question has more than {MOST_BYTES:,} bytes.",
+                f"a text has at most {MOST_LETTERS:,} letters.",
+                "send a shorter text.",
+            )
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadValue(
+            f"The question is no JSON: {error}.",
+            'a question is an object such as {"text": "a text"}.',
+            "send one.",
+        ) from error
+    if not isinstance(given, dict):
+        raise BadType(
+            f"The question is {kind_of(given)}.",
+            'a question is an object such as {"text": "a text"}.',
+            "send one.",
+        )
+    return given
+
+
+def _compute(reader: Reader, given: Mapping[str, object], on_call: OnCall) -> Answer:
+    text = given.get("text")
+    return {"snapshot": reader.snapshot(text, given.get("edits"), on_call)}  # type: ignore[arg-type]  # it is checked there
+
+
+def _tile(reader: Reader, given: Mapping[str, object], on_call: OnCall) -> Answer:
+    rule, way = "a tile has a layer and a head, numbered from 0.", 'send "layer": 0, "head": 0.'
+    layer, head = (as_count(name, given.get(name), rule, way) for name in ("layer", "head"))
+    queries, keys = (_span(name, given.get(name)) for name in ("queries", "keys"))
+    text, edits = given.get("text"), given.get("edits")
+    trace = reader.tile(text, layer, head, queries, keys, edits, on_call)  # type: ignore[arg-type]  # as above
+    return {"layer": trace_data(trace)}
+
+
+def _span(name: str, given: object) -> range:
+    rule, way = f"{name} are [first, last], counted from 0.", "send for example [0, 63]."
+    if not isinstance(given, list) or len(given) != 2:
+        raise BadType(f"{name} is {str(given)[:80]!r}.", rule, way)
+    first, last = (as_count(name, x, rule, way) for x in given)
+    return range(first, last + 1)
+
+
+# ---- how it is answered ----------------------------------------------------------------
+
+
+class _Model:
+    """The one thread in which the model runs, and how many questions wait for it."""
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, "model")
+        self.waiting = 0
+
+
+async def _answer(
+    request: Request, model: _Model, job: Callable[[Mapping[str, object], OnCall], Answer]
+) -> Response:
+    try:
+        given = await _question(request)
+    except AttentionError as error:
+        return _refused(error, 413 if "more than" in error.gave else 400)
+    if model.waiting >= MOST_WAITING:
+        busy = BadValue(
+            f"{model.waiting} questions wait for the model.",
+            "the model reads one text at a time.",
+            "wait until it is done, and ask again.",
+        )
+        return _refused(busy, 503)
+    lines = _lines(request, model, partial(job, given))
+    return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+async def _lines(request: Request, model: _Model, job: Job) -> AsyncIterator[bytes]:
+    """Progress, then the answer or an error. If the page goes away, the run ends."""
+    loop, told, ended = asyncio.get_running_loop(), asyncio.Queue[Answer](), threading.Event()
+
+    def tell(answer: Answer) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(told.put_nowait, answer)
+
+    def on_call(done: int, total: int | None) -> None:
+        if ended.is_set():
+            raise Cancelled
+        tell({"progress": [done, total]})
+
+    def run() -> None:
+        try:
+            if not ended.is_set():
+                tell(_result(job, on_call))
+        except Cancelled:
+            pass
+
+    model.waiting += 1
+    running = loop.run_in_executor(model.thread, run)
+    try:
+        while True:
+            try:
+                answer = await asyncio.wait_for(told.get(), LOOK_UP)
+            except asyncio.TimeoutError:
+                if await request.is_disconnected():
+                    return
+                continue
+            yield _line(answer)
+            if "progress" not in answer:
+                return
+    finally:
+        ended.set()
+        running.add_done_callback(lambda _: _one_less(model))
+
+
+def _one_less(model: _Model) -> None:
+    model.waiting -= 1
+
+
+def _result(job: Job, on_call: OnCall) -> Answer:
+    try:
+        return job(on_call)
+    except AttentionError as error:
+        return _said(error)
+    except Exception as error:  # a model raises whatever it happens to, and the server goes on
+        return _said(
+            BadValue(
+                f"The model failed: {type(error).__name__}: {str(error)[:500]}.",
+                "a model that runs on one text runs on another of its kind.",
+                "try another text or fewer edits.",
+            )
+        )
