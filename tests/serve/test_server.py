@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -140,7 +141,8 @@ def test_scale_soft_cap_and_dropout(client):
     trace = Reader().report(TEXT, edits).layers[0].trace
     assert {"capped", "dropped"} <= set(trace.names) - set(plain.names)
     scores = plain["scores"].double()
-    logits = 3 * torch.tanh(0.25 * scores / 3)
+    distance = (plain["biased"] - plain["scaled"]).double()
+    logits = 3 * torch.tanh(0.25 * scores / 3) + distance
     rule = torch.ones(scores.shape[-2:]).tril().bool()
     weights = logits.masked_fill(~rule, -torch.inf).softmax(-1)
     assert torch.allclose(trace["weights"].double(), weights, atol=1e-6)
@@ -329,7 +331,7 @@ def test_too_many_questions_are_refused():
         served = server.app(reader, "", TOKEN, 8000)
         first = [Visitor(served, {"text": TEXT})]
         await until(lambda: reader.calls == 2)
-        others = [Visitor(served, {"text": TEXT}) for _ in range(server.MOST_WAITING)]
+        others = [Visitor(served, {"text": TEXT}) for _ in range(server.MOST_QUESTIONS)]
         await until(lambda: others[-1].lines)
         refused = others.pop()
         for visitor in first + others:
@@ -404,25 +406,23 @@ def command(*arguments):
 
 
 def test_it_starts_answers_and_ends():
-    started = subprocess.Popen(
-        command(TEXT), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        address = started.stdout.readline().strip()
-        _, host, path = address.removeprefix("http:/").split("/", 2)
-        assert host.startswith("127.0.0.1:") and len(path) >= 32 + 1
-        connection = http.client.HTTPConnection(host, timeout=30)
-        connection.request("GET", f"/{path}")
-        page = connection.getresponse().read().decode()
-        assert "connect-src 'self'" in page and "quiet" in page
-        connection.request("POST", f"/{path}compute", json.dumps({"text": "He slept."}))
-        lines = connection.getresponse().read().splitlines()
-        assert json.loads(lines[-1])["snapshot"]["tokens"] == ["He", "slept", "."]
-        connection.close()
-        started.send_signal(signal.SIGINT)
-        out, err = started.communicate(timeout=30)
-    finally:
-        started.kill()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command(TEXT), text=True, **pipes) as started:
+        try:
+            address = started.stdout.readline().strip()
+            host, path = re.fullmatch(r"http://(127.0.0.1:\d+)(/[\w-]{32}/)", address).groups()
+            connection = http.client.HTTPConnection(host, timeout=30)
+            connection.request("GET", path)
+            page = connection.getresponse().read().decode()
+            assert "connect-src 'self'" in page and "quiet" in page
+            connection.request("POST", f"{path}compute", json.dumps({"text": "He slept."}))
+            lines = connection.getresponse().read().splitlines()
+            assert json.loads(lines[-1])["snapshot"]["tokens"] == ["He", "slept", "."]
+            connection.close()
+            started.send_signal(signal.SIGINT)
+            _, err = started.communicate(timeout=30)
+        finally:
+            started.kill()
     assert started.returncode == 0
     assert "Ctrl-C ends it" in err and err.endswith("ended\n") and "Traceback" not in err
 

@@ -69,11 +69,13 @@ def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
 
 
 def _listen(port: int) -> socket.socket:
-    """A socket on loopback, at once, so that a port that is taken is told before anything else."""
+    """A socket that listens on loopback, before anything is computed: a port that is taken is told
+    at once, and who opens the address early is answered later."""
     door = socket.socket()
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         door.bind(("127.0.0.1", port))
+        door.listen()
     except OSError as error:
         door.close()
         raise BadValue(

@@ -16,6 +16,7 @@ from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -28,8 +29,10 @@ from ..views.html.steps import trace_data
 from .reader import MOST_LETTERS, Cancelled, OnCall, Reader
 
 MOST_BYTES = 8 * MOST_LETTERS  # of a question: a letter is at most 6 bytes of JSON
-MOST_WAITING = 8  # questions that wait for the model
+MOST_QUESTIONS = 8  # that run or wait for their turn
 LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is still there
+
+NDJSON = "application/x-ndjson"
 
 Answer = dict[str, object]
 Job = Callable[[OnCall], Answer]
@@ -127,7 +130,7 @@ def _not_ours(gave: str) -> BadValue:
 
 
 def _refused(error: AttentionError, status: int) -> Response:
-    return Response(_line(_said(error)), status, media_type="application/x-ndjson")
+    return Response(_line(_said(error)), status, media_type=NDJSON)
 
 
 def _said(error: AttentionError) -> Answer:
@@ -141,13 +144,17 @@ def _line(value: Answer) -> bytes:
 # ---- what is asked ---------------------------------------------------------------------
 
 
+class TooLarge(BadValue):
+    """A question of too many bytes."""
+
+
 async def _question(request: Request) -> Mapping[str, object]:
     """The JSON of a request. Raises `BadValue` for one that is too large, or is no object."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > MOST_BYTES:
-            raise BadValue(
+            raise TooLarge(
                 f"The question has more than {MOST_BYTES:,} bytes.",
                 f"a text has at most {MOST_LETTERS:,} letters.",
                 "send a shorter text.",
@@ -195,11 +202,11 @@ def _span(name: str, given: object) -> range:
 
 
 class _Model:
-    """The one thread in which the model runs, and how many questions wait for it."""
+    """The one thread in which the model runs, and how many questions run in it or wait."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "model")
-        self.waiting = 0
+        self.questions = 0
 
 
 async def _answer(
@@ -207,59 +214,64 @@ async def _answer(
 ) -> Response:
     try:
         given = await _question(request)
+    except TooLarge as error:
+        return _refused(error, 413)
     except AttentionError as error:
-        return _refused(error, 413 if "more than" in error.gave else 400)
-    if model.waiting >= MOST_WAITING:
+        return _refused(error, 400)
+    if model.questions >= MOST_QUESTIONS:
         busy = BadValue(
-            f"{model.waiting} questions wait for the model.",
+            f"{model.questions} questions wait for the model.",
             "the model reads one text at a time.",
             "wait until it is done, and ask again.",
         )
         return _refused(busy, 503)
-    lines = _lines(request, model, partial(job, given))
-    return StreamingResponse(lines, media_type="application/x-ndjson")
+    run = _Run(model, partial(job, given))
+    # Ended once more at last: who goes away at once never asks for the first line.
+    return StreamingResponse(
+        run.lines(request), media_type=NDJSON, background=BackgroundTask(run.ended.set)
+    )
 
 
-async def _lines(request: Request, model: _Model, job: Job) -> AsyncIterator[bytes]:
-    """Progress, then the answer or an error. If the page goes away, the run ends."""
-    loop, told, ended = asyncio.get_running_loop(), asyncio.Queue[Answer](), threading.Event()
+class _Run:
+    """A question that the model's thread answers, when its turn comes."""
 
-    def tell(answer: Answer) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(told.put_nowait, answer)
+    def __init__(self, model: _Model, job: Job) -> None:
+        self.job, self.ended = job, threading.Event()
+        self._loop, self._told = asyncio.get_running_loop(), asyncio.Queue[Answer]()
+        model.questions += 1
+        self._loop.run_in_executor(model.thread, self._run).add_done_callback(
+            lambda _: setattr(model, "questions", model.questions - 1)
+        )
 
-    def on_call(done: int, total: int | None) -> None:
-        if ended.is_set():
+    def _run(self) -> None:
+        with suppress(Cancelled):
+            if not self.ended.is_set():
+                self._tell(_result(self.job, self._on_call))
+
+    def _on_call(self, done: int, total: int | None) -> None:
+        if self.ended.is_set():
             raise Cancelled
-        tell({"progress": [done, total]})
+        self._tell({"progress": [done, total]})
 
-    def run() -> None:
+    def _tell(self, answer: Answer) -> None:
+        with suppress(RuntimeError):  # the server has ended, and its loop is closed
+            self._loop.call_soon_threadsafe(self._told.put_nowait, answer)
+
+    async def lines(self, request: Request) -> AsyncIterator[bytes]:
+        """Progress, then the answer or an error. If the page goes away, the run ends."""
         try:
-            if not ended.is_set():
-                tell(_result(job, on_call))
-        except Cancelled:
-            pass
-
-    model.waiting += 1
-    running = loop.run_in_executor(model.thread, run)
-    try:
-        while True:
-            try:
-                answer = await asyncio.wait_for(told.get(), LOOK_UP)
-            except asyncio.TimeoutError:
-                if await request.is_disconnected():
+            while True:
+                try:
+                    answer = await asyncio.wait_for(self._told.get(), LOOK_UP)
+                except asyncio.TimeoutError:
+                    if await request.is_disconnected():
+                        return
+                    continue
+                yield _line(answer)
+                if "progress" not in answer:
                     return
-                continue
-            yield _line(answer)
-            if "progress" not in answer:
-                return
-    finally:
-        ended.set()
-        running.add_done_callback(lambda _: _one_less(model))
-
-
-def _one_less(model: _Model) -> None:
-    model.waiting -= 1
+        finally:
+            self.ended.set()
 
 
 def _result(job: Job, on_call: OnCall) -> Answer:
