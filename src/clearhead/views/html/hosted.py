@@ -20,7 +20,7 @@ def snapshot(
     it expects after each position, with their probabilities.
     """
     shown = guesses and [
-        [[visible_in_browser(word), round(share, 7)] for word, share in some] for some in guesses
+        [(visible_in_browser(word), round(share, 7)) for word, share in some] for some in guesses
     ]
     return {**_data(report), "text": text, "unknown": list(unknown), "guesses": shown}
 
