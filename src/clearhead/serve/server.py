@@ -9,7 +9,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -23,9 +23,9 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import AttentionError, BadType, BadValue, as_count, kind_of
+from ..errors import AttentionError, BadValue
 from ..views.html.hosted import as_json
-from ..views.html.steps import trace_data
+from .answer import Answer, answer, said
 from .reader import MOST_LETTERS, Cancelled, OnCall, Reader
 
 MOST_BYTES = 8 * MOST_LETTERS  # of a question: a letter is at most 6 bytes of JSON
@@ -34,7 +34,6 @@ LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is s
 
 NDJSON = "application/x-ndjson"
 
-Answer = dict[str, object]
 Job = Callable[[OnCall], Answer]
 
 HEADERS = {
@@ -56,10 +55,10 @@ def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
         return HTMLResponse(page)
 
     async def compute(request: Request) -> Response:
-        return await _answer(request, model, partial(_compute, reader))
+        return await _answered(request, model, reader, "compute")
 
     async def cut(request: Request) -> Response:
-        return await _answer(request, model, partial(_tile, reader))
+        return await _answered(request, model, reader, "tile")
 
     routes = [
         Route("/{token}/", show),
@@ -101,8 +100,8 @@ class Guard:
             await send(message)
 
         refusal = self.why_not(scope)
-        answer = self.inner if refusal is None else _refused(refusal, 403)
-        await answer(scope, receive, send_with_headers)
+        answers = self.inner if refusal is None else _refused(refusal, 403)
+        await answers(scope, receive, send_with_headers)
 
     def why_not(self, scope: Scope) -> BadValue | None:
         """Why a request is refused. A page from elsewhere, whose name was made to lead here, has
@@ -130,11 +129,7 @@ def _not_ours(gave: str) -> BadValue:
 
 
 def _refused(error: AttentionError, status: int) -> Response:
-    return Response(_line(_said(error)), status, media_type=NDJSON)
-
-
-def _said(error: AttentionError) -> Answer:
-    return {"error": {"gave": error.gave, "rule": error.rule, "way_out": error.way_out}}
+    return Response(_line(said(error)), status, media_type=NDJSON)
 
 
 def _line(value: Answer) -> bytes:
@@ -148,8 +143,8 @@ class TooLarge(BadValue):
     """A question of too many bytes."""
 
 
-async def _question(request: Request) -> Mapping[str, object]:
-    """The JSON of a request. Raises `BadValue` for one that is too large, or is no object."""
+async def _question(request: Request) -> object:
+    """The JSON of a request. Raises `BadValue` for one that is too large, or is none."""
     body = b""
     async for part in request.stream():
         body += part
@@ -167,35 +162,7 @@ async def _question(request: Request) -> Mapping[str, object]:
             'a question is an object such as {"text": "a text"}.',
             "send one.",
         ) from error
-    if not isinstance(given, dict):
-        raise BadType(
-            f"The question is {kind_of(given)}.",
-            'a question is an object such as {"text": "a text"}.',
-            "send one.",
-        )
     return given
-
-
-def _compute(reader: Reader, given: Mapping[str, object], on_call: OnCall) -> Answer:
-    text = given.get("text")
-    return {"snapshot": reader.snapshot(text, given.get("edits"), on_call)}  # type: ignore[arg-type]  # it is checked there
-
-
-def _tile(reader: Reader, given: Mapping[str, object], on_call: OnCall) -> Answer:
-    rule, way = "a tile has a layer and a head, numbered from 0.", 'send "layer": 0, "head": 0.'
-    layer, head = (as_count(name, given.get(name), rule, way) for name in ("layer", "head"))
-    queries, keys = (_span(name, given.get(name)) for name in ("queries", "keys"))
-    text, edits = given.get("text"), given.get("edits")
-    trace = reader.tile(text, layer, head, queries, keys, edits, on_call)  # type: ignore[arg-type]  # as above
-    return {"layer": trace_data(trace)}
-
-
-def _span(name: str, given: object) -> range:
-    rule, way = f"{name} are [first, last], counted from 0.", "send for example [0, 63]."
-    if not isinstance(given, list) or len(given) != 2:
-        raise BadType(f"{name} is {str(given)[:80]!r}.", rule, way)
-    first, last = (as_count(name, x, rule, way) for x in given)
-    return range(first, last + 1)
 
 
 # ---- how it is answered ----------------------------------------------------------------
@@ -209,9 +176,7 @@ class _Model:
         self.questions = 0
 
 
-async def _answer(
-    request: Request, model: _Model, job: Callable[[Mapping[str, object], OnCall], Answer]
-) -> Response:
+async def _answered(request: Request, model: _Model, reader: Reader, path: str) -> Response:
     try:
         given = await _question(request)
     except TooLarge as error:
@@ -225,7 +190,7 @@ async def _answer(
             "wait until it is done, and ask again.",
         )
         return _refused(busy, 503)
-    run = _Run(model, partial(job, given))
+    run = _Run(model, partial(answer, reader, path, given))
     # Ended once more at last: who goes away at once never asks for the first line.
     return StreamingResponse(
         run.lines(request), media_type=NDJSON, background=BackgroundTask(run.ended.set)
@@ -246,44 +211,29 @@ class _Run:
     def _run(self) -> None:
         with suppress(Cancelled):
             if not self.ended.is_set():
-                self._tell(_result(self.job, self._on_call))
+                self._tell(self.job(self._on_call))
 
     def _on_call(self, done: int, total: int | None) -> None:
         if self.ended.is_set():
             raise Cancelled
         self._tell({"progress": [done, total]})
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, told: Answer) -> None:
         with suppress(RuntimeError):  # the server has ended, and its loop is closed
-            self._loop.call_soon_threadsafe(self._told.put_nowait, answer)
+            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
 
     async def lines(self, request: Request) -> AsyncIterator[bytes]:
         """Progress, then the answer or an error. If the page goes away, the run ends."""
         try:
             while True:
                 try:
-                    answer = await asyncio.wait_for(self._told.get(), LOOK_UP)
+                    told = await asyncio.wait_for(self._told.get(), LOOK_UP)
                 except asyncio.TimeoutError:
                     if await request.is_disconnected():
                         return
                     continue
-                yield _line(answer)
-                if "progress" not in answer:
+                yield _line(told)
+                if "progress" not in told:
                     return
         finally:
             self.ended.set()
-
-
-def _result(job: Job, on_call: OnCall) -> Answer:
-    try:
-        return job(on_call)
-    except AttentionError as error:
-        return _said(error)
-    except Exception as error:  # a model raises whatever it happens to, and the server goes on
-        return _said(
-            BadValue(
-                f"The model failed: {type(error).__name__}: {str(error)[:500]}.",
-                "a model that runs on one text runs on another of its kind.",
-                "try another text or fewer edits.",
-            )
-        )

@@ -96,6 +96,7 @@ def mask_cell(mask: Mask) -> str:
     return cell(
         caption,
         pictures='<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+        f""
         f'viewBox="0 0 {width} {height}" style="height:{min(16, 0.8 * height + 2):g}em;background:#ddd" shape-rendering='
         f'"crispEdges" fill="#35608d"><title>queries by keys</title><path d="{lines}"/></svg>'
         f"<p>{drawn[0]} (down), {drawn[1]} (across); filled may look</p>",

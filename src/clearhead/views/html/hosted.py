@@ -30,13 +30,14 @@ def as_json(value: object) -> str:
     return _json(value)
 
 
-def hosted(page: str, script: str, *, connects: bool) -> str:
-    """The page with one more script of `views/page/`, which says where numbers come from. Its
-    `pageSource` takes the place of another. If it `connects`, to where it came from.
+def hosted(page: str, *scripts: str, connects: bool) -> str:
+    """The page with more scripts of `views/page/`, which link it to its host. The function
+    `pageSource` of one of them takes the place of the page's own. If it `connects`, to where it
+    came from.
     """
     before, code = page.rsplit("<script>", 1)
     code, after = code.split("</script>", 1)
-    longer = f"{code}\n{_asset(script)}"
+    longer = "\n".join([code, *map(_asset, scripts)])
     before = before.replace(_digest(code), _digest(longer), 1)
     if connects:
         policy = "default-src 'none'; "

@@ -1,6 +1,6 @@
-// Where the numbers of a served page come from: `clearhead serve` computes them. It answers a
-// question by lines of JSON: {"progress": [done, total]} now and then, at last one of {"error"} and
-// {"snapshot"} or {"layer"}.
+// Where the numbers of a page with a host come from: a server or a notebook's Python computes them.
+// It answers a question by lines of JSON: {"progress": [done, total]} now and then, at last one of
+// {"error"}, {"snapshot"} and {"layer"}.
 //
 // This file stands after all others, and its function takes the place of an earlier pageSource.
 
@@ -15,22 +15,8 @@ function pageSource() {
     signal.addEventListener("abort", () => reject(signal.reason));
   });
 
-  async function* lines(response) {
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let parts = [];
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      const [first, ...others] = value.split("\n");
-      parts.push(first);
-      for (const next of others) {
-        yield JSON.parse(parts.join(""), asNumber);
-        parts = [next];
-      }
-    }
-  }
-
-  async function ask(path, question, signal) {
+  // The lines that a server answers. Leaving the page, or a newer question, ends them.
+  async function* fromServer(path, question, signal) {
     let response;
     try {
       response = await fetch(path, {
@@ -42,7 +28,53 @@ function pageSource() {
       throw new Error("The server does not answer. Start clearhead serve again, and open the " +
         "address that it prints.");
     }
-    for await (const line of lines(response)) {
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let parts = [];
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) throw new Error("The server ended before it had answered. Ask again.");
+      const [first, ...others] = value.split("\n");
+      parts.push(first);
+      for (const next of others) {
+        yield parts.join("");
+        parts = [next];
+      }
+    }
+  }
+
+  // The lines that a notebook's Python answers, by messages through the cell around this frame.
+  async function* fromNotebook(path, question, signal) {
+    const id = String(Math.random());
+    const heard = [];
+    let wake = () => {};
+    const listen = ({ source, data }) => {
+      if (source !== parent || data.id !== id) return;
+      heard.push(data.line);
+      wake();
+    };
+    const end = () => {
+      parent.postMessage({ question: { id, end: true } }, "*");
+      wake();
+    };
+    addEventListener("message", listen);
+    signal?.addEventListener("abort", end);
+    parent.postMessage({ question: { id, path, question } }, "*");
+    try {
+      for (;;) {
+        while (!heard.length && !signal?.aborted) await new Promise((resolve) => { wake = resolve; });
+        signal?.throwIfAborted();
+        yield heard.shift();
+      }
+    } finally {
+      removeEventListener("message", listen);
+      signal?.removeEventListener("abort", end);
+    }
+  }
+
+  async function ask(path, question, signal) {
+    const lines = parent === window ? fromServer : fromNotebook;
+    for await (const text of lines(path, question, signal)) {
+      const line = JSON.parse(text, asNumber);
       if (line.error) throw new Error(Object.values(line.error).join(" "));
       if (line.progress) tell(progressWords(...line.progress));
       if (line.snapshot ?? line.layer) {
@@ -50,7 +82,6 @@ function pageSource() {
         return line.snapshot ?? line.layer;
       }
     }
-    throw new Error("The server ended before it had answered. Ask again.");
   }
 
   const progressWords = (done, total) =>
@@ -62,7 +93,7 @@ function pageSource() {
       edits: ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"],
     },
 
-    // A new question ends the one before it, here and on the server.
+    // A new question ends the one before it, here and where it is computed.
     async compute(text, edits) {
       newest.abort();
       const { signal } = (newest = new AbortController());
