@@ -1,4 +1,4 @@
-"""The explorer in a notebook, from Python's side: what is chosen, what is asked, how large it is."""
+"""The explorer in a notebook, from Python: what is chosen, what is asked, how large it is."""
 
 import json
 import subprocess

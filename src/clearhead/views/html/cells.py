@@ -93,14 +93,14 @@ def mask_cell(mask: Mask) -> str:
         f"{shown} {name}" if shown == size else f"{shown} of {size:,} {name}"
         for shown, size, name in ((height, grid.Tq, "queries"), (width, grid.Tk, "keys"))
     ]
-    return cell(
-        caption,
-        pictures='<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-        f""
-        f'viewBox="0 0 {width} {height}" style="height:{min(16, 0.8 * height + 2):g}em;background:#ddd" shape-rendering='
-        f'"crispEdges" fill="#35608d"><title>queries by keys</title><path d="{lines}"/></svg>'
-        f"<p>{drawn[0]} (down), {drawn[1]} (across); filled may look</p>",
+    tall = f"{min(16, 0.8 * height + 2):g}em"
+    picture = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width} {height}" '
+        f'style="height:{tall};background:#ddd" shape-rendering="crispEdges" fill="#35608d">'
+        f'<title>queries by keys</title><path d="{lines}"/></svg>'
+        f"<p>{drawn[0]} (down), {drawn[1]} (across); filled may look</p>"
     )
+    return cell(caption, pictures=picture)
 
 
 def _runs(row: Tensor) -> list[list[int]]:
