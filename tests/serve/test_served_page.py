@@ -48,7 +48,8 @@ def test_the_source_of_a_served_page_is_the_server(page):
 def test_errors_are_told_in_three_parts(page):
     told = page.evaluate("pageSource().compute('', {}).catch((error) => error.message)")
     assert told == (
-        "The text is empty. a text has at least one word and at most 200,000 letters. type one."
+        "The text is empty. Rule: a text has at least one word and at most 200,000 letters. "
+        "Way out: type one."
     )
 
 

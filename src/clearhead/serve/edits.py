@@ -30,7 +30,7 @@ class settings(edit.Edit):
         said = [f"{name}={value:g}" for name, value in values.items() if value]
         return [*said, f"seed={self.seed}"] if self.dropout else said
 
-    def question(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         changes: dict[str, float | int] = {}
         if self.scale is not None:
             changes["scale"] = self.scale
@@ -44,7 +44,7 @@ class settings(edit.Edit):
 def read_edits(given: object) -> list[edit.Edit]:
     """The edits that a page asks for, in the order in which they apply.
 
-    >>> read_edits({"off": [[0, 7], [0, 3]], "temperature": 2, "mask": "window(3)"})
+    >>> read_edits({"off": [[0, 7], [0, 3]], "temperature": 2, "mask": "window(3, 0)"})
     [keep_only(window(before=3, after=0)), temperature(2), ablate(layers=[0], heads=[3, 7])]
 
     `given` may have: off, a list of [layer, head]; temperature; scale; mask, the notation of

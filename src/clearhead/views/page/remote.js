@@ -75,7 +75,7 @@ function pageSource() {
     const lines = parent === window ? fromServer : fromNotebook;
     for await (const text of lines(path, question, signal)) {
       const line = JSON.parse(text, asNumber);
-      if (line.error) throw new Error(Object.values(line.error).join(" "));
+      if (line.error) throw new Error(errorWords(line.error));
       if (line.progress) tell(progressWords(...line.progress));
       if (line.snapshot ?? line.layer) {
         tell("");
@@ -84,6 +84,7 @@ function pageSource() {
     }
   }
 
+  const errorWords = ({ gave, rule, way_out }) => `${gave} Rule: ${rule} Way out: ${way_out}`;
   const progressWords = (done, total) =>
     (done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing");
 
