@@ -14,6 +14,8 @@ HOUSE = Path(__file__).parents[1] / "src" / "clearhead"
 # From the top down.
 ROOMS = (
     "cli",
+    "notebook",
+    "serve",
     "report",
     "storyteller",
     "bench",
@@ -39,6 +41,7 @@ SHARED = {
     ("views", "escape"),
     ("views", "format"),
     ("views", "panels"),
+    ("views", "png"),
 }
 
 

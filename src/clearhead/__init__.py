@@ -43,6 +43,7 @@ from .api.watch import watch
 from .api.why_scale import why_scale
 from .errors import AttentionError, BadType, BadValue
 from .masks import Causal, causal, dense, documents, everything, lengths, prefix, window
+from .masks.mask import Mask
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
 from .results.effects import Effect, Effects
@@ -101,5 +102,6 @@ __version__ = "0.1.0"
 # `import clearhead.compat` is as good as `clearhead.compat`.
 sys.modules[f"{__name__}.compat"] = compat
 
-# A trace is pure data and knows no view; here, where both are known, a notebook learns to show it.
-Trace._repr_html_ = views.html.notebook  # type: ignore[attr-defined]  # given here, as said above
+# Traces and masks know no view; here, where both are known, a notebook learns to show them.
+Trace._repr_html_ = views.html.cells.trace_cell  # type: ignore[attr-defined]  # given here
+Mask._repr_html_ = views.html.cells.mask_cell  # type: ignore[attr-defined]  # given here

@@ -673,7 +673,7 @@ def test_a_look_says_what_it_does_not_have():
     with pytest.raises(AttributeError, match=r"no 'entropy'(?s:.*)out, lse(?s:.*)stats=") as caught:
         _ = look.entropy
     assert isinstance(caught.value, BadValue) and caught.value.gave
-    assert not hasattr(look, "_repr_html_")
+    assert not hasattr(look, "_repr_svg_")
 
 
 def test_numbers_of_another_engine_finish_the_same():

@@ -5,7 +5,6 @@ these two are kept, O(Tq); everything else is computed on demand. `A @ x` is att
 values, so an engine computes it.
 """
 
-import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from ..problem.problem import Inputs, Problem, repeat_heads
 from ..stats import Statistic, Top, each, map, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
-from ..views.png import png
+from ..views.html.cells import cell, heads_of
 
 STRIP_CELLS = 2**21
 MOST_CELLS = 2**27
@@ -139,15 +138,10 @@ class Matrix:
     def _repr_html_(self) -> str:
         """In a notebook: the summary, and a thumbnail of every head of the first sequence."""
         if 0 in self.shape:
-            return f"<pre>{html.escape(repr(self))}</pre>"
+            return cell(repr(self))
         with torch.no_grad():
-            maps = as_4d(self.pool(THUMBNAIL, THUMBNAIL))[0]
-        pictures = "".join(
-            f'<img alt="head {h}" title="head {h}" style="image-rendering:pixelated;width:8em;'
-            f'height:8em;margin:2px" src="data:image/png;base64,{png(m)}">'
-            for h, m in enumerate(maps)
-        )
-        return f"<pre>{html.escape(repr(self))}</pre>{pictures}"
+            maps = self.pool(THUMBNAIL, THUMBNAIL)
+        return cell(repr(self), pictures=heads_of(maps))
 
     # ------------------------------------------------------------------------------ internals
 

@@ -9,6 +9,7 @@ from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
+from ..views.html.cells import cell
 
 TILE = 256
 UNITS = "", "k", "M", "G", "T"
@@ -36,6 +37,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        question, *lines = str(self).split("\n")
+        return cell(question, [(), *((line[:16].strip(), line[16:]) for line in lines)])
 
     def __str__(self) -> str:
         share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"

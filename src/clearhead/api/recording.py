@@ -16,7 +16,9 @@ from ..errors import BadValue, as_index, whole_number, writable_folder
 from ..stats import Result, Top
 from ..stats.look import NotRequested
 from ..stats.parse import ALL_NAMES
+from ..views.html.cells import cell, heat
 
+MOST_CALLS = 48  # that a notebook draws
 NOT_PER_QUERY = {"received", "map", "rows"}  # statistics without a number for each query
 
 
@@ -102,6 +104,27 @@ class Recording:
         if len(lines) > 12:
             lines[10:-1] = ["  ..."]
         return "\n".join([count, *lines])
+
+    def _repr_html_(self) -> str:
+        """A line for each layer, with a cell for each head: the mean of the first statistic that
+        has a number for each query, bright where it is largest."""
+        if self.written or not self.calls:
+            return cell(repr(self))
+        gauged: dict[str, list[tuple[str, Tensor]]] = {}
+        for call in self.calls[:MOST_CALLS]:
+            means: dict[str, list[float]] = {}
+            for _, name, values in call.gauged(each_head=True):
+                means.setdefault(name, []).append(float(values.mean()))
+            for name, numbers in means.items():
+                place = f"{call.layer} {call.module}"
+                gauged.setdefault(name, []).append((place, torch.tensor(numbers)))
+        parts = [cell(repr(self))]
+        for name, rows in gauged.items():
+            every = torch.cat([x for _, x in rows])
+            low, high = float(every.min()), float(every.max())
+            span = f"{name}: a cell for each head, {low:.4g} (dark) to {high:.4g} (bright)"
+            parts += [cell(span), heat([(place, x - low) for place, x in rows], high - low)]
+        return "".join(parts)
 
     @overload
     def __getitem__(self, which: int | str) -> Call: ...

@@ -15,6 +15,7 @@ from .look import look
 from .output import say
 from .plan import plan
 from .scale import scale
+from .serve import serve
 from .storyteller import ablate, measure, train
 from .whatif import whatif
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (explain, look, whatif, scale, train, measure, ablate, plan, bench, doctor)
+COMMANDS = (explain, look, serve, whatif, scale, train, measure, ablate, plan, bench, doctor)
 for command in COMMANDS:
     app.command()(command)
 

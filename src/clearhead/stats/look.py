@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..problem.problem import Problem
+from ..views.html.cells import cell, heads_of
 from .parse import ALL_NAMES
 from .statistic import Result, Top, each
 
@@ -48,6 +49,21 @@ class Look:
         return [*super().__dir__(), *self.names]
 
     def __repr__(self) -> str:
+        table = self._rows()
+        widths = [max(len(row[i]) for row in table) for i in range(2)]
+        body = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table)
+        return "\n".join([f"look at {self._about}", *body])
+
+    def _repr_html_(self) -> str:
+        rows = [("statistic", "shape", "finite values"), *self._rows()]
+        maps = self._found.get("map")
+        pictures = ""
+        if isinstance(maps, Tensor) and maps.numel():
+            pictures = heads_of(maps)
+        return cell(f"look at {self._about}", rows, pictures)
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Name, shape and summary of the output and of every statistic."""
         lines = [("out", self.out)]
         for name, result in self._found.items():
             if isinstance(result, Top):
@@ -56,10 +72,7 @@ class Look:
                 lines += [(f"{name} {group}", part) for group, part in result.items()]
             else:
                 lines += [(name, result)]
-        table = [(name, " x ".join(str(n) for n in x.shape), _summary(x)) for name, x in lines]
-        widths = [max(len(row[i]) for row in table) for i in range(2)]
-        body = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table)
-        return "\n".join([f"look at {self._about}", *body])
+        return [(name, " x ".join(str(n) for n in x.shape), _summary(x)) for name, x in lines]
 
 
 def _summary(x: Tensor) -> str:

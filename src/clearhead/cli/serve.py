@@ -1,0 +1,86 @@
+"""`clearhead serve`: the explorer of a model, in a browser, computed by this process."""
+
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import BadValue, Missing, why_failed
+from ..serve import Reader
+from ..views import html
+from ..views.escape import visible
+from ..views.html.hosted import hosted
+from .options import Text
+from .output import say
+from .text_input import read_text
+
+EXAMPLE = (
+    "Once upon a time there was a quiet queen and a young wizard. She danced in the castle because "
+    "she was proud. He gave his books to her."
+)
+
+
+def serve(
+    text: Text = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A Hugging Face checkpoint or a storyteller; default: the storyteller."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")
+    ] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the address in a browser.")] = False,
+) -> None:
+    """Explore a model in a browser: type a text, change attention, see what follows.
+
+    The page is for this machine alone, at the address that is printed. Ctrl-C ends it.
+    """
+    start, app = _library()
+    words = EXAMPLE if text is None else read_text(text)
+    door = _listen(port)
+    reader = Reader(model)
+    found = reader.report(words, progress=None)
+    port = door.getsockname()[1]
+    token = secrets.token_urlsafe(24)
+    page = hosted(html.report_page(found), "remote.js", connects=True)
+    address = f"http://127.0.0.1:{port}/{token}/"
+    typer.echo(address)
+    say(f"{visible(reader.name, 200)}, for this machine alone; Ctrl-C ends it")
+    if open_:
+        webbrowser.open(address)
+    start(app(reader, page, token, port), door)
+    say("ended")
+
+
+def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
+    try:
+        from ..serve.server import app, start
+    except ImportError as error:
+        raise Missing(
+            f"{error.name} is not installed.",
+            "the server is made of starlette and uvicorn, which clearhead does not require.",
+            "pip install 'clearhead[serve]'",
+        ) from error
+    return start, app
+
+
+def _listen(port: int) -> socket.socket:
+    """A socket that listens on loopback, before anything is computed: a port that is taken is told
+    at once, and who opens the address early is answered later."""
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind(("127.0.0.1", port))
+        door.listen()
+    except OSError as error:
+        door.close()
+        raise BadValue(
+            f"Port {port} cannot be listened on: {why_failed(error)}.",
+            "a port is for one program, and those below 1024 for the system's.",
+            "pass another --port, or none.",
+        ) from error
+    return door

@@ -1,0 +1,131 @@
+"""The widget: a page in a frame, what is chosen in it, and the questions that it asks."""
+
+import threading
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlencode
+
+import anywidget
+import traitlets
+
+from ..errors import BadType, kind_of
+from ..hf import Checkpoint
+from ..results.trace import Trace
+from ..serve import Reader
+from ..serve.answer import answer
+from ..serve.reader import Cancelled
+from ..storyteller import Storyteller
+from ..views import html
+from ..views.escape import visible_in_browser
+from ..views.html.hosted import as_json, hosted
+
+Model: TypeAlias = str | Path | Checkpoint | Storyteller | Trace | None
+
+
+class Explorer(anywidget.AnyWidget):
+    """What `clearhead.notebook.explore` shows.
+
+    `head` is the chosen (layer, head) and `query` the position of the chosen query, None for none.
+    Both can be set and observed. `text` is the text that was read last.
+
+    The page is sent when a cell shows it, and is not stored in the notebook's file.
+    """
+
+    _esm = (resources.files("clearhead.views") / "page" / "widget.js").read_text(encoding="utf-8")
+
+    address = traitlets.Unicode("").tag(sync=True)
+    head = traitlets.Tuple(traitlets.Int(min=0), traitlets.Int(min=0), default_value=(0, 0))
+    query = traitlets.Int(None, min=0, allow_none=True)
+    text = traitlets.Unicode("", read_only=True)
+
+    def __init__(self, model: Model, text: str | None) -> None:
+        self._runs: dict[str, threading.Event] = {}
+        self._reader: Reader | None = None
+        if (text is None) != isinstance(model, Trace):
+            raise BadType(
+                f"explore got {kind_of(model)} and {kind_of(text)} for a text.",
+                "a model reads a text; a trace has its own.",
+                "pass explore(model, text) or explore(trace).",
+            )
+        if isinstance(model, Trace):
+            self._tokens = list(model.queries or ())
+            self._page = hosted(html.page(model), "frame.js", connects=False)
+        else:
+            self._reader = Reader(model)
+            found = self._reader.report(str(text), progress=None)
+            self._tokens = list(found.tokens)
+            page = html.report_page(found)
+            self._page = hosted(page, "remote.js", "frame.js", connects=False)
+        super().__init__()
+        self.set_trait("text", text or "")
+        self.on_msg(self._hear)
+
+    # ---- what is chosen --------------------------------------------------------------
+
+    @traitlets.observe("address")
+    def _on_address(self, change: Any) -> None:
+        """Somebody clicked: take over what the address says."""
+        said = dict(parse_qsl(change["new"].removeprefix("#")))
+        with self.hold_trait_notifications():
+            if said.get("layer", "").isdecimal() and said.get("head", "").isdecimal():
+                self.head = int(said["layer"]), int(said["head"])
+            if "query" in said:
+                self.query = self._position(said["query"])
+
+    @traitlets.observe("head", "query")
+    def _on_choice(self, change: Any) -> None:
+        """Chosen in Python: the page goes to that address."""
+        said = dict(parse_qsl(self.address.removeprefix("#")))
+        wanted = {"layer": str(self.head[0]), "head": str(self.head[1])}
+        if self._position(said.get("query", "none")) != self.query:
+            wanted["query"] = "none" if self.query is None else str(self.query)
+        if wanted.items() - said.items():
+            self.address = "#" + urlencode({**said, **wanted})
+
+    def _position(self, said: str) -> int | None:
+        """The position of a query, which an address names by its word or its number."""
+        if said.isdecimal():
+            return int(said)
+        words = [visible_in_browser(token).lower() for token in self._tokens]
+        return words.index(said.lower()) if said.lower() in words else None
+
+    # ---- what is asked ---------------------------------------------------------------
+
+    def _hear(self, _: object, message: dict[str, Any], buffers: object) -> None:
+        """A message from a cell: it wants the page, asks a question, or ends one."""
+        if message.get("page"):
+            self.send({"page": self._page})
+            return
+        number, path = str(message.get("id")), message.get("path")
+        if message.get("end"):
+            if number in self._runs:
+                self._runs[number].set()
+        elif self._reader is not None and path in ("compute", "tile"):
+            self._runs[number] = threading.Event()
+            arguments = self._reader, number, path, message.get("question")
+            threading.Thread(target=self._compute, args=arguments, daemon=True).start()
+
+    def _compute(self, reader: Reader, number: str, path: str, question: object) -> None:
+        """Answer a question, in a thread: meanwhile the kernel hears that it is to end."""
+        ended = self._runs[number]
+
+        def on_call(done: int, total: int | None) -> None:
+            if ended.is_set():
+                raise Cancelled
+            tell({"progress": [done, total]})
+
+        def tell(line: dict[str, Any]) -> None:
+            self.send({"id": number, "line": as_json(line)})
+
+        try:
+            found = answer(reader, path, question, on_call)
+            snapshot: Any = found.get("snapshot")
+            if snapshot is not None:
+                self._tokens = list(snapshot["tokens"])
+                self.set_trait("text", snapshot["text"])
+            tell(found)
+        except Cancelled:
+            pass
+        finally:
+            del self._runs[number]

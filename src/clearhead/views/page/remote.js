@@ -1,0 +1,115 @@
+// Where the numbers of a page with a host come from: a server or a notebook's Python computes them.
+// It answers a question by lines of JSON: {"progress": [done, total]} now and then, at last one of
+// {"error"}, {"snapshot"} and {"layer"}.
+//
+// This file stands after all others, and its function takes the place of an earlier pageSource.
+
+function pageSource() {
+  const PAUSE = 250; // milliseconds without typing after which a text is sent
+  let newest = new AbortController();
+
+  const asNumber = (_, value) => (value?.float === undefined ? value : Number(value.float));
+  const tell = (words) => typeof say === "function" && say(words);
+  const wait = (time, signal) => new Promise((resolve, reject) => {
+    setTimeout(resolve, time);
+    signal.addEventListener("abort", () => reject(signal.reason));
+  });
+
+  // The lines that a server answers. Leaving the page, or a newer question, ends them.
+  async function* fromServer(path, question, signal) {
+    let response;
+    try {
+      response = await fetch(path, {
+        method: "POST", headers: { "Content-Type": "application/json" },
+        body: JSON.stringify(question), signal,
+      });
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new Error("The server does not answer. Start clearhead serve again, and open the " +
+        "address that it prints.");
+    }
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let parts = [];
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) throw new Error("The server ended before it had answered. Ask again.");
+      const [first, ...others] = value.split("\n");
+      parts.push(first);
+      for (const next of others) {
+        yield parts.join("");
+        parts = [next];
+      }
+    }
+  }
+
+  // The lines that a notebook's Python answers, by messages through the cell around this frame.
+  async function* fromNotebook(path, question, signal) {
+    const id = String(Math.random());
+    const heard = [];
+    let wake = () => {};
+    const listen = ({ source, data }) => {
+      if (source !== parent || data.id !== id) return;
+      heard.push(data.line);
+      wake();
+    };
+    const end = () => {
+      parent.postMessage({ question: { id, end: true } }, "*");
+      wake();
+    };
+    addEventListener("message", listen);
+    signal?.addEventListener("abort", end);
+    parent.postMessage({ question: { id, path, question } }, "*");
+    try {
+      for (;;) {
+        while (!heard.length && !signal?.aborted) await new Promise((resolve) => { wake = resolve; });
+        signal?.throwIfAborted();
+        yield heard.shift();
+      }
+    } finally {
+      removeEventListener("message", listen);
+      signal?.removeEventListener("abort", end);
+    }
+  }
+
+  async function ask(path, question, signal) {
+    const lines = parent === window ? fromServer : fromNotebook;
+    for await (const text of lines(path, question, signal)) {
+      const line = JSON.parse(text, asNumber);
+      if (line.error) throw new Error(errorWords(line.error));
+      if (line.progress) tell(progressWords(...line.progress));
+      if (line.snapshot ?? line.layer) {
+        tell("");
+        return line.snapshot ?? line.layer;
+      }
+    }
+  }
+
+  const errorWords = ({ gave, rule, way_out }) => `${gave} Rule: ${rule} Way out: ${way_out}`;
+  const progressWords = (done, total) =>
+    (done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing");
+
+  return {
+    can: {
+      text: true, tile: true,
+      edits: ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"],
+    },
+
+    // A new question ends the one before it, here and where it is computed.
+    async compute(text, edits) {
+      newest.abort();
+      const { signal } = (newest = new AbortController());
+      await wait(PAUSE, signal);
+      return ask("compute", { text, edits }, signal);
+    },
+
+    cancel() {
+      newest.abort();
+    },
+
+    // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
+    // queries: [first, last], keys: [first, last]}.
+    tile(text, edits, part) {
+      return ask("tile", { text, edits, ...part });
+    },
+  };
+}

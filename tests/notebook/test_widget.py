@@ -1,0 +1,119 @@
+"""The explorer in a notebook, from Python: what is chosen, what is asked, how large it is."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import clearhead as ch
+from clearhead.errors import BadType, BadValue
+from clearhead.nn.explain_text import explain_text
+
+pytest.importorskip("anywidget")
+from clearhead.notebook import explore
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+TEXT = "Once upon a time a queen slept. She dreamt."
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """A widget, with what it sent."""
+    widget = explore(None, TEXT)
+    widget.sent = []
+    monkeypatch.setattr(type(widget), "send", lambda self, content: self.sent.append(content))
+    return widget
+
+
+def ask(widget, number, path, question):
+    widget._hear(widget, {"id": number, "path": path, "question": question}, [])
+    for _ in range(2000):
+        if not widget._runs:
+            break
+        time.sleep(0.01)
+    return [json.loads(x["line"]) for x in widget.sent if x["id"] == number]
+
+
+def test_the_page_is_sent_when_a_cell_asks_and_is_not_in_the_notebook(shown):
+    assert (
+        len(json.dumps({k: v for k, v in shown.get_state().items() if k != "layout"}, default=str))
+        < 10_000
+    )
+    shown._hear(shown, {"page": True}, [])
+    [message] = shown.sent
+    page = message["page"]
+    assert "queen" in page and "fromNotebook" in page and "connect-src" not in page
+
+
+def test_a_click_is_seen_in_python(shown):
+    seen = []
+    shown.observe(lambda change: seen.append((change["name"], change["new"])), ["head", "query"])
+    shown.address = "#layer=1&head=3&query=queen&view=lines"
+    assert (shown.head, shown.query) == ((1, 3), 5)
+    assert sorted(seen) == [("head", (1, 3)), ("query", 5)]
+    assert shown.address == "#layer=1&head=3&query=queen&view=lines"  # left as the page wrote it
+    shown.address = "#layer=1&head=3&query=none&view=lines"
+    assert shown.query is None
+    shown.address = "#layer=x&head=-1&query=nobody"
+    assert (shown.head, shown.query) == ((1, 3), None)
+
+
+def test_what_python_chooses_goes_to_the_page(shown):
+    shown.head = 0, 7
+    assert shown.address == "#layer=0&head=7"
+    shown.query = 8
+    assert shown.address == "#layer=0&head=7&query=8"
+    shown.address = "#layer=0&head=7&query=8&view=map"
+    shown.query = None
+    assert shown.address == "#layer=0&head=7&query=none&view=map"
+
+
+def test_a_question_is_answered_with_progress(shown):
+    lines = ask(shown, "1", "compute", {"text": "He slept.", "edits": {"off": [[0, 1]]}})
+    assert lines[:-1] == [{"progress": [n, 2]} for n in (0, 1, 2)]
+    assert lines[-1]["snapshot"]["tokens"] == ["He", "slept", "."]
+    assert shown.text == "He slept."
+    shown.address = "#layer=0&head=1&query=slept"
+    assert shown.query == 1
+    part = {"layer": 0, "head": 1, "queries": [0, 1], "keys": [0, 0]}
+    assert ask(shown, "2", "tile", {"text": TEXT, **part})[-1]["layer"]["size"]["k"] == 1
+    assert ask(shown, "3", "compute", {"text": ""})[-1]["error"]["gave"] == "The text is empty."
+
+
+def test_a_question_that_is_ended_gets_no_answer(shown):
+    with shown._reader._turn:  # the model is busy
+        shown._hear(shown, {"id": "1", "path": "compute", "question": {"text": "He slept."}}, [])
+        shown._hear(shown, {"id": "1", "end": True}, [])
+        shown._hear(shown, {"id": "other", "end": True}, [])
+    lines = ask(shown, "2", "compute", {"text": "She slept."})
+    assert "snapshot" in lines[-1]
+    assert [x["id"] for x in shown.sent if x["id"] == "1"] == []
+
+
+def test_a_trace_is_explored_without_a_model():
+    trace = explain_text("The cat sat.", mask=ch.causal)
+    widget = explore(trace)
+    assert "fromNotebook" not in widget._page and "parent.postMessage" in widget._page
+    widget.address = "#layer=0&head=1&query=cat"
+    assert (widget.head, widget.query) == ((0, 1), 1)
+    widget._hear(widget, {"id": "1", "path": "compute", "question": {"text": "a"}}, [])
+    assert not widget._runs
+
+
+def test_what_cannot_be_explored(tmp_path):
+    with pytest.raises(BadType, match="explore got None and None for a text"):
+        explore()
+    with pytest.raises(BadType, match="a trace has its own"):
+        explore(explain_text("The cat sat."), "a text")
+    with pytest.raises(BadValue, match="is not a checkpoint folder"):
+        explore(tmp_path, "a text")
+
+
+def test_without_anywidget_it_says_what_to_install():
+    run = "import sys; sys.modules['anywidget'] = None; from clearhead.notebook import explore; "
+    done = subprocess.run(
+        [sys.executable, "-c", run + "explore(None, 'a')"], capture_output=True, text=True
+    )
+    assert "pip install 'clearhead[notebook]'" in done.stderr
