@@ -24,11 +24,13 @@ from .tile import (
     allowed_cells,
     anchor,
     cleaned,
+    finite,
     key_range,
     line_offsets,
     load_keys,
     load_rows,
     logits,
+    product,
     row_hash,
     survivors,
 )
@@ -197,7 +199,7 @@ def take(
     """One tile of keys: (M, N) logits, their powers of 2, and what the values add."""
     top, total, acc, moment, masses, best, where = state
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
-    products = tl.dot(queries, tl.trans(key_tile), input_precision=PRECISION)
+    products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, _ = logits(products, rule, b, h, t, keys, allowed, MASKED)
 
     new_top = tl.maximum(top, tl.max(x, 1))
@@ -233,7 +235,7 @@ def take(
             seen = x != float("-inf")
             acc = add_masked(acc, powers, values, seen, PRECISION)
         else:
-            acc = tl.dot(powers.to(values.dtype), values, acc, input_precision=PRECISION)
+            acc = product(powers.to(values.dtype), values, acc, PRECISION)
     return new_top, total, acc, moment, masses, best, where
 
 
@@ -242,14 +244,13 @@ def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
     """acc + powers @ values, where NaN and infinity in a value reach the rows that see it and no
     other: 0 times NaN is NaN. Nothing but a comparison where all values are finite."""
     clean = cleaned(values)
-    acc = tl.dot(powers.to(values.dtype), clean, acc, input_precision=PRECISION)
-    bad = tl.where(tl.abs(values) < float("inf"), 0, 1)
+    acc = product(powers.to(values.dtype), clean, acc, PRECISION)
+    bad = tl.where(finite(values), 0, 1)
     if tl.max(tl.max(bad, 1), 0) > 0:
-        looks = seen.to(values.dtype)
-        zero = tl.zeros_like(values)
-        nan = tl.dot(looks, tl.where(values != values, 1.0, zero).to(values.dtype))
-        above = tl.dot(looks, tl.where(values == float("inf"), 1.0, zero).to(values.dtype))
-        below = tl.dot(looks, tl.where(values == float("-inf"), 1.0, zero).to(values.dtype))
+        looks, wide = seen.to(tl.float16), values.to(tl.float32)
+        nan = tl.dot(looks, (wide != wide).to(tl.float16))
+        above = tl.dot(looks, (wide == float("inf")).to(tl.float16))
+        below = tl.dot(looks, (wide == float("-inf")).to(tl.float16))
         acc = tl.where(above > 0, float("inf"), acc)
         acc = tl.where(below > 0, float("-inf"), acc)
         acc = tl.where((nan > 0) | ((above > 0) & (below > 0)), float("nan"), acc)

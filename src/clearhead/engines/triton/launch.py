@@ -146,7 +146,14 @@ def dot_precision(dtype: torch.dtype) -> str:
     `torch.set_float32_matmul_precision("high")`."""
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
+    if dtype == torch.bfloat16 and interprets():
+        return "widened"
     return "ieee"
+
+
+def interprets() -> bool:
+    """Does Triton run the kernels on a CPU? It reads this when it defines a kernel."""
+    return bool(triton.knobs.runtime.interpret)
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:

@@ -51,6 +51,15 @@ def load_keys(view, b, g, k, Tk, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: 
     return tl.load(at, mask=d[None, :] < D, other=0.0)
 
 
+@triton.jit
+def product(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a @ b in fp32; `acc` may be None. The interpreter multiplies no bf16: there, numbers
+    are "widened" to fp32 first, in which products of bf16 are exact."""
+    if PRECISION == "widened":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
 # ---------------------------------------------------------------------------------------- the mask
 
 
@@ -144,9 +153,15 @@ def survivors(rule, hashes, k):
 
 
 @triton.jit
+def finite(x):
+    """Which numbers are neither NaN nor infinite; compared in fp32, as the interpreter needs."""
+    return tl.abs(x.to(tl.float32)) < float("inf")
+
+
+@triton.jit
 def cleaned(x):
     """0 in place of NaN and infinity, whose product with a weight of 0 would be NaN."""
-    return tl.where(tl.abs(x) < float("inf"), x, 0.0)
+    return tl.where(finite(x), x, tl.zeros_like(x))
 
 
 @triton.jit

@@ -1,0 +1,85 @@
+"""Kernels for a GPU, in Triton (extra `gpu`), which is imported when the engine first answers.
+
+What the kernels read (`arguments`), what they do with a tile (`tile`), the output and the sums of
+rows (`forward`, `launch`), gradients (`backward`, `gradients`), and both as operators for autograd
+and tracers (`operator`). With TRITON_INTERPRET=1 the same kernels run on a CPU, slowly: so the tests
+hold them against the reference where there is no GPU.
+"""
+
+import os
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ...masks.values import shared_offset
+from ...problem.biases import Alibi, TensorBias
+from ...problem.problem import Inputs, Problem
+from ...torch_state import in_forward_mode, in_transform, is_onnx_export
+from ..engine import Engine
+
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+LARGEST_HEAD = 256  # a tile of more would not fit in registers
+
+
+class Triton(Engine):
+    """Exact attention on a GPU, forward and back, for every mask, and statistics in the sweep.
+
+    Source: Dao 2023, "FlashAttention-2"; Dao et al. 2023, "Flash-Decoding".
+    """
+
+    name = "triton"
+    caption = "kernels in Triton that skip what the mask leaves empty"
+
+    def why_not(self, problem: Problem) -> list[str]:
+        p = problem
+        reasons = []
+        if p.device.type == "cpu" and not _interprets():
+            return ["the Triton kernels compute on a GPU"]
+        if p.device.type not in ("cpu", "cuda", "meta"):
+            reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
+        if not _installed():
+            reasons.append("triton is not installed: pip install 'clearhead[gpu]'")
+        elif p.device.type == "cuda" and not _interprets() and _capability(p.device) < (8, 0):
+            reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
+        if p.dtype not in DTYPES:
+            reasons.append(f"the Triton kernels compute no {str(p.dtype).removeprefix('torch.')}")
+        if max(p.D, p.Dv) > LARGEST_HEAD:
+            reasons.append(f"the Triton kernels hold heads of up to {LARGEST_HEAD}")
+        if in_forward_mode():
+            reasons.append("the Triton kernels carry no forward-mode derivatives")
+        if is_onnx_export():
+            reasons.append("ONNX has no operator for the Triton kernels")
+        if in_transform():
+            reasons.append("the Triton kernels follow no torch.func")
+        if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
+            reasons.append("the Triton kernels know no ALiBi with a position per batch")
+        elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
+            reasons.append("the Triton kernels have no gradient of ALiBi slopes")
+        elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
+            reasons.append(f"the Triton kernels do not know {p.bias!r}")
+        return reasons
+
+    def skips_tiles(self, problem: Problem) -> bool:
+        return True
+
+    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+        from .operator import answer
+
+        return answer(problem, inputs, False)[0]
+
+
+def _interprets() -> bool:
+    """Does Triton run its kernels on a CPU? It reads this once, when a kernel is defined."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@lru_cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+@lru_cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
