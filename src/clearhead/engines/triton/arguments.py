@@ -97,10 +97,12 @@ class Cells(NamedTuple):
 
 
 class KernelRule(NamedTuple):
-    """`Rule` as the kernels read it; logits are in units of log 2, for exp2."""
+    """`Rule` as the kernels read it. Logits are in a unit of their own: a logit x counts as
+    exp2(x * unit). Where nothing is done to them, they are the products q k as they come."""
 
-    scale: float  # of q k, in units of log 2; with a soft cap, what goes into tanh
-    cap: float | None  # in units of log 2
+    unit: float
+    scale: float | None  # of q k; with a soft cap, what goes into tanh
+    cap: float | None
     before: int
     after: int
     lo: Cells | None
@@ -119,9 +121,12 @@ class KernelRule(NamedTuple):
 def kernel_rule(rule: Rule, sizes: Sizes) -> KernelRule:
     far = sizes.Tq + sizes.Tk  # no distance is larger, and the sums of positions stay in 32 bits
     capped = rule.softcap != 0.0
+    # The largest product is the largest logit if the scale is positive, also when rounded.
+    bare = not capped and rule.bias is None and rule.slopes is None and rule.scale > 1e-30
     return KernelRule(
-        scale=rule.scale / rule.softcap if capped else rule.scale * LOG2E,
-        cap=rule.softcap * LOG2E if capped else None,
+        unit=rule.scale * LOG2E if bare else LOG2E,
+        scale=None if bare else rule.scale / rule.softcap if capped else rule.scale,
+        cap=rule.softcap if capped else None,
         before=max(-far, min(rule.before, far)),
         after=max(-far, min(rule.after, far)),
         lo=cells(rule.lo),

@@ -24,6 +24,7 @@ from .tile import (
     allowed_cells,
     anchor,
     cleaned,
+    exp2_above,
     finite,
     key_range,
     line_offsets,
@@ -39,8 +40,8 @@ from .tile import (
 class RowSums(NamedTuple):
     """Where the sums of each row go, (splits, B, H, Tq) each; None where nobody asked.
 
-    `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it; all but `lse`
-    are in units of log 2. `masses` is (..., groups), `best` and `where` are (..., TOP).
+    `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it. `max`, `moment`
+    and `best` are in units of the rule. `masses` is (..., groups), `best` and `where` are (..., TOP).
     """
 
     max: Any = None
@@ -204,12 +205,12 @@ def take(
 
     new_top = tl.maximum(top, tl.max(x, 1))
     base = anchor(new_top)
-    powers = tl.exp2(x - base[:, None])
-    rescale = tl.exp2(top - base)
+    powers = exp2_above(x, base, rule)
+    rescale = tl.exp2((top - base) * rule.unit)
     if MOMENT:
         # exp2 of -1000 is 0, and unlike -inf it may be multiplied by 0.
-        shift = tl.maximum(top - base, -1000.0)
-        below = tl.maximum(x - base[:, None], -1000.0)
+        shift = tl.maximum((top - base) * rule.unit, -1000.0)
+        below = tl.maximum((x - base[:, None]) * rule.unit, -1000.0)
         moment = rescale * (moment + shift * total) + tl.sum(powers * below, 1)
     total = total * rescale + tl.sum(powers, 1)
     if groups is not None:
@@ -289,12 +290,12 @@ def finish(
     out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr
 ):
     """Let the sink take part, divide, and store. A row that sees nothing gives 0."""
-    after = top
+    after = top * rule.unit
     if rule.sinks is not None:
         sink = tl.load(rule.sinks + h) * 1.4426950408889634
-        after = tl.maximum(top, sink)
+        after = tl.maximum(after, sink)
     base = anchor(after)
-    factor = tl.exp2(top - base)
+    factor = tl.exp2(top * rule.unit - base)
     total = total * factor
     if rule.sinks is not None:
         total = total + tl.exp2(sink - base)
@@ -327,7 +328,8 @@ def merge_splits(
         other = tl.load(split_max + here)
         new_top = tl.maximum(top, other)
         base = anchor(new_top)
-        ours, theirs = tl.exp2(top - base), tl.exp2(other - base)
+        ours = tl.exp2((top - base) * rule.unit)
+        theirs = tl.exp2((other - base) * rule.unit)
         total = total * ours + tl.load(split_sum + here) * theirs
         part = tl.load(partial + here[:, None] * DV + d[None, :], mask=d[None, :] < DV, other=0.0)
         acc = acc * ours[:, None] + part * theirs[:, None]

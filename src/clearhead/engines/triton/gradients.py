@@ -11,12 +11,14 @@ from .backward import bias_gradients, key_gradients, query_gradients, row_produc
 from .launch import dot_precision, head_block, on_device
 
 
-def backward_tiles(D: int, dtype: torch.dtype) -> tuple[int, int, int]:
+def backward_tiles(Tq: int, D: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """(queries, keys, warps) of a tile. Two (tile, D) sums in fp32 stay in registers, beside four
     tiles of products."""
     if dtype == torch.float32:
-        return (32, 32, 4) if D <= 64 else (16, 32, 4)
-    return (64, 64, 4) if D <= 64 else (32, 64, 4) if D <= 128 else (32, 32, 4)
+        queries, keys = (32, 32) if D <= 64 else (16, 32)
+    else:
+        queries, keys = (64, 64) if D <= 64 else (32, 64) if D <= 128 else (32, 32)
+    return min(queries, max(16, triton.next_power_of_2(Tq))), keys, 4
 
 
 def gradients(
@@ -48,7 +50,7 @@ def gradients(
         return dq, dk, dv, dbias, dsinks
 
     delta = q.new_empty((B, H, Tq), dtype=torch.float32)
-    M, N, warps = backward_tiles(max(head_block(D), head_block(DV)), q.dtype)
+    M, N, warps = backward_tiles(Tq, max(head_block(D), head_block(DV)), q.dtype)
     q_tiles, k_tiles = math.ceil(Tq / M), math.ceil(Tk / N)
     of_kernel = kernel_rule(rule, sizes)
     blocks = dict(D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), M=M, N=N)

@@ -4,7 +4,7 @@ look at, drop cells.
 A tile has M rows and N keys. A row is a query of a head: a tile holds one head's queries, or, where
 queries are few (decode), those of several heads that read the same keys. Rows beyond the last repeat
 the last one, so they need no bounds; they are never stored, or have weight 0.
-Logits are in units of log 2, because exp2 is one instruction and exp two.
+Powers are of 2, because exp2 is one instruction and exp two.
 """
 
 import triton
@@ -100,9 +100,11 @@ def tanh(x):
 
 @triton.jit
 def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr):
-    """The input of softmax in units of log 2, -inf where not allowed, and tanh of the soft cap (the
-    logits again without one), whose slope the backward pass needs. `products` is q k, (M, N)."""
-    x = products * rule.scale
+    """The input of softmax in units of the rule, -inf where not allowed, and tanh of the soft cap
+    (anything without one), whose slope the backward pass needs. `products` is q k, (M, N)."""
+    x = products
+    if rule.scale is not None:
+        x = products * rule.scale
     t = x
     if rule.cap is not None:
         t = tanh(x)
@@ -110,11 +112,11 @@ def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr):
     if rule.bias is not None:
         at = rule.bias.at + cell_offsets(rule.bias, b, h, q, k)
         if MASKED:  # what a masked cell holds is not read
-            x += tl.load(at, mask=allowed, other=0.0).to(tl.float32) * 1.4426950408889634
+            x += tl.load(at, mask=allowed, other=0.0).to(tl.float32)
         else:
-            x += tl.load(at).to(tl.float32) * 1.4426950408889634
+            x += tl.load(at).to(tl.float32)
     if rule.slopes is not None:
-        slope = tl.load(rule.slopes + h) * 1.4426950408889634
+        slope = tl.load(rule.slopes + h)
         distance = tl.abs(q[:, None] + rule.shift - k[None, :]).to(tl.float32)
         x -= slope[:, None] * distance
     if MASKED:
@@ -168,3 +170,10 @@ def cleaned(x):
 def anchor(top):
     """What exponents are taken relative to: the largest logit, 0 where there is none."""
     return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def exp2_above(x, base, rule):
+    """exp(x - base), (M, N), of logits in units of the rule. Rounded once, at the size of the
+    difference but for what all cells of a row share."""
+    return tl.exp2(tl.fma(x, rule.unit, -(base * rule.unit)[:, None]))
