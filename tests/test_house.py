@@ -35,6 +35,7 @@ FACE = {"__init__", "__main__"}
 APART = {"engines", "views"}  # whose parts do not import each other
 SHARED = {
     ("engines", "engine"),
+    ("engines", "gpu"),
     ("views", "colours"),
     ("views", "escape"),
     ("views", "format"),

@@ -1,7 +1,8 @@
 """Choosing the engine that computes the output, or only statistics of the weights.
 
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
-comes last. An engine chosen by name computes or says why it cannot, and never falls back.
+comes last. On a GPU the order depends on the question (`order_on`), by reasons and not yet by
+measurements. An engine chosen by name computes or says why it cannot, and never falls back.
 """
 
 from collections.abc import Iterable
@@ -11,12 +12,30 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic, parse_stats, sweep
 from .cpu import Cpu
 from .engine import Engine
+from .gpu import Gpu, gpu_of
 from .reference import Steps
 from .sdpa import Sdpa
 from .tiled import Tiled
+from .triton import Triton
 
-CORE = Cpu()
-ENGINES: tuple[Engine, ...] = (CORE, Sdpa(), Tiled(), Steps())
+CORE, SDPA, TRITON, TILED, STEPS = Cpu(), Sdpa(), Triton(), Tiled(), Steps()
+ENGINES: tuple[Engine, ...] = (CORE, SDPA, TILED, STEPS)
+BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, TILED, STEPS)
+
+
+def order(problem: Problem) -> tuple[Engine, ...]:
+    """The engines that `auto` asks, first to last."""
+    return order_on(problem, gpu_of(problem.device)) if problem.device.type == "cuda" else ENGINES
+
+
+def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
+    """`order` on this GPU. torch's fused kernels come first where they take the question as it is:
+    vendors tune them for each device. A mask or bias that they would need as a matrix of queries x
+    keys goes to our kernels, which skip what the mask leaves empty; so does a question for which
+    torch has no fused kernel."""
+    if SDPA.is_fused(problem, gpu):
+        return SDPA, TRITON, TILED, STEPS
+    return TRITON, SDPA, TILED, STEPS
 
 
 def choose(problem: Problem, engine: str) -> Engine:
@@ -44,7 +63,7 @@ def choose(problem: Problem, engine: str) -> Engine:
 def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
     """The first engine that does not decline, or None, and what those before it said."""
     declined: dict[str, list[str]] = {}
-    for candidate in ENGINES if engine == "auto" else (named(engine),):
+    for candidate in order(problem) if engine == "auto" else (named(engine),):
         reasons = candidate.why_not(problem)
         if not reasons:
             return candidate, declined
@@ -53,10 +72,10 @@ def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, 
 
 
 def named(engine: object) -> Engine:
-    for candidate in ENGINES:
+    for candidate in (*ENGINES, *BY_NAME):
         if candidate.name == engine:
             return candidate
-    names = ", ".join(repr(e.name) for e in ENGINES)
+    names = ", ".join(repr(e.name) for e in BY_NAME)
     raise BadValue(
         f"engine={engine!r} is unknown.",
         f"an engine is 'auto' or one of {names}.",

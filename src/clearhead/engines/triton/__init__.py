@@ -18,6 +18,7 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import in_forward_mode, in_transform, is_onnx_export
 from ..engine import Engine
+from ..gpu import gpu_of
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 LARGEST_HEAD = 256  # a tile of more would not fit in registers
@@ -41,7 +42,7 @@ class Triton(Engine):
             reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
         if not _installed():
             reasons.append("triton is not installed: pip install 'clearhead[gpu]'")
-        elif p.device.type == "cuda" and not _interprets() and _capability(p.device) < (8, 0):
+        elif p.device.type == "cuda" and gpu_of(p.device).capability < (8, 0):
             reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
         if p.dtype not in DTYPES:
             reasons.append(f"the Triton kernels compute no {str(p.dtype).removeprefix('torch.')}")
@@ -78,8 +79,3 @@ def _interprets() -> bool:
 @lru_cache
 def _installed() -> bool:
     return find_spec("triton") is not None
-
-
-@lru_cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
