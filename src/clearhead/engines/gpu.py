@@ -5,7 +5,6 @@ The rules are those that torch documents for `scaled_dot_product_attention` and 
 the device itself is not asked. Where no backend can, torch forms the weights, queries x keys.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -23,10 +22,13 @@ class Gpu(NamedTuple):
     cudnn: bool = True
 
 
-@lru_cache
 def gpu_of(device: torch.device) -> Gpu:
     """The description of a device that is there."""
     return Gpu(torch.cuda.get_device_capability(device), torch.backends.cudnn.is_available())
+
+
+# What `torch.compiler.assume_constant_result` sets, without importing the compiler.
+gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 def backends_decline(problem: Problem, gpu: Gpu, matrix: bool) -> dict[str, list[str]]:

@@ -7,7 +7,6 @@ hold them against the reference where there is no GPU.
 """
 
 import os
-from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -16,10 +15,11 @@ from torch import Tensor
 from ...masks.values import shared_offset
 from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
-from ...torch_state import in_forward_mode, in_transform, is_onnx_export
+from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
 from ..engine import Engine
 from ..gpu import gpu_of
 
+INSTALLED = find_spec("triton") is not None
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 LARGEST_HEAD = 256  # a tile of more would not fit in registers
 
@@ -40,7 +40,7 @@ class Triton(Engine):
             return ["the Triton kernels compute on a GPU"]
         if p.device.type not in ("cpu", "cuda", "meta"):
             reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
-        if not _installed():
+        if not INSTALLED:
             reasons.append("triton is not installed: pip install 'clearhead[gpu]'")
         elif p.device.type == "cuda" and gpu_of(p.device).capability < (8, 0):
             reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
@@ -52,8 +52,8 @@ class Triton(Engine):
             reasons.append("the Triton kernels carry no forward-mode derivatives")
         if is_onnx_export():
             reasons.append("ONNX has no operator for the Triton kernels")
-        if in_transform():
-            reasons.append("the Triton kernels follow no torch.func")
+        if compiles_transform():
+            reasons.append("the Triton kernels follow no torch.func inside of torch.compile")
         if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
             reasons.append("the Triton kernels know no ALiBi with a position per batch")
         elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
@@ -74,8 +74,3 @@ class Triton(Engine):
 def _interprets() -> bool:
     """Does Triton run its kernels on a CPU? It reads this once, when a kernel is defined."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-@lru_cache
-def _installed() -> bool:
-    return find_spec("triton") is not None

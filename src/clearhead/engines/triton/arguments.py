@@ -101,6 +101,7 @@ class KernelRule(NamedTuple):
     exp2(x * unit). Where nothing is done to them, they are the products q k as they come."""
 
     unit: float
+    natural: float  # a logit x in nats is x * natural
     scale: float | None  # of q k; with a soft cap, what goes into tanh
     cap: float | None
     before: int
@@ -122,9 +123,11 @@ def kernel_rule(rule: Rule, sizes: Sizes) -> KernelRule:
     far = sizes.Tq + sizes.Tk  # no distance is larger, and the sums of positions stay in 32 bits
     capped = rule.softcap != 0.0
     # The largest product is the largest logit if the scale is positive, also when rounded.
-    bare = not capped and rule.bias is None and rule.slopes is None and rule.scale > 1e-30
+    bare = not capped and rule.scale > 1e-30
+    bare = bare and rule.bias is None and rule.slopes is None and rule.sinks is None
     return KernelRule(
         unit=rule.scale * LOG2E if bare else LOG2E,
+        natural=rule.scale if bare else 1.0,
         scale=None if bare else rule.scale / rule.softcap if capped else rule.scale,
         cap=rule.softcap if capped else None,
         before=max(-far, min(rule.before, far)),
@@ -162,4 +165,6 @@ def with_rows(x: Tensor) -> Tensor:
 def cells(x: Tensor | None) -> Cells | None:
     if x is None:
         return None
-    return Cells(x, *(0 if size == 1 else step for step, size in zip(x.stride(), x.shape, strict=True)))
+    return Cells(
+        x, *(0 if size == 1 else step for step, size in zip(x.stride(), x.shape, strict=True))
+    )

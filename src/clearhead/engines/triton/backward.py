@@ -19,7 +19,7 @@ from .tile import (
     allowed_cells,
     anchor,
     cleaned,
-    exp2_above,
+    exp_above,
     finite,
     key_range,
     load_keys,
@@ -54,7 +54,7 @@ def weights_of_tile(
     """(M, N): the weights, and tanh of the soft cap. Rows that are not real have weight 0."""
     products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED)
-    w = exp2_above(x, anchor(top), rule) * share[:, None]
+    w = exp_above(x, anchor(top), rule) * share[:, None]
     return tl.where((x == float("-inf")) | (real[:, None] == 0), 0.0, w), t_cap
 
 

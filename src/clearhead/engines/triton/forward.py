@@ -24,7 +24,7 @@ from .tile import (
     allowed_cells,
     anchor,
     cleaned,
-    exp2_above,
+    exp_above,
     finite,
     key_range,
     line_offsets,
@@ -205,7 +205,7 @@ def take(
 
     new_top = tl.maximum(top, tl.max(x, 1))
     base = anchor(new_top)
-    powers = exp2_above(x, base, rule)
+    powers = exp_above(x, base, rule)
     rescale = tl.exp2((top - base) * rule.unit)
     if MOMENT:
         # exp2 of -1000 is 0, and unlike -inf it may be multiplied by 0.
@@ -286,26 +286,24 @@ def store_rows(out, at, acc, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr
-):
+def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
     """Let the sink take part, divide, and store. A row that sees nothing gives 0."""
-    after = top * rule.unit
+    after = top
     if rule.sinks is not None:
-        sink = tl.load(rule.sinks + h) * 1.4426950408889634
-        after = tl.maximum(after, sink)
+        sink = tl.load(rule.sinks + h)
+        after = tl.maximum(top, sink)
     base = anchor(after)
-    factor = tl.exp2(top * rule.unit - base)
+    factor = tl.exp2((top - base) * rule.unit)
     total = total * factor
     if rule.sinks is not None:
-        total = total + tl.exp2(sink - base)
+        total = total + tl.exp2((sink - base) * rule.unit)
     blind = total == 0.0
     share = tl.where(blind, 0.0, factor / tl.where(blind, 1.0, total))
     store_rows(out, at, acc * share[:, None], real, DV, BLOCK_DV)
     if sums.share is not None:
         tl.store(sums.share + at, share, mask=real)
     if sums.lse is not None:
-        lse = (base + tl.log2(tl.where(blind, 1.0, total))) * 0.6931471805599453
+        lse = base * rule.natural + tl.log2(tl.where(blind, 1.0, total)) * 0.6931471805599453
         tl.store(sums.lse + at, tl.where(blind, float("-inf"), lse), mask=real)
 
 

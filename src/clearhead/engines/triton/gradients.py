@@ -77,7 +77,9 @@ def gradients(
                 k_tiles, SKIP=skip, **blocks, **how,
             )  # fmt: skip
             if bias is not None and bias.numel():
-                dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, q_tiles, k_tiles, blocks, how)
+                dbias = _of_bias(
+                    bias, tensors, saved, of_kernel, sizes, q_tiles, k_tiles, blocks, how
+                )
     if rule.sinks is not None:
         share_of_sink = torch.exp(rule.sinks.view(-1, 1) - lse)
         share_of_sink = share_of_sink.masked_fill(lse == -math.inf, 0.0)
@@ -140,5 +142,3 @@ def seen_from(rule: Rule, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]
                 lower[..., half:].copy_(best(lower[..., half:], upper[..., : tiles - half]))
     first, last = low[..., 0, :] * M, (high[..., 0, :] * M).clamp(max=sizes.Tq)
     return tuple(x.movedim(-1, -2).int().contiguous() for x in (first, last))  # type: ignore[return-value]
-
-

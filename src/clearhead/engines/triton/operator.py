@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
-from ...torch_state import is_plain
+from ...torch_state import in_transform, is_plain
 from .arguments import Rule, rule_of
 from .gradients import gradients
 from .launch import attend
@@ -45,7 +45,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
         assert out is not None
         return out, found.get("lse")
-    out, sums, _, _ = torch.ops.clearhead.triton_attend(*inputs, *map(_savable, rule))
+    out, sums, _, _ = _dispatch(*inputs, *map(_savable, rule))
     return out, sums if lse else None
 
 
@@ -88,9 +88,7 @@ for _device in ("CUDA", "CPU"):  # on a CPU by Triton's interpreter
 
 
 @torch.library.register_fake("clearhead::triton_attend", lib=_library)
-def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, *rule: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rule: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, H, Tq, _ = q.shape
     sums = (q.new_empty((B, H, Tq), dtype=torch.float32) for _ in range(3))
     return q.new_empty((B, H, Tq, v.shape[3])), *sums  # type: ignore[return-value]
@@ -131,7 +129,7 @@ def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple
         for is_tensor, x in zip(ctx.tensors, ctx.others, strict=True)
     ]
     bias_grad = ctx.needs_input_grad[BIAS]
-    dq, dk, dv, dbias, dsinks = torch.ops.clearhead.triton_attend_backward(
+    dq, dk, dv, dbias, dsinks = _dispatch_back(
         torch.zeros_like(out) if dout is None else dout,
         dlse, out, lse, top, share, *args, bias_grad,
     )  # fmt: skip
@@ -157,6 +155,19 @@ torch.library.register_autograd(
 torch.library.register_autograd("clearhead::triton_attend_backward", _no_second, lib=_library)
 
 
+# ------------------------------------------------------------------------ dispatch, and torch.func
+
+
+def _dispatch(*arguments: Any) -> Any:
+    call = Attend.apply if in_transform() else torch.ops.clearhead.triton_attend
+    return call(*arguments)
+
+
+def _dispatch_back(*arguments: Any) -> Any:
+    call = AttendBackward.apply if in_transform() else torch.ops.clearhead.triton_attend_backward
+    return call(*arguments)
+
+
 def _one_by_one(
     call: Any, info: Any, in_dims: tuple[int | None, ...], *arguments: Any
 ) -> tuple[Any, Any]:
@@ -174,9 +185,33 @@ def _one_by_one(
     return together, (0,) * len(together)
 
 
-for _name in ("triton_attend", "triton_attend_backward"):
-    torch.library.register_vmap(
-        f"clearhead::{_name}",
-        partial(_one_by_one, getattr(torch.ops.clearhead, _name)),
-        lib=_library,
-    )
+attend_one_by_one = partial(_one_by_one, _dispatch)
+backward_one_by_one = partial(_one_by_one, _dispatch_back)
+torch.library.register_vmap("clearhead::triton_attend", attend_one_by_one, lib=_library)
+torch.library.register_vmap("clearhead::triton_attend_backward", backward_one_by_one, lib=_library)
+
+
+# torch.func refuses an operator's own autograd, which has no `setup_context`.
+
+
+class Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.clearhead.triton_attend(*arguments)
+
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_back)
+    vmap = staticmethod(attend_one_by_one)
+
+
+class AttendBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.clearhead.triton_attend_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    backward = staticmethod(_no_second)
+    vmap = staticmethod(backward_one_by_one)
