@@ -15,6 +15,7 @@ from torch import Tensor
 from ...masks.values import shared_offset
 from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
+from ...stats import Partial, Statistic, lse_alone
 from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
 from ..engine import Engine
 from ..gpu import gpu_of
@@ -69,6 +70,26 @@ class Triton(Engine):
         from .operator import answer
 
         return answer(problem, inputs, False)[0]
+
+    def look(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> tuple[Tensor, Partial]:
+        from .statistics import answer_and_lse, answer_and_stats, can_count
+
+        if lse_alone(statistics):
+            return answer_and_lse(problem, inputs, statistics)
+        if not can_count(problem, inputs, statistics):
+            return super().look(problem, inputs, statistics)
+        out, partial = answer_and_stats(problem, inputs, statistics, True)
+        assert out is not None
+        return out, partial
+
+    def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
+        from .statistics import answer_and_stats, can_count
+
+        if not can_count(problem, inputs, statistics):
+            return super().count(problem, inputs, statistics)
+        return answer_and_stats(problem.undropped, inputs, statistics, False)[1]
 
 
 def _interprets() -> bool:

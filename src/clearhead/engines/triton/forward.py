@@ -40,8 +40,8 @@ from .tile import (
 class RowSums(NamedTuple):
     """Where the sums of each row go, (splits, B, H, Tq) each; None where nobody asked.
 
-    `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it. `max`, `moment`
-    and `best` are in units of the rule. `masses` is (..., groups), `best` and `where` are (..., TOP).
+    `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it. `max` and
+    `best` are in units of the rule, `moment` in units of log 2. `masses` is (..., groups), `best` and `where` are (..., TOP).
     """
 
     max: Any = None
