@@ -66,7 +66,9 @@ def answer_and_stats(
         _stacked(buffers.groups) if buffers.groups else None, len(buffers.groups), buffers.best,
     )  # fmt: skip
     natural = kernel_rule(rule, sizes_of(inputs.q, inputs.k)).natural
-    parts = [_row_stats({n: x[i] for n, x in found.items()}, natural, buffers) for i in range(splits)]
+    parts = [
+        _row_stats({n: x[i] for n, x in found.items()}, natural, buffers) for i in range(splits)
+    ]
     row_stats = reduce(merge_rows, parts)
     p = p.undropped
     sums = None
