@@ -69,7 +69,7 @@ def forward_and_back(dtype, Tq, Tk, D, **keywords):
     print(str(dtype).removeprefix("torch."), f"Tq={Tq} Tk={Tk} D={D}", *keywords)
     problem, inputs = question(dtype, Tq, Tk, D, **keywords)
     rule = rule_of(problem)
-    out, found, splits = attend(*inputs, rule, FOR_GRADIENTS)
+    out, found, _ = attend(*inputs, rule, FOR_GRADIENTS)
     arguments = out, found["lse"], out, found["lse"], found["max"][0], found["share"]
     torch.ops.clearhead.triton_attend_backward(
         *arguments, *inputs, *rule, isinstance(rule.bias, torch.Tensor)

@@ -60,8 +60,9 @@ def test_heads_that_share_a_tile(H, G):
     """Few queries: a tile holds the query heads of a key head, also where they fill no power of 2,
     each with its own rule."""
     q, k, v = draw(H=H, G=G, Tq=2, Tk=600)
+    keep = torch.rand(H, 1, 600, generator=torch.Generator().manual_seed(1)) < 0.7
     keywords = {
-        "mask": ch.dense(keep=torch.rand(H, 1, 600, generator=torch.Generator().manual_seed(1)) < 0.7),
+        "mask": ch.dense(keep=keep),
         "bias": ch.alibi(align="end"),
         "sinks": torch.linspace(-1, 2, H),
     }  # fmt: skip
@@ -151,7 +152,16 @@ def truth(*qkv, statistics=None, **keywords):
     return dense(problem, inputs, everything_for(problem) if statistics is None else statistics)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+SOON = {
+    "one query", "causal to the end, blind queries", "prefix", "lengths", "scattered and causal",
+    "grouped", "sinks and blind queries", "everything at once", "dropout by seed", "no queries",
+    "no keys",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.slow) for n in PROBLEMS]
+)
 def test_statistics_are_those_of_dense_weights(name):
     case = PROBLEMS[name](torch.float32, 0)
     out, found = look(*case.tensors, **case.keywords)
@@ -167,7 +177,7 @@ def test_statistics_around_tiles_and_splits(Tq, Tk):
     mask = ch.window(before=300, after=0, align="end") | ch.prefix(5)
     statistics = [
         "lse", "max", "entropy", stats.topk(9), "received", stats.map(13, 29),
-        stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end"), "all": (0, Tk)}),
+        stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end"), "all": (0, 9)}),
         stats.rows([0, Tq - 1, Tq // 2, 0]),
     ]  # fmt: skip
     out, found = look(*qkv, statistics=statistics, mask=mask)

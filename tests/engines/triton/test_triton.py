@@ -63,6 +63,7 @@ def test_as_exact_as_torch_interpreted():
 @pytest.mark.timeout(900)
 def test_everything_asked_of_engines_interpreted():
     interpret(ALL, "tests/engines/test_nan.py", "-k", "triton")
+    interpret("tests/engines/triton/test_kernels.py", "-m", "slow")
 
 
 @needs_triton

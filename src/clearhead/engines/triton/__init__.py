@@ -1,9 +1,9 @@
 """Kernels for a GPU, in Triton (extra `gpu`), which is imported when the engine first answers.
 
 What the kernels read (`arguments`), what they do with a tile (`tile`), the output and the sums of
-rows (`forward`, `launch`), gradients (`backward`, `gradients`), and both as operators for autograd
-and tracers (`operator`). With TRITON_INTERPRET=1 the same kernels run on a CPU, slowly: so the tests
-hold them against the reference where there is no GPU.
+rows (`forward`, `launch`), gradients (`backward`, `gradients`), both as operators for autograd and
+tracers (`operator`), statistics (`weight_sums`, `statistics`). With TRITON_INTERPRET=1 the same
+kernels run on a CPU, slowly: so the tests hold them against the reference where there is no GPU.
 """
 
 import os

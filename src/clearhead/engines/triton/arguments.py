@@ -21,7 +21,8 @@ LOG2E = 1 / math.log(2.0)
 
 class Rule(NamedTuple):
     """The operator's arguments besides q, k and v. Query q sees the keys q - before to q + after,
-    or, with `lo`, those of its key ranges where `bits` are set; `slopes` and `shift` are ALiBi's."""
+    or, with `lo`, those of its key ranges where `bits` are set. `slopes` and `shift` are ALiBi's.
+    """
 
     scale: float
     softcap: float  # 0 means none

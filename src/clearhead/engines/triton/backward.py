@@ -3,7 +3,7 @@ row (forward.py), so nothing of the size queries x keys is kept:
 
     w = exp2(x - max) share          dV = (drop w)^T dO         dP = drop (dO V^T)
     dx = w (dP - delta)              delta = Σ dO O - dlse      dS = dx (1 - tanh^2) with a soft cap
-    dQ = scale dS K                  dK = scale dS^T Q          dbias = dx, summed where it broadcasts
+    dQ = scale dS K                  dK = scale dS^T Q          dbias = Σ dx where it broadcasts
 
 Each of the three kernels owns what it adds up, so there are no atomic additions and the bits are
 the same in every run. Cost: of the five products of a tile, `query_gradients` computes three and

@@ -41,7 +41,8 @@ class RowSums(NamedTuple):
     """Where the sums of each row go, (splits, B, H, Tq) each; None where nobody asked.
 
     `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it. `max` and
-    `best` are in units of the rule, `moment` in units of log 2. `masses` is (..., groups), `best` and `where` are (..., TOP).
+    `best` are in units of the rule, `moment` in units of log 2. `masses` is (..., GROUPS), `best`
+    and `where` are (..., TOP).
     """
 
     max: Any = None

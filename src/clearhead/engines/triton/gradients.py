@@ -1,12 +1,23 @@
 """Launching the backward kernels: tile sizes, which queries see a tile of keys, buffers."""
 
 import math
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from .arguments import LOG2E, Cells, Rule, Sizes, cells, kernel_rule, rows, sizes_of, with_rows
+from .arguments import (
+    KernelRule,
+    Rows,
+    Rule,
+    Sizes,
+    cells,
+    kernel_rule,
+    rows,
+    sizes_of,
+    with_rows,
+)
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
 from .launch import dot_precision, head_block, on_device
 
@@ -53,8 +64,10 @@ def gradients(
     M, N, warps = backward_tiles(Tq, max(head_block(D), head_block(DV)), q.dtype)
     q_tiles, k_tiles = math.ceil(Tq / M), math.ceil(Tk / N)
     of_kernel = kernel_rule(rule, sizes)
-    blocks = dict(D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), M=M, N=N)
-    how = dict(
+    blocks: dict[str, Any] = dict(
+        D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), M=M, N=N
+    )
+    how: dict[str, Any] = dict(
         BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
         num_warps=warps, num_stages=2,
     )  # fmt: skip
@@ -78,7 +91,7 @@ def gradients(
             )  # fmt: skip
             if bias is not None and bias.numel():
                 dbias = _of_bias(
-                    bias, tensors, saved, of_kernel, sizes, q_tiles, k_tiles, blocks, how
+                    bias, tensors, saved, of_kernel, sizes, q_tiles, k_tiles, {**blocks, **how}
                 )
     if rule.sinks is not None:
         share_of_sink = torch.exp(rule.sinks.view(-1, 1) - lse)
@@ -87,7 +100,17 @@ def gradients(
     return dq, dk, dv, dbias, dsinks
 
 
-def _of_bias(bias, tensors, saved, rule, sizes, q_tiles, k_tiles, blocks, how) -> Tensor:  # type: ignore[no-untyped-def]
+def _of_bias(
+    bias: Tensor,
+    tensors: tuple[Rows, ...],
+    saved: tuple[Tensor, ...],
+    rule: KernelRule,
+    sizes: Sizes,
+    q_tiles: int,
+    k_tiles: int,
+    how: dict[str, Any],
+) -> Tensor:
+    """The gradient of a bias, in its shape and dtype."""
     B, H, Tq, Tk = bias.shape
     if Tq == 1 or Tk == 1:  # O(T) numbers for each head, then added up
         B, H = sizes.B, sizes.H
@@ -96,7 +119,7 @@ def _of_bias(bias, tensors, saved, rule, sizes, q_tiles, k_tiles, blocks, how) -
     programs = B * H * (q_tiles if per_q else 1) * (k_tiles if per_k else 1)
     bias_gradients[(programs,)](
         *tensors, *saved, found, rule, sizes, q_tiles, k_tiles,
-        PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **blocks, **how,
+        PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **how,
     )  # fmt: skip
     broadcast = [d for d in (0, 1) if found.shape[d] != bias.shape[d]]
     return (found.sum(broadcast, keepdim=True) if broadcast else found).to(bias.dtype)

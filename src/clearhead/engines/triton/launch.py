@@ -17,6 +17,12 @@ from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
 # A split has at least so many keys, and a row at most so many splits. Neither depends on the batch
 # or the device, so an example's bits are the same in any batch.
 LEAST_SPLIT, MOST_SPLITS = 512, 64
+# By fp32 or not and by head size: queries, keys, warps and stages of a tile. The largest that spill
+# few or no registers, as ptxas counts them for compute capability 9.0 (causal).
+LARGEST = {
+    False: {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2)},
+    True: {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 4, 1)},
+}
 FEW_QUERIES = 16  # up to which heads that read the same keys share a tile, and keys are split
 
 
@@ -31,8 +37,9 @@ class Tiles(NamedTuple):
 
 
 def forward_tiles(sizes: Sizes, D: int, dtype: torch.dtype) -> Tiles:
-    """Rows x head size of the running sum in registers; `stages` tiles of keys and values in shared
-    memory: at D = 128 in bf16 3 x 64 x 256 x 2 bytes = 98 KB of the 163 (A100) to 227 KB (H100)."""
+    """The running sum, rows x head size in fp32, stays in registers; `stages` tiles of keys and
+    values in shared memory: at D = 128 in bf16 3 x 64 x 256 x 2 bytes = 98 KB of the 163 (A100) to
+    227 KB (H100). `D` is the larger head size, a power of 2."""
     wide = dtype == torch.float32
     if sizes.Tq <= FEW_QUERIES:
         heads = triton.next_power_of_2(max(sizes.H // max(sizes.G, 1), 1))
@@ -40,14 +47,8 @@ def forward_tiles(sizes: Sizes, D: int, dtype: torch.dtype) -> Tiles:
         heads = min(heads, max(64 // queries, 1))
         queries = max(queries, 16 // heads)  # the matrix units take 16 rows at least
         return Tiles(heads, queries, 32 if wide or D > 128 else 64, 4, 2 if wide else 3)
-    queries = min(128, triton.next_power_of_2(sizes.Tq))
-    if wide:
-        return Tiles(1, min(queries, 64), 32, 4, 2)
-    if D <= 64:
-        return Tiles(1, queries, 64, 4, 3)
-    if D <= 128:
-        return Tiles(1, queries, 64, 8, 3)
-    return Tiles(1, min(queries, 64), 32, 4, 2)
+    most, keys, warps, stages = LARGEST[wide][min(max(D, 64), 256)]
+    return Tiles(1, min(most, max(16, triton.next_power_of_2(sizes.Tq))), keys, warps, stages)
 
 
 def splits_of(sizes: Sizes, tile: Tiles) -> tuple[int, int]:

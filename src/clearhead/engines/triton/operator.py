@@ -1,9 +1,9 @@
 """The operator `clearhead::triton_attend`: the kernels under autograd, tracers and torch.compile.
 
 Its gradient is a second operator, `clearhead::triton_attend_backward`. Both have a fake
-implementation for tracers, and a rule for vmap: a call for each example. `triton_attend` returns the
-output, the log-sum-exp, and per row the largest logit and the share of a weight (forward.py), from
-which the backward pass computes the weights again.
+implementation for tracers, and a rule for vmap: a call for each example. `triton_attend` returns
+the output, the log-sum-exp, and per row the largest logit and the share of a weight (forward.py),
+from which the backward pass computes the weights again.
 """
 
 from functools import partial

@@ -2,8 +2,8 @@
 look at, drop cells.
 
 A tile has M rows and N keys. A row is a query of a head: a tile holds one head's queries, or, where
-queries are few (decode), those of several heads that read the same keys. Rows beyond the last repeat
-the last one, so they need no bounds; they are never stored, or have weight 0.
+queries are few (decode), those of several heads that read the same keys. Rows beyond the last
+repeat the last one, so they need no bounds; they are never stored, or have weight 0.
 Powers are of 2, because exp2 is one instruction and exp two.
 """
 

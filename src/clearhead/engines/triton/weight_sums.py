@@ -1,8 +1,8 @@
 """The second sweep: weights received by each key, pooled maps and exact rows.
 
-The first sweep left the largest logit and the share of each row, hence its weights. A program owns a
-tile of keys of one head and walks over the queries, so what a key receives is added in one order and
-without atomic additions. Of the forward's two products of a tile this is one; map and received
+The first sweep left the largest logit and the share of each row, hence its weights. A program owns
+a tile of keys of one head and walks over the queries, so what a key receives is added in one order
+and without atomic additions. Of the forward's two products of a tile this is one; map and received
 weights are taken from the same sums.
 """
 
