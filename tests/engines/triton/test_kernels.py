@@ -153,9 +153,8 @@ def truth(*qkv, statistics=None, **keywords):
 
 
 SOON = {
-    "one query", "causal to the end, blind queries", "prefix", "lengths", "scattered and causal",
-    "grouped", "sinks and blind queries", "everything at once", "dropout by seed", "no queries",
-    "no keys",
+    "prefix", "scattered and causal", "sinks and blind queries", "everything at once",
+    "dropout by seed", "no queries", "no keys",
 }  # fmt: skip
 
 
@@ -171,7 +170,7 @@ def test_statistics_are_those_of_dense_weights(name):
     assert_same(found, truth(*case.tensors, **case.keywords), rtol, atol, keys_of="float64")
 
 
-@pytest.mark.parametrize("Tq, Tk", [(1, 1100), (70, 200)])
+@pytest.mark.parametrize("Tq, Tk", [(1, 1100), (40, 100)])
 def test_statistics_around_tiles_and_splits(Tq, Tk):
     qkv = draw(Tq=Tq, Tk=Tk)
     mask = ch.window(before=300, after=0, align="end") | ch.prefix(5)
@@ -225,7 +224,9 @@ RULES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "all" else pytest.mark.slow) for n in RULES]
+)
 def test_the_operator_keeps_torchs_contract(name):
     from clearhead.engines.triton.arguments import rule_of
 
@@ -250,7 +251,7 @@ def test_the_operator_keeps_torchs_contract(name):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize("name", ["causal", "ranges"])
+@pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.slow), "ranges"])
 def test_one_graph_without_breaks(name):
     q, k, v = (x.requires_grad_() for x in draw())
 

@@ -19,7 +19,7 @@ from .arguments import (
     with_rows,
 )
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
-from .launch import dot_precision, head_block, on_device
+from .launch import FUSED, dot_precision, head_block, on_device
 
 
 def backward_tiles(Tq: int, D: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -69,14 +69,14 @@ def gradients(
     )
     how: dict[str, Any] = dict(
         BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
-        num_warps=warps, num_stages=2,
+        num_warps=warps, num_stages=2, **FUSED,
     )  # fmt: skip
     skip = rule.bits is not None or of_kernel.ranges > 1
     saved = top, share, delta
     with on_device(q):
         row_products[(math.ceil(B * H * Tq / 32),)](
             rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), delta,
-            sizes, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV), M=32,
+            sizes, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV), M=32, **FUSED,
         )  # fmt: skip
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)

@@ -22,7 +22,7 @@ from ...torch_state import is_plain
 from .arguments import cells, kernel_rule, rows, rule_of, sizes_of, with_rows
 from .forward import Groups
 from .gradients import seen_from
-from .launch import attend, dot_precision, head_block, on_device
+from .launch import FUSED, attend, dot_precision, head_block, on_device
 from .operator import answer
 from .weight_sums import exact_rows, sum_weights
 
@@ -123,7 +123,13 @@ def _sum_weights(
     tiles = math.ceil(p.Tk / N)
     first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
     how = dict(
-        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype)
+        D=p.D,
+        BLOCK_D=block_d,
+        M=M,
+        N=N,
+        BAND=rule.lo is None,
+        PRECISION=dot_precision(p.dtype),
+        **FUSED,
     )
     of_kernel = kernel_rule(rule, sizes)
     share = share.contiguous()
