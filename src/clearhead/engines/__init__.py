@@ -7,6 +7,8 @@ measurements. An engine chosen by name computes or says why it cannot, and never
 
 from collections.abc import Iterable
 
+from torch import Tensor
+
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic, parse_stats, sweep
@@ -30,10 +32,10 @@ def order(problem: Problem) -> tuple[Engine, ...]:
 
 def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
     """`order` on this GPU. torch's fused kernels come first where they take the question as it is:
-    vendors tune them for each device. A mask or bias that they would need as a matrix of queries x
-    keys goes to our kernels, which skip what the mask leaves empty; so does a question for which
-    torch has no fused kernel."""
-    if SDPA.is_fused(problem, gpu):
+    vendors tune them for each device. What is masked goes to our kernels, which skip what the mask
+    leaves empty and keep NaN behind it; torch's would need it written out, but for causal masks, and
+    cleaned of NaN first. So does a question for which torch has no fused kernel."""
+    if SDPA.is_bare(problem, gpu):
         return SDPA, TRITON, TILED, STEPS
     return TRITON, SDPA, TILED, STEPS
 
@@ -86,9 +88,21 @@ def named(engine: object) -> Engine:
 def compute_stats(
     problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
 ) -> Partial:
-    """Statistics of all queries on all keys, without the output: by the C++ core where it can, else
-    by torch, tile by tile (`stats.sweep`). Raises what `parse_stats` raises."""
+    """Statistics of all queries on all keys, without the output: by the C++ core or the Triton
+    kernels where they can, else by torch, tile by tile (`stats.sweep`). Raises what `parse_stats`
+    raises."""
     problem, parsed = problem.undropped, parse_stats(statistics, problem.grid)
-    if CORE.why_not(problem):
-        return sweep(problem, inputs, parsed)
-    return CORE.count(problem, inputs, parsed)
+    for engine in (CORE, TRITON):
+        if not engine.why_not(problem):
+            return engine.count(problem, inputs, parsed)
+    return sweep(problem, inputs, parsed)
+
+
+def look(
+    engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+) -> tuple[Tensor, Partial]:
+    """`engine.look`. Where torch's kernels answer on a GPU, which count nothing, the Triton kernels
+    count beside them: the output has the bits that it has without looking."""
+    if engine is SDPA and not TRITON.why_not(problem.undropped):
+        return SDPA.run(problem, inputs), TRITON.count(problem.undropped, inputs, statistics)
+    return engine.look(problem, inputs, statistics)

@@ -63,10 +63,12 @@ class Sdpa(Engine):
             f"weights of {need / 1e9:.1f} GB"
         ]
 
-    def is_fused(self, problem: Problem, gpu: Gpu) -> bool:
-        """Does a fused kernel of torch answer on this GPU, without a mask written out?"""
-        said = backends_decline(problem, gpu, False)
-        return not _needs_matrix(problem) and not all(said.values())
+    def is_bare(self, problem: Problem, gpu: Gpu) -> bool:
+        """Does this come down to one call of a fused kernel of torch on this GPU? Under a mask it
+        does not: NaN must be cleaned from what is masked, in several passes over q, k and v."""
+        if problem.masked or problem.bias is not None:
+            return False
+        return not all(backends_decline(problem, gpu, False).values())
 
     def caption_of(self, problem: Problem) -> str:
         if problem.device.type != "cuda":

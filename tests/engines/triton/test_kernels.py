@@ -1,5 +1,8 @@
-"""The Triton kernels, interpreted on a CPU, against float64: what the tests of all engines do not
-ask. `test_triton.py` runs this file; by hand: TRITON_INTERPRET=1 pytest tests/engines/triton."""
+"""The Triton kernels against float64: what the tests of all engines do not ask.
+
+On a GPU they run there (not yet done). Elsewhere they are interpreted on a CPU: `test_triton.py`
+runs this file; by hand: TRITON_INTERPRET=1 pytest tests/engines/triton.
+"""
 
 import os
 
@@ -9,14 +12,25 @@ import torch
 import clearhead as ch
 from clearhead import stats
 from clearhead.engines import TRITON
+from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats
+from clearhead.stats.statistics import each
 from clearhead.testing import PROBLEMS
 from tests.stats.test_stats import assert_same, dense, everything_for, flat
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="test_triton.py runs it, interpreted"
+    DEVICE.type == "cpu" and not INTERPRETED, reason="test_triton.py runs it, interpreted"
 )
+
+
+def there(x):
+    """A tensor, or a bias of one, on the device of the kernels; anything else as it is."""
+    if isinstance(x, TensorBias):
+        return ch.bias(x.tensor.to(DEVICE))
+    return x.to(DEVICE) if isinstance(x, torch.Tensor) else x
 
 
 def draw(B=1, H=2, G=1, Tq=37, Tk=53, D=16, Dv=24, dtype=torch.float32, seed=0):
@@ -30,7 +44,9 @@ def steps(*qkv, **keywords):
 
 
 def triton(*qkv, **keywords):
-    return ch.attention(*qkv, engine="triton", **keywords)
+    """Computed there and brought back, for gradients too."""
+    asked = {name: there(x) for name, x in keywords.items()}
+    return ch.attention(*map(there, qkv), engine="triton", **asked).cpu()
 
 
 # -------------------------------------------------------------------------------- tiles and splits
@@ -85,6 +101,7 @@ def test_an_example_has_the_same_bits_in_any_batch():
     (ch.documents(torch.arange(256) // 32) & ch.causal, 0.30),
     (ch.dense(keep=(torch.arange(256) // 32).unsqueeze(1) == torch.arange(256) // 32), 0.30),
 ], ids=["window", "documents", "bits"])  # fmt: skip
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter counts products")
 def test_empty_tiles_cost_no_product(mask, most, monkeypatch):
     from triton.runtime.interpreter import interpreter_builder
 
@@ -141,10 +158,13 @@ def test_dropout_without_a_seed_follows_torchs_generator():
 
 
 def look(*qkv, statistics=None, **keywords):
-    problem, inputs = make_problem(*qkv, Options(**keywords))
+    keywords = {name: there(x) for name, x in keywords.items()}
+    problem, inputs = make_problem(*map(there, qkv), Options(**keywords))
     asked = everything_for(problem) if statistics is None else statistics
     out, partial = TRITON.look(problem, inputs, parse_stats(asked, problem.grid))
-    return out, partial.finish()
+    return out.cpu(), {
+        name: each(x, lambda part: part.cpu()) for name, x in partial.finish().items()
+    }
 
 
 def truth(*qkv, statistics=None, **keywords):
@@ -230,8 +250,8 @@ RULES = {
 def test_the_operator_keeps_torchs_contract(name):
     from clearhead.engines.triton.arguments import rule_of
 
-    q, k, v = (x.requires_grad_() for x in draw())
-    made = {n: torch.randn(x, requires_grad=True) if isinstance(x, tuple) else x
+    q, k, v = (there(x).requires_grad_() for x in draw())
+    made = {n: torch.randn(x, requires_grad=True, device=DEVICE) if isinstance(x, tuple) else x
             for n, x in RULES[name].items()}  # fmt: skip
     problem, inputs = make_problem(q, k, v, Options(**made))
     arguments = tuple(
@@ -267,8 +287,9 @@ def test_one_graph_without_breaks(name):
 
 def test_autocast_narrows_nothing():
     q, k, v = draw()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert triton(q, k, v).equal(triton(q, k, v)) and triton(q, k, v).dtype == torch.float32
+    plain = triton(q, k, v)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert triton(q, k, v).equal(plain)
 
 
 def test_a_second_derivative_names_the_way_out():
@@ -285,3 +306,28 @@ def test_a_second_derivative_names_the_way_out():
 def test_it_says_what_it_cannot(keywords, said):
     with pytest.raises(ch.BadValue, match=said):
         triton(*draw(Tq=3, Tk=3, **keywords))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter launches nothing")
+def test_a_cuda_graph_replays_the_kernels():
+    """Not yet run: there was no GPU."""
+    q, k, v = map(there, draw())
+    ch.attention(q, k, v, mask=ch.Causal(align="end"), engine="triton")  # compiles first
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ch.attention(q, k, v, mask=ch.Causal(align="end"), engine="triton")
+    q.copy_(q.flip(-1))
+    graph.replay()
+    torch.testing.assert_close(
+        out.cpu(), triton(q, k, v, mask=ch.Causal(align="end")), rtol=0, atol=0
+    )
+
+
+def test_counts_beside_torchs_kernel():
+    """`look` by torch's kernel has torch's bits, and the statistics of ours."""
+    q, k, v = map(there, draw(Tk=37))
+    seen = ch.look(q, k, v, stats=["entropy", "received"], engine="sdpa")
+    assert torch.equal(seen.out, ch.attention(q, k, v, engine="sdpa"))
+    true = truth(*(x.cpu() for x in (q, k, v)), statistics=["entropy", "received"])
+    torch.testing.assert_close(seen.entropy.cpu(), true["entropy"].float(), rtol=1e-5, atol=4e-6)
+    torch.testing.assert_close(seen.received.cpu(), true["received"].float(), rtol=1e-5, atol=4e-6)
