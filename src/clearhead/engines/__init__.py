@@ -33,8 +33,8 @@ def order(problem: Problem) -> tuple[Engine, ...]:
 def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
     """`order` on this GPU. torch's fused kernels come first where they take the question as it is:
     vendors tune them for each device. What is masked goes to our kernels, which skip what the mask
-    leaves empty and keep NaN behind it; torch's would need it written out, but for causal masks, and
-    cleaned of NaN first. So does a question for which torch has no fused kernel."""
+    leaves empty and keep NaN behind it; torch's would need q, k and v cleaned of NaN first, and any
+    mask but a causal one written out. So does a question for which torch has no fused kernel."""
     if SDPA.is_bare(problem, gpu):
         return SDPA, TRITON, TILED, STEPS
     return TRITON, SDPA, TILED, STEPS
