@@ -1,8 +1,8 @@
 """clearhead, other implementations and the hardware's ceilings, timed in one run.
 
 The cases (`cases`, `minilm`), the implementations (`peers`), the clock (`timing`), the run
-(`measure`), all of these on a GPU (`gpu`), and the table and figures (`show`). `bench/LOG.md` in the repository records what was
-measured and tried.
+(`measure`), all of these on a GPU (`gpu`), and the table and figures (`show`).
+`bench/LOG.md` in the repository records what was measured and tried.
 """
 
 from .gpu import GROUPS as GPU_GROUPS, measure_gpu

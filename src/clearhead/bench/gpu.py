@@ -28,7 +28,7 @@ DEVICE = torch.device("cuda")
 SAMPLE_SECONDS = 0.1
 EDGE = 8192  # of the matrices whose product is the ceiling
 
-HEADS = dict(H=32, G=8, D=128, dtype=BF16)
+HEADS: dict[str, Any] = dict(H=32, G=8, D=128, dtype=BF16)
 GROUPS: dict[str, list[Case]] = {
     "prefill": [
         Case(f"bf16 D={D} {'causal ' if mask is causal else ''}S={S}", H=H, G=H, D=D, Tq=S, Tk=S,
@@ -55,7 +55,7 @@ GROUPS: dict[str, list[Case]] = {
     ],
     "look": [Case("look S=16384 causal", Tq=16384, Tk=16384, mask=causal, **HEADS)],
 }  # fmt: skip
-LOOKS = {
+LOOKS: dict[str, list[Any]] = {
     "lse, max, entropy": ["lse", "max", "entropy"],
     "topk(8)": [topk(8)],
     "received, map(64, 64)": ["received", map(64, 64)],
@@ -106,7 +106,8 @@ def measure_gpu(
 
 
 def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
-    tensors = tuple(x.detach().to(DEVICE).requires_grad_(case.training) for x in case.tensors())
+    q, k, v = (x.detach().to(DEVICE).requires_grad_(case.training) for x in case.tensors())
+    tensors = q, k, v
     runs: dict[str, Run] = {}
     declined = {}
     for name, make in (_looks() if looks else PEERS).items():
@@ -120,7 +121,7 @@ def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
         except Exception as error:  # any error of a peer is its reason in the table
             declined[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
             runs.pop(name, None)
-    problem, _ = make_problem(*tensors, Options(mask=case.mask))
+    problem, _ = make_problem(q, k, v, Options(mask=case.mask))
     work = case.work(problem)
     ceiling = read_ceiling if case.decode else partial(product_ceiling, case.dtype)
     seconds: dict[str, list[float]] = {name: [] for name in runs}

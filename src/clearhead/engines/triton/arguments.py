@@ -133,11 +133,11 @@ def kernel_rule(rule: Rule, sizes: Sizes) -> KernelRule:
         cap=rule.softcap if capped else None,
         before=max(-far, min(rule.before, far)),
         after=max(-far, min(rule.after, far)),
-        lo=cells(rule.lo),
-        hi=cells(rule.hi),
+        lo=cells_if(rule.lo),
+        hi=cells_if(rule.hi),
         ranges=1 if rule.lo is None else rule.lo.shape[-1],
-        bits=cells(None if rule.bits is None else rule.bits.view(torch.uint8)),
-        bias=cells(rule.bias),
+        bits=None if rule.bits is None else cells(rule.bits.view(torch.uint8)),
+        bias=cells_if(rule.bias),
         slopes=None if rule.slopes is None else rule.slopes.contiguous(),
         shift=max(-(2**30), min(rule.shift, 2**30)),
         sinks=None if rule.sinks is None else rule.sinks.contiguous(),
@@ -163,9 +163,10 @@ def with_rows(x: Tensor) -> Tensor:
     return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
 
 
-def cells(x: Tensor | None) -> Cells | None:
-    if x is None:
-        return None
-    return Cells(
-        x, *(0 if size == 1 else step for step, size in zip(x.stride(), x.shape, strict=True))
-    )
+def cells(x: Tensor) -> Cells:
+    steps = zip(x.stride(), x.shape, strict=True)
+    return Cells(x, *(0 if size == 1 else step for step, size in steps))
+
+
+def cells_if(x: Tensor | None) -> Cells | None:
+    return None if x is None else cells(x)

@@ -12,7 +12,7 @@ from .arguments import (
     Rows,
     Rule,
     Sizes,
-    cells,
+    cells_if,
     kernel_rule,
     rows,
     sizes_of,
@@ -86,7 +86,7 @@ def gradients(
             )  # fmt: skip
             first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
             key_gradients[(k_tiles * G * B,)](
-                *tensors, *saved, dk, dv, cells(first), cells(last), rule.scale, of_kernel, sizes,
+                *tensors, *saved, dk, dv, cells_if(first), cells_if(last), rule.scale, of_kernel, sizes,
                 k_tiles, SKIP=skip, **blocks, **how,
             )  # fmt: skip
             if bias is not None and bias.numel():
@@ -164,4 +164,4 @@ def seen_from(rule: Rule, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]
             if half < tiles:
                 lower[..., half:].copy_(best(lower[..., half:], upper[..., : tiles - half]))
     first, last = low[..., 0, :] * M, (high[..., 0, :] * M).clamp(max=sizes.Tq)
-    return tuple(x.movedim(-1, -2).int().contiguous() for x in (first, last))  # type: ignore[return-value]
+    return first.movedim(-1, -2).int().contiguous(), last.movedim(-1, -2).int().contiguous()

@@ -19,7 +19,7 @@ from ...stats.partial import Partial
 from ...stats.state import RowStats, WeightSums, finish_rows, largest, merge_rows
 from ...stats.statistics import bin_of
 from ...torch_state import is_plain
-from .arguments import cells, kernel_rule, rows, rule_of, sizes_of, with_rows
+from .arguments import cells, cells_if, kernel_rule, rows, rule_of, sizes_of, with_rows
 from .forward import Groups
 from .gradients import seen_from
 from .launch import FUSED, attend, dot_precision, head_block, on_device
@@ -105,8 +105,7 @@ def _stacked(groups: list[KeyRanges]) -> Groups:
     for i, group in enumerate(groups):
         n = group.lo.shape[-1]
         lo[..., i, :n], hi[..., i, :n] = group.lo, group.hi
-    as_cells = (cells(x.flatten(3)) for x in (lo, hi))
-    return Groups(*as_cells, most)  # type: ignore[arg-type]  # neither is None
+    return Groups(cells(lo.flatten(3)), cells(hi.flatten(3)), most)
 
 
 def _sum_weights(
@@ -141,7 +140,7 @@ def _sum_weights(
             if sums.map is not None:
                 pooled = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
             sum_weights[(tiles * p.H * p.B,)](
-                rows(q), rows(k), top, share, sums.received, pooled, cells(first), cells(last),
+                rows(q), rows(k), top, share, sums.received, pooled, cells_if(first), cells_if(last),
                 of_kernel, sizes, tiles, q_bins, k_bins, slots, **how,
             )  # fmt: skip
             if pooled is not None:
