@@ -14,8 +14,7 @@ from clearhead import stats
 from clearhead.engines import TRITON
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options, make_problem
-from clearhead.stats import parse_stats
-from clearhead.stats.statistics import each
+from clearhead.stats import each, parse_stats
 from clearhead.testing import PROBLEMS
 from tests.stats.test_stats import assert_same, dense, everything_for, flat
 

@@ -299,7 +299,9 @@ def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOC
     if rule.sinks is not None:
         total = total + tl.exp2((sink - base) * rule.unit)
     blind = total == 0.0
-    share = tl.where(blind, 0.0, factor / tl.where(blind, 1.0, total))
+    # A row that sees nothing has share 0, even if the sink is NaN.
+    nothing = blind | (top == float("-inf"))
+    share = tl.where(nothing, 0.0, factor / tl.where(blind, 1.0, total))
     store_rows(out, at, acc * share[:, None], real, DV, BLOCK_DV)
     if sums.share is not None:
         tl.store(sums.share + at, share, mask=real)

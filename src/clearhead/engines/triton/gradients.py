@@ -86,8 +86,8 @@ def gradients(
             )  # fmt: skip
             first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
             key_gradients[(k_tiles * G * B,)](
-                *tensors, *saved, dk, dv, cells_if(first), cells_if(last), rule.scale, of_kernel, sizes,
-                k_tiles, SKIP=skip, **blocks, **how,
+                *tensors, *saved, dk, dv, cells_if(first), cells_if(last), rule.scale, of_kernel,
+                sizes, k_tiles, SKIP=skip, **blocks, **how,
             )  # fmt: skip
             if bias is not None and bias.numel():
                 dbias = _of_bias(

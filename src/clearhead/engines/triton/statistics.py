@@ -5,19 +5,19 @@ other `Partial`."""
 import math
 from dataclasses import replace
 from functools import reduce
+from typing import cast
 
 import torch
 import triton
 from torch import Tensor
 
 from ...masks.key_ranges import KeyRanges
-from ...problem.online_softmax import anchor
+from ...problem.online_softmax import Accumulator, State, WeightedSum, anchor, merge
 from ...problem.problem import Inputs, Problem
-from ...stats import Statistic
-from ...stats.buffers import Buffers
-from ...stats.partial import Partial
-from ...stats.state import RowStats, WeightSums, finish_rows, largest, merge_rows
-from ...stats.statistics import bin_of
+from ...stats import Partial, Statistic, map, mass, rows as exact, topk
+from ...stats.row_statistics import Moment
+from ...stats.statistic import RowStatistic, WeightSums, bin_of, empty_rows, empty_sums, finish_rows
+from ...stats.top_scores import TopScores
 from ...torch_state import is_plain
 from .arguments import cells, cells_if, kernel_rule, rows, rule_of, sizes_of, with_rows
 from .forward import Groups
@@ -28,14 +28,25 @@ from .weight_sums import exact_rows, sum_weights
 
 LN2 = math.log(2.0)
 MOST_TOP = 64  # largest weights of a row that are kept in registers
+# What the kernels hold: accumulators of rows, and sums of weights by their statistic.
+ACCUMULATORS = {"", "moment", "top", "groups"}
+SUMS = {"received", "map", "rows"}
 
 
 def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
     """Can the kernels count these? Not with gradients, and not under a tracer or transform."""
-    buffers = Buffers(p, statistics)
     plain = is_plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
-    no_bits = all(group.bits is None for group in buffers.groups)
-    return plain and not p.records_grad and no_bits and buffers.best <= MOST_TOP
+    return plain and not p.records_grad and all(_in_kernels(s, p) for s in statistics)
+
+
+def _in_kernels(statistic: Statistic, p: Problem) -> bool:
+    if isinstance(statistic, mass):  # groups by ranges, not by bits
+        return all(group.bits is None for group in statistic.ranges(p))
+    if isinstance(statistic, topk):
+        return min(statistic.n, p.Tk) <= MOST_TOP
+    if isinstance(statistic, RowStatistic):
+        return statistic.accumulator in ACCUMULATORS
+    return statistic.name in SUMS
 
 
 def answer_and_lse(
@@ -46,8 +57,8 @@ def answer_and_lse(
     out, lse = answer(p, inputs, True)
     assert lse is not None
     top = lse.detach()
-    found = RowStats(top, torch.exp(lse - anchor(top)))
-    return out, Partial(replace(p, sinks=None), statistics, *_everything(p), found, None)
+    state = State(top, torch.exp(lse - anchor(top)), {})
+    return out, Partial(replace(p, sinks=None), statistics, *_everything(p), state, None)
 
 
 def answer_and_stats(
@@ -55,43 +66,45 @@ def answer_and_stats(
 ) -> tuple[Tensor | None, Partial]:
     """The statistics of all queries on all keys, and with `with_out` the output of the same sweep;
     without it the values are not read."""
-    buffers = Buffers(p, statistics)
     rule = rule_of(p)
+    empty = empty_rows(p, statistics, p.Tq)
+    groups = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
+    top = cast("TopScores | None", empty.more.get("top"))
     wanted = {"max", "sum"}
-    wanted |= {"moment"} if buffers.moment else set()
-    wanted |= {"masses"} if buffers.groups else set()
-    wanted |= {"best", "where"} if buffers.best else set()
+    wanted |= {"moment"} if "moment" in empty.more else set()
+    wanted |= {"masses"} if groups else set()
+    wanted |= {"best", "where"} if top is not None else set()
     out, found, splits = attend(
         inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted),
-        _stacked(buffers.groups) if buffers.groups else None, len(buffers.groups), buffers.best,
+        _stacked(groups) if groups else None, len(groups),
+        0 if top is None else max(top.keys.shape[-1], 1),
     )  # fmt: skip
     natural = kernel_rule(rule, sizes_of(inputs.q, inputs.k)).natural
-    parts = [
-        _row_stats({n: x[i] for n, x in found.items()}, natural, buffers) for i in range(splits)
-    ]
-    row_stats = reduce(merge_rows, parts)
     p = p.undropped
-    sums = None
-    if buffers.weights:
-        # In units of the rule, as the kernel compares.
-        top, share = found["max"].amax(0), finish_rows(row_stats, p.sinks).share
-        sums = _sum_weights(p, inputs, buffers, top, share)
-    return out, Partial(p, statistics, *_everything(p), row_stats, sums)
-
-
-def _row_stats(found: dict[str, Tensor], natural: float, buffers: Buffers) -> RowStats:
-    best = where = None
-    if buffers.best:
-        best, where = largest(found["best"], found["where"].long(), buffers.best)
-        best = best * natural
-    return RowStats(
-        found["max"] * natural,
-        found["sum"],
-        found["moment"] * LN2 if buffers.moment else None,
-        found["masses"][..., : len(buffers.groups)] if buffers.groups else None,
-        best,
-        where,
+    parts = (
+        _state({name: x[i] for name, x in found.items()}, natural, empty) for i in range(splits)
     )
+    state = reduce(merge, parts)
+    sums = None
+    if any(s.sweep == "second" for s in statistics):
+        share = finish_rows(state, p.sinks).share
+        # The maximum in units of the rule, as the kernel compares.
+        sums = _sum_weights(p, inputs, statistics, found["max"].amax(0), share)
+    return out, Partial(p, statistics, *_everything(p), state, sums)
+
+
+def _state(found: dict[str, Tensor], natural: float, empty: State) -> State:
+    """What one split found, in nats."""
+    more: dict[str, Accumulator] = {}
+    if "moment" in empty.more:
+        more["moment"] = Moment(found["moment"] * LN2)
+    if "groups" in empty.more:
+        (sums,) = empty.more["groups"]
+        more["groups"] = WeightedSum(found["masses"][..., : sums.shape[-1]])
+    if "top" in empty.more:  # which the kernel does not sort
+        unsorted = TopScores(found["best"] * natural, found["where"].long())
+        more["top"] = cast(TopScores, empty.more["top"]).merged(unsorted)
+    return State(found["max"] * natural, found["sum"], more)
 
 
 def _stacked(groups: list[KeyRanges]) -> Groups:
@@ -109,48 +122,45 @@ def _stacked(groups: list[KeyRanges]) -> Groups:
 
 
 def _sum_weights(
-    p: Problem, inputs: Inputs, buffers: Buffers, top: Tensor, share: Tensor
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], top: Tensor, share: Tensor
 ) -> WeightSums:
     q, k = with_rows(inputs.q), with_rows(inputs.k)
     rule, sizes = rule_of(p), sizes_of(q, k)
-    sums = buffers.no_sums(p.Tk)
+    sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
     if not top.numel() or not p.Tk:
         return sums
     block_d = head_block(p.D)
-    q_bins, k_bins = buffers.bins or (1, 1)
+    maps = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, map)]
+    q_bins, k_bins = maps[0] if maps else (1, 1)
     M, N = _tile(p, block_d, q_bins)
     tiles = math.ceil(p.Tk / N)
     first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
     how = dict(
-        D=p.D,
-        BLOCK_D=block_d,
-        M=M,
-        N=N,
-        BAND=rule.lo is None,
-        PRECISION=dot_precision(p.dtype),
+        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype),
         **FUSED,
-    )
+    )  # fmt: skip
     of_kernel = kernel_rule(rule, sizes)
     share = share.contiguous()
     with on_device(q):
-        if sums.received is not None or sums.map is not None:
+        if "received" in sums or maps:
             # N keys touch at most so many bins of at least Tk // k_bins keys.
             slots = -(-(N - 1) // (p.Tk // k_bins)) + 1
             pooled = None
-            if sums.map is not None:
+            if maps:
                 pooled = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
             sum_weights[(tiles * p.H * p.B,)](
-                rows(q), rows(k), top, share, sums.received, pooled, cells_if(first), cells_if(last),
-                of_kernel, sizes, tiles, q_bins, k_bins, slots, **how,
+                rows(q), rows(k), top, share, sums.get("received"), pooled, cells_if(first),
+                cells_if(last), of_kernel, sizes, tiles, q_bins, k_bins, slots, **how,
             )  # fmt: skip
             if pooled is not None:
-                sums = sums._replace(map=_map(pooled, p.Tk, k_bins, N))
-        if buffers.exact:
-            places = torch.tensor(buffers.exact, dtype=torch.int32).to(p.device)
-            count = len(buffers.exact)
-            exact_rows[(tiles * math.ceil(count / M) * p.H * p.B,)](
-                rows(q), rows(k), top, share, places, sums.rows, of_kernel, sizes, tiles, count,
-                **how,
+                sums["map"] = _map(pooled, p.Tk, k_bins, N)
+        asked = [i for s in statistics if isinstance(s, exact) for i in s.places(p.grid)]
+        if asked:
+            places = torch.tensor(asked, dtype=torch.int32).to(p.device)
+            strips = math.ceil(len(asked) / M)
+            exact_rows[(tiles * strips * p.H * p.B,)](
+                rows(q), rows(k), top, share, places, sums["rows"], of_kernel, sizes, tiles,
+                len(asked), **how,
             )  # fmt: skip
     return sums
 
