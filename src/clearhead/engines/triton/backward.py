@@ -55,7 +55,9 @@ def weights_of_tile(
     products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED)
     w = exp_above(x, anchor(top), rule) * share[:, None]
-    return tl.where((x == float("-inf")) | (real[:, None] == 0), 0.0, w), t_cap
+    if MASKED or rule.bias is not None:
+        w = tl.where((x == float("-inf")) | (real[:, None] == 0), 0.0, w)
+    return w, t_cap
 
 
 @triton.jit
@@ -180,53 +182,43 @@ def key_gradients(
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
     value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, True)
     group_size = sizes.H // sizes.G
-    dk_acc = tl.zeros([N, BLOCK_D], tl.float32)
-    dv_acc = tl.zeros([N, BLOCK_DV], tl.float32)
+    state = tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_DV], tl.float32)
     for head in range(0, group_size):
         h = g * group_size + head + tl.zeros([M], tl.int32)
         at_head = (b.to(tl.int64) * sizes.H + g * group_size + head) * sizes.Tq
         for j in range(0, rule.ranges):
             if BAND:
+                # From `full_start` to `full_stop` the queries see all N keys.
                 start = tl.maximum(tile * N - rule.after, 0) // M * M
                 stop = tl.minimum(tile * N + N + rule.before, sizes.Tq)
+                full_start = (tl.maximum(tile * N + N - 1 - rule.after, 0) + M - 1) // M * M
+                full_start = tl.maximum(tl.minimum(full_start, stop), start)
+                full_stop = tl.minimum(tile * N + rule.before + 1, sizes.Tq) // M * M
+                full_stop = tl.maximum(full_stop, full_start)
+                full_stop = tl.where(tile * N + N > sizes.Tk, full_start, full_stop)
             else:
                 line = b.to(tl.int64) * first.b + (g * group_size + head) * first.h
                 start = tl.load(first.at + line + tile * first.q + j * first.k)
                 stop = tl.load(last.at + line + tile * last.q + j * last.k)
-            for begin in range(start, stop, M):
-                t = begin + tl.arange(0, M)
-                real = t < sizes.Tq
-                t = tl.minimum(t, sizes.Tq - 1)
-                lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
-                allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
-                wanted = True
-                if SKIP:
-                    wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
-                if wanted:
-                    queries = load_rows(q, b, h, t, D, BLOCK_D)
-                    dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
-                    row_top = tl.load(top + at_head + t)
-                    row_share = tl.load(share + at_head + t)
-                    row_delta = tl.load(delta + at_head + t)
-                    hashes = row_hash(rule, b, h, t) if DROPS else t
-                    w, t_cap = weights_of_tile(
-                        queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed, real,
-                        True, PRECISION,
-                    )  # fmt: skip
-                    _, ds = score_gradients(
-                        w, t_cap, dout_tile, value_tile, row_delta, rule, hashes, keys, DROPS,
-                        PRECISION,
-                    )  # fmt: skip
-                    if DROPS:
-                        w = w * survivors(rule, hashes, keys)
-                    bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
-                    w = tl.where(bad[:, None] & (w != 0.0), float("nan"), w)
-                    dv_acc = product(
-                        tl.trans(w.to(dout_tile.dtype)), cleaned(dout_tile), dv_acc, PRECISION
-                    )  # fmt: skip
-                    dk_acc = product(
-                        tl.trans(ds.to(queries.dtype)), cleaned(queries), dk_acc, PRECISION
-                    )  # fmt: skip
+                full_start = stop
+                full_stop = stop
+            state = walk_queries(
+                state, start, full_start, key_tile, value_tile, q, dout, top, share, delta, rule,
+                sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True, SKIP,
+                DROPS, PRECISION,
+            )  # fmt: skip
+            if BAND:
+                state = walk_queries(
+                    state, full_start, full_stop, key_tile, value_tile, q, dout, top, share, delta,
+                    rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, False,
+                    False, DROPS, PRECISION,
+                )  # fmt: skip
+                state = walk_queries(
+                    state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta, rule,
+                    sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True, SKIP,
+                    DROPS, PRECISION,
+                )  # fmt: skip
+    dk_acc, dv_acc = state
     at = (b.to(tl.int64) * sizes.G + g) * sizes.Tk + keys
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     tl.store(
@@ -237,6 +229,52 @@ def key_gradients(
         dv + at[:, None] * DV + e[None, :], dv_acc.to(dv.dtype.element_ty),
         mask=real_key[:, None] & (e[None, :] < DV),
     )  # fmt: skip
+
+
+@triton.jit
+def walk_queries(
+    state, start, stop, key_tile, value_tile, q, dout, top, share, delta, rule, sizes,
+    b, h, at_head, keys, j,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr, SKIP: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add dS^T Q and w^T dO of the tiles of M queries from `start` up to `stop`."""
+    dk_acc, dv_acc = state
+    for begin in range(start, stop, M):
+        t = begin + tl.arange(0, M)
+        real = t < sizes.Tq
+        t = tl.minimum(t, sizes.Tq - 1)
+        allowed = (keys >= 0)[None, :]
+        if MASKED:
+            lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
+            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
+        wanted = True
+        if SKIP:
+            wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
+        if wanted:
+            queries = load_rows(q, b, h, t, D, BLOCK_D)
+            dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
+            row_top, row_share = tl.load(top + at_head + t), tl.load(share + at_head + t)
+            hashes = row_hash(rule, b, h, t) if DROPS else t
+            w, t_cap = weights_of_tile(
+                queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed, real, MASKED,
+                PRECISION,
+            )  # fmt: skip
+            _, ds = score_gradients(
+                w, t_cap, dout_tile, value_tile, tl.load(delta + at_head + t), rule, hashes, keys,
+                DROPS, PRECISION,
+            )  # fmt: skip
+            if DROPS:
+                w = w * survivors(rule, hashes, keys)
+            if MASKED or rule.bias is not None:
+                # NaN in a row reaches the keys that it sees, and no other.
+                bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
+                w = tl.where(bad[:, None] & (w != 0.0), float("nan"), w)
+                dout_tile, queries = cleaned(dout_tile), cleaned(queries)
+            dv_acc = product(tl.trans(w.to(dout_tile.dtype)), dout_tile, dv_acc, PRECISION)
+            dk_acc = product(tl.trans(ds.to(queries.dtype)), queries, dk_acc, PRECISION)
+    return dk_acc, dv_acc
 
 
 @triton.jit

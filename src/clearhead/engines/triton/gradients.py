@@ -26,7 +26,7 @@ def backward_tiles(Tq: int, D: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """(queries, keys, warps) of a tile. Two (tile, D) sums in fp32 stay in registers, beside four
     tiles of products."""
     if dtype == torch.float32:
-        queries, keys = (32, 32) if D <= 64 else (16, 32)
+        queries, keys = (32, 32) if D <= 64 else (16, 32) if D <= 128 else (16, 16)
     else:
         queries, keys = (64, 64) if D <= 64 else (32, 64) if D <= 128 else (32, 32)
     return min(queries, max(16, triton.next_power_of_2(Tq))), keys, 4
