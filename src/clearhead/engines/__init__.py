@@ -14,7 +14,7 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic, parse_stats, sweep
 from .cpu import Cpu
 from .engine import Engine
-from .gpu import Gpu, gpu_of
+from .gpu import Gpu, gpu_of, why_not_torch
 from .reference import Steps
 from .sdpa import Sdpa
 from .tiled import Tiled
@@ -35,9 +35,9 @@ def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
     vendors tune them for each device. What is masked goes to our kernels, which skip what the mask
     leaves empty and keep NaN behind it; torch's would need q, k and v cleaned of NaN first, and any
     mask but a causal one written out. So does a question for which torch has no fused kernel."""
-    if SDPA.is_bare(problem, gpu):
-        return SDPA, TRITON, TILED, STEPS
-    return TRITON, SDPA, TILED, STEPS
+    if why_not_torch(problem, gpu):
+        return TRITON, SDPA, TILED, STEPS
+    return SDPA, TRITON, TILED, STEPS
 
 
 def choose(problem: Problem, engine: str) -> Engine:

@@ -31,6 +31,20 @@ def gpu_of(device: torch.device) -> Gpu:
 gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
+def why_not_torch(problem: Problem, gpu: Gpu) -> str:
+    """Why this does not come down to one call of a fused kernel of torch; empty if it does."""
+    if problem.masked:
+        return "torch's would need q, k and v cleaned of NaN, and most masks written out"
+    if problem.bias is not None:
+        return "torch's would need the bias written out"
+    said = backends_decline(problem, gpu, False)
+    return "" if not all(said.values()) else f"no fused kernel of torch takes it ({listed(said)})"
+
+
+def listed(said: dict[str, list[str]]) -> str:
+    return "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in said.items())
+
+
 def backends_decline(problem: Problem, gpu: Gpu, matrix: bool) -> dict[str, list[str]]:
     """Why each of torch's fused kernels cannot answer; an empty list means that it can. `matrix`
     says whether the question needs its mask or bias written out as a matrix."""

@@ -16,7 +16,7 @@ from ..problem.nan_safe import cleaned
 from ..problem.problem import Inputs, Problem
 from ..torch_state import has_values, in_forward_mode, in_transform
 from .engine import Engine
-from .gpu import Gpu, backends_decline, gpu_of
+from .gpu import Gpu, backends_decline, gpu_of, listed
 
 # What a mask as a matrix may take. On a CPU `tiled` answers beyond, in 0.3 to 1.7 of the time.
 MOST_MASK_BYTES, MOST_ELSEWHERE = 2**28, 2**32
@@ -57,18 +57,10 @@ class Sdpa(Engine):
         need = p.all_pairs * p.wide.itemsize
         if not all(said.values()) or need <= MOST_UNFUSED_BYTES:
             return []
-        lacks = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in said.items())
         return [
-            f"no fused kernel of torch takes it ({lacks}), and without one torch would form "
+            f"no fused kernel of torch takes it ({listed(said)}), and without one torch would form "
             f"weights of {need / 1e9:.1f} GB"
         ]
-
-    def is_bare(self, problem: Problem, gpu: Gpu) -> bool:
-        """Does this come down to one call of a fused kernel of torch on this GPU? Under a mask it
-        does not: NaN must be cleaned from what is masked, in several passes over q, k and v."""
-        if problem.masked or problem.bias is not None:
-            return False
-        return not all(backends_decline(problem, gpu, False).values())
 
     def caption_of(self, problem: Problem) -> str:
         if problem.device.type != "cuda":

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,28 @@ def asked(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keyw
 ])  # fmt: skip
 def test_the_order_follows_what_torch_can_fuse(question, gpu, first):
     assert order_on(asked(**question), gpu)[0] is first
+
+
+def test_auto_says_what_it_chose_and_why(monkeypatch):
+    """On a device that is described and not there."""
+    monkeypatch.setattr("clearhead.engines.triton.INSTALLED", True)
+    for room in (engines, engines.sdpa, engines.triton):
+        monkeypatch.setattr(room, "gpu_of", lambda device: AMPERE)
+    cuda = torch.device("cuda")
+    for keywords, chosen, caption in (
+        ({}, SDPA, "torch's scaled_dot_product_attention: cudnn or flash or efficient"),
+        ({"mask": ch.causal}, TRITON, "q, k and v cleaned of NaN, and most masks written out"),
+        ({"D": 264}, SDPA, "efficient"),
+        ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: no grouped heads)"),
+    ):
+        problem = replace(asked(**keywords), device=cuda)
+        found, declined = engines.first_able(problem, "auto")
+        assert found is chosen and not declined
+        assert found.caption_of(problem).endswith(caption)
+    found, declined = engines.first_able(replace(asked(softcap=2.0), device=cuda), "auto")
+    assert found is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
+    with pytest.raises(ch.BadValue, match=r"without one torch would form weights of 0\.5 GB"):
+        engines.choose(replace(asked(dtype=torch.float32, G=2), device=cuda), "sdpa")
 
 
 def test_weights_are_not_formed_silently():

@@ -18,7 +18,7 @@ from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
 from ..engine import Engine
-from ..gpu import gpu_of
+from ..gpu import gpu_of, why_not_torch
 
 INSTALLED = find_spec("triton") is not None
 DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -33,6 +33,11 @@ class Triton(Engine):
 
     name = "triton"
     caption = "kernels in Triton that skip what the mask leaves empty"
+
+    def caption_of(self, problem: Problem) -> str:
+        on_gpu = problem.device.type == "cuda"
+        reason = why_not_torch(problem, gpu_of(problem.device)) if on_gpu else ""
+        return f"{self.caption}; {reason}" if reason else self.caption
 
     def why_not(self, problem: Problem) -> list[str]:
         p = problem
