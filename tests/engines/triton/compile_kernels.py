@@ -1,5 +1,5 @@
 """Compile the Triton kernels for a GPU that is not there, down to its machine code: python
-compile_kernels.py CAPABILITY (80 or 90). The calls are the engine's own, on CPU tensors; Triton's
+compile_kernels.py CAPABILITY (80, 86 or 90). The calls are the engine's own, on CPU tensors; Triton's
 launch is replaced by its `warmup`. Fails if one does not compile, or wants more shared memory than
 the GPU has; prints the registers and the stack of each.
 """
@@ -25,7 +25,7 @@ from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats
 
 CAPABILITY = int(sys.argv[1])
-SHARED = {80: 163 * 1024, 90: 227 * 1024}[CAPABILITY]  # bytes a program may take
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}[CAPABILITY]  # bytes a program may take
 
 
 class Absent:

@@ -81,6 +81,8 @@ def attend(
     D, DV = q.shape[3], 1 if v is None else v.shape[3]
     block_d, block_dv = head_block(D), head_block(DV)
     tile = forward_tiles(sizes, max(block_d, block_dv), q.dtype)
+    if rule.bias is not None and tile.heads == 1:  # a tile of it lies in each stage
+        tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
     splits, chunk = splits_of(sizes, tile)
     split = splits > 1
 
