@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.engines import ENGINES
+from clearhead.engines import BY_NAME
 from clearhead.errors import AttentionError
 
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)
@@ -97,7 +97,7 @@ VALUES = {
     "unknown engine": (
         lambda: call(engine="warp"),
         f"""engine='warp' is unknown.
-  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in ENGINES)}.
+  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in BY_NAME)}.
   Way out: leave engine= out to let clearhead choose.""",
     ),
     "an engine that cannot": (
@@ -169,7 +169,7 @@ VALUES = {
     "explain by an unknown engine": (
         lambda: ch.explain(Q, K, V, engine="warp"),
         f"""engine='warp' is unknown.
-  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in ENGINES)}.
+  Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in BY_NAME)}.
   Way out: leave engine= out to let clearhead choose.""",
     ),
     "a step that did not happen": (

@@ -37,6 +37,7 @@ FACE = {"__init__", "__main__"}
 APART = {"engines", "views"}  # whose parts do not import each other
 SHARED = {
     ("engines", "engine"),
+    ("engines", "gpu"),
     ("views", "colours"),
     ("views", "escape"),
     ("views", "format"),

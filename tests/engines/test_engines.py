@@ -6,6 +6,7 @@ An engine is skipped only where it says itself that it cannot answer.
 
 import copy
 import math
+import os
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +19,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
-from clearhead.engines import ENGINES, tiled
+from clearhead.engines import BY_NAME, ENGINES, TRITON, tiled
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 
-NAMES = [engine.name for engine in ENGINES]
+# On a CPU the Triton kernels run in Triton's interpreter, in a process of its own
+# (tests/engines/triton/test_triton.py).
+INTERPRETED = (TRITON,) if os.environ.get("TRITON_INTERPRET") == "1" else ()
+NAMES = [engine.name for engine in (*ENGINES, *INTERPRETED)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def engine_or_skip(name: str, *tensors: Tensor, **keywords: object) -> str:
     problem, _ = make_problem(*tensors, Options(**keywords))
-    engine = next(e for e in ENGINES if e.name == name)
+    engine = next(e for e in BY_NAME if e.name == name)
     if reasons := engine.why_not(problem):
         pytest.skip(f"{name}: {'; '.join(reasons)}")
     return name

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.engines import ENGINES
+
+from .test_engines import NAMES
 
 BEHIND = ch.documents([0, 0, 0, 0, 1, 1])  # tokens 4 and 5 hold NaN, and those before do not see it
 
@@ -21,7 +22,7 @@ def spoiled(where, bad, dtype=torch.float32):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
-@pytest.mark.parametrize("engine", [e.name for e in ENGINES])
+@pytest.mark.parametrize("engine", NAMES)
 def test_nan_goes_back_to_those_alone_who_see_it(engine, where, bad):
     q, k, v = spoiled(where, bad)
     if ch.plan(q, k, v, mask=BEHIND, engine=engine).engine != engine:

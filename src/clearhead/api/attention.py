@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..engines import CORE, choose, named
+from ..engines import CORE, choose, look as look_by, named
 from ..engines.cpu import replay
 from ..engines.engine import Engine
 from ..masks import Mask
@@ -189,7 +189,7 @@ def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
 
 def _look(problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]) -> Look:
     problem, out, partial = _by_engine(
-        problem, inputs, engine, lambda engine, p, x: engine.look(*shown(p, x), statistics)
+        problem, inputs, engine, lambda engine, p, x: look_by(engine, *shown(p, x), statistics)
     )
     return Look(problem, out, partial.finish())
 

@@ -90,12 +90,12 @@ def plan(
 def plan_of(problem: Problem, engine: str) -> Plan:
     """`plan` for a problem that is checked already."""
     chosen, declined = engines.first_able(problem, engine)
-    order = engines.ENGINES
+    order = engines.order(problem)
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
     return Plan(
         question=problem.describe(),
         engine=chosen.name if chosen else None,
-        caption=chosen.caption if chosen else "",
+        caption=chosen.caption_of(problem) if chosen else "",
         declined=declined,
         not_needed=tuple(e.name for e in later),
         pairs=problem.pairs,

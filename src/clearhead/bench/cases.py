@@ -53,7 +53,7 @@ class Case:
         return problem.flops * (3.5 if self.training else 1)
 
 
-def _documents(count: int = 64, tokens: int = 16384) -> Mask:
+def documents_of(count: int = 64, tokens: int = 16384) -> Mask:
     cuts = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(3))[: count - 1] + 1
     starts = torch.zeros(tokens, dtype=torch.long)
     starts[cuts] = 1
@@ -80,7 +80,7 @@ MASKED = [
         Tk=8192,
         mask=causal & (window(before=511, after=0) | prefix(4)),
     ),
-    Case("fp32 64 documents in 16k", H=2, G=2, Tq=16384, Tk=16384, mask=_documents()),
+    Case("fp32 64 documents in 16k", H=2, G=2, Tq=16384, Tk=16384, mask=documents_of()),
 ]
 DECODE = [
     Case(

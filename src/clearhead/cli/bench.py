@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .. import bench as benchmark
-from ..errors import writable_folder
+from ..errors import BadValue, writable_folder
 from ..views import plot
 from .options import OTHER_FOLDER
 from .output import check_writable, say_written
@@ -27,6 +27,7 @@ def bench(
     peers: Annotated[
         list[str] | None, typer.Option("--peer", help="Only this one; may be given again.")
     ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Time the GPU and torch's kernels.")] = False,
     out: Annotated[Path, typer.Option(help="Where the figures go; the plot beside it.")] = Path(
         "out/bench.json"
     ),
@@ -35,13 +36,22 @@ def bench(
 
     Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
     threads; minilm is a real model end to end. A peer that is not installed is named and skipped.
+    With --gpu: prefill, masked, decode, training and look, beside torch's kernels by name.
     """
+    if gpu and (threads or peers):
+        raise BadValue(
+            "bench was asked for --gpu with --threads or --peer.",
+            "those are for what is timed on the CPU.",
+            "leave them out.",
+        )
     writable_folder(out.parent, "the figures and their plot are", OTHER_FOLDER)
     check_writable(out)
     results: list[dict[str, Any]] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("timing", total=benchmark.count_results(groups or (), threads))
+        of_gpu = sum(len(benchmark.GPU_GROUPS.get(g, ())) for g in groups or benchmark.GPU_GROUPS)
+        total = of_gpu if gpu else benchmark.count_results(groups or (), threads)
+        task = bar.add_task("timing", total=total)
 
         def on_result(result: dict[str, Any]) -> None:
             typer.echo(f"{benchmark.table(result)}\n")
@@ -50,9 +60,12 @@ def bench(
             out.write_text(json.dumps({"results": results}, indent=1) + "\n")
             bar.advance(task)
 
-        done = benchmark.measure(
-            groups or (), threads=threads, rounds=rounds, peers=peers or (), on_result=on_result
-        )
+        if gpu:
+            done = benchmark.measure_gpu(groups or (), rounds=rounds, on_result=on_result)
+        else:
+            done = benchmark.measure(
+                groups or (), threads=threads, rounds=rounds, peers=peers or (), on_result=on_result
+            )
     out.write_text(json.dumps(done, indent=1) + "\n")
     written = {"figures": out}
     if plot.can_draw():

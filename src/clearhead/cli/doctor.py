@@ -25,6 +25,7 @@ def doctor() -> None:
     for package, extra, purpose in (
         ("matplotlib", "plot", "pictures"),
         ("transformers", "hf", "--model"),
+        ("triton", "gpu", "kernels on a GPU"),
     ):
         version = installed_version(package)
         missing = f"missing, for {purpose}: pip install 'clearhead[{extra}]'"

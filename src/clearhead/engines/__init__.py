@@ -1,22 +1,43 @@
 """Choosing the engine that computes the output, or only statistics of the weights.
 
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
-comes last. An engine chosen by name computes or says why it cannot, and never falls back.
+comes last. On a GPU the order depends on the question (`order_on`), by reasons and not yet by
+measurements. An engine chosen by name computes or says why it cannot, and never falls back.
 """
 
 from collections.abc import Iterable
+
+from torch import Tensor
 
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic, parse_stats, sweep
 from .cpu import Cpu
 from .engine import Engine
+from .gpu import Gpu, gpu_of, why_not_torch
 from .reference import Steps
 from .sdpa import Sdpa
 from .tiled import Tiled
+from .triton import Triton
 
-CORE = Cpu()
-ENGINES: tuple[Engine, ...] = (CORE, Sdpa(), Tiled(), Steps())
+CORE, SDPA, TRITON, TILED, STEPS = Cpu(), Sdpa(), Triton(), Tiled(), Steps()
+ENGINES: tuple[Engine, ...] = (CORE, SDPA, TILED, STEPS)
+BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, TILED, STEPS)
+
+
+def order(problem: Problem) -> tuple[Engine, ...]:
+    """The engines that `auto` asks, first to last."""
+    return order_on(problem, gpu_of(problem.device)) if problem.device.type == "cuda" else ENGINES
+
+
+def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
+    """`order` on this GPU. torch's fused kernels come first where they take the question as it is:
+    vendors tune them for each device. What is masked goes to our kernels, which skip what the mask
+    leaves empty and keep NaN behind it; torch's would need q, k and v cleaned of NaN first, and any
+    mask but a causal one written out. So does a question for which torch has no fused kernel."""
+    if why_not_torch(problem, gpu):
+        return TRITON, SDPA, TILED, STEPS
+    return SDPA, TRITON, TILED, STEPS
 
 
 def choose(problem: Problem, engine: str) -> Engine:
@@ -44,7 +65,7 @@ def choose(problem: Problem, engine: str) -> Engine:
 def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
     """The first engine that does not decline, or None, and what those before it said."""
     declined: dict[str, list[str]] = {}
-    for candidate in ENGINES if engine == "auto" else (named(engine),):
+    for candidate in order(problem) if engine == "auto" else (named(engine),):
         reasons = candidate.why_not(problem)
         if not reasons:
             return candidate, declined
@@ -53,10 +74,10 @@ def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, 
 
 
 def named(engine: object) -> Engine:
-    for candidate in ENGINES:
+    for candidate in (*ENGINES, *BY_NAME):
         if candidate.name == engine:
             return candidate
-    names = ", ".join(repr(e.name) for e in ENGINES)
+    names = ", ".join(repr(e.name) for e in BY_NAME)
     raise BadValue(
         f"engine={engine!r} is unknown.",
         f"an engine is 'auto' or one of {names}.",
@@ -67,9 +88,21 @@ def named(engine: object) -> Engine:
 def compute_stats(
     problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
 ) -> Partial:
-    """Statistics of all queries on all keys, without the output: by the C++ core where it can, else
-    by torch, tile by tile (`stats.sweep`). Raises what `parse_stats` raises."""
+    """Statistics of all queries on all keys, without the output: by the C++ core or the Triton
+    kernels where they can, else by torch, tile by tile (`stats.sweep`). Raises what `parse_stats`
+    raises."""
     problem, parsed = problem.undropped, parse_stats(statistics, problem.grid)
-    if CORE.why_not(problem):
-        return sweep(problem, inputs, parsed)
-    return CORE.count(problem, inputs, parsed)
+    for engine in (CORE, TRITON):
+        if not engine.why_not(problem):
+            return engine.count(problem, inputs, parsed)
+    return sweep(problem, inputs, parsed)
+
+
+def look(
+    engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+) -> tuple[Tensor, Partial]:
+    """`engine.look`. Where torch's kernels answer on a GPU, which count nothing, the Triton kernels
+    count beside them: the output has the bits that it has without looking."""
+    if engine is SDPA and not TRITON.why_not(problem.undropped):
+        return SDPA.run(problem, inputs), TRITON.count(problem.undropped, inputs, statistics)
+    return engine.look(problem, inputs, statistics)

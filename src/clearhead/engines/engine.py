@@ -19,6 +19,10 @@ class Engine(ABC):
     def caption(self) -> str:
         """How it answers, in a few words."""
 
+    def caption_of(self, problem: Problem) -> str:
+        """`caption`, and what of it answers this problem, where that is known before."""
+        return self.caption
+
     @abstractmethod
     def why_not(self, problem: Problem) -> list[str]:
         """The reasons why this engine cannot answer; an empty list means "I can"."""

@@ -16,9 +16,11 @@ from ..problem.nan_safe import cleaned
 from ..problem.problem import Inputs, Problem
 from ..torch_state import has_values, in_forward_mode, in_transform
 from .engine import Engine
+from .gpu import Gpu, backends_decline, gpu_of, listed
 
 # What a mask as a matrix may take. On a CPU `tiled` answers beyond, in 0.3 to 1.7 of the time.
 MOST_MASK_BYTES, MOST_ELSEWHERE = 2**28, 2**32
+MOST_UNFUSED_BYTES = 2**26  # of weights that torch forms on a GPU where it has no fused kernel
 MOST_WEIGHTS_BYTES = 2**30  # of float64 that is differentiated
 
 
@@ -44,7 +46,28 @@ class Sdpa(Engine):
             need = (2 + p.dtype.itemsize) * p.all_pairs
             if need > (MOST_MASK_BYTES if p.device.type == "cpu" else MOST_ELSEWHERE):
                 reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
+        if p.device.type == "cuda" and not reasons:
+            reasons += self.forms_weights(p, gpu_of(p.device))
         return reasons
+
+    def forms_weights(self, problem: Problem, gpu: Gpu) -> list[str]:
+        """On this GPU torch has no fused kernel for it, and what it would form is large: why."""
+        p = problem
+        said = backends_decline(p, gpu, _needs_matrix(p))
+        need = p.all_pairs * p.wide.itemsize
+        if not all(said.values()) or need <= MOST_UNFUSED_BYTES:
+            return []
+        return [
+            f"no fused kernel of torch takes it ({listed(said)}), and without one torch would form "
+            f"weights of {need / 1e9:.1f} GB"
+        ]
+
+    def caption_of(self, problem: Problem) -> str:
+        if problem.device.type != "cuda":
+            return self.caption
+        said = backends_decline(problem, gpu_of(problem.device), _needs_matrix(problem))
+        able = [name for name, reasons in said.items() if not reasons]
+        return f"{self.caption}: {' or '.join(able) or 'forms the weights'}"
 
     def skips_tiles(self, problem: Problem) -> bool:
         return problem.masked and not _needs_matrix(problem)

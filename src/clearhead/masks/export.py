@@ -1,15 +1,21 @@
-"""What every mask can be written out as: booleans, an additive mask, a FlexAttention function, a
-picture. `Mask` inherits these methods; they need no more of it than the four methods below."""
+"""What every mask can be written out as: booleans, an additive mask, FlexAttention's function and
+block mask, a picture. `Mask` inherits these methods; they need no more of it than the four methods
+below."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..errors import BadType
+from ..errors import BadType, BadValue, whole_number
+from .block_mask import block_mask
 from .grid import Grid, make_grid
 from .key_ranges import KeyRanges
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 CPU = torch.device("cpu")  # for what is printed, whatever the default device
 
@@ -87,6 +93,34 @@ class Exports(ABC):
             return self.allowed(grid, b, h, q, k)
 
         return mask_mod
+
+    def to_block_mask(
+        self,
+        Tq: int | None = None,
+        Tk: int | None = None,
+        *,
+        B: int | None = None,
+        H: int | None = None,
+        device: torch.device | None = None,
+        block_size: int | tuple[int, int] = 128,
+    ) -> "BlockMask":
+        """The mask as a `BlockMask` for torch's FlexAttention, full blocks apart from partial ones.
+
+        It is made from key ranges, in O(Tq + blocks) memory, where torch's `create_block_mask`
+        takes Tq x Tk. Sizes as in `to_bool`; `block_size` is that of queries and keys, or
+        (queries, keys). Raises `BadValue` for a block size below 1.
+        """
+        pair = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+        sides = [whole_number(side) for side in pair]
+        if len(sides) != 2 or any(side is None or side < 1 for side in sides):
+            raise BadValue(
+                f"to_block_mask got block_size={block_size!r}.",
+                "a block has 1 query and 1 key at least.",
+                "pass one whole number, or (queries, keys); FlexAttention's own is 128.",
+            )
+        grid = make_grid(self, Tq, Tk, B, H)
+        rule = self.to_flex(grid.Tq, grid.Tk, B=grid.B, H=grid.H)
+        return block_mask(self.key_ranges(grid, device), rule, (int(pair[0]), int(pair[1])))
 
     def tile(
         self,

@@ -17,9 +17,9 @@ FEW = 2**16  # weights, over all batches and heads
 _WORD = 0xFFFFFFFF
 
 
-def draw_seed() -> Tensor:
-    """A seed, (1,), from torch's generator: `torch.manual_seed` decides it."""
-    return torch.randint(2**63 - 1, (1,), device="cpu")
+def draw_seed(device: torch.device | str = "cpu") -> Tensor:
+    """A seed, (1,), from torch's generator of the device: `torch.manual_seed` decides it."""
+    return torch.randint(2**63 - 1, (1,), device=device)
 
 
 def kept(seed: int, p: float, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

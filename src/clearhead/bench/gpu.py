@@ -1,0 +1,239 @@
+"""The benchmark on a GPU: clearhead, torch's kernels by name, and the device's ceilings in one run.
+
+Written without a GPU and not yet run on one: its logic is tested on a CPU, its times are not.
+
+Times are those of the device, between two events, of calls that follow each other without a pause.
+A ceiling is measured before and after each peer: products of large matrices of the case's dtype,
+or, for decoding, a sum over more memory than the caches hold.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..api.attention import attention, look
+from ..errors import BadValue
+from ..masks import Causal, Everything, causal, prefix, window
+from ..problem.check import Options, make_problem
+from ..stats import map, topk
+from .cases import BF16, F32, Case, documents_of
+
+DEVICE = torch.device("cuda")
+SAMPLE_SECONDS = 0.1
+EDGE = 8192  # of the matrices whose product is the ceiling
+
+HEADS: dict[str, Any] = dict(H=32, G=8, D=128, dtype=BF16)
+GROUPS: dict[str, list[Case]] = {
+    "prefill": [
+        Case(f"bf16 D={D} {'causal ' if mask is causal else ''}S={S}", H=H, G=H, D=D, Tq=S, Tk=S,
+             dtype=BF16, mask=mask)
+        for D, H in ((64, 32), (128, 16))
+        for S in (4096, 16384, 65536)
+        for mask in (Everything(), causal)
+    ] + [Case("fp32 causal S=4096", Tq=4096, Tk=4096, dtype=F32, mask=causal)],
+    "masked": [
+        Case("window 512 of 16384", Tq=16384, Tk=16384, mask=window(before=511, after=0), **HEADS),
+        Case("window 512 and sink 4 of 16384", Tq=16384, Tk=16384,
+             mask=causal & (window(before=511, after=0) | prefix(4)), **HEADS),
+        Case("64 documents in 16384", Tq=16384, Tk=16384, mask=documents_of(), **HEADS),
+    ],
+    "decode": [
+        Case(f"decode B={B} Tk={Tk}", B=B, Tq=1, Tk=Tk, **HEADS)
+        for B, Tk in ((1, 4096), (1, 65536), (8, 4096))
+    ],
+    "training": [
+        Case(f"training D={D} S={S} causal", H=H, G=H, D=D, Tq=S, Tk=S, dtype=BF16, mask=causal,
+             training=True)
+        for D, H in ((64, 32), (128, 16))
+        for S in (4096, 16384)
+    ],
+    "look": [Case("look S=16384 causal", Tq=16384, Tk=16384, mask=causal, **HEADS)],
+}  # fmt: skip
+LOOKS: dict[str, list[Any]] = {
+    "lse, max, entropy": ["lse", "max", "entropy"],
+    "topk(8)": [topk(8)],
+    "received, map(64, 64)": ["received", map(64, 64)],
+}
+Run = Callable[[], Any]
+
+
+def measure_gpu(
+    groups: Sequence[str] = (),
+    *,
+    rounds: int = 5,
+    on_result: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Time clearhead, torch's kernels and the ceilings of the GPU in one run, interleaved.
+
+    Args:
+        groups: of `GROUPS`; none means all.
+        rounds: how often everything is timed; figures are medians.
+        on_result: is called with every result as soon as it is measured.
+
+    Returns:
+        {"about": ..., "results": [...]}, as `measure` does.
+
+    Raises:
+        BadValue: an unknown group; there is no GPU.
+    """
+    for name in groups:
+        if name not in GROUPS:
+            raise BadValue(
+                f"bench was asked for the group {name!r} on a GPU.",
+                f"there are {', '.join(repr(group) for group in GROUPS)}.",
+                "name one of these, or none for every group.",
+            )
+    if DEVICE.type == "cuda" and not torch.cuda.is_available():
+        raise BadValue(
+            "bench was asked to time a GPU.",
+            "torch finds no CUDA device here.",
+            "run it where there is one, or without --gpu, which times the CPU.",
+        )
+    results = []
+    for group in groups or GROUPS:
+        for case in GROUPS[group]:
+            result = {"group": group, **_one(case, rounds, group == "look")}
+            results.append(result)
+            on_result(result)
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+    return {"about": {"device": device, "torch": torch.__version__}, "results": results}
+
+
+def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
+    q, k, v = (x.detach().to(DEVICE).requires_grad_(case.training) for x in case.tensors())
+    tensors = q, k, v
+    runs: dict[str, Run] = {}
+    declined = {}
+    for name, make in (_looks() if looks else PEERS).items():
+        try:
+            with torch.set_grad_enabled(case.training):
+                run = make(case, *tensors)
+                runs[name] = _with_backward(run, tensors) if case.training else run
+                runs[name]()
+        except BadValue:  # an error of clearhead must not pass as "declined"
+            raise
+        except Exception as error:  # any error of a peer is its reason in the table
+            declined[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+            runs.pop(name, None)
+    problem, _ = make_problem(q, k, v, Options(mask=case.mask))
+    work = case.work(problem)
+    ceiling = read_ceiling if case.decode else partial(product_ceiling, case.dtype)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    shares: dict[str, list[float]] = {name: [] for name in runs}
+    tops = []
+    for _ in range(rounds):
+        tops.append(ceiling())
+        for name, run in runs.items():
+            with torch.set_grad_enabled(case.training):
+                seconds[name].append(seconds_per_call(run))
+            tops.append(ceiling())
+            shares[name].append(work / seconds[name][-1] / statistics.mean(tops[-2:]))
+    ours = seconds["clearhead"]
+    return {
+        "case": case.name,
+        "unit": "GB/s" if case.decode else "GFLOP/s",
+        "ceiling": statistics.median(tops) / 1e9,
+        "declined": declined,
+        "peers": {
+            name: {
+                "seconds": statistics.median(times),
+                "rate": work / statistics.median(times) / 1e9,
+                "share": statistics.median(shares[name]),
+                "times ours": statistics.median(s / o for s, o in zip(times, ours, strict=True)),
+            }
+            for name, times in seconds.items()
+        },
+    }
+
+
+# ---------------------------------------------------------------------------------- clock, ceilings
+
+
+def seconds_per_call(run: Run) -> float:
+    """Seconds of the device per call."""
+    for _ in range(2):
+        run()
+    return _between_events(run, max(1, int(SAMPLE_SECONDS / max(_between_events(run, 1), 1e-6))))
+
+
+def _between_events(run: Run, calls: int) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        run()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3 / calls
+
+
+def product_ceiling(dtype: torch.dtype) -> float:
+    """Operations per second of torch's product of large matrices."""
+    a = torch.ones(EDGE, EDGE, dtype=dtype, device=DEVICE)
+    return 2 * EDGE**3 / seconds_per_call(lambda: a @ a)
+
+
+def read_ceiling() -> float:
+    """Bytes per second of torch's sum over 16 times EDGE^2 bytes."""
+    memory = torch.ones(EDGE * 4, EDGE, device=DEVICE)
+    return memory.numel() * 4 / seconds_per_call(memory.sum)
+
+
+# ------------------------------------------------------------------------------------------- peers
+
+
+def _ours(case: Case, q: Tensor, k: Tensor, v: Tensor, engine: str) -> Run:
+    return lambda: attention(q, k, v, mask=case.mask, engine=engine)
+
+
+def _sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> Run:
+    rule: dict[str, Any] = {"enable_gqa": case.G != case.H}
+    if isinstance(case.mask, Causal):
+        rule["is_causal"] = True
+    elif case.masked:
+        rule["attn_mask"] = case.mask.to_bool(case.Tq, case.Tk, device=q.device)
+
+    def run() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, **rule)
+
+    return run
+
+
+def _flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    block = case.mask.to_block_mask(case.Tq, case.Tk, device=q.device) if case.masked else None
+    torch._dynamo.reset()  # after eight shapes it would stop compiling
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(q, k, v, block_mask=block, enable_gqa=case.G != case.H)
+
+
+PEERS: dict[str, Callable[..., Run]] = {
+    "clearhead": partial(_ours, engine="auto"),
+    "clearhead triton": partial(_ours, engine="triton"),
+    "sdpa flash": partial(_sdpa, backend=SDPBackend.FLASH_ATTENTION),
+    "sdpa cudnn": partial(_sdpa, backend=SDPBackend.CUDNN_ATTENTION),
+    "sdpa efficient": partial(_sdpa, backend=SDPBackend.EFFICIENT_ATTENTION),
+    "torch flex": _flex,
+}
+
+
+def _looks() -> dict[str, Callable[..., Run]]:
+    """The output alone, and beside each of some statistics."""
+
+    def seen(asked: list[Any], case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
+        return lambda: look(q, k, v, mask=case.mask, stats=asked)
+
+    beside = {f"look {name}": partial(seen, asked) for name, asked in LOOKS.items()}
+    return {"clearhead": PEERS["clearhead"], **beside}
+
+
+def _with_backward(run: Run, tensors: tuple[Tensor, ...]) -> Run:
+    grad = torch.randn_like(run())
+    return lambda: torch.autograd.grad(run(), tensors, grad)

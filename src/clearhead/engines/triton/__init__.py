@@ -1,0 +1,102 @@
+"""Kernels for a GPU, in Triton (extra `gpu`), which is imported when the engine first answers.
+
+What the kernels read (`arguments`), what they do with a tile (`tile`), the output and the sums of
+rows (`forward`, `launch`), gradients (`backward`, `gradients`), both as operators for autograd and
+tracers (`operator`), statistics (`weight_sums`, `statistics`). With TRITON_INTERPRET=1 the same
+kernels run on a CPU, slowly: so the tests hold them against the reference where there is no GPU.
+"""
+
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ...masks.values import shared_offset
+from ...problem.biases import Alibi, TensorBias
+from ...problem.problem import Inputs, Problem
+from ...stats import Partial, Statistic, lse_alone
+from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
+from ..engine import Engine
+from ..gpu import gpu_of, why_not_torch
+
+INSTALLED = find_spec("triton") is not None
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+LARGEST_HEAD = 256  # a tile of more would not fit in registers
+
+
+class Triton(Engine):
+    """Exact attention on a GPU, forward and back, for every mask, and statistics in the sweep.
+
+    Source: Dao 2023, "FlashAttention-2"; Dao et al. 2023, "Flash-Decoding".
+    """
+
+    name = "triton"
+    caption = "kernels in Triton that skip what the mask leaves empty"
+
+    def caption_of(self, problem: Problem) -> str:
+        on_gpu = problem.device.type == "cuda"
+        reason = why_not_torch(problem, gpu_of(problem.device)) if on_gpu else ""
+        return f"{self.caption}; {reason}" if reason else self.caption
+
+    def why_not(self, problem: Problem) -> list[str]:
+        p = problem
+        reasons = []
+        if p.device.type == "cpu" and not _interprets():
+            return ["the Triton kernels compute on a GPU"]
+        if p.device.type not in ("cpu", "cuda", "meta"):
+            reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
+        if not INSTALLED:
+            reasons.append("triton is not installed: pip install 'clearhead[gpu]'")
+        elif p.device.type == "cuda" and gpu_of(p.device).capability < (8, 0):
+            reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
+        if p.dtype not in DTYPES:
+            reasons.append(f"the Triton kernels compute no {str(p.dtype).removeprefix('torch.')}")
+        if max(p.D, p.Dv) > LARGEST_HEAD:
+            reasons.append(f"the Triton kernels hold heads of up to {LARGEST_HEAD}")
+        if in_forward_mode():
+            reasons.append("the Triton kernels carry no forward-mode derivatives")
+        if is_onnx_export():
+            reasons.append("ONNX has no operator for the Triton kernels")
+        if compiles_transform():
+            reasons.append("the Triton kernels follow no torch.func inside of torch.compile")
+        if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
+            reasons.append("the Triton kernels know no ALiBi with a position per batch")
+        elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
+            reasons.append("the Triton kernels have no gradient of ALiBi slopes")
+        elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
+            reasons.append(f"the Triton kernels do not know {p.bias!r}")
+        return reasons
+
+    def skips_tiles(self, problem: Problem) -> bool:
+        return True
+
+    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+        from .operator import answer
+
+        return answer(problem, inputs, False)[0]
+
+    def look(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> tuple[Tensor, Partial]:
+        from .statistics import answer_and_lse, answer_and_stats, can_count
+
+        if lse_alone(statistics):
+            return answer_and_lse(problem, inputs, statistics)
+        if not can_count(problem, inputs, statistics):
+            return super().look(problem, inputs, statistics)
+        out, partial = answer_and_stats(problem, inputs, statistics, True)
+        assert out is not None
+        return out, partial
+
+    def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
+        from .statistics import answer_and_stats, can_count
+
+        if not can_count(problem, inputs, statistics):
+            return super().count(problem, inputs, statistics)
+        return answer_and_stats(problem.undropped, inputs, statistics, False)[1]
+
+
+def _interprets() -> bool:
+    """Does Triton run its kernels on a CPU? It reads this once, when a kernel is defined."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -1,0 +1,172 @@
+"""What the kernels read: tensors with their strides, and the rule (mask, bias, dropout).
+
+Triton passes a NamedTuple as it is, so a kernel reads `rule.bias.q` where C would read a struct.
+None in a field is known when the kernel is compiled: what was not asked costs nothing.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...masks.key_ranges import EVERY_KEY
+from ...masks.values import shared_offset
+from ...problem.biases import Alibi, TensorBias
+from ...problem.dropout import draw_seed
+from ...problem.problem import Problem
+
+LOG2E = 1 / math.log(2.0)
+
+
+class Rule(NamedTuple):
+    """The operator's arguments besides q, k and v. Query q sees the keys q - before to q + after,
+    or, with `lo`, those of its key ranges where `bits` are set. `slopes` and `shift` are ALiBi's.
+    """
+
+    scale: float
+    softcap: float  # 0 means none
+    before: int
+    after: int
+    lo: Tensor | None = None
+    hi: Tensor | None = None
+    bits: Tensor | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+    shift: int = 0
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+
+def rule_of(p: Problem) -> Rule:
+    """The problem's mask, bias, sinks and dropout, on its device."""
+    before = after = EVERY_KEY
+    lo = hi = bits = bias = slopes = sinks = seed = None
+    shift = 0
+    if p.masked:
+        if (band := p.mask.band(p.grid)) is not None:
+            before, after = band
+        else:
+            lo, hi, bits = p.key_ranges.lo, p.key_ranges.hi, p.key_ranges.bits
+    if isinstance(p.bias, TensorBias):
+        bias = p.bias.as_4d().resolve_neg()
+    elif isinstance(p.bias, Alibi):
+        slopes = p.bias.of(p.grid).to(p.device, torch.float32).resolve_neg()
+        shift = shared_offset(p.bias.align, p.grid) or 0  # a position per batch is declined
+    if p.sinks is not None:
+        sinks = p.sinks.float().resolve_neg()
+    if p.dropout:
+        if p.seed is None:
+            seed = draw_seed(p.device)
+        else:
+            seed = torch.full((1,), p.seed, dtype=torch.long, device=p.device)
+    return Rule(
+        p.scale, p.softcap or 0.0, before, after, lo, hi, bits, bias, slopes, shift, sinks,
+        p.dropout, seed,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------- as the kernels read it
+
+
+class Sizes(NamedTuple):
+    B: int
+    H: int
+    G: int
+    Tq: int
+    Tk: int
+
+
+class Rows(NamedTuple):
+    """A (B, H, T, D) tensor whose last dimension is contiguous: address and strides."""
+
+    at: Any
+    b: int
+    h: int
+    t: int
+
+
+class Cells(NamedTuple):
+    """A (B, H, Tq, x) tensor: address and strides, 0 where a dimension of size 1 broadcasts."""
+
+    at: Any
+    b: int
+    h: int
+    q: int
+    k: int
+
+
+class KernelRule(NamedTuple):
+    """`Rule` as the kernels read it. Logits are in a unit of their own: a logit x counts as
+    exp2(x * unit). Where nothing is done to them, they are the products q k as they come."""
+
+    unit: float
+    natural: float  # a logit x in nats is x * natural
+    scale: float | None  # of q k; with a soft cap, what goes into tanh
+    cap: float | None
+    before: int
+    after: int
+    lo: Cells | None
+    hi: Cells | None
+    ranges: int
+    bits: Cells | None
+    bias: Cells | None
+    slopes: Any
+    shift: int
+    sinks: Any
+    seed: Any
+    drop_below: int  # a cell is dropped whose 32-bit hash is below
+    keep_factor: float
+
+
+def kernel_rule(rule: Rule, sizes: Sizes) -> KernelRule:
+    far = sizes.Tq + sizes.Tk  # no distance is larger, and the sums of positions stay in 32 bits
+    capped = rule.softcap != 0.0
+    # The largest product is the largest logit if the scale is positive, also when rounded.
+    bare = not capped and rule.scale > 1e-30
+    bare = bare and rule.bias is None and rule.slopes is None and rule.sinks is None
+    return KernelRule(
+        unit=rule.scale * LOG2E if bare else LOG2E,
+        natural=rule.scale if bare else 1.0,
+        scale=None if bare else rule.scale / rule.softcap if capped else rule.scale,
+        cap=rule.softcap if capped else None,
+        before=max(-far, min(rule.before, far)),
+        after=max(-far, min(rule.after, far)),
+        lo=cells_if(rule.lo),
+        hi=cells_if(rule.hi),
+        ranges=1 if rule.lo is None else rule.lo.shape[-1],
+        bits=None if rule.bits is None else cells(rule.bits.view(torch.uint8)),
+        bias=cells_if(rule.bias),
+        slopes=None if rule.slopes is None else rule.slopes.contiguous(),
+        shift=max(-(2**30), min(rule.shift, 2**30)),
+        sinks=None if rule.sinks is None else rule.sinks.contiguous(),
+        seed=rule.seed,
+        drop_below=round(rule.dropout * 2**32),
+        keep_factor=1 / max(1.0 - rule.dropout, 1e-30),
+    )
+
+
+def sizes_of(q: Tensor, k: Tensor) -> Sizes:
+    B, H, Tq, _ = q.shape
+    return Sizes(B, H, k.shape[1], Tq, k.shape[2])
+
+
+def rows(x: Tensor) -> Rows:
+    """Of a tensor from `with_rows`."""
+    return Rows(x, *x.stride()[:3])
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """The same numbers with a contiguous last dimension; any other strides may stay."""
+    x = x.resolve_neg() if x.is_neg() else x
+    return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
+
+
+def cells(x: Tensor) -> Cells:
+    steps = zip(x.stride(), x.shape, strict=True)
+    return Cells(x, *(0 if size == 1 else step for step, size in steps))
+
+
+def cells_if(x: Tensor | None) -> Cells | None:
+    return None if x is None else cells(x)

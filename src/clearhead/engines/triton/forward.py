@@ -1,0 +1,341 @@
+"""The forward sweep: the output, and sums of each row for gradients and statistics.
+
+A program owns a tile of rows and walks over their keys once, with a running maximum, a running sum
+and a running weighted sum (problem/online_softmax.py). Cost of a tile of M rows and N keys:
+
+    2 M N (D + Dv) flops on the matrix units, M N exp2 beside them, N (D + Dv) numbers of keys and
+    values read, which all tiles of a head share through the cache
+
+so M is as large as registers hold the (M, Dv) sum in fp32, and N only as large as shared memory
+holds two or three tiles of keys and values in flight. Of each range of keys the middle, which all
+rows of the tile see, is computed without a mask; tiles that no row sees are never loaded.
+Where queries are few, programs split the keys, and `merge_splits` joins what they found: then the
+floor is one read of the keys and values.
+Source: Dao 2023, "FlashAttention-2"; Dao, Haziza, Massa & Sizov 2023, "Flash-Decoding".
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .arguments import Cells
+from .tile import (
+    allowed_cells,
+    anchor,
+    cleaned,
+    exp_above,
+    finite,
+    key_range,
+    line_offsets,
+    load_keys,
+    load_rows,
+    logits,
+    product,
+    row_hash,
+    survivors,
+)
+
+
+class RowSums(NamedTuple):
+    """Where the sums of each row go, (splits, B, H, Tq) each; None where nobody asked.
+
+    `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it. `max` and
+    `best` are in units of the rule, `moment` in units of log 2. `masses` is (..., GROUPS), `best`
+    and `where` are (..., TOP).
+    """
+
+    max: Any = None
+    sum: Any = None
+    share: Any = None
+    lse: Any = None
+    moment: Any = None
+    masses: Any = None
+    best: Any = None
+    where: Any = None
+
+
+class Groups(NamedTuple):
+    """The key ranges of groups of keys, (B|1, H|1, Tq|1, groups x ranges)."""
+
+    lo: Cells
+    hi: Cells
+    ranges: int
+
+
+@triton.jit
+def attend_tiles(
+    q, k, v, out, sums, groups, rule, sizes, tiles, splits, chunk,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr,
+    BAND: tl.constexpr, SKIP: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
+    WITH_OUT: tl.constexpr,
+):  # fmt: skip
+    # The last queries come first: under a causal mask they have the most keys.
+    place = tl.program_id(0)
+    tile = tiles - 1 - place % tiles
+    place = place // tiles
+    split = place % splits
+    place = place // splits
+    group_size = sizes.H // sizes.G
+    parts = (group_size + HEADS - 1) // HEADS
+    part = place % parts
+    g = (place // parts) % sizes.G
+    b = place // parts // sizes.G
+
+    M: tl.constexpr = HEADS * QUERIES
+    row = tl.arange(0, M)
+    head = part * HEADS + row // QUERIES
+    t = tile * QUERIES + row % QUERIES
+    real = (head < group_size) & (t < sizes.Tq)
+    h = g * group_size + tl.minimum(head, group_size - 1)
+    t = tl.minimum(t, sizes.Tq - 1)
+
+    queries = load_rows(q, b, h, t, D, BLOCK_D)
+    hashes = row_hash(rule, b, h, t) if DROPS else row
+    state = (
+        tl.full([M], float("-inf"), tl.float32),
+        tl.zeros([M], tl.float32),
+        tl.zeros([M, BLOCK_DV], tl.float32),
+        tl.zeros([M], tl.float32),
+        tl.zeros([M, GROUPS], tl.float32),
+        tl.full([M, TOP], float("-inf"), tl.float32),
+        tl.full([M, TOP], -1, tl.int32),
+    )
+
+    first, last = split * chunk, tl.minimum((split + 1) * chunk, sizes.Tk)
+    for j in range(0, rule.ranges):
+        lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
+        sees = lo < hi
+        start = tl.maximum(tl.min(tl.where(sees, lo, sizes.Tk)), first) // N * N
+        stop = tl.minimum(tl.max(tl.where(sees, hi, 0)), last)
+        full_start = tl.minimum((tl.max(lo) + N - 1) // N * N, stop)
+        full_start = tl.maximum(full_start, start)
+        full_stop = tl.maximum(tl.minimum(tl.min(hi), stop) // N * N, full_start)
+        if rule.bits is not None:
+            full_stop = full_start
+        state = walk(
+            state, start, full_start, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, SKIP, DROPS, PRECISION, MOMENT, GROUPS,
+            TOP, WITH_OUT,
+        )  # fmt: skip
+        state = walk(
+            state, full_start, full_stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, False, False, DROPS, PRECISION, MOMENT, GROUPS,
+            TOP, WITH_OUT,
+        )  # fmt: skip
+        state = walk(
+            state, full_stop, stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, SKIP, DROPS, PRECISION, MOMENT, GROUPS,
+            TOP, WITH_OUT,
+        )  # fmt: skip
+
+    top, total, acc, moment, masses, best, where = state
+    at = ((split * sizes.B + b).to(tl.int64) * sizes.H + h) * sizes.Tq + t
+    if sums.max is not None:
+        tl.store(sums.max + at, tl.where(total != total, total, top), mask=real)
+    if sums.sum is not None:
+        tl.store(sums.sum + at, total, mask=real)
+    if MOMENT:
+        tl.store(sums.moment + at, moment, mask=real)
+    if sums.masses is not None:
+        column = tl.arange(0, GROUPS)
+        tl.store(sums.masses + at[:, None] * GROUPS + column[None, :], masses, mask=real[:, None])
+    if sums.best is not None:
+        column = tl.arange(0, TOP)
+        tl.store(sums.best + at[:, None] * TOP + column[None, :], best, mask=real[:, None])
+        tl.store(sums.where + at[:, None] * TOP + column[None, :], where, mask=real[:, None])
+    if out.partial is not None:
+        store_rows(out.partial, at, acc, real, DV, BLOCK_DV)
+    if out.whole is not None:
+        finish(out.whole, sums, rule, top, total, acc, at, h, real, DV, BLOCK_DV)
+
+
+class Out(NamedTuple):
+    """Where the output goes, contiguous: `whole` (B, H, Tq, Dv), or of each split a `partial` sum
+    before the division, (splits, B, H, Tq, Dv) in fp32."""
+
+    whole: Any = None
+    partial: Any = None
+
+
+@triton.jit
+def walk(
+    state, start, stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, lo, hi,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr, SKIP: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
+    WITH_OUT: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles of N keys from `start` up to `stop` into the state."""
+    for begin in range(start, stop, N):
+        keys = begin + tl.arange(0, N)
+        if MASKED:
+            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
+        else:
+            allowed = (keys >= 0)[None, :]
+        if SKIP:  # a tile may be empty between the ranges of its rows
+            if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
+                state = take(
+                    state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
+                    D, DV, BLOCK_D, BLOCK_DV, MASKED, DROPS, PRECISION, MOMENT, GROUPS, TOP,
+                    WITH_OUT,
+                )  # fmt: skip
+        else:
+            state = take(
+                state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
+                D, DV, BLOCK_D, BLOCK_DV, MASKED, DROPS, PRECISION, MOMENT, GROUPS, TOP,
+                WITH_OUT,
+            )  # fmt: skip
+    return state
+
+
+@triton.jit
+def take(
+    state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    MASKED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, WITH_OUT: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys: (M, N) logits, their powers of 2, and what the values add."""
+    top, total, acc, moment, masses, best, where = state
+    key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
+    products = product(queries, tl.trans(key_tile), None, PRECISION)
+    x, _ = logits(products, rule, b, h, t, keys, allowed, MASKED)
+
+    new_top = tl.maximum(top, tl.max(x, 1))
+    base = anchor(new_top)
+    powers = exp_above(x, base, rule)
+    rescale = tl.exp2((top - base) * rule.unit)
+    if MOMENT:
+        # exp2 of -1000 is 0, and unlike -inf it may be multiplied by 0.
+        shift = tl.maximum((top - base) * rule.unit, -1000.0)
+        below = tl.maximum((x - base[:, None]) * rule.unit, -1000.0)
+        moment = rescale * (moment + shift * total) + tl.sum(powers * below, 1)
+    total = total * rescale + tl.sum(powers, 1)
+    if groups is not None:
+        masses = masses * rescale[:, None]
+        for i in tl.static_range(GROUPS):
+            inside = powers < 0.0
+            for j in range(0, groups.ranges):
+                at = (i * groups.ranges + j) * groups.lo.k
+                lo = tl.load(groups.lo.at + line_offsets(groups.lo, b, h, t) + at)
+                hi = tl.load(groups.hi.at + line_offsets(groups.hi, b, h, t) + at)
+                inside = inside | ((keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None]))
+            mass = tl.sum(tl.where(inside, powers, 0.0), 1)
+            masses += tl.where(tl.arange(0, GROUPS)[None, :] == i, mass[:, None], 0.0)
+    if TOP > 1:
+        best, where = keep_largest(best, where, x, keys, TOP)
+
+    if WITH_OUT:
+        values = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, MASKED)
+        if DROPS:
+            powers = powers * survivors(rule, hashes, keys)
+        acc = acc * rescale[:, None]
+        if MASKED or rule.bias is not None:  # a bias may be -inf
+            seen = x != float("-inf")
+            acc = add_masked(acc, powers, values, seen, PRECISION)
+        else:
+            acc = product(powers.to(values.dtype), values, acc, PRECISION)
+    return new_top, total, acc, moment, masses, best, where
+
+
+@triton.jit
+def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
+    """acc + powers @ values, where NaN and infinity in a value reach the rows that see it and no
+    other: 0 times NaN is NaN. Nothing but a comparison where all values are finite."""
+    clean = cleaned(values)
+    acc = product(powers.to(values.dtype), clean, acc, PRECISION)
+    bad = tl.where(finite(values), 0, 1)
+    if tl.max(tl.max(bad, 1), 0) > 0:
+        looks, wide = seen.to(tl.float16), values.to(tl.float32)
+        nan = tl.dot(looks, (wide != wide).to(tl.float16))
+        above = tl.dot(looks, (wide == float("inf")).to(tl.float16))
+        below = tl.dot(looks, (wide == float("-inf")).to(tl.float16))
+        acc = tl.where(above > 0, float("inf"), acc)
+        acc = tl.where(below > 0, float("-inf"), acc)
+        acc = tl.where((nan > 0) | ((above > 0) & (below > 0)), float("nan"), acc)
+    return acc
+
+
+@triton.jit
+def keep_largest(best, where, x, keys, TOP: tl.constexpr):
+    """Put the largest logits of a tile among the `best` of each row, not sorted. A row takes one at
+    a time, the lowest key first among equal ones, and only what exceeds the least it holds: after
+    the first tiles that is seldom."""
+    slot = tl.arange(0, TOP)
+    found = tl.max(x, 1)
+    while tl.max((found > tl.min(best, 1)).to(tl.int32), 0) > 0:
+        key = tl.min(tl.where(x == found[:, None], keys[None, :], 2147483647), 1)
+        least = tl.min(best, 1)
+        # Of equal ones the highest key gives way.
+        rank = tl.where(best == least[:, None], where.to(tl.int64) * TOP + slot[None, :], -TOP - 1)
+        replace = (rank == tl.max(rank, 1)[:, None]) & (found > least)[:, None]
+        best = tl.where(replace, found[:, None], best)
+        where = tl.where(replace, key[:, None], where)
+        x = tl.where(keys[None, :] == key[:, None], float("-inf"), x)
+        found = tl.max(x, 1)
+    return best, where
+
+
+@triton.jit
+def store_rows(out, at, acc, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
+    d = tl.arange(0, BLOCK_DV)
+    place = out + at[:, None] * DV + d[None, :]
+    tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & (d[None, :] < DV))
+
+
+@triton.jit
+def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
+    """Let the sink take part, divide, and store. A row that sees nothing gives 0."""
+    after = top
+    if rule.sinks is not None:
+        sink = tl.load(rule.sinks + h)
+        after = tl.maximum(top, sink)
+    base = anchor(after)
+    factor = tl.exp2((top - base) * rule.unit)
+    total = total * factor
+    if rule.sinks is not None:
+        total = total + tl.exp2((sink - base) * rule.unit)
+    blind = total == 0.0
+    # A row that sees nothing has share 0, even if the sink is NaN.
+    nothing = blind | (top == float("-inf"))
+    share = tl.where(nothing, 0.0, factor / tl.where(blind, 1.0, total))
+    store_rows(out, at, acc * share[:, None], real, DV, BLOCK_DV)
+    if sums.share is not None:
+        tl.store(sums.share + at, share, mask=real)
+    if sums.lse is not None:
+        lse = base * rule.natural + tl.log2(tl.where(blind, 1.0, total)) * 0.6931471805599453
+        tl.store(sums.lse + at, tl.where(blind, float("-inf"), lse), mask=real)
+
+
+@triton.jit
+def merge_splits(
+    out, partial, sums, split_max, split_sum, rule, sizes, splits, count,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """The output from what the splits of the keys found, one after the other, M rows a program.
+    Reads splits x (Dv + 2) numbers a row, a few thousandths of what the splits read."""
+    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    real = row < count
+    at = tl.minimum(row, count - 1)
+    d = tl.arange(0, BLOCK_DV)
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, BLOCK_DV], tl.float32)
+    for split in range(0, splits):
+        here = split * count + at
+        other = tl.load(split_max + here)
+        new_top = tl.maximum(top, other)
+        base = anchor(new_top)
+        ours = tl.exp2((top - base) * rule.unit)
+        theirs = tl.exp2((other - base) * rule.unit)
+        total = total * ours + tl.load(split_sum + here) * theirs
+        part = tl.load(partial + here[:, None] * DV + d[None, :], mask=d[None, :] < DV, other=0.0)
+        acc = acc * ours[:, None] + part * theirs[:, None]
+        top = new_top
+    h = ((at // sizes.Tq) % sizes.H).to(tl.int32)
+    if sums.max is not None:
+        tl.store(sums.max + at, tl.where(total != total, total, top), mask=real)
+    finish(out, sums, rule, top, total, acc, at, h, real, DV, BLOCK_DV)

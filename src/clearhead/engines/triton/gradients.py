@@ -1,0 +1,167 @@
+"""Launching the backward kernels: tile sizes, which queries see a tile of keys, buffers."""
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .arguments import (
+    KernelRule,
+    Rows,
+    Rule,
+    Sizes,
+    cells_if,
+    kernel_rule,
+    rows,
+    sizes_of,
+    with_rows,
+)
+from .backward import bias_gradients, key_gradients, query_gradients, row_products
+from .launch import FUSED, dot_precision, head_block, on_device
+
+
+def backward_tiles(Tq: int, D: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """(queries, keys, warps) of a tile. Two (tile, D) sums in fp32 stay in registers, beside four
+    tiles of products."""
+    if dtype == torch.float32:
+        queries, keys = (32, 32) if D <= 64 else (16, 32) if D <= 128 else (16, 16)
+    else:
+        queries, keys = (64, 64) if D <= 64 else (32, 64) if D <= 128 else (32, 32)
+    return min(queries, max(16, triton.next_power_of_2(Tq))), keys, 4
+
+
+def gradients(
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    top: Tensor,
+    share: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
+    sizes = sizes_of(q, k)
+    B, H, G, Tq, Tk = sizes
+    D, DV = q.shape[3], v.shape[3]
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    bias = rule.bias if bias_grad else None
+    dbias, dsinks = q.new_zeros(0, dtype=torch.float32), q.new_zeros(0, dtype=torch.float32)
+    if bias is not None:
+        dbias = torch.zeros(bias.shape, dtype=bias.dtype, device=q.device)
+    if rule.sinks is not None:
+        dsinks = torch.zeros_like(rule.sinks)
+    if not B * H * Tq:
+        return dq, dk, dv, dbias, dsinks
+
+    delta = q.new_empty((B, H, Tq), dtype=torch.float32)
+    M, N, warps = backward_tiles(Tq, max(head_block(D), head_block(DV)), q.dtype)
+    q_tiles, k_tiles = math.ceil(Tq / M), math.ceil(Tk / N)
+    of_kernel = kernel_rule(rule, sizes)
+    blocks: dict[str, Any] = dict(
+        D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), M=M, N=N
+    )
+    how: dict[str, Any] = dict(
+        BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
+        num_warps=warps, num_stages=2, **FUSED,
+    )  # fmt: skip
+    skip = rule.bits is not None or of_kernel.ranges > 1
+    saved = top, share, delta
+    with on_device(q):
+        row_products[(math.ceil(B * H * Tq / 32),)](
+            rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), delta,
+            sizes, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV), M=32, **FUSED,
+        )  # fmt: skip
+        if Tk:
+            tensors = rows(q), rows(k), rows(v), rows(dout)
+            query_gradients[(q_tiles * H * B,)](
+                *tensors, *saved, dq, rule.scale, of_kernel, sizes, q_tiles, SKIP=skip,
+                **blocks, **how,
+            )  # fmt: skip
+            first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
+            key_gradients[(k_tiles * G * B,)](
+                *tensors, *saved, dk, dv, cells_if(first), cells_if(last), rule.scale, of_kernel,
+                sizes, k_tiles, SKIP=skip, **blocks, **how,
+            )  # fmt: skip
+            if bias is not None and bias.numel():
+                dbias = _of_bias(
+                    bias, tensors, saved, of_kernel, sizes, q_tiles, k_tiles, {**blocks, **how}
+                )
+    if rule.sinks is not None:
+        share_of_sink = torch.exp(rule.sinks.view(-1, 1) - lse)
+        share_of_sink = share_of_sink.masked_fill(lse == -math.inf, 0.0)
+        dsinks = -(share_of_sink * delta).sum((0, 2))
+    return dq, dk, dv, dbias, dsinks
+
+
+def _of_bias(
+    bias: Tensor,
+    tensors: tuple[Rows, ...],
+    saved: tuple[Tensor, ...],
+    rule: KernelRule,
+    sizes: Sizes,
+    q_tiles: int,
+    k_tiles: int,
+    how: dict[str, Any],
+) -> Tensor:
+    """The gradient of a bias, in its shape and dtype."""
+    B, H, Tq, Tk = bias.shape
+    if Tq == 1 or Tk == 1:  # O(T) numbers for each head, then added up
+        B, H = sizes.B, sizes.H
+    per_q, per_k = Tq > 1, Tk > 1
+    found = torch.zeros(B, H, Tq, Tk, device=bias.device)
+    programs = B * H * (q_tiles if per_q else 1) * (k_tiles if per_k else 1)
+    bias_gradients[(programs,)](
+        *tensors, *saved, found, rule, sizes, q_tiles, k_tiles,
+        PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **how,
+    )  # fmt: skip
+    broadcast = [d for d in (0, 1) if found.shape[d] != bias.shape[d]]
+    return (found.sum(broadcast, keepdim=True) if broadcast else found).to(bias.dtype)
+
+
+def seen_from(rule: Rule, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]:
+    """For each tile of N keys and each range of the mask the queries [first, last), in steps of M,
+    among which are all that see one of these keys in that range: (B|1, H|1, tiles, ranges) both.
+
+    A strip of M queries touches an interval of tiles. An interval is two powers of 2 that overlap,
+    so the least strip is written to those (`low[level]`), and every level handed down to the two
+    halves: O((strips + tiles) log tiles), where tiles x strips would grow with the square.
+    """
+    assert rule.lo is not None and rule.hi is not None
+    strips, tiles = math.ceil(sizes.Tq / M), math.ceil(sizes.Tk / N)
+    lo, hi = (x.expand(*x.shape[:2], sizes.Tq, -1) for x in (rule.lo, rule.hi))
+    missing = (0, 0, 0, strips * M - sizes.Tq)
+    sees = lo < hi
+    begin = torch.where(sees, lo // N, tiles)
+    end = torch.where(sees, -(-hi // N), 0)
+    begin = torch.nn.functional.pad(begin, missing, value=tiles).unflatten(2, (strips, M)).amin(3)
+    end = torch.nn.functional.pad(end, missing, value=0).unflatten(2, (strips, M)).amax(3)
+    begin, end = (x.movedim(-1, -2).contiguous() for x in (begin, end))  # (b, h, ranges, strips)
+    length = (end - begin).clamp(min=0)
+    levels = max(tiles, 1).bit_length()
+    level = torch.frexp(length.float()).exponent.long() - 1
+    none = length == 0
+    level = level.clamp(min=0)
+    strip = torch.arange(strips, device=lo.device).expand_as(begin)
+    low = torch.full((*begin.shape[:3], levels * tiles), strips, device=lo.device)
+    high = torch.zeros_like(low)
+    for place in (begin, end - (1 << level)):
+        where = (level * tiles + place).masked_fill(none, 0)
+        low.scatter_reduce_(-1, where, strip.masked_fill(none, strips), "amin")
+        high.scatter_reduce_(-1, where, (strip + 1).masked_fill(none, 0), "amax")
+    low, high = (x.unflatten(-1, (levels, tiles)) for x in (low, high))
+    for i in range(levels - 1, 0, -1):
+        half = 1 << (i - 1)
+        for x, best in ((low, torch.minimum), (high, torch.maximum)):
+            upper, lower = x[..., i, :], x[..., i - 1, :]
+            lower.copy_(best(lower, upper))
+            if half < tiles:
+                lower[..., half:].copy_(best(lower[..., half:], upper[..., : tiles - half]))
+    first, last = low[..., 0, :] * M, (high[..., 0, :] * M).clamp(max=sizes.Tq)
+    return first.movedim(-1, -2).int().contiguous(), last.movedim(-1, -2).int().contiguous()

@@ -1,0 +1,166 @@
+"""Launching the forward kernel: tile sizes, splits of the keys, buffers.
+
+The sizes follow from registers and shared memory (forward.py) and were not yet measured.
+"""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from .arguments import Rule, Sizes, kernel_rule, rows, sizes_of, with_rows
+from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
+
+# A split has at least so many keys, and a row at most so many splits. Neither depends on the batch
+# or the device, so an example's bits are the same in any batch.
+LEAST_SPLIT, MOST_SPLITS = 512, 64
+# By fp32 or not and by head size: queries, keys, warps and stages of a tile. The largest that spill
+# few or no registers, as ptxas counts them for compute capability 9.0 (causal).
+LARGEST = {
+    False: {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2)},
+    True: {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 4, 1)},
+}
+# A product and a sum may round once. Triton 3.9 warns where nobody says so, and 3.10 will not.
+FUSED = {"enable_fp_fusion": True}
+FEW_QUERIES = 16  # up to which heads that read the same keys share a tile, and keys are split
+
+
+class Tiles(NamedTuple):
+    """How a kernel is launched: heads x queries rows and `keys` keys a tile."""
+
+    heads: int
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def forward_tiles(sizes: Sizes, D: int, dtype: torch.dtype) -> Tiles:
+    """The running sum, rows x head size in fp32, stays in registers; `stages` tiles of keys and
+    values in shared memory: at D = 128 in bf16 3 x 64 x 256 x 2 bytes = 98 KB of the 163 (A100) to
+    227 KB (H100). `D` is the larger head size, a power of 2."""
+    wide = dtype == torch.float32
+    if sizes.Tq <= FEW_QUERIES:
+        heads = triton.next_power_of_2(max(sizes.H // max(sizes.G, 1), 1))
+        queries = triton.next_power_of_2(max(sizes.Tq, 1))
+        heads = min(heads, max(64 // queries, 1))
+        queries = max(queries, 16 // heads)  # the matrix units take 16 rows at least
+        return Tiles(heads, queries, 32 if wide or D > 128 else 64, 4, 2 if wide else 3)
+    most, keys, warps, stages = LARGEST[wide][min(max(D, 64), 256)]
+    return Tiles(1, min(most, max(16, triton.next_power_of_2(sizes.Tq))), keys, warps, stages)
+
+
+def splits_of(sizes: Sizes, tile: Tiles) -> tuple[int, int]:
+    """(how many splits of the keys, keys of each)."""
+    if sizes.Tq > FEW_QUERIES:
+        return 1, max(sizes.Tk, 1)
+    chunk = max(LEAST_SPLIT, math.ceil(sizes.Tk / MOST_SPLITS))
+    chunk = math.ceil(chunk / tile.keys) * tile.keys
+    return max(math.ceil(sizes.Tk / chunk), 1), chunk
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    rule: Rule,
+    wanted: frozenset[str],
+    groups: Groups | None = None,
+    n_groups: int = 0,
+    top: int = 0,
+) -> tuple[Tensor | None, dict[str, Tensor], int]:
+    """The output (None without values), and what was `wanted` of `RowSums`: `share` and `lse`
+    (B, H, Tq), the others (splits, B, H, Tq, ...); and the number of splits."""
+    q, k = with_rows(q), with_rows(k)
+    v = None if v is None else with_rows(v)
+    sizes = sizes_of(q, k)
+    B, H, _, Tq, _ = sizes
+    D, DV = q.shape[3], 1 if v is None else v.shape[3]
+    block_d, block_dv = head_block(D), head_block(DV)
+    tile = forward_tiles(sizes, max(block_d, block_dv), q.dtype)
+    if rule.bias is not None and tile.heads == 1:  # a tile of it lies in each stage
+        tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
+    splits, chunk = splits_of(sizes, tile)
+    split = splits > 1
+
+    def buffer(name: str, *more: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        if name not in wanted:
+            return None
+        lead = () if name in ("share", "lse", "final") else (splits,)
+        return q.new_empty((*lead, B, H, Tq, *more), dtype=dtype)
+
+    top_block = max(2, triton.next_power_of_2(top)) if top else 1
+    group_block = triton.next_power_of_2(max(n_groups, 1))
+    sums = RowSums(
+        buffer("max"), buffer("sum"), buffer("share"), buffer("lse"), buffer("moment"),
+        buffer("masses", group_block), buffer("best", top_block),
+        buffer("where", top_block, dtype=torch.int32),
+    )  # fmt: skip
+    out = None if v is None else q.new_empty((B, H, Tq, DV))
+    found = {name: x for name, x in sums._asdict().items() if x is not None}
+    if not B * H * Tq:
+        return out, found, splits
+    merges = split and (out is not None or sums.share is not None or sums.lse is not None)
+    partial = q.new_empty((splits, B, H, Tq, DV), dtype=torch.float32) if merges else None
+    of_kernel = sums
+    if merges:
+        shape = (splits, B, H, Tq)
+        split_max, split_sum = (
+            q.new_empty(shape, dtype=torch.float32) if x is None else x for x in sums[:2]
+        )
+        of_kernel = sums._replace(max=split_max, sum=split_sum, share=None, lse=None)
+    where = Out(
+        whole=None if split else out if out is not None else None,
+        partial=partial if out is not None else None,
+    )
+    kernel_args = kernel_rule(rule, sizes)
+    tiles = math.ceil(Tq / tile.queries)
+    parts = math.ceil(H // sizes.G / tile.heads)
+    precision = dot_precision(q.dtype)
+    with on_device(q):
+        attend_tiles[(tiles * splits * parts * sizes.G * B,)](
+            rows(q), rows(k), None if v is None else rows(v), where, of_kernel, groups,
+            kernel_args, sizes, tiles, splits, chunk,
+            D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
+            HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
+            BAND=rule.lo is None, SKIP=rule.bits is not None or kernel_args.ranges > 1,
+            DROPS=rule.seed is not None, PRECISION=precision,
+            MOMENT="moment" in wanted, GROUPS=group_block, TOP=top_block,
+            WITH_OUT=v is not None,
+            num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+        )  # fmt: skip
+        if merges:
+            height = 16
+            merge_splits[(math.ceil(B * H * Tq / height),)](
+                out, partial, sums._replace(max=None), split_max, split_sum, kernel_args, sizes,
+                splits, B * H * Tq, DV=DV, BLOCK_DV=block_dv, M=height, **FUSED,
+            )  # fmt: skip
+    return out, found, splits
+
+
+def head_block(D: int) -> int:
+    """What a head takes in a tile: the matrix units want a power of 2, 16 at least."""
+    return max(16, triton.next_power_of_2(max(D, 1)))
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """fp32 products are exact in fp32 ("ieee"), unless torch was told that tf32 will do:
+    `torch.set_float32_matmul_precision("high")`."""
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    if dtype == torch.bfloat16 and interprets():
+        return "widened"
+    return "ieee"
+
+
+def interprets() -> bool:
+    """Does Triton run the kernels on a CPU? It reads this when it defines a kernel."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Kernels start on the current device, which may be another than the tensor's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -1,0 +1,78 @@
+"""A mask as the `BlockMask` of torch's FlexAttention, made from its key ranges.
+
+torch's own `create_block_mask` evaluates the rule for every pair, in memory of Tq x Tk. Key ranges
+say which blocks they touch and fill by their ends alone: O(Tq x ranges + blocks).
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .key_ranges import KeyRanges
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+def block_mask(
+    ranges: KeyRanges,
+    rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    block_size: tuple[int, int],
+) -> "BlockMask":
+    """`ranges` as blocks of (queries, keys), beside the `rule(b, h, q, k)` for partial blocks."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    some, full = blocks(ranges, *block_size)
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~full),
+        *_listed(full),
+        BLOCK_SIZE=block_size,
+        mask_mod=rule,
+        seq_lengths=(ranges.Tq, ranges.Tk),
+    )
+
+
+def blocks(ranges: KeyRanges, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """For each block of `height` queries and `width` keys: (any pair allowed, all pairs allowed),
+    (B|1, H|1, ceil(Tq / height), ceil(Tk / width)) both. A block that reaches beyond Tq or Tk is
+    not full."""
+    strips, columns = -(-ranges.Tq // height), -(-ranges.Tk // width)
+    if ranges.bits is not None:
+        counts = [_count(ranges, slice(i * height, (i + 1) * height), width) for i in range(strips)]
+        pairs = torch.stack(counts, 2)
+        return pairs > 0, pairs == height * width
+    missing = (0, 0, 0, strips * height - ranges.Tq)
+    lo, hi = (x.expand(*x.shape[:2], ranges.Tq, -1) for x in (ranges.lo, ranges.hi))
+    lo, hi = (
+        F.pad(x, missing, value=ranges.Tk).unflatten(2, (strips, height)).flatten(3)
+        for x in (lo, hi)
+    )
+    # No two ranges of a query fill a block together, because they do not touch.
+    touching = _coverage(lo // width, torch.where(lo < hi, -(-hi // width), 0), columns)
+    filling = _coverage(-(-lo // width), hi // width, columns)
+    return touching > 0, filling == height
+
+
+def _count(ranges: KeyRanges, queries: slice, width: int) -> Tensor:
+    """How many pairs are allowed in each block of these queries, (B|1, H|1, columns)."""
+    keys = ranges.to_bool(queries).sum(2)
+    return F.pad(keys, (0, -ranges.Tk % width)).unflatten(-1, (-1, width)).sum(-1)
+
+
+def _coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
+    """In how many of the ranges [first, last), (..., n), each of `count` positions lies; ranges
+    whose bounds cross are left out."""
+    real = (first < last).int()
+    change = torch.zeros(*first.shape[:-1], count + 1, dtype=torch.int32, device=first.device)
+    change.scatter_add_(-1, first.clamp(max=count), real)
+    change.scatter_add_(-1, last.clamp(0, count), -real)
+    return change.cumsum(-1, dtype=torch.int32)[..., :count]
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the last dimension are chosen, and their places, the others after them."""
+    places = chosen.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), places.int().contiguous()

@@ -1,0 +1,332 @@
+"""The Triton kernels against float64: what the tests of all engines do not ask.
+
+On a GPU they run there (not yet done). Elsewhere they are interpreted on a CPU: `test_triton.py`
+runs this file; by hand: TRITON_INTERPRET=1 pytest tests/engines/triton.
+"""
+
+import os
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import stats
+from clearhead.engines import TRITON
+from clearhead.problem.biases import TensorBias
+from clearhead.problem.check import Options, make_problem
+from clearhead.stats import each, parse_stats
+from clearhead.testing import PROBLEMS
+from tests.stats.test_stats import assert_same, dense, everything_for, flat
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+pytestmark = pytest.mark.skipif(
+    DEVICE.type == "cpu" and not INTERPRETED, reason="test_triton.py runs it, interpreted"
+)
+
+
+def there(x):
+    """A tensor, or a bias of one, on the device of the kernels; anything else as it is."""
+    if isinstance(x, TensorBias):
+        return ch.bias(x.tensor.to(DEVICE))
+    return x.to(DEVICE) if isinstance(x, torch.Tensor) else x
+
+
+def draw(B=1, H=2, G=1, Tq=37, Tk=53, D=16, Dv=24, dtype=torch.float32, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)
+    return tuple(torch.randn(s, generator=source).to(dtype) for s in shapes)
+
+
+def steps(*qkv, **keywords):
+    return ch.attention(*(x.double() for x in qkv), engine="steps", **keywords)
+
+
+def triton(*qkv, **keywords):
+    """Computed there and brought back, for gradients too."""
+    asked = {name: there(x) for name, x in keywords.items()}
+    return ch.attention(*map(there, qkv), engine="triton", **asked).cpu()
+
+
+# -------------------------------------------------------------------------------- tiles and splits
+
+
+@pytest.mark.parametrize("Tq, Tk", [(1, 1100), (16, 600), (130, 129)])
+@pytest.mark.parametrize("mask", [
+    ch.everything,
+    ch.Causal(align="end"),
+    ch.window(before=70, after=9, align="end"),
+    ch.window(before=300, after=0, align="end") | ch.prefix(5),
+], ids=["full", "causal", "window", "holes"])  # fmt: skip
+def test_lengths_around_tiles_and_splits(Tq, Tk, mask):
+    q, k, v = (x.requires_grad_() for x in draw(Tq=Tq, Tk=Tk))
+    out = triton(q, k, v, mask=mask)
+    true = steps(q, k, v, mask=mask)
+    torch.testing.assert_close(out.double(), true, rtol=1e-5, atol=3e-6)
+    seed = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v), seed)
+    expected = torch.autograd.grad(true, (q, k, v), seed.double())
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("H, G", [(6, 2), (8, 1), (3, 3)])
+def test_heads_that_share_a_tile(H, G):
+    """Few queries: a tile holds the query heads of a key head, also where they fill no power of 2,
+    each with its own rule."""
+    q, k, v = draw(H=H, G=G, Tq=2, Tk=600)
+    keep = torch.rand(H, 1, 600, generator=torch.Generator().manual_seed(1)) < 0.7
+    keywords = {
+        "mask": ch.dense(keep=keep),
+        "bias": ch.alibi(align="end"),
+        "sinks": torch.linspace(-1, 2, H),
+    }  # fmt: skip
+    got = triton(q, k, v, **keywords)
+    torch.testing.assert_close(got, steps(q, k, v, **keywords).float())
+
+
+def test_an_example_has_the_same_bits_in_any_batch():
+    for Tq in (1, 40):
+        q, k, v = draw(B=3, Tq=Tq, Tk=600)
+        mask = ch.Causal(align="end")
+        together = triton(q, k, v, mask=mask)
+        for b in range(3):
+            alone = triton(*(x[b : b + 1] for x in (q, k, v)), mask=mask)
+            assert torch.equal(together[b : b + 1], alone)
+
+
+@pytest.mark.parametrize("mask, most", [
+    (ch.window(before=20, after=0), 0.35),
+    (ch.documents(torch.arange(256) // 32) & ch.causal, 0.30),
+    (ch.dense(keep=(torch.arange(256) // 32).unsqueeze(1) == torch.arange(256) // 32), 0.30),
+], ids=["window", "documents", "bits"])  # fmt: skip
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter counts products")
+def test_empty_tiles_cost_no_product(mask, most, monkeypatch):
+    from triton.runtime.interpreter import interpreter_builder
+
+    products = []
+    real = type(interpreter_builder).create_dot
+    monkeypatch.setattr(
+        type(interpreter_builder), "create_dot", lambda *a: (products.append(1), real(*a))[1]
+    )
+
+    def count(mask):
+        products.clear()
+        q, k, v = (x.requires_grad_() for x in draw(H=1, Tq=256, Tk=256))
+        triton(q, k, v, mask=mask).sum().backward()
+        return len(products)
+
+    assert count(mask) < most * count(ch.everything)
+
+
+BIASES = [(1, 1, 1, 1), (53,), (2, 37, 53), (2, 1, 37, 53), (1, 2, 1, 53), (2, 2, 37, 1)]
+
+
+@pytest.mark.parametrize("shape", BIASES, ids=str)
+def test_a_bias_learns_of_all_it_is_added_to(shape):
+    q, k, v = draw(B=2)
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    keywords = {"mask": ch.Causal(align="end"), "softcap": 3.0}
+    out = triton(q, k, v, bias=bias, **keywords)
+    seed = torch.randn_like(out)
+    (got,) = torch.autograd.grad(out, bias, seed)
+    (true,) = torch.autograd.grad(steps(q, k, v, bias=bias, **keywords), bias, seed.double())
+    torch.testing.assert_close(got, true, rtol=1e-4, atol=3e-5)
+
+
+def test_gradients_have_the_same_bits_each_time():
+    q, k, v = (x.requires_grad_() for x in draw(Tq=50, Tk=50))
+    keywords = {"bias": torch.randn(50, 50, requires_grad=True), "sinks": torch.randn(2)}
+    first, second = (
+        torch.autograd.grad(triton(q, k, v, **keywords).sum(), (q, k, v, keywords["bias"]))
+        for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_dropout_without_a_seed_follows_torchs_generator():
+    q, k, v = draw()
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(triton(q, k, v, dropout=0.5))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+# ------------------------------------------------------------------------------------- statistics
+
+
+def look(*qkv, statistics=None, **keywords):
+    keywords = {name: there(x) for name, x in keywords.items()}
+    problem, inputs = make_problem(*map(there, qkv), Options(**keywords))
+    asked = everything_for(problem) if statistics is None else statistics
+    out, partial = TRITON.look(problem, inputs, parse_stats(asked, problem.grid))
+    return out.cpu(), {
+        name: each(x, lambda part: part.cpu()) for name, x in partial.finish().items()
+    }
+
+
+def truth(*qkv, statistics=None, **keywords):
+    problem, inputs = make_problem(*(x.double() for x in qkv), Options(**keywords))
+    return dense(problem, inputs, everything_for(problem) if statistics is None else statistics)
+
+
+SOON = {
+    "prefix", "scattered and causal", "sinks and blind queries", "everything at once",
+    "dropout by seed", "no queries", "no keys",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.slow) for n in PROBLEMS]
+)
+def test_statistics_are_those_of_dense_weights(name):
+    case = PROBLEMS[name](torch.float32, 0)
+    out, found = look(*case.tensors, **case.keywords)
+    assert torch.equal(out, triton(*case.tensors, **case.keywords).view_as(out))
+    # "large scores" multiplies the rounding of a dot product by 300.
+    rtol, atol = (1e-3, 1e-4) if name == "large scores" else (1e-5, 4e-6)
+    assert_same(found, truth(*case.tensors, **case.keywords), rtol, atol, keys_of="float64")
+
+
+@pytest.mark.parametrize("Tq, Tk", [(1, 1100), (40, 100)])
+def test_statistics_around_tiles_and_splits(Tq, Tk):
+    qkv = draw(Tq=Tq, Tk=Tk)
+    mask = ch.window(before=300, after=0, align="end") | ch.prefix(5)
+    statistics = [
+        "lse", "max", "entropy", stats.topk(9), "received", stats.map(13, 29),
+        stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end"), "all": (0, 9)}),
+        stats.rows([0, Tq - 1, Tq // 2, 0]),
+    ]  # fmt: skip
+    out, found = look(*qkv, statistics=statistics, mask=mask)
+    true = truth(*qkv, statistics=statistics, mask=mask)
+    assert_same(found, true, 1e-5, 4e-6, keys_of="float64")
+    assert torch.equal(out, triton(*qkv, mask=mask))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 40])
+def test_ties_go_to_the_lower_key(n):
+    """Scores of few different values, so that ties lie inside the n, at its edge, across tiles."""
+    x = torch.randint(0, 3, (23, 211), generator=torch.Generator().manual_seed(n)).float()
+    x[3] = 1.0
+    q, k = torch.zeros(23, 2), torch.zeros(211, 2)
+    _, found = look(q, k, k, bias=ch.bias(x), statistics=[stats.topk(n)])
+    keys = found["topk"].keys[0, 0]
+    assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
+
+
+def test_nan_stays_where_it_may_look():
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one tile with 9, sees it."""
+    q, k, v = (torch.randn(13, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    broken = k.clone()
+    broken[10] = float("nan")
+    statistics = ["lse", "max", "entropy", stats.map(13, 13), stats.rows([9])]
+    clean, dirty = (
+        flat(look(q, x, v, mask=ch.causal, statistics=statistics)[1]) for x in (k, broken)
+    )
+    for name in ("lse", "max", "entropy"):
+        assert torch.equal(dirty[name][..., :10], clean[name][..., :10])
+        assert dirty[name][..., 10:].isnan().all()
+    assert torch.equal(dirty["rows"], clean["rows"])
+    assert torch.equal(dirty["map"][..., :10, :], clean["map"][..., :10, :])
+
+
+# ------------------------------------------------------------------------------------ the operator
+
+RULES = {
+    "causal": {"mask": ch.Causal(align="end")},
+    "ranges": {"mask": ch.window(before=9, align="end") | ch.prefix(3)},
+    "all": {
+        "mask": ch.dense(keep=torch.arange(37 * 53).reshape(37, 53) % 5 > 0),
+        "bias": (53,), "softcap": 2.0, "sinks": (2,), "dropout": 0.2, "seed": 5,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "all" else pytest.mark.slow) for n in RULES]
+)
+def test_the_operator_keeps_torchs_contract(name):
+    from clearhead.engines.triton.arguments import rule_of
+
+    q, k, v = (there(x).requires_grad_() for x in draw())
+    made = {n: torch.randn(x, requires_grad=True, device=DEVICE) if isinstance(x, tuple) else x
+            for n, x in RULES[name].items()}  # fmt: skip
+    problem, inputs = make_problem(q, k, v, Options(**made))
+    arguments = tuple(
+        x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+        for x in (*inputs, *rule_of(problem))
+    )
+    torch.library.opcheck(torch.ops.clearhead.triton_attend.default, arguments)
+    out, lse, top, share = torch.ops.clearhead.triton_attend(*arguments)
+    back = torch.ones_like(out), None, out, lse, top, share, *arguments, True
+    detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in back)
+    if problem.bias is None:
+        detached = (*detached[:-1], False)
+    torch.library.opcheck(
+        torch.ops.clearhead.triton_attend_backward.default, detached,
+        test_utils=["test_schema", "test_faketensor"],
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.slow), "ranges"])
+def test_one_graph_without_breaks(name):
+    q, k, v = (x.requires_grad_() for x in draw())
+
+    def answer(q, k, v):
+        return triton(q * 2, k, v, **RULES[name]).relu()
+
+    compiled = torch.compile(answer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), answer(q, k, v))
+    got, true = (torch.autograd.grad(f(q, k, v).sum(), (q, k, v)) for f in (compiled, answer))
+    for a, b in zip(got, true, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast_narrows_nothing():
+    q, k, v = draw()
+    plain = triton(q, k, v)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert triton(q, k, v).equal(plain)
+
+
+def test_a_second_derivative_names_the_way_out():
+    q, k, v = (x.requires_grad_() for x in draw())
+    (grad,) = torch.autograd.grad(triton(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(ch.BadValue, match="first derivatives"):
+        torch.autograd.grad(grad.sum(), k)
+
+
+@pytest.mark.parametrize("keywords, said", [
+    ({"dtype": torch.float64}, "no float64"),
+    ({"D": 264}, "heads of up to 256"),
+])  # fmt: skip
+def test_it_says_what_it_cannot(keywords, said):
+    with pytest.raises(ch.BadValue, match=said):
+        triton(*draw(Tq=3, Tk=3, **keywords))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter launches nothing")
+def test_a_cuda_graph_replays_the_kernels():
+    """Not yet run: there was no GPU."""
+    q, k, v = map(there, draw())
+    ch.attention(q, k, v, mask=ch.Causal(align="end"), engine="triton")  # compiles first
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ch.attention(q, k, v, mask=ch.Causal(align="end"), engine="triton")
+    q.copy_(q.flip(-1))
+    graph.replay()
+    torch.testing.assert_close(
+        out.cpu(), triton(q, k, v, mask=ch.Causal(align="end")), rtol=0, atol=0
+    )
+
+
+def test_counts_beside_torchs_kernel():
+    """`look` by torch's kernel has torch's bits, and the statistics of ours."""
+    q, k, v = map(there, draw(Tk=37))
+    seen = ch.look(q, k, v, stats=["entropy", "received"], engine="sdpa")
+    assert torch.equal(seen.out, ch.attention(q, k, v, engine="sdpa"))
+    true = truth(*(x.cpu() for x in (q, k, v)), statistics=["entropy", "received"])
+    torch.testing.assert_close(seen.entropy.cpu(), true["entropy"].float(), rtol=1e-5, atol=4e-6)
+    torch.testing.assert_close(seen.received.cpu(), true["received"].float(), rtol=1e-5, atol=4e-6)

@@ -1,0 +1,159 @@
+"""The Triton kernels on a machine without a GPU: interpreted on the CPU, in a process of its own
+because Triton reads TRITON_INTERPRET when it is imported, and compiled for GPUs that are not there.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import engines
+from clearhead.engines import SDPA, TILED, TRITON, order_on
+from clearhead.engines.gpu import Gpu, backends_decline
+from clearhead.engines.triton import Triton
+from clearhead.problem.check import Options, make_problem
+
+ROOT = Path(__file__).parents[3]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or INTERPRETED,
+    reason="triton is not installed" if not INTERPRETED else "this is the interpreted run",
+)
+ALL = "tests/engines/test_engines.py"
+EXACT = f"{ALL}::test_engine_is_as_exact_as_torch"
+
+
+def python(*arguments: str, interpret: bool) -> None:
+    """Run in a process of its own, and show what it said if it fails."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
+def interpret(*arguments: str) -> None:
+    """Run tests with the kernels interpreted. numpy, which the interpreter computes with, warns of
+    what a GPU does silently: products with NaN."""
+    quiet = "ignore::RuntimeWarning"
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", quiet, *arguments, interpret=True)
+
+
+@needs_triton
+@pytest.mark.timeout(300)
+def test_kernels_interpreted():
+    interpret("tests/engines/triton/test_kernels.py")
+
+
+@needs_triton
+@pytest.mark.timeout(300)
+def test_as_exact_as_torch_interpreted():
+    few = "blind or prefix or scattered or grouped or cap or once or dropout or no"
+    interpret(EXACT, "-k", f"triton and float32 and ({few})")
+    halves = (f"{EXACT}[triton-everything at once-{kind}]" for kind in ("bfloat16", "float16"))
+    interpret(*halves)
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.timeout(900)
+def test_everything_asked_of_engines_interpreted():
+    interpret(ALL, "tests/engines/test_nan.py", "-k", "triton")
+    interpret("tests/engines/triton/test_kernels.py", "-m", "slow")
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+@pytest.mark.timeout(300)
+def test_kernels_compile_for_a_gpu(capability):
+    python(str(Path(__file__).parent / "compile_kernels.py"), str(capability), interpret=False)
+
+
+# ------------------------------------------------------------------------------ choosing on a GPU
+
+AMPERE, TURING = Gpu((8, 0)), Gpu((7, 5))
+
+
+def asked(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keywords):
+    """A question on meta tensors, as plan asks it; nothing is computed."""
+    q, k, v = (
+        torch.empty(1, heads, length, size, dtype=dtype, device="meta")
+        for heads, length, size in ((H, T, D), (G, Tk or T, D), (G, Tk or T, Dv or D))
+    )
+    return make_problem(q, k, v, Options(**keywords))[0]
+
+
+@pytest.mark.parametrize("question, gpu, first", [
+    ({}, AMPERE, SDPA),
+    ({"mask": ch.causal}, AMPERE, TRITON),
+    ({"G": 2}, AMPERE, SDPA),
+    ({"dtype": torch.float32}, AMPERE, SDPA),
+    ({"dtype": torch.float32, "G": 2}, AMPERE, TRITON),
+    ({"dtype": torch.float32}, TURING, SDPA),
+    ({"mask": ch.window(before=99, after=0)}, AMPERE, TRITON),
+    ({"bias": ch.alibi()}, AMPERE, TRITON),
+    ({"D": 100}, AMPERE, SDPA),
+    ({"D": 100, "Dv": 60}, AMPERE, TRITON),
+])  # fmt: skip
+def test_the_order_follows_what_torch_can_fuse(question, gpu, first):
+    assert order_on(asked(**question), gpu)[0] is first
+
+
+def test_auto_says_what_it_chose_and_why(monkeypatch):
+    """On a device that is described and not there."""
+    monkeypatch.setattr("clearhead.engines.triton.INSTALLED", True)
+    for room in (engines, engines.sdpa, engines.triton):
+        monkeypatch.setattr(room, "gpu_of", lambda device: AMPERE)
+    cuda = torch.device("cuda")
+    for keywords, chosen, caption in (
+        ({}, SDPA, "torch's scaled_dot_product_attention: cudnn or flash or efficient"),
+        ({"mask": ch.causal}, TRITON, "q, k and v cleaned of NaN, and most masks written out"),
+        ({"D": 264}, SDPA, "efficient"),
+        ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: no grouped heads)"),
+    ):
+        problem = replace(asked(**keywords), device=cuda)
+        found, declined = engines.first_able(problem, "auto")
+        assert found is chosen and not declined
+        assert found.caption_of(problem).endswith(caption)
+    found, declined = engines.first_able(replace(asked(softcap=2.0), device=cuda), "auto")
+    assert found is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
+    with pytest.raises(ch.BadValue, match=r"without one torch would form weights of 0\.5 GB"):
+        engines.choose(replace(asked(dtype=torch.float32, G=2), device=cuda), "sdpa")
+
+
+def test_weights_are_not_formed_silently():
+    """fp32 with grouped heads has no fused kernel; torch would form 8 x 4096 x 4096 weights."""
+    large = asked(dtype=torch.float32, G=2)
+    (said,) = SDPA.forms_weights(large, AMPERE)
+    assert "flash: no float32" in said and "efficient: no grouped heads" in said
+    assert "weights of 0.5 GB" in said
+    assert not SDPA.forms_weights(asked(dtype=torch.float32, G=2, T=128), AMPERE)
+    assert not SDPA.forms_weights(asked(), AMPERE)
+
+
+def test_the_rules_of_torchs_kernels():
+    said = backends_decline(asked(mask=ch.Causal(align="start"), Tk=5000), AMPERE, False)
+    assert said["flash"] == ["a causal mask only with Tq = Tk"] and not said["efficient"]
+    said = backends_decline(asked(D=72, Dv=36, dropout=0.1), AMPERE, True)
+    assert all(said.values()) and "no dropout" in said["cudnn"]
+    assert backends_decline(asked(), TURING, False)["efficient"] == ["a later GPU"]
+
+
+def test_a_question_on_a_cpu_is_not_for_the_kernels(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    q = torch.randn(3, 4)
+    with pytest.raises(ch.BadValue, match="the Triton kernels compute on a GPU"):
+        ch.attention(q, q, q, engine="triton")
+    assert engines.order(make_problem(q, q, q, Options())[0]) == engines.ENGINES
+
+
+def test_without_triton_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("clearhead.engines.triton.INSTALLED", False)
+    assert Triton().why_not(asked()) == ["triton is not installed: pip install 'clearhead[gpu]'"]
+    assert TILED in order_on(asked(), AMPERE)
