@@ -5,6 +5,9 @@ from dataclasses import replace
 
 import torch
 
+from ..engines.reference import WHY
+from ..nn import RelativePositions
+from ..results.live import LiveModel
 from ..results.report import Head
 from ..storyteller import MeasuredHead, Storyteller
 from ..storyteller.storyteller import WORDS_OF
@@ -12,6 +15,7 @@ from .report import Report
 from .run import report
 
 GUESSES = 6  # next words that are kept of each position
+MOST_WEIGHTS = 700_000  # of a model that a page holds: 1.9 MB
 
 
 def report_teller(
@@ -47,6 +51,26 @@ def report_teller(
         text=text,
         unknown=tuple(i for i, unknown in enumerate(encoded.unknown) if unknown),
         guesses=teller.read(text, GUESSES).guesses,
+        model=_live(teller),
+    )
+
+
+def _live(teller: Storyteller) -> LiveModel | None:
+    """The model for the page; None for a large one, or one of which a part was taken away."""
+    config = teller.model.config
+    weights = teller.model.state_dict()
+    usual = config.positions and config.causal and config.scaled
+    if not usual or sum(x.numel() for x in weights.values()) > MOST_WEIGHTS:
+        return None
+    relative = next(x for x in teller.model.modules() if isinstance(x, RelativePositions))
+    return LiveModel(
+        teller.vocabulary.words,
+        config.heads,
+        config.context,
+        relative.near,
+        relative.longest,
+        WHY,
+        weights,
     )
 
 

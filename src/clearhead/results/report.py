@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..errors import BadValue
+from .live import LiveModel
 from .trace import Trace
 
 # Labels of heads whose weight lies on no group of keys; `NOT_NUMBERS` if the weights are NaN.
@@ -93,7 +94,8 @@ class Findings:
 
     `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
     that the model does not know. `guesses` holds for each position the most probable next tokens
-    with their probabilities; None if they were not asked for.
+    with their probabilities; None if they were not requested. With a `model`, the page computes
+    other texts by itself.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Findings:
     text: str = ""
     unknown: tuple[int, ...] = ()
     guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
+    model: LiveModel | None = field(default=None, repr=False)
 
     @property
     def heads(self) -> tuple[Head, ...]:

@@ -20,6 +20,7 @@ from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
 from ..format import evenly
 from .document import document, encoded, table, write
+from .live import model_data
 from .steps import number_settings, sizes, step_data, trace_data
 
 # Limits in bytes before base64, which makes 4 of 3, so that a page stays below 3 MB.
@@ -92,6 +93,7 @@ def _data(report: Findings) -> dict[str, object]:
             for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
+        **({} if report.model is None else {"model": model_data(report.model)}),
     }
 
 

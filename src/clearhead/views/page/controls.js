@@ -1,4 +1,4 @@
-// 12. What if: the same text with another temperature, scale, mask, soft cap or dropout, or without
+// 13. What if: the same text with another temperature, scale, mask, soft cap or dropout, or without
 // some heads; before and after stand side by side.
 
 const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3)", "the last 3 before it"],

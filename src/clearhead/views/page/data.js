@@ -31,7 +31,7 @@
 //             withheld?: string }       why a head that looks like one has no label
 //
 // The page holds besides: names (of the axes), inks (the colours), name (of the model), and what
-// source.js reads, pageData.model.
+// live.js computes with, pageData.model.
 //
 // edits = { off: [[layer, head]], temperature: 1, scale: null, mask: null, softcap: null,
 //           dropout: 0, seed: 0 }   null: as the model does it.
@@ -126,7 +126,9 @@ class Step {
   }
 }
 
-const KINDS = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
+const KINDS = {
+  f8: Float64Array, f4: Float32Array, u4: Uint32Array, i2: Int16Array, u2: Uint16Array, u1: Uint8Array,
+};
 
 /** @param {Partial<Encoded>} numbers @returns {Numbers} */
 function decode({ kind, data, top, values: given }) {

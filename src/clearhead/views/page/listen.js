@@ -1,4 +1,4 @@
-// 14. What listens: pointers, keys, the tabs of the views, the theme, the printer.
+// 15. What listens: pointers, keys, the tabs of the views, the theme, the printer.
 
 function buildPicture() {
   const canvas = byId("picture");

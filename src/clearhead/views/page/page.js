@@ -1,4 +1,4 @@
-// 15. The page: drawing what is chosen, and the first view.
+// 16. The page: drawing what is chosen, and the first view.
 
 const PICTURES = { text: drawText, lines: drawLines, map: drawMap, walk: drawWalk };
 const VIEW_WORDS = { text: "Text", lines: "Lines", map: "Map", numbers: "Numbers", walk: "Walk" };

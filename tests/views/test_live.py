@@ -1,0 +1,155 @@
+"""The model in the page computes what Python computes: numbers, guesses, edits, refusals."""
+
+import json
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import storyteller
+from clearhead.report import report_teller
+from clearhead.storyteller import story
+from clearhead.views import html
+from tests.views.test_page import browser, visit  # noqa: F401  # fixtures
+
+NONE = {"off": [], "temperature": 1, "scale": None, "mask": None, "softcap": None, "dropout": 0,
+        "seed": 0}  # fmt: skip
+SHE = "Once upon a time there was a quiet queen and a young wizard. She danced in the castle."
+
+
+@pytest.fixture(scope="module")
+def teller():
+    return storyteller.load()
+
+
+@pytest.fixture
+def compute(visit, teller):  # noqa: F811
+    """Read a text in the page: its steps by layer as tensors, and the snapshot without them."""
+    tab = visit(report_teller(teller, SHE, progress=False))
+
+    def read(text, **edits):
+        found = tab.evaluate(
+            """async ([text, edits]) => JSON.stringify(await source.compute(text, edits),
+                 (_, value) => ArrayBuffer.isView(value)
+                   ? Array.from(value, (x) => Number.isFinite(x) ? x : String(x)) : value)""",
+            [text, {**NONE, **edits}],
+        )
+        snapshot = json.loads(found)
+        layers = [
+            {
+                step["name"]: torch.tensor([float(x) for x in step["values"]]).view(step["stored"])
+                for step in layer["steps"]
+            }
+            for layer in snapshot["layers"]
+        ]
+        return layers, snapshot
+
+    return read
+
+
+def stories(count):
+    return [str(story(seed)) for seed in range(count)]
+
+
+def test_twenty_texts_give_the_weights_of_python(compute, teller):
+    texts = [*stories(15), SHE, "The zebra sang!", "It's late; Émile's café…", "雨が降る owl", "a"]
+    for text in texts:
+        layers, snapshot = compute(text)
+        reading = teller.read(text, 6)
+        assert snapshot["tokens"] == teller.encode(text).labels()
+        assert snapshot["unknown"] == [i for i, unknown in enumerate(reading.unknown) if unknown]
+        for number, layer in enumerate(layers):
+            trace = teller.explain(text, number)
+            assert list(layer) == [step.name for step in trace]
+            torch.testing.assert_close(layer["weights"], trace["weights"], rtol=0, atol=1e-4)
+            torch.testing.assert_close(layer["output"], trace["output"], rtol=0, atol=1e-3)
+        for ours, theirs in zip(snapshot["guesses"], reading.guesses, strict=True):
+            found = [p for _, p in ours]
+            assert found == pytest.approx([p for _, p in theirs], abs=3e-4)
+
+
+def test_a_page_with_the_model_stays_small(teller):
+    page = html.report_page(report_teller(teller, SHE, progress=False))
+    assert 1_000_000 < len(page) < 3_000_000
+
+
+def explained(teller, **changes):
+    """The weights of layer 0 by `explain` with other keywords, of the q, k and v of the text."""
+    trace = teller.explain(SHE, 0)
+    q, k, v = (trace[name] for name in ("query", "key", "value"))
+    keywords = {"bias": trace["biased"] - trace["scaled"], "mask": ch.causal, **changes}
+    return ch.explain(q, k, v, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("edits", "changes"),
+    [
+        ({"scale": 1}, {"scale": 1.0}),
+        ({"softcap": 0.5}, {"softcap": 0.5}),
+        ({"mask": "causal & window(3)"}, {"mask": ch.causal & ch.window(3)}),
+        ({"mask": "~prefix(2) | window(before=0)"}, {"mask": ch.causal & (~ch.prefix(2) | ch.window(0))}),
+        ({"mask": "lengths(keys=4)"}, {"mask": ch.causal & ch.lengths(keys=4)}),
+        ({"dropout": 0.3, "seed": 7}, {"dropout": 0.3, "seed": 7}),
+        ({"dropout": 0.5, "seed": 2**40 + 1}, {"dropout": 0.5, "seed": 2**40 + 1}),
+    ],
+)  # fmt: skip
+def test_edits_are_the_keywords_of_attention(compute, teller, edits, changes):
+    layers, _ = compute(SHE, **edits)
+    trace = explained(teller, **changes)
+    assert list(layers[0]) == [step.name for step in trace]
+    for name in ("weights", "output", *(["dropped"] if "dropout" in edits else [])):
+        torch.testing.assert_close(layers[0][name], trace[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("edits", "python"),
+    [
+        ({"temperature": 2.5}, [ch.edits.temperature(2.5)]),
+        ({"mask": "window(before=2)"}, [ch.edits.keep_only(ch.window(before=2))]),
+        ({"off": [[0, 7], [0, 1]]}, [ch.edits.ablate(layers=[0], heads=[7, 1])]),
+    ],
+)
+def test_edits_are_those_of_intervene(compute, teller, edits, python):
+    layers, snapshot = compute(SHE, **edits)
+    ids = torch.tensor([teller.encode(SHE).ids])
+    T = ids.shape[1]
+    with (
+        torch.no_grad(),
+        ch.intervene(teller.model, python),
+        ch.watch(teller.model, stats=[], rows=range(T)) as recording,
+    ):
+        logits = teller.model(ids)
+    for layer, call in zip(layers, recording, strict=True):
+        torch.testing.assert_close(layer["weights"], call.rows[0], rtol=0, atol=1e-4)
+    best = logits[0].softmax(-1).topk(6).values
+    found = torch.tensor([[p for _, p in guesses] for guesses in snapshot["guesses"]])
+    torch.testing.assert_close(found, best, rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "edits", "words"),
+    [
+        ("  ", {}, "has no words"),
+        ("the " * 129, {}, "at most 128"),
+        (SHE, {"mask": "causl"}, "no mask is called 'causl'"),
+        (SHE, {"mask": "window"}, "needs its numbers"),
+        (SHE, {"mask": "window(x=1)"}, "'x' is no argument"),
+        (SHE, {"mask": "(causal"}, "bracket is open"),
+        (SHE, {"mask": "causal causal"}, "too much"),
+        (SHE, {"mask": "causal &"}, "ends too early"),
+    ],
+)
+def test_what_cannot_be_read_is_said(compute, text, edits, words):
+    with pytest.raises(Exception, match=words):
+        compute(text, **edits)
+
+
+def test_typing_shows_whom_another_pronoun_means(visit, teller):  # noqa: F811
+    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7")
+    words = SHE.replace("queen", "king").replace("She", "He")
+    tab.locator("#text").fill(words)
+    tab.wait_for_function("() => current.tokens.includes('king')")
+    he, king = (teller.encode(words).tokens.index(word) for word in ("He", "king"))
+    weight = tab.evaluate(f"current.layer(0).row(current.layer(0).used, 7, {he})[{king}]")
+    assert weight == pytest.approx(teller.explain(words, 0)["weights"][7, he, king].item(), abs=1e-4)
+    assert weight > 0.9
