@@ -87,7 +87,10 @@ def explained(teller, **changes):
         ({"scale": 1}, {"scale": 1.0}),
         ({"softcap": 0.5}, {"softcap": 0.5}),
         ({"mask": "causal & window(3)"}, {"mask": ch.causal & ch.window(3)}),
-        ({"mask": "~prefix(2) | window(before=0)"}, {"mask": ch.causal & (~ch.prefix(2) | ch.window(0))}),
+        (
+            {"mask": "~prefix(2) | window(before=0)"},
+            {"mask": ch.causal & (~ch.prefix(2) | ch.window(0))},
+        ),
         ({"mask": "lengths(keys=4)"}, {"mask": ch.causal & ch.lengths(keys=4)}),
         ({"dropout": 0.3, "seed": 7}, {"dropout": 0.3, "seed": 7}),
         ({"dropout": 0.5, "seed": 2**40 + 1}, {"dropout": 0.5, "seed": 2**40 + 1}),
@@ -151,5 +154,7 @@ def test_typing_shows_whom_another_pronoun_means(visit, teller):  # noqa: F811
     tab.wait_for_function("() => current.tokens.includes('king')")
     he, king = (teller.encode(words).tokens.index(word) for word in ("He", "king"))
     weight = tab.evaluate(f"current.layer(0).row(current.layer(0).used, 7, {he})[{king}]")
-    assert weight == pytest.approx(teller.explain(words, 0)["weights"][7, he, king].item(), abs=1e-4)
+    assert weight == pytest.approx(
+        teller.explain(words, 0)["weights"][7, he, king].item(), abs=1e-4
+    )
     assert weight > 0.9

@@ -1,5 +1,5 @@
 """Compile the Triton kernels for a GPU that is not there, down to its machine code: python
-compile_kernels.py CAPABILITY (80, 86 or 90). The calls are the engine's own, on CPU tensors; Triton's
+compile_kernels.py CAPABILITY (80, 86 or 90). The calls are the engine's own, on CPU tensors; its
 launch is replaced by its `warmup`. Fails if one does not compile, or wants more shared memory than
 the GPU has; prints the registers and the stack of each.
 """
