@@ -108,7 +108,7 @@ def test_a_text_is_answered_with_progress_and_a_snapshot(client):
     assert (status, before) == (200, [{"progress": [n, 2]} for n in (0, 1, 2)])
     found = last["snapshot"]
     assert found["text"] == TEXT and found["unknown"] == []
-    assert [len(found["guesses"]), len(found["guesses"][0])] == [len(found["tokens"]), 5]
+    assert [len(found["guesses"]), len(found["guesses"][0])] == [len(found["tokens"]), 6]
     assert [layer["size"]["h"] for layer in found["layers"]] == [8, 8]
 
 
@@ -349,7 +349,7 @@ def test_a_model_that_fails_is_told_and_the_server_goes_on(monkeypatch):
     reader = Reader()
     client = TestClient(server.app(reader, "", TOKEN, 8000), base_url=HOST)
     with monkeypatch.context() as broken:
-        broken.setattr(reader.model, "read", lambda *_: 1 / 0)
+        broken.setattr(reader.model, "most_probable", lambda *_: 1 / 0)
         _, _, last = ask(client, "compute", {"text": TEXT})
     assert last["error"]["gave"] == "The model failed: ZeroDivisionError: division by zero."
     assert "snapshot" in ask(client, "compute", {"text": TEXT})[2]

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,21 @@ def report(
         BadValue, BadType: a folder, a text or tokens that do not fit; a batch of texts; a model
             that never calls clearhead's attention.
     """
+    return report_and_output(
+        model, text, tokens=tokens, decoder_tokens=decoder_tokens, name=name, progress=progress
+    )[0]
+
+
+def report_and_output(
+    model: "str | Path | Checkpoint | nn.Module",
+    text: "str | Tensor | Mapping[str, Tensor]",
+    *,
+    tokens: Sequence[str] | None = None,
+    decoder_tokens: Sequence[str] | None = None,
+    name: str | None = None,
+    progress: bool | None = None,
+) -> tuple[Report, Any]:
+    """`report`, and what the model returned in the same run. A checkpoint returns None."""
     run = prepare(model, text)
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
     collector = Collector(texts, [])
@@ -68,7 +84,7 @@ def report(
             advance()
 
         with module_hooks(run.module, texts.enter, texts.leave), listening(on_call):
-            run.start()
+            output = run.start()
     if not collector.layers:
         raise BadValue(
             f"The {type(run.module).__name__} made no attention call.",
@@ -81,7 +97,8 @@ def report(
     texts.check_tokens()
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
-    return Report(run.name if name is None else name, labels, tuple(collector.layers))
+    found = Report(run.name if name is None else name, labels, tuple(collector.layers))
+    return (replace(found, text=text) if isinstance(text, str) else found), output
 
 
 def write(found: Report, out: str | Path) -> dict[str, Path]:

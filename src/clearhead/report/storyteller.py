@@ -12,7 +12,7 @@ from ..results.report import Head
 from ..storyteller import MeasuredHead, Storyteller
 from ..storyteller.storyteller import WORDS_OF
 from .report import Report
-from .run import report
+from .run import report_and_output
 
 GUESSES = 6  # next words that are kept of each position
 MOST_WEIGHTS = 700_000  # of a model that a page holds: 1.9 MB
@@ -28,7 +28,7 @@ def report_teller(
     on this text. Raises `BadValue` for a text without words, or too long for the model.
     """
     encoded = teller.encode(text)
-    found = report(
+    found, logits = report_and_output(
         teller.model,
         torch.tensor([encoded.ids]),
         tokens=encoded.labels(),
@@ -50,7 +50,7 @@ def report_teller(
         layers=layers,
         text=text,
         unknown=tuple(i for i, unknown in enumerate(encoded.unknown) if unknown),
-        guesses=teller.read(text, GUESSES).guesses,
+        guesses=teller.most_probable(logits[0], GUESSES),
         model=_live(teller),
     )
 

@@ -16,11 +16,10 @@ from ..problem.problem import Inputs, Problem
 from ..report import Report, report, report_teller, tile
 from ..results.trace import Trace
 from ..storyteller import Storyteller, is_storyteller, load
-from ..views.html.hosted import Guesses, snapshot
+from ..views.html.report import snapshot
 from .edits import read_edits
 
 MOST_LETTERS = 200_000  # of a text
-GUESSES = 5  # next words that are given for each position
 
 OnCall = Callable[[int, int | None], None]
 
@@ -92,9 +91,7 @@ class Reader:
         self, text: str, edits: object = None, on_call: OnCall = run_on
     ) -> dict[str, object]:
         """The same as what a page holds; with the next words that a storyteller expects."""
-        found = self.report(text, edits, on_call)
-        unknown, guesses = self._guesses(text, edits)
-        return snapshot(found, text, unknown, guesses)
+        return snapshot(self.report(text, edits, on_call))
 
     def tile(
         self,
@@ -115,13 +112,6 @@ class Reader:
             ids = torch.tensor([encoded.ids])
             tokens = encoded.labels()
             return tile(self.model.model, ids, layer, head, queries, keys, tokens=tokens)
-
-    def _guesses(self, text: str, edits: object) -> tuple[list[int], Guesses | None]:
-        if not isinstance(self.model, Storyteller):
-            return [], None
-        with self._reading(text, edits, run_on):
-            read = self.model.read(text, GUESSES)
-        return [i for i, it in enumerate(read.unknown) if it], read.guesses
 
     @contextmanager
     def _reading(self, text: str, edits: object, on_call: OnCall) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from ..api.explain import explain_problem
 from ..api.hooks import capture_call
@@ -124,16 +125,18 @@ class Storyteller:
         count = as_count("guesses", guesses, rule, "pass for example guesses=3.", least=1)
         encoded = self.encode(text)
         with torch.no_grad():
-            probabilities = self.model(torch.tensor(encoded.ids)).softmax(-1)
-        top = probabilities.topk(min(count, len(self.vocabulary)))
+            logits = self.model(torch.tensor(encoded.ids))
+        return Reading(encoded.tokens, encoded.unknown, self.most_probable(logits, count))
+
+    def most_probable(
+        self, logits: Tensor, count: int
+    ) -> tuple[tuple[tuple[str, float], ...], ...]:
+        """The `count` most probable words of each row of logits (T, words), with probabilities."""
+        top = logits.softmax(-1).topk(min(count, len(self.vocabulary)))
         words = self.vocabulary.words
-        return Reading(
-            encoded.tokens,
-            encoded.unknown,
-            tuple(
-                tuple((words[i], p) for i, p in zip(ids, ps, strict=True))
-                for ids, ps in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-            ),
+        return tuple(
+            tuple((words[i], p) for i, p in zip(ids, ps, strict=True))
+            for ids, ps in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         )
 
     def explain(self, text: str | Sequence[str], layer: int = 0) -> Trace:

@@ -51,8 +51,9 @@ def report_page(report: Findings, *, title: str | None = None, note: str = "") -
             "a page draws at least one layer, one head and one token.",
             "report on a text of at least one token.",
         )
+    model = {} if report.model is None else {"model": model_data(report.model)}
     return document(
-        _data(report),
+        {**snapshot(report), **model},
         title=f"Attention in {report.name}" if title is None else title,
         about=f"{report.about}: where every head looks in this text",
         note=note,
@@ -72,7 +73,8 @@ def write_report(
 # ---- what the script reads -------------------------------------------------------------
 
 
-def _data(report: Findings) -> dict[str, object]:
+def snapshot(report: Findings) -> dict[str, object]:
+    """What a page shows of a model and a text: the form that `views/page/data.js` describes."""
     heads = sum(len(layer.heads) for layer in report.layers)
     side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
     fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
@@ -93,7 +95,6 @@ def _data(report: Findings) -> dict[str, object]:
             for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
-        **({} if report.model is None else {"model": model_data(report.model)}),
     }
 
 

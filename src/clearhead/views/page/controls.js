@@ -5,9 +5,9 @@ const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & windo
   ["window(2, 2)", "2 on each side"], ["everything", "everything"]];
 let computing = 0; // the number of the newest request, so that an older answer is not shown
 
-// A host, or the script that computes in the page itself, declares pageSource.
+// A host declares pageSource; else the page computes by itself, if it holds a model.
 /** @type {Source | null} */
-const source = /** @type {any} */ (globalThis).pageSource?.() ?? null;
+const source = (/** @type {any} */ (globalThis).pageSource ?? liveSource)();
 const can = (name) => Boolean(source?.can.edits.includes(name));
 
 function buildControls() {

@@ -7,7 +7,8 @@
 
 /** @typedef {{rows: number, columns: number, values: Float32Array}} Matrix */
 
-function pageSource() {
+/** @returns {Source | null} */
+function liveSource() {
   if (!pageData.model) return null;
   const model = new LiveModel(pageData.model);
   const edits = ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"];
@@ -19,7 +20,12 @@ function pageSource() {
 
 class LiveModel {
   constructor({ words, heads, context, near, longest, why, weights }) {
-    Object.assign(this, { words, heads, context, near, longest, why });
+    this.words = words;
+    this.heads = heads;
+    this.context = context; // how many words it reads at most
+    this.near = near; // distances that have a bucket of their own
+    this.longest = longest; // from here on distances share the last bucket
+    this.why = why;
     this.number = new Map(words.map((word, i) => [word, i]));
     /** @type {Record<string, Matrix>} */
     this.weights = {};
@@ -66,7 +72,7 @@ class LiveModel {
     const T = x.rows, H = this.heads, D = x.columns / H;
     const [q, k, v] = ["query", "key", "value"].map((name) =>
       byHead(linear(x, part(`W_${name}.weight`), part(`W_${name}.bias`)), H));
-    const scale = edits.scale ?? 1 / Math.sqrt(D), t = edits.temperature;
+    const t = edits.temperature, scale = (edits.scale ?? 1 / Math.sqrt(D)) / t;
     const table = part("relative.table");
     const pairs = () => new Float32Array(H * T * T);
     const [scores, scaled, capped, biased, masked, weights, dropped] = Array.from({ length: 7 }, pairs);
@@ -80,7 +86,7 @@ class LiveModel {
           let score = 0;
           for (let d = 0; d < D; d++) score += q[(h * T + i) * D + d] * k[(h * T + j) * D + d];
           scores[row + j] = score;
-          let logit = scaled[row + j] = score * scale / t;
+          let logit = scaled[row + j] = score * scale;
           if (edits.softcap) logit = capped[row + j] = edits.softcap * Math.tanh(logit / edits.softcap);
           logit = biased[row + j] = logit + table.values[h * table.columns + this.bucket(i - j)] / t;
           masked[row + j] = j <= i && mask(i, j) ? logit : -Infinity;
@@ -108,7 +114,7 @@ class LiveModel {
       axis_names: Object.fromEntries(axes.map((letter) => [letter, pageData.names[letter]])),
     });
     const short = (x) => String(Number(x.toPrecision(6)));
-    const last = edits.softcap ? "capped" : "scaled";
+    const before = scale === 1 ? "scores" : "scaled", last = edits.softcap ? "capped" : before;
     const matrix = ["h", "q", "k"];
     const over = t === 1 ? "" : ` / ${short(t)}`;
     const steps = [
@@ -116,15 +122,15 @@ class LiveModel {
       step("key", "K", ["g", "k", "d"], k),
       step("value", "V", ["g", "k", "v"], v),
       step("scores", "Q Kᵀ", matrix, scores),
-      step("scaled", `scores · ${short(scale)}${over}`, matrix, scaled),
-      edits.softcap && step("capped", `${short(edits.softcap)} · tanh(scaled / ${short(edits.softcap)})`, matrix, capped),
+      scale !== 1 && step("scaled", `scores · ${short(scale)}${edits.scale === null && t === 1 ? ` = scores / √${D}` : ""}`, matrix, scaled),
+      edits.softcap && step("capped", `${short(edits.softcap)} · tanh(${before} / ${short(edits.softcap)})`, matrix, capped),
       step("biased", `${last} + bias${over}`, matrix, biased),
       step("masked", "biased where the mask allows, else −∞", matrix, masked),
       step("weights", "softmax(masked)", matrix, weights),
       edits.dropout && step("dropped", `weights · kept / (1 − ${short(edits.dropout)})`, matrix, dropped),
       step("output", `${edits.dropout ? "dropped" : "weights"} · V`, ["h", "q", "v"], output),
     ].filter(Boolean);
-    const settings = { scale: scale / t, ...(edits.softcap ? { softcap: edits.softcap } : {}),
+    const settings = { scale, ...(edits.softcap ? { softcap: edits.softcap } : {}),
       ...(edits.dropout ? { dropout: edits.dropout, seed: edits.seed } : {}) };
     return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D) };
   }

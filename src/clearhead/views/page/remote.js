@@ -1,8 +1,6 @@
 // Where the numbers of a page with a host come from: a server or a notebook's Python computes them.
 // It answers a question by lines of JSON: {"progress": [done, total]} now and then, at last one of
 // {"error"}, {"snapshot"} and {"layer"}.
-//
-// This file stands after all others, and its function takes the place of an earlier pageSource.
 
 function pageSource() {
   const PAUSE = 250; // milliseconds without typing after which a text is sent
