@@ -13,7 +13,6 @@ HOUSE = Path(__file__).parents[1] / "src" / "clearhead"
 
 # From the top down.
 ROOMS = (
-    "cli",
     "notebook",
     "serve",
     "report",
@@ -156,7 +155,18 @@ def test_contributing_shows_this_tree():
 def test_tests_mirror_the_house():
     tests = Path(__file__).parent
     folders = {p.parent.relative_to(tests) for p in tests.rglob("test_*.py")}
+    folders.discard(Path("cli"))  # of src/clearhead_cli
     assert not [folder for folder in folders if not (HOUSE / folder).is_dir()]
+
+
+def test_the_shell_starts_without_the_house():
+    """`--help` and `--version` do not wait for torch: clearhead is imported in functions only."""
+    for path in (HOUSE.parent / "clearhead_cli").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            named = {a.name for a in node.names} if isinstance(node, ast.Import) else set()
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                named = {node.module}
+            assert not {name for name in named if name.split(".")[0] in ("clearhead", "torch")}
 
 
 def test_nothing_is_called_utils():

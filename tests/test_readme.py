@@ -37,7 +37,7 @@ def test_every_block_runs_in_order(tmp_path, monkeypatch):
 
 def test_its_commands_exist():
     """Every command of the shell and of the Makefile that the README names."""
-    from clearhead.cli import app
+    from clearhead_cli import app
 
     known = {command.callback.__name__ for command in app.registered_commands}
     named = set(re.findall(r"\.venv/bin/clearhead (\w+)", README))

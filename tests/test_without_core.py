@@ -11,7 +11,7 @@ HIDE = """if True:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     sys.meta_path.insert(0, Hidden())
     import torch, clearhead as ch
-    from clearhead.cli import main
+    from clearhead_cli import main
 """
 
 

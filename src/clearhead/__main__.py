@@ -1,6 +1,6 @@
 """`python -m clearhead` is `clearhead`."""
 
-from .cli import main
+from clearhead_cli import main
 
 if __name__ == "__main__":
     main()

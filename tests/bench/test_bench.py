@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from clearhead import bench
 from clearhead.bench import cases, peers
-from clearhead.cli import app
 from clearhead.errors import BadValue
 from clearhead.problem.check import Options, make_problem
+from clearhead_cli import app
 
 pytest.importorskip("clearhead._kernels", reason="what is timed is the C++ core")
 

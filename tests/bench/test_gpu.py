@@ -9,9 +9,9 @@ import clearhead as ch
 from clearhead import bench
 from clearhead.bench import gpu
 from clearhead.bench.cases import Case
-from clearhead.cli import app
 from clearhead.errors import BadValue
 from clearhead.problem.check import Options, make_problem
+from clearhead_cli import app
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

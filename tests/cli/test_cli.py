@@ -3,15 +3,19 @@
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 import clearhead as ch
-from clearhead import cli
+import clearhead_cli as cli
+from clearhead import storyteller
 from clearhead.nn.explain_text import explain_text
 from clearhead.nn.tokenize import tokenize
 
@@ -453,3 +457,42 @@ def test_a_plan_of_absurd_sizes_is_refused(run):
     code, _, err = run("plan", "--queries", 10**9)
     assert code == 2 and "--queries is 1000000000." in err
     assert run("plan", "--queries", 10**6, "--mask", "causal")[0] == 0
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    script = (
+        "import sys; from clearhead_cli import app; app(standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    for argument in ("--help", "--version", "look --help"):
+        subprocess.run([sys.executable, "-c", script, *argument.split()], check=True)
+
+
+@pytest.mark.parametrize("name", [command.__name__ for command in cli.COMMANDS])
+def test_the_examples_of_the_help_are_commands(name):
+    """Each is read by the command as a shell would hand it over, and not run."""
+    group = typer.main.get_command(cli.app)
+    docs = group.commands[name].callback.__doc__
+    examples = re.findall(
+        rf"^ +clearhead ({name}.*)$", docs.partition("Examples:")[2], re.MULTILINE
+    )
+    assert examples
+    for example in examples:
+        arguments = shlex.split(example)[1:]
+        assert group.commands[name].make_context(name, arguments).info_name == name
+
+
+def test_models_of_the_same_name_do_not_share_their_files(run, tmp_path):
+    teller = storyteller.load()
+    for folder in ("a/model", "b/model"):
+        (tmp_path / folder).mkdir(parents=True)
+        teller.save(tmp_path / folder / "model.safetensors")
+        assert run("look", "He slept.", "--model", tmp_path / folder, "--out", tmp_path)[0] == 0
+        assert run("look", "He spoke.", "--model", tmp_path / folder, "--out", tmp_path)[0] == 0
+    assert run("look", "He slept.", "--out", tmp_path)[0] == 0
+    pages = sorted(path.stem for path in tmp_path.glob("*.html"))
+    assert [re.sub("-[0-9a-f]{8}$", "-#", page) for page in pages] == [
+        "model",
+        "model-#",
+        "storyteller",
+    ]

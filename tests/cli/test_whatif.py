@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 import clearhead as ch
 import clearhead.storyteller as st
-from clearhead.cli.whatif import _edit
 from clearhead.errors import BadValue
 from clearhead.report.whatif import whatif
+from clearhead_cli.whatif import _edit
 from tests.cli.test_cli import run as run
 
 TEXT = "A queen met a king in the tower. She smiled."

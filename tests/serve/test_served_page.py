@@ -5,10 +5,10 @@ import threading
 import pytest
 import uvicorn
 
-from clearhead.cli.serve import _listen
 from clearhead.serve import Reader, server
 from clearhead.views import html
 from clearhead.views.html.hosted import hosted
+from clearhead_cli.serve import _listen
 from tests.views.test_page import browser  # noqa: F401  # a fixture
 
 TEXT = "Once upon a time a queen slept. She dreamt."

@@ -402,7 +402,7 @@ def test_a_damaged_checkpoint(tmp_path):
 
 
 def command(*arguments):
-    run = "import sys; from clearhead.cli import main; sys.exit(main())"
+    run = "import sys; from clearhead_cli import main; sys.exit(main())"
     return [sys.executable, "-c", run, "serve", *map(str, arguments)]
 
 
@@ -444,7 +444,7 @@ def test_a_port_that_is_taken_and_a_model_that_is_not_there(tmp_path):
 
 def test_without_its_libraries_it_says_what_to_install():
     hide = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['clearhead', 'serve', 'a text'];"
-    run = f"{hide} from clearhead.cli import main; main()"
+    run = f"{hide} from clearhead_cli import main; main()"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
     assert done.returncode == 2
     assert "pip install 'clearhead[serve]'" in done.stderr

@@ -28,7 +28,12 @@ class Report(Findings):
             }
             for layer in self.layers
         ]
-        return {"name": self.name, "tokens": list(self.tokens), "layers": layers}
+        return {
+            "name": self.name,
+            "folder": self.folder,
+            "tokens": list(self.tokens),
+            "layers": layers,
+        }
 
     def __str__(self) -> str:
         names = [n for n in LABELS if any(n in x.shares for x in self.heads)]

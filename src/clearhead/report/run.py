@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -98,17 +99,23 @@ def report_and_output(
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
     found = Report(run.name if name is None else name, labels, tuple(collector.layers))
-    return (replace(found, text=text) if isinstance(text, str) else found), output
+    if isinstance(text, str):
+        found = replace(found, text=text, folder=run.folder)
+    return found, output
 
 
 def write(found: Report, out: str | Path) -> dict[str, Path]:
     """Write the page, the pictures and the numbers of a report to the folder `out`: files that
-    begin with the name of the model.
+    begin with the name of the model. Where those of another model of this name are already, a
+    checksum of the model's folder follows the name.
 
     Returns their paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
     folder that cannot be made.
     """
-    out, stem = writable_folder(out, "the page and the pictures are"), file_stem(found.name)
+    out = writable_folder(out, "the page and the pictures are")
+    stem = file_stem(found.name)
+    if _folder_of(out / f"{stem}-report.json") not in (None, found.folder):
+        stem += f"-{crc32(found.folder.encode()):08x}"
     note = POOLED_NOTE if len(found.tokens) > MAP_SIDE else ""
     paths = {
         "page": html.write_report(found, out / f"{stem}.html", note=note),
@@ -137,14 +144,24 @@ def file_stem(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", name).strip("-.")[:100] or "model"
 
 
+def _folder_of(numbers: Path) -> str | None:
+    """The folder of the model whose numbers are in this file; None if it holds none."""
+    try:
+        return str(json.loads(numbers.read_text(encoding="utf-8"))["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 class ModelRun(NamedTuple):
-    """A model with its text: `start` runs it. `tokens` are None if they are not known, `depth` is
-    its number of layers, None if it does not say."""
+    """A model with its text: `start` runs it. `tokens` are None if they are not known, `folder` is
+    where its files are, "" if it has none, and `depth` its number of layers, None if it does not
+    say."""
 
     module: nn.Module
     name: str
     tokens: list[str] | None
     start: Callable[[], object]
+    folder: str = ""
 
     @property
     def depth(self) -> int | None:
@@ -169,7 +186,8 @@ def prepare(model: Any, text: Any) -> ModelRun:
             # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
             given = {**given, "use_cache": False}
         run = partial(checkpoint.run, given)
-        return ModelRun(checkpoint.model, checkpoint.name, tokens, run)
+        folder = str(checkpoint.folder.resolve())
+        return ModelRun(checkpoint.model, checkpoint.name, tokens, run, folder)
     if not isinstance(model, nn.Module):
         raise BadType(
             f"report got {kind_of(model)} for a model.",

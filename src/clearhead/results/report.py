@@ -95,7 +95,7 @@ class Findings:
     `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
     that the model does not know. `guesses` holds for each position the most probable next tokens
     with their probabilities; None if they were not requested. With a `model`, the page computes
-    other texts by itself.
+    other texts by itself. `folder` is where the model's files are, "" if it has none.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Findings:
     unknown: tuple[int, ...] = ()
     guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
     model: LiveModel | None = field(default=None, repr=False)
+    folder: str = ""
 
     @property
     def heads(self) -> tuple[Head, ...]:

@@ -9,11 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import BadValue, Missing, why_failed
-from ..serve import Reader
-from ..views import html
-from ..views.escape import visible
-from ..views.html.hosted import hosted
 from .options import Text
 from .output import say
 from .text_input import read_text
@@ -35,10 +30,20 @@ def serve(
     ] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open the address in a browser.")] = False,
 ) -> None:
-    """Explore a model in a browser: type a text, change attention, see what follows.
+    """Explore a model in a browser: type, change, see.
 
     The page is for this machine alone, at the address that is printed. Ctrl-C ends it.
+
+    \b
+    Examples:
+      clearhead serve --open
+      clearhead serve story.txt --model DIR --port 8000
     """
+    from clearhead.serve import Reader
+    from clearhead.views import html
+    from clearhead.views.escape import visible
+    from clearhead.views.html.hosted import hosted
+
     start, app = _library()
     words = EXAMPLE if text is None else read_text(text)
     door = _listen(port)
@@ -57,8 +62,10 @@ def serve(
 
 
 def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
+    from clearhead.errors import Missing
+
     try:
-        from ..serve.server import app, start
+        from clearhead.serve.server import app, start
     except ImportError as error:
         raise Missing(
             f"{error.name} is not installed.",
@@ -71,6 +78,8 @@ def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
 def _listen(port: int) -> socket.socket:
     """A socket that listens on loopback, before anything is computed: a port that is taken is told
     at once, and who opens the address early is answered later."""
+    from clearhead.errors import BadValue, why_failed
+
     door = socket.socket()
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -2,12 +2,8 @@
 
 from typing import Annotated
 
-import torch
 import typer
 
-from .. import masks
-from ..api.plan import plan as plan_of
-from ..errors import BadValue
 from .options import MaskText
 from .output import wrapped
 
@@ -34,7 +30,18 @@ def plan(
     """Who would answer a question of these sizes, and its cost.
 
     Nothing is computed.
+
+    \b
+    Examples:
+      clearhead plan --queries 8192 --mask 'causal & window(before=511)'
+      clearhead plan --queries 1 --keys 32768 --kv-heads 2 --dtype bfloat16
     """
+    import torch
+
+    from clearhead import masks
+    from clearhead.api.plan import plan as plan_of
+    from clearhead.errors import BadValue
+
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise BadValue(

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ..errors import BadValue
-
 OTHER_FOLDER = "pass another folder with --out."
 
 Text = Annotated[
@@ -23,6 +21,8 @@ MaskText = Annotated[
 
 def refuse(context: typer.Context, names: Iterable[str], where: str, rule: str, way: str) -> None:
     """Raise `BadValue` for the first option that was typed though it would be ignored."""
+    from clearhead.errors import BadValue
+
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ..api.why_scale import why_scale
-from ..views import plot
 from .output import check_writable, say, wrapped
 
 
@@ -16,7 +14,16 @@ def scale(
     seed: Annotated[int, typer.Option(help="What the random numbers start from.")] = 0,
     png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
 ) -> None:
-    """Why divide by sqrt(d)? Numbers with and without the scaling."""
+    """Why divide by sqrt(d)? Numbers with and without the scaling.
+
+    \b
+    Examples:
+      clearhead scale
+      clearhead scale --size 64 --png scale.png
+    """
+    from clearhead.api.why_scale import why_scale
+    from clearhead.views import plot
+
     check_writable(png)
     scaling = why_scale(size, keys=keys, seed=seed)
     typer.echo(wrapped(str(scaling)))

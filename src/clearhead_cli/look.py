@@ -1,20 +1,12 @@
 """`clearhead look`: what every head of a model looks at, as text, as pictures, as a page."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .. import masks
-from ..errors import BadValue, writable_folder
-from ..hf import Checkpoint
-from ..nn.explain_text import explain_text
-from ..report import report, report_teller, tile as exact_weights, write
-from ..report.run import file_stem
-from ..storyteller import is_storyteller, load
-from ..views import plot, text as terminal
-from ..views.escape import visible
 from .explain import random_note, write_page
 from .options import OTHER_FOLDER, Text, refuse
 from .output import say, say_written, wrapped
@@ -59,7 +51,18 @@ def look(
 
     The heads are those of a trained model: the storyteller that comes with clearhead, unless
     --model names another.
+
+    \b
+    Examples:
+      clearhead look "The cat sat because it was tired."
+      clearhead look story.txt --model DIR --out pictures
+      clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
+      clearhead look "The cat sat" --random
     """
+    from clearhead.errors import BadValue, writable_folder
+    from clearhead.report import report, write
+    from clearhead.storyteller import is_storyteller
+
     _check_options(context, model, random)
     checkpoint = model if model is not None and not is_storyteller(model) else None
     if tile is not None and checkpoint is None:
@@ -86,6 +89,8 @@ def look(
 
 def _check_options(context: typer.Context, model: Path | None, random: bool) -> None:
     """Refuse options that would be ignored."""
+    from clearhead.errors import BadValue
+
     if random and model is not None:
         raise BadValue(
             "--random was given together with --model.",
@@ -100,8 +105,14 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
 
 
 def _look_at_storyteller(model: Path | None, words: str, out: Path) -> None:
+    from clearhead.report import report_teller, write
+    from clearhead.storyteller import load
+    from clearhead.views import text as terminal
+
     teller = load(model)
     found = report_teller(teller, words, name=_name(model))
+    if model is not None:
+        found = replace(found, folder=str(model.resolve()))
     written = write(found, out)  # before anything is printed: a pipe may close
     typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
     typer.echo(f"{found}\n")
@@ -122,6 +133,12 @@ def _name(model: Path | None) -> str:
 
 
 def _look_at_tile(model: Path, words: str, tile: str, out: Path) -> None:
+    from clearhead.hf import Checkpoint
+    from clearhead.report import tile as exact_weights
+    from clearhead.report.run import file_stem
+    from clearhead.views import plot, text as terminal
+    from clearhead.views.escape import visible
+
     checkpoint = Checkpoint(model)
     trace = exact_weights(checkpoint, words, *_parse_tile(tile))
     picture = plot.save(plot.heads(trace), out / f"{file_stem(checkpoint.name)}-tile.png")
@@ -132,6 +149,8 @@ def _look_at_tile(model: Path, words: str, tile: str, out: Path) -> None:
 
 def _parse_tile(tile: str) -> tuple[int, int, range, range]:
     """Layer, head, queries and keys of ``0:3:64-127:0-63``, where ranges include their ends."""
+    from clearhead.errors import BadValue
+
     match = re.fullmatch(r"(\d+):(\d+):(\d+)-(\d+):(\d+)-(\d+)", tile)
     if match is None:
         raise BadValue(
@@ -146,6 +165,10 @@ def _parse_tile(tile: str) -> tuple[int, int, range, range]:
 def _look_at_random(
     words: str, size: int, heads: int, seed: int, mask: str, positions: bool, out: Path
 ) -> None:
+    from clearhead import masks
+    from clearhead.nn.explain_text import explain_text
+    from clearhead.views import plot, text as terminal
+
     trace = explain_text(
         words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
     )

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import typer
 
-from ..errors import BadValue
-from ..views import plot
-
 
 def say(line: str) -> None:
     """Print a message to standard error, so that a pipe gets the result alone."""
@@ -18,6 +15,8 @@ def say(line: str) -> None:
 
 def say_written(paths: dict[str, Path]) -> None:
     """Print what was written, and whether figures are missing."""
+    from clearhead.views import plot
+
     for kind, path in paths.items():
         say(f"{kind:<8} {path}")
     if not plot.can_draw():
@@ -36,6 +35,8 @@ def wrapped(text: str, indent: int = 0) -> str:
 
 def check_writable(*paths: Path | None) -> None:
     """Raise `BadValue` for files that cannot be written, before anything is computed or printed."""
+    from clearhead.errors import BadValue
+
     given = [path.resolve() for path in paths if path is not None]
     if len(set(given)) < len(given):
         raise BadValue(

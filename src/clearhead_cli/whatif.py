@@ -2,20 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from .. import masks
-from ..api import edits as edit
-from ..errors import BadValue
-from ..hf import Checkpoint
-from ..masks import Mask, dense
-from ..report.whatif import whatif as read_twice
-from ..storyteller import Storyteller, is_storyteller, load
 from .options import Text
 from .text_input import read_text
+
+if TYPE_CHECKING:
+    from clearhead.api import edits as edit
+    from clearhead.masks import Mask
 
 PLACE = re.compile(r"\s*(layer|head|row)s?\s+(-?\d+(?:\s*,\s*-?\d+)*)\s*")
 EDGES = "EDGES is a mask, as in --mask, or 'QUERY -> KEY', tokens or their numbers."
@@ -44,10 +40,23 @@ def whatif(
         typer.Option("--ablate", metavar="PLACE", help="Set outputs to 0, e.g. 'layer 0 head 7'."),
     ] = None,
 ) -> None:
-    """Read a text without and with edits of attention: next words, losses, where weight moves.
+    """Read a text without and with edits of attention.
+
+    Printed are the next words, the losses, and where weight moves, before and after.
 
     A PLACE is layers, heads and rows (queries), numbered from 0: 'layers 0,1 head 7 row 4'.
+
+    \b
+    Examples:
+      clearhead whatif "A queen met a king. She danced." --knock-out "layer 0 head 7: she -> queen"
+      clearhead whatif story.txt --keep-only "layers 0,1: causal & window(before=4)"
+      clearhead whatif story.txt --model DIR --ablate "layer 0 heads 1,3"
     """
+    from clearhead.errors import BadValue
+    from clearhead.hf import Checkpoint
+    from clearhead.report.whatif import whatif as read_twice
+    from clearhead.storyteller import Storyteller, is_storyteller, load
+
     words = read_text(text)
     reader: Checkpoint | Storyteller
     reader = Checkpoint(model) if model is not None and not is_storyteller(model) else load(model)
@@ -66,8 +75,11 @@ def whatif(
     typer.echo(str(read_twice(reader, words, edits)))
 
 
-def _edit(given: str, kind: str, tokens: list[str]) -> edit.Edit:
+def _edit(given: str, kind: str, tokens: list[str]) -> "edit.Edit":
     """An edit from ``layer 0 head 7: she -> queen``."""
+    from clearhead.api import edits as edit
+    from clearhead.errors import BadValue
+
     place, colon, edges = given.rpartition(":") if kind != "ablate" else (given, ":", "")
     found: dict[str, list[int]] = {}
     at = 0
@@ -87,7 +99,12 @@ def _edit(given: str, kind: str, tokens: list[str]) -> edit.Edit:
     return make(_mask(edges, tokens), layers=layers, heads=heads, rows=rows)
 
 
-def _mask(edges: str, tokens: list[str]) -> Mask:
+def _mask(edges: str, tokens: list[str]) -> "Mask":
+    import torch
+
+    from clearhead import masks
+    from clearhead.masks import dense
+
     query, arrow, key = (part.strip() for part in edges.partition("->"))
     if not arrow:
         return masks.parse(edges)
@@ -99,6 +116,8 @@ def _mask(edges: str, tokens: list[str]) -> Mask:
 
 def _positions(given: str, tokens: list[str]) -> list[int]:
     """Every position of a token, or the position that is given as a number."""
+    from clearhead.errors import BadValue
+
     if given.isdigit() and int(given) < len(tokens):
         return [int(given)]
     found = [i for i, t in enumerate(tokens) if t.strip("Ġ▁# ").lower() == given.lower()]

@@ -8,9 +8,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from .. import bench as benchmark
-from ..errors import BadValue, writable_folder
-from ..views import plot
 from .options import OTHER_FOLDER
 from .output import check_writable, say_written
 
@@ -32,12 +29,24 @@ def bench(
         "out/bench.json"
     ),
 ) -> None:
-    """Time clearhead beside its peers and the hardware's own ceilings, interleaved in one run.
+    """Time clearhead beside its peers and the hardware.
+
+    Everything is timed in turns, in one run; the hardware's own ceilings, too.
 
     Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
     threads; minilm is a real model end to end. A peer that is not installed is named and skipped.
     With --gpu: prefill, masked, decode, training and look, beside torch's kernels by name.
+
+    \b
+    Examples:
+      clearhead bench prefill --rounds 7
+      clearhead bench decode --threads 2 --peer torch
+      clearhead bench --gpu
     """
+    from clearhead import bench as benchmark
+    from clearhead.errors import BadValue, writable_folder
+    from clearhead.views import plot
+
     if gpu and (threads or peers):
         raise BadValue(
             "bench was asked for --gpu with --threads or --peer.",

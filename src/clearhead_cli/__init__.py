@@ -1,13 +1,15 @@
-"""The command line: one file for each command, and for the three of the storyteller."""
+"""The command line: one file for each command, and for the three of the storyteller.
+
+It stands beside the package clearhead, and its functions import from it when they run: so `--help`,
+`--version` and completion do not wait for torch.
+"""
 
 import sys
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ..errors import AttentionError, BadValue
 from .bench import bench
 from .doctor import doctor, installed_version
 from .explain import explain
@@ -19,8 +21,10 @@ from .serve import serve
 from .storyteller import ablate, measure, train
 from .whatif import whatif
 
+if TYPE_CHECKING:
+    from clearhead.errors import AttentionError
+
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -40,32 +44,41 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         sys.exit(app(prog_name="clearhead", standalone_mode=False))
-    except AttentionError as error:
-        _fail(error)
-    except UsageError as error:
-        _fail(_in_three_parts(error))
-    except typer.Abort:
+    except (typer.Abort, BrokenPipeError):
         sys.exit(1)
-    except BrokenPipeError:
-        sys.exit(1)
-    except OSError as error:
-        _fail(
-            BadValue(
-                f"Reading or writing failed: {error}.",
-                "what is read exists, and what is written has room.",
-                "check the path, its permissions and the space left on the disk.",
-            )
-        )
+    except Exception as error:
+        if (shown := _in_three_parts(error)) is None:
+            raise
+        _fail(shown)
 
 
-def _fail(error: AttentionError) -> None:
+def _fail(error: "AttentionError") -> None:
+    from rich.console import Console
+
     screen = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     screen.print(f"Error: {error}")
     sys.exit(2)
 
 
-def _in_three_parts(error: Any) -> BadValue:
+def _in_three_parts(error: Exception) -> "AttentionError | None":
+    """An error that is the user's to mend, with its three parts; None for any other."""
+    from clearhead.errors import AttentionError, BadValue
+
+    if isinstance(error, UsageError):
+        return _usage(error)
+    if isinstance(error, OSError):
+        return BadValue(
+            f"Reading or writing failed: {error}.",
+            "what is read exists, and what is written has room.",
+            "check the path, its permissions and the space left on the disk.",
+        )
+    return error if isinstance(error, AttentionError) else None
+
+
+def _usage(error: Any) -> "AttentionError":
     """A usage error of click: an unknown option or command, a missing or wrong argument."""
+    from clearhead.errors import BadValue
+
     names = [command.__name__ for command in COMMANDS]
     path, rule = "clearhead", f"the commands are {', '.join(names)}."
     if error.ctx is None and sys.argv[1] in names:  # click gives no context for a missing value

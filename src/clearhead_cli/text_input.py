@@ -5,12 +5,12 @@ import errno
 import sys
 from pathlib import Path
 
-from ..errors import BadValue
-
 
 def read_text(words: list[str] | None) -> str:
     """The text as typed (with or without quotes), from the file of that name, or from standard
     input."""
+    from clearhead.errors import BadValue
+
     given = " ".join(words) if words else None
     paths = [word for word in words or () if word == "-" or Path(word).suffix in (".txt", ".md")]
     if paths and len(words or ()) > 1:
@@ -41,6 +41,8 @@ def read_text(words: list[str] | None) -> str:
 
 def _read_file(given: str) -> str:
     """The content of the file of that name, or what was given if it is not a path."""
+    from clearhead.errors import BadValue
+
     path = Path(given)
     if len(given) > 1024 or "\0" in given or "\n" in given:
         return given
@@ -67,6 +69,8 @@ def _read_file(given: str) -> str:
 
 
 def _decode(raw: bytes, source: str) -> str:
+    from clearhead.errors import BadValue
+
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,20 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import masks
-from ..hf import Checkpoint
-from ..nn.explain_text import explain_text
-from ..results.trace import Trace
-from ..storyteller import is_storyteller, load
-from ..views import html, plot, text as terminal
-from ..views.text.follow import find
 from .options import MaskText, Text, refuse
 from .output import check_writable, say
 from .text_input import read_text
+
+if TYPE_CHECKING:
+    from clearhead.results.trace import Trace
 
 
 def explain(
@@ -57,7 +53,22 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """See attention computed on a text, step by step."""
+    """See attention computed on a text, step by step.
+
+    \b
+    Examples:
+      clearhead explain "The cat sat on the mat"
+      clearhead explain "The cat sat" --query sat --head 1
+      clearhead explain story.txt --mask 'causal & window(before=3)' --html steps.html
+      clearhead explain "The cat sat" --model DIR --layer 2 --json
+    """
+    from clearhead import masks
+    from clearhead.hf import Checkpoint
+    from clearhead.nn.explain_text import explain_text
+    from clearhead.storyteller import is_storyteller, load
+    from clearhead.views import plot, text as terminal
+    from clearhead.views.text.follow import find
+
     _check_options(context, model, as_json)
     check_writable(png, page)
     if png is not None:
@@ -105,8 +116,10 @@ def _check_options(context: typer.Context, model: Path | None, as_json: bool) ->
         refuse(context, ("query", "decimals"), "together with --json", rule, way)
 
 
-def write_page(trace: Trace, path: Path, note: str, query: int | None = None) -> Path:
+def write_page(trace: "Trace", path: Path, note: str, query: int | None = None) -> Path:
     """Write the page of a trace, with its text as the title."""
+    from clearhead.views import html
+
     words = " ".join(trace.queries or ())
     title = words if len(words) <= 60 else f"{words[:59]}…"
     return html.write_page(trace, path, title=title or "clearhead", note=note, query=query)

@@ -3,15 +3,21 @@
 import platform
 from importlib import metadata
 
-import torch
 import typer
-
-from .. import engines
-from ..engines import cpu
 
 
 def doctor() -> None:
-    """What is installed here, and which engines answer."""
+    """What is installed here, and which engines answer.
+
+    \b
+    Examples:
+      clearhead doctor
+    """
+    import torch
+
+    from clearhead import engines
+    from clearhead.engines import cpu
+
     rows = [
         ("clearhead", installed_version("clearhead") or "not installed"),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from .. import storyteller
 from .output import say
 
 
@@ -34,7 +33,13 @@ def train(
 
     If it is killed, the same command continues from the last checkpoint, and ends with the same
     weights.
+
+    \b
+    Examples:
+      clearhead train --out out/mine
+      clearhead train book.txt --steps 2000 --size 64
     """
+    from clearhead import storyteller
 
     teller = storyteller.train(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
@@ -64,7 +69,13 @@ def measure(
     """Measure which head does what, and how words are guessed.
 
     Also measured: random weights, a fixed distance, chance, and counts of words and pairs.
+
+    \b
+    Examples:
+      clearhead measure
+      clearhead measure out/mine --json
     """
+    from clearhead import storyteller
 
     teller = storyteller.load(model)
     table = storyteller.measure(teller, search=search, report=report)
@@ -83,7 +94,12 @@ def ablate(
     """Take scaling, positions, mask or heads away, and train.
 
     The loss and what the heads look at are printed and drawn.
+
+    \b
+    Examples:
+      clearhead ablate --steps 500 --out out/ablation
     """
+    from clearhead import storyteller
 
     typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
     for path in sorted(out.glob("ablation*")):
