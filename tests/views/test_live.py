@@ -160,3 +160,11 @@ def test_typing_another_pronoun_shows_whom_it_means(visit, teller):  # noqa: F81
         expected = teller.explain(words, 0)["weights"][7, query, key].item()
         assert weight == pytest.approx(expected, abs=1e-4)
         assert weight > 0.85
+
+
+def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):  # noqa: F811
+    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
+    tab.locator("#text").fill("A king slept. He dreamed.")
+    tab.wait_for_function("() => current.tokens.includes('king')")
+    assert tab.locator("#about").text_content().startswith("2 layers, 16 heads, 7 tokens:")
+    assert tab.evaluate("current.tokens[chosen.query]") == "He"  # no queen is left to be chosen

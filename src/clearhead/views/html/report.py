@@ -55,7 +55,7 @@ def report_page(report: Findings, *, title: str | None = None, note: str = "") -
     return document(
         {**snapshot(report), **model},
         title=f"Attention in {report.name}" if title is None else title,
-        about=f"{report.about}: where every head looks in this text",
+        about=_about(report),
         note=note,
         caption="Every head in numbers: what it looks at, how surely, and its entropy in nats.",
         fallback=_fallback(report),
@@ -84,6 +84,7 @@ def snapshot(report: Findings) -> dict[str, object]:
         "name": visible_in_browser(report.name),
         "tokens": [visible_in_browser(token) for token in report.tokens],
         "text": report.text or " ".join(report.tokens),
+        "about": _about(report),
         "unknown": list(report.unknown),
         "guesses": report.guesses
         and [
@@ -96,6 +97,10 @@ def snapshot(report: Findings) -> dict[str, object]:
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
     }
+
+
+def _about(report: Findings) -> str:
+    return f"{report.about}: where every head looks in this text"
 
 
 def _head(head: Head, layer: Layer) -> dict[str, object]:

@@ -68,11 +68,12 @@ async function compute(text, edits) {
     const plain = text === current.text ? current : new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
     const after = isSame ? null : new Snapshot(keepLabels(await source.compute(text, edits)));
     if (request !== computing) return;
-    const isNewText = plain !== current;
+    const isNewText = plain !== current, had = chosen.query;
     const follow = isNewText ? sameWords(plain) : {};
     [current, edited] = [plain, after];
     Object.assign(chosen, { edits, ...follow, ...(after ? { others: [] } : {}) });
     settle();
+    if (isNewText && had !== null && chosen.query === null) chosen.query = tellingQuery(chosen.layer, chosen.head);
     if (isNewText) fillAll();
     go({});
   } catch (error) {
@@ -86,7 +87,8 @@ function keepLabels(data) {
   return { ...data, heads: opened.data.heads.filter((it) => it.measured) };
 }
 
-// The chosen query in another text: the same position if its word is still near it, else the word.
+// The chosen query in another text: the same position if its word is still near it, else the word,
+// else the position if no word was added or taken away, else none.
 function sameWords(next) {
   const moved = (position) => {
     if (position === null) return null;
@@ -94,7 +96,7 @@ function sameWords(next) {
     if (next.tokens[position] === word) return position;
     if (next.tokens[position + shift] === word) return position + shift;
     const found = next.tokens.indexOf(word);
-    return found >= 0 ? found : Math.min(position, next.tokens.length - 1);
+    return found >= 0 ? found : shift === 0 ? position : null;
   };
   return { query: moved(chosen.query), key: null };
 }

@@ -9,6 +9,7 @@
 // snapshot = {
 //   tokens: [string],          as they are shown; a control character is already written out
 //   text?: string,             what the field at the top holds; if left out, the tokens in a row
+//   about?: string,            its sizes, for the line beside the title
 //   unknown?: [position],      words that the model does not know
 //   guesses?: [[[word, probability], ...], ...] | null,   for each position, what comes next
 //   layers: [layer],

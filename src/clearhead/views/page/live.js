@@ -63,7 +63,9 @@ class LiveModel {
     // 3. The last vectors are compared with every word: softmax(norm(x) W^T) is what comes next.
     const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
     const labels = tokens.map((token, i) => (ids[i] === 0 ? `${token}(?)` : token));
-    return { tokens: labels, text, unknown, guesses: this.guesses(logits), layers };
+    const about = `${layers.length} layers, ${layers.length * this.heads} heads, ` +
+      `${tokens.length} token${tokens.length === 1 ? "" : "s"}: where every head looks in this text`;
+    return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
   }
 
   // softmax(scale Q K^T + bias) V in every head, and each step as the page shows it.

@@ -22,6 +22,7 @@ function draw() {
 
 // What depends on the snapshot: heads, labels, words.
 function fillAll() {
+  if (current.data.about) byId("about").textContent = current.data.about;
   fillStrip();
   fillHeads();
   describeWhatIsLeftOut();
@@ -153,16 +154,22 @@ function mostTelling() {
   if (begin?.query !== undefined && begin.query !== null) {
     return { layer, head, query: trace.nearest(begin.query) };
   }
+  return { layer, head, query: tellingQuery(layer, head) };
+}
+
+// The query that shows best what a head does. Null if the page holds none of its rows.
+function tellingQuery(layer, head) {
+  const trace = current.layer(layer), label = current.finding(layer, head)?.label;
   const complete = trace.step("scores")?.kept?.q ?? trace.kept; // of which the page holds every step
   const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
   const strength = (q) => {
     const row = trace.row(trace.used, head, q), key = largestAt(row);
-    const tells = best?.label.startsWith("antecedent") ? isPronoun(trace.queries[q]) : key !== 0 && key !== q;
+    const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : key !== 0 && key !== q;
     return (tells ? 1 : 0) + row[key];
   };
   const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
-  const query = best ? shown.reduce((a, b) => (strength(b) > strength(a) ? b : a), shown[0]) : held.at(-1);
-  return { layer, head, query: query ?? null };
+  const query = label ? shown.reduce((a, b) => (strength(b) > strength(a) ? b : a), shown[0]) : held.at(-1);
+  return query ?? null;
 }
 
 const MANY_KEYS = 64; // among which a weight of a few percent is much

@@ -239,8 +239,8 @@ function drawText(width, height) {
       const after = query === null ? at : wordLists(scene, side, left, at + 6, wide);
       bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
     });
-    drawWeightBar(scene, 0, bottom + 12);
-    bottom += 40;
+    drawWeightBar(scene, 0, bottom + 2);
+    bottom += 28;
   }
   scene.height = Math.max(height, bottom);
   return scene;
