@@ -11,12 +11,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+KINDS = "llama", "mistral", "gemma2", "gpt_oss", "gpt2"  # the models of the tests
+IMPORTED = ["clearhead", "torch.distributed.fsdp", "transformers.models.auto.modeling_auto"]
+IMPORTED += [f"transformers.models.{kind}.modeling_{kind}" for kind in KINDS]
+
 
 def on_processes(world: int, do: Callable[..., Any], folder: Path, *given: Any) -> list[Any]:
     """What `do(rank, *given)` gives on each rank; None of one that was killed. It is found by its
     name in its module, in processes of their own."""
     folder.mkdir(exist_ok=True)
-    context = multiprocessing.get_context("spawn")
+    # Forked from a server that has imported them and started no thread.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
     ranks = [
         context.Process(target=_run, args=(rank, world, do, str(folder), given))
         for rank in range(world)

@@ -14,6 +14,7 @@ from tests.distributed.threads import on_ranks
 GROUPS = {"start": ch.prefix(3), "local": ch.window(before=2, after=1, align="end")}
 ROWS = ["lse", "max", "entropy", "effective"]
 STATS = [*ROWS, ch.topk(3), ch.mass({**GROUPS, "span": (4, 9)}), "received"]
+SHARED = [ch.map(5, 4), ch.rows([0, -1, 0])]  # whole on every rank
 LAYOUTS = {
     "contiguous": contiguous,
     "head-tail": head_tail,
@@ -27,7 +28,8 @@ LAYOUTS = {
 def test_statistics_are_those_of_one_machine(problem, layout, dtype):
     case = PROBLEMS[problem](dtype, 0)
     keywords = dict(case.keywords)
-    one = ch.look(*case.tensors, stats=STATS, **keywords)
+    asked = [*STATS, *SHARED] if case.q.shape[2] else STATS
+    one = ch.look(*case.tensors, stats=asked, **keywords)
     world, bias = 3, keywords.pop("bias", None)
     queries, keys = (LAYOUTS[layout](x.shape[2], world) for x in (case.q, case.k))
 
@@ -39,7 +41,7 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
             mine = ch.bias(rows if rows.shape[2] == 1 else at.cut(rows, 2))
         question = Question(layout=queries, key_layout=keys, bias=mine, **keywords)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return looked(transport, question, q, k, v, STATS)
+        return looked(transport, question, q, k, v, asked)
 
     parts = on_ranks(world, rank)
     loose = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=1e-9, atol=1e-9)
@@ -53,9 +55,27 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
     torch.testing.assert_close(weights, one.topk.weights, **loose)
     assert torch.equal(queries.join([part.topk.keys for part in parts], 2), one.topk.keys)
     torch.testing.assert_close(keys.join([p.received for p in parts], 2), one.received, **loose)
+    for part in parts:
+        for name in {"map", "rows"} & set(one.names):
+            torch.testing.assert_close(getattr(part, name), getattr(one, name), **loose)
 
 
-def test_what_belongs_to_the_whole_matrix_is_refused():
-    x = torch.randn(1, 1, 4, 8)
-    with pytest.raises(ch.BadValue, match=r"distributed\.look was asked for map"):
-        on_ranks(2, lambda t: looked(t, Question(), x, x, x, [ch.map(2, 2)]))
+def test_gathered_statistics_are_whole_on_every_rank():
+    case = PROBLEMS["grouped"](torch.float32, 0)
+    one = ch.look(*case.tensors, stats=[*STATS, *SHARED], **case.keywords)
+    queries, keys = (head_tail(x.shape[2], 3) for x in (case.q, case.k))
+
+    def rank(transport):
+        at, on = queries.held[transport.rank], keys.held[transport.rank]
+        question = Question(layout=queries, key_layout=keys, **case.keywords)
+        q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
+        return looked(transport, question, q, k, v, [*STATS, *SHARED], gather=True)
+
+    for part in on_ranks(3, rank):
+        assert part.names == one.names
+        for name in one.names:
+            a, b = getattr(part, name), getattr(one, name)
+            torch.testing.assert_close(
+                tuple(a.values()) if isinstance(a, dict) else a,
+                tuple(b.values()) if isinstance(b, dict) else b,
+            )

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 
 import clearhead as ch
 from clearhead.distributed import sharded
-from tests.distributed.processes import on_processes
+from tests.distributed.processes import KINDS, on_processes
 from tests.hf.test_models import build
 
-KINDS = ["llama", "mistral", "gemma2", "gpt_oss", "gpt2"]
 LAYOUTS = ["contiguous", "head-tail"]
 T = 23
 

@@ -30,16 +30,17 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bytes_on_the_wire_are_the_plans(mask, layout, dtype):
+@pytest.mark.parametrize("dtype, heads", [(torch.float32, 1), (torch.bfloat16, 2)], ids=str)
+def test_bytes_on_the_wire_are_the_plans(mask, layout, dtype, heads):
     q = torch.randn(2, 4, 128, 6).to(dtype)
     k, v = torch.randn(2, 2, 128, 6).to(dtype), torch.randn(2, 2, 128, 5).to(dtype)
-    expected = plan(q, k, v, world=4, layout=LAYOUTS[layout], mask=MASKS[mask])
+    expected = plan(q, k, v, world=4, layout=LAYOUTS[layout], mask=MASKS[mask], heads=heads)
     held = layout_of(LAYOUTS[layout], 128, 4).held
 
     def rank(transport):
         mine = [held[transport.rank].cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
-        out = answer(transport, Question(mask=MASKS[mask], layout=LAYOUTS[layout]), *mine)
+        question = Question(mask=MASKS[mask], layout=LAYOUTS[layout], heads=heads)
+        out = answer(transport, question, *mine)
         forward = transport.sent
         out.float().sum().backward()
         return forward, transport.sent - forward
@@ -55,7 +56,7 @@ def test_bytes_on_the_wire_are_the_plans(mask, layout, dtype):
 def test_a_window_sends_the_same_for_any_length_and_documents_nothing():
     def of(length: int, mask: ch.masks.Mask, layout) -> ch.distributed.Plan:
         x = torch.empty(1, 8, length, 64, device="meta")
-        return plan(x, x, x, world=8, mask=mask, layout=layout)
+        return plan(x, x, x, world=8, mask=mask, layout=layout, heads=1)
 
     window = ch.causal & ch.window(before=1023)
     assert sum(of(2**14, window, "contiguous").sent) == sum(of(2**17, window, "contiguous").sent)
@@ -64,6 +65,25 @@ def test_a_window_sends_the_same_for_any_length_and_documents_nothing():
     packed = of(2**14, ch.documents(ids), by_document(ids, 8))
     assert sum(packed.sent) == 0 and packed.balance == 1.0
     assert "nothing travels" in str(packed)
+    for length in (2**14, 2**17):  # and these are chosen, because nothing sends less
+        x = torch.empty(1, 8, length, 64, device="meta")
+        assert plan(x, x, x, world=8, mask=window).heads == 1
+
+
+def test_the_plan_chooses_what_sends_least():
+    q, k = (torch.empty(1, h, 2**15, 64, device="meta") for h in (16, 8))
+    chosen = plan(q, k, k, world=16, layout="head-tail", mask=ch.causal)
+    tried = {n: plan(q, k, k, world=16, layout="head-tail", heads=n) for n in (1, 2, 4, 8)}
+    most = {n: max(x.received) for n, x in tried.items()}
+    assert most[chosen.heads] == min(most.values()) and chosen.heads == 8
+    assert chosen.why.startswith("a rank receives 30.41 MB, and ")
+    assert [f"with heads={n}" in chosen.why for n in (1, 2, 4, 8)] == [True, True, True, False]
+    assert tried[4].why == "as asked"
+    # Four teams of 4: 3 of 4 heads of the part go away, and the ring of 4 brings 3 of 4 keys.
+    part, row = 2**15 // 16, 64 * 4
+    exchange = 3 * part * row * (2 * 16 // 4 + 2 * 8 // 4)
+    ring = 3 * 4 * part * row * 2 * 8 // 4
+    assert set(tried[4].received) == {exchange + ring} and set(tried[4].exchanged) == {exchange}
 
 
 @pytest.mark.parametrize("world", [2, 8, 64, 512])
@@ -72,17 +92,29 @@ def test_causal_work_is_even(world):
     assert plan(x, x, x, world=world, layout="head-tail", mask=ch.causal).balance <= 1.05
 
 
+def test_documents_are_even_whatever_the_scheme():
+    draw = torch.Generator().manual_seed(3)
+    ids = torch.arange(400).repeat_interleave(torch.randint(1, 200, (400,), generator=draw))
+    x = torch.empty(1, 4, len(ids), 64, device="meta")
+    mask = ch.causal & ch.documents(ids)
+    layout = balanced(mask, len(ids), 8)
+    for heads in (1, 2, 4):
+        found = plan(x, x, x, world=8, mask=mask, layout=layout, heads=heads)
+        assert found.balance <= 1.1
+
+
 def test_a_plan_prints_itself():
     q, k = (torch.empty(1, h, 4096, 64, device="meta") for h in (8, 2))
     assert str(plan(q, k, k, world=2, layout="head-tail", mask=ch.causal)) == "\n".join(
         [
             "B=1 H=8 G=2 Tq=4096 Tk=4096 D=64, float32 on meta, mask causal, on 2 ranks as "
             "Layout(0:1024, 3072:4096; 1024:3072)",
+            "  scheme        heads=1: a rank receives 2.097 MB, and 5.243 MB with heads=2",
             "  work          8.592 GFLOP on the busiest rank, 1.000 of the mean",
             "  forward       2.097 MB sent by a rank at most, 2.097 MB received",
             "  backward      3.146 MB sent by a rank at most",
-            "  overlap       hides behind the work where a rank computes fewer than 5.463 kFLOP in "
-            "the time of a byte",
+            "  overlap       the ring hides behind the work where a rank computes fewer than "
+            "5.463 kFLOP in the time of a byte",
             "  memory        21.36 MB on a rank at most, in forward",
         ]
     )

@@ -29,7 +29,9 @@ def tiled(*tensors: Tensor, **keywords: object) -> Tensor:
     return ch.attention(*tensors, engine="tiled", **keywords)
 
 
-def over_ranks(world: int, layout: str, case: Case, seed: Tensor) -> tuple[Tensor, ...]:
+def over_ranks(
+    world: int, layout: str, case: Case, seed: Tensor, heads: int = 1
+) -> tuple[Tensor, ...]:
     """The output and the gradients of a question, from its shards."""
     queries = LAYOUTS[layout](case.q.shape[2], world)
     keys = LAYOUTS[layout](case.k.shape[2], world)
@@ -52,7 +54,7 @@ def over_ranks(world: int, layout: str, case: Case, seed: Tensor) -> tuple[Tenso
             bias = ch.bias(rows)
             learn.append(rows)
         learn += [mine["sinks"]] if "sinks" in mine else []
-        question = Question(layout=queries, key_layout=keys, bias=bias, **mine)
+        question = Question(layout=queries, key_layout=keys, bias=bias, heads=heads, **mine)
         out = answer(transport, question, q, k, v)
         dout = at.cut(seed, 2).to(out.dtype)
         return out, *torch.autograd.grad(out, (q, k, v, *learn), dout)
@@ -70,7 +72,9 @@ def over_ranks(world: int, layout: str, case: Case, seed: Tensor) -> tuple[Tenso
     return tuple(whole)
 
 
-def check(world: int, layout: str, problem, dtype: torch.dtype, strict: bool = True) -> None:
+def check(
+    world: int, layout: str, problem, dtype: torch.dtype, strict: bool = True, heads: int = 1
+) -> None:
     case = wanting(problem(dtype, 0), dtype)
     seed = torch.randn(
         *case.q.shape[:3], case.v.shape[-1], generator=torch.Generator().manual_seed(5)
@@ -83,7 +87,7 @@ def check(world: int, layout: str, problem, dtype: torch.dtype, strict: bool = T
     # What gradients of dropped weights lose beside their own output, all fast engines lose.
     plain = tiled if case.keywords.get("dropout") else naive_attention
     ruler = forward_and_back(plain, wanting(case, dtype), seed)
-    got = over_ranks(world, layout, case, seed)
+    got = over_ranks(world, layout, case, seed, heads)
     scale = abs(case.keywords.get("scale", 1.0) or 1.0)
     biggest = max((float(x.detach().abs().max()) for x in case.tensors if x.numel()), default=0.0)
     mixed = biggest * max(1.0, scale) * biggest * float(seed.abs().max() if seed.numel() else 0)

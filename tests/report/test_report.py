@@ -262,8 +262,8 @@ def test_uniform_weights_are_computed_once_for_layers_with_one_mask(monkeypatch)
     from clearhead.report import collect
 
     asked = []
-    count = collect.compute_stats
-    monkeypatch.setattr(collect, "compute_stats", lambda p, *a: asked.append(p.D) or count(p, *a))
+    count = collect.statistics_of
+    monkeypatch.setattr(collect, "statistics_of", lambda p, *a: asked.append(p.D) or count(p, *a))
     q, k = normal(1, 2, 7, 3), normal(1, 2, 7, 3, seed=9)
     mask = ch.window(before=2)
     report(AttentionCalls(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))

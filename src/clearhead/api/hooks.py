@@ -4,7 +4,7 @@ it together.
 `watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` sets the ranks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -13,9 +13,11 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..engines import compute_stats
 from ..errors import BadValue
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
+from ..stats import Result, Statistic
 
 OnCall: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
 _listeners: ContextVar[tuple[OnCall, ...]] = ContextVar("listeners", default=())
@@ -41,14 +43,36 @@ _editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
 
 
 class Ranks(Protocol):
-    """What computes attention calls in `distributed.sharded`, where q, k and v are shards."""
+    """What computes attention calls in `distributed.sharded`, where q, k and v are shards.
+
+    Listeners are then given the problem of the whole sequence, and the inputs of this rank."""
 
     @property
-    def positions(self) -> Tensor:
-        """The positions of this rank's tokens in the sequence, (t,)."""
+    def decoded(self) -> int | None:
+        """While decoding, how many tokens came before; None while the sequence is cut."""
+
+    def positions_from(self, start: int, count: int) -> Tensor:
+        """The positions in the sequence of this rank's tokens, (count,), after `start` others."""
+
+    def kept(self, x: Tensor) -> Tensor:
+        """Of keys or values of new tokens, (..., t, D), those that a cache on this rank keeps."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
         """The output of these queries over the keys of all ranks."""
+
+    def statistics(
+        self, problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+    ) -> dict[str, Result]:
+        """Statistics of a problem of the whole sequence, on every rank."""
+
+    def masses(
+        self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The weight of the queries at some positions, (n,), on groups of keys that differ from
+        query to query: `cells` are (..., n, Tk), and the result (B, H, n). On every rank."""
+
+    def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
+        """The tensor of the whole sequence, on every rank, from those of the ranks."""
 
     def must_be_one_text(self, ids: Tensor) -> None:
         """Raise `BadValue` if the document `ids` (B, t) name more than one text. Positions that
@@ -71,6 +95,15 @@ def computed_by(ranks: Ranks) -> Iterator[None]:
 def active_ranks() -> Ranks | None:
     """The ranks that compute attention calls together, inside `distributed.sharded`."""
     return None if torch.compiler.is_compiling() else _ranks.get()
+
+
+def statistics_of(
+    problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+) -> dict[str, Result]:
+    """Statistics of a call that a listener was given, all queries on all keys."""
+    if (ranks := active_ranks()) is not None:
+        return ranks.statistics(problem, inputs, wanted)
+    return compute_stats(problem, inputs, wanted).finish()
 
 
 def must_not_be_sharded(verb: str) -> None:

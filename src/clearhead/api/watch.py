@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..engines import compute_stats
 from ..errors import BadType, BadValue, as_index, kind_of
 from ..masks import Grid, Mask
 from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
 from ..stats import Statistic, each, parse_stats, rows as exact_rows
 from ..torch_state import in_backward, in_transform, is_batched
-from .hooks import listening, module_hooks
+from .hooks import active_ranks, listening, module_hooks, statistics_of
 from .layers import Layers, check_layers, checked_list, is_selected
 from .recording import INDEX, Call, Recording, new_folder, write_call
 
@@ -54,6 +53,9 @@ def watch(
     Groups of `mass` that leave `align` open take the alignment of the call's own mask, if all its
     parts have the same; so they follow a cache. Queries on padding are queries like others: where
     they see keys (padding on the right), they count.
+
+    Inside `distributed.sharded` all ranks watch alike, and every rank gets the numbers of the whole
+    text, without gradients; a folder is given on one rank.
 
     Args:
         stats: which statistics, as in `look`.
@@ -139,9 +141,12 @@ class _Watcher:
         unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
         with torch.set_grad_enabled(problem.grad), unhooked:
             statistics = self.aligned(problem.mask, problem.grid)
-            found = compute_stats(problem, inputs, statistics).finish()
+            found = statistics_of(problem, inputs, statistics)
         blind = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
-        output = out.clone() if self.outputs else None
+        output = None
+        if self.outputs:
+            ranks = active_ranks()
+            output = out.clone() if ranks is None else ranks.unshard(out.detach())
         queries = next(
             (tuple(s.places(problem.grid)) for s in statistics if isinstance(s, exact_rows)), None
         )

@@ -6,6 +6,7 @@ Start a script with ``torchrun --nproc-per-node N script.py``, call
 """
 
 from .attention import attention, shard, unshard
+from .decode import decode
 from .layouts import Layout, balanced, by_document, contiguous, head_tail
 from .look import look
 from .plan import Plan, plan
@@ -21,6 +22,7 @@ __all__ = [
     "balanced",
     "by_document",
     "contiguous",
+    "decode",
     "head_tail",
     "look",
     "plan",

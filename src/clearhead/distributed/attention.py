@@ -14,6 +14,8 @@ from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
 from ..torch_state import requires_grad
 from .cut import routes
+from .dtensor import of_dtensors
+from .exchange import check_heads, exchanged_ring
 from .handshake import agree, refuse
 from .layouts import Layout, layout_of
 from .local import Finished
@@ -31,6 +33,7 @@ def attention(
     group: Group = None,
     layout: Layout | str | None = None,
     key_layout: Layout | str | None = None,
+    heads: int = 1,
     mask: Mask | None = None,
     bias: Bias | Tensor | None = None,
     scale: float | None = None,
@@ -52,12 +55,17 @@ def attention(
 
     Args:
         q: queries of this rank, (B, H, q, D). Leading dimensions may be missing from q, k and v.
+            They may be DTensors, whose sequence is sharded along one dimension of their mesh.
         k: keys of this rank, (B, G, k, D); H is a multiple of G.
         v: values of this rank, (B, G, k, Dv).
-        group: a process group, or a DeviceMesh of one dimension; None means all ranks.
+        group: a process group, or a DeviceMesh of one dimension; None means all ranks, and for
+            DTensors the ranks along which they are sharded.
         layout: which positions each rank holds: "contiguous", "head-tail", or a `Layout`. None
             means one range after the other, as long as the shards are.
         key_layout: the same for keys, where they are laid out otherwise; None means as the queries.
+        heads: how many ranks form a team, in which heads are exchanged for sequence; `plan` says
+            how many to take. With 1 keys and values travel round the ring of all ranks, with as
+            many as there are ranks nothing but the exchange is sent.
         mask: who may look at whom, of all positions: `causal`, `documents(ids)` with the ids of the
             whole sequence, and so on; None means everyone at everything.
         bias: added to the scaled scores: `alibi()`, or the rows of this rank's queries for all
@@ -69,10 +77,11 @@ def attention(
         timeout: seconds that a rank waits for another.
 
     Returns:
-        (B, H, q, Dv), in the dtype of q, the output of this rank's queries.
+        (B, H, q, Dv), in the dtype of q, the output of this rank's queries; of DTensors a DTensor,
+        (B, H, Tq, Dv), placed like q.
 
         Gradients of q, k and v are those of the shards, exact as the output. Those of sinks and of
-        a bias come from this rank's queries alone, to be added up over the ranks like those of
+        a bias come from what this rank answers alone, to be added up over the ranks like those of
         every weight that all of them hold.
 
     Raises:
@@ -81,11 +90,13 @@ def attention(
         RankLost: a rank died, stalled or failed; also a `BadValue` and a `ConnectionError`.
 
     Source: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers"; the layout
-    "head-tail" Brandon et al. 2023, "Striped Attention", and zhuzilin's ring-flash-attention.
+    "head-tail" Brandon et al. 2023, "Striped Attention", and zhuzilin's ring-flash-attention; heads
+    for sequence Jacobs et al. 2023, "DeepSpeed Ulysses".
     """
+    (q, k, v), group, back = of_dtensors(q, k, v, group)
     transport = GroupTransport(group, timeout)
-    question = Question(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout)
-    return answer(transport, question, q, k, v)
+    question = Question(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout, heads)
+    return back(answer(transport, question, q, k, v))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +112,18 @@ class Question:
     seed: int | None = None
     layout: Layout | str | None = None
     key_layout: Layout | str | None = None
+    heads: int = 1
 
 
 def answer(transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ring, inputs = agreed(transport, asked, q, k, v)
-    return ring.problem.shape_back(output(ring, inputs))
+    return ring.problem.shape_back(output(ring, inputs, asked.heads))
 
 
-def output(ring: Ring, inputs: Inputs) -> Tensor:
+def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
+    if heads > 1:
+        of_heads, exchanged, team = exchanged_ring(ring, inputs, heads)
+        return team.to_sequence(output(of_heads, exchanged), ring.routes.queries)
     numbers = None if ring.bias is None else ring.bias.numbers
     return _Attend.apply(ring, *inputs, numbers, ring.problem.sinks)
 
@@ -132,6 +147,7 @@ def agreed(
         )
         bias = asked.bias
         bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
+        check_heads(asked.heads, transport.world, problem, bias)
     except AttentionError as error:
         try:
             refuse(transport, error)
@@ -161,6 +177,7 @@ def agreed(
             "seed": p.seed,
             "layout": asked.layout,
             "key_layout": asked.key_layout,
+            "heads": asked.heads,
             "gradient": "wanted" if grad else "not wanted",
             **more,
         },
@@ -171,7 +188,7 @@ def agreed(
     queries = _laid_out("queries", asked.layout, shards.queries)
     keys = _laid_out("keys", _layout_of_keys(asked, shards.keys), shards.keys)
     grid = Grid(queries.length, keys.length, p.B, p.H)
-    _check_on_all_positions(p, asked.mask, bias, grid)
+    check_on_all_positions(p, asked.mask, bias, grid)
     seed = shards.drawn if draws else p.seed
     mask = everything if asked.mask is None else asked.mask
     found = routes(mask, grid, queries, keys, transport.rank)
@@ -231,7 +248,7 @@ def _laid_out(name: str, layout: Layout | str | None, sizes: list[int]) -> Layou
     return found
 
 
-def _check_on_all_positions(p: Problem, mask: Mask | None, bias: Bias | None, grid: Grid) -> None:
+def check_on_all_positions(p: Problem, mask: Mask | None, bias: Bias | None, grid: Grid) -> None:
     """Mask and ALiBi speak of all positions, a bias of numbers of the rows here."""
     q, k, v = (
         torch.empty(size, dtype=p.dtype, device="meta")

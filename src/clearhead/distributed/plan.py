@@ -1,6 +1,6 @@
 """What a question costs on the ranks of a group, without asking it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from ..masks import Grid, Mask, everything
 from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
 from .cut import wanted_of_each
+from .exchange import check_heads, of_teams
 from .layouts import Layout, layout_of
 
 UNITS = "", "k", "M", "G", "T", "P"
@@ -18,18 +19,24 @@ UNITS = "", "k", "M", "G", "T", "P"
 class Plan:
     """What each rank computes, sends and holds. Prints itself.
 
-    `pairs` counts the (query, key) pairs that may look, over batches and heads, `flops` the two
-    products over them; `sent` and `received` are bytes of keys and values in forward, `sent_back`
-    those of backward, which sends keys and values again and their gradients in float32; `memory` is
-    what a rank holds in forward: its shards, its output and state, and two parts of other ranks.
+    `heads` is the number of ranks that exchange heads for sequence, 1 for a ring of all ranks, and
+    `why` says how it was chosen. `pairs` counts the (query, key) pairs that may look, over batches
+    and heads, `flops` the two products over them; `sent` and `received` are bytes in forward, of
+    which `exchanged` are sent in the exchange and the others are keys and values in the ring;
+    `sent_back` those of backward, which sends keys and values again and their gradients in float32;
+    `memory` is what a rank holds in forward: its shards, its output and state, two parts of other
+    ranks, and what it got in the exchange.
     """
 
     question: str
     layout: Layout
+    heads: int
+    why: str
     pairs: list[int]
     flops: list[int]
     sent: list[int]
     received: list[int]
+    exchanged: list[int]
     sent_back: list[int]
     memory: list[int]
 
@@ -45,24 +52,32 @@ class Plan:
 
     def seconds(self, flops: float, bandwidth: float) -> float:
         """How long forward takes where a rank computes `flops` a second and receives `bandwidth`
-        bytes a second: as long as the busiest rank computes or receives, whichever is longer."""
-        both = zip(self.flops, self.received, strict=True)
-        return max(max(work / flops, got / bandwidth) for work, got in both)
+        bytes a second: as long as the busiest rank computes or receives from the ring, whichever
+        is longer, and the exchange, which overlaps with neither."""
+        each = zip(self.flops, self.received, self.exchanged, strict=True)
+        return max(
+            max(work / flops, (got - first) / bandwidth) + first / bandwidth
+            for work, got, first in each
+        )
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
-        per_byte = sum(self.flops) / max(sum(self.received), 1)
+        in_ring = sum(self.received) - sum(self.exchanged)
+        per_byte = _si(sum(self.flops) / max(in_ring, 1))
         hidden = (
-            f"hides behind the work where a rank computes fewer than {_si(per_byte)}FLOP in the "
-            "time of a byte"
-            if sum(self.received)
-            else "nothing travels"
+            f"the ring hides behind the work where a rank computes fewer than {per_byte}FLOP in "
+            "the time of a byte"
+            if in_ring
+            else "nothing travels in a ring"
         )
+        if self.heads > 1:
+            hidden += f"; the exchange, {_si(max(self.exchanged))}B, hides behind nothing"
         return "\n".join(
             [
                 f"{self.question}, on {self.world} ranks as {self.layout!r}",
+                f"  scheme        heads={self.heads}: {self.why}",
                 f"  work          {_si(max(self.flops))}FLOP on the busiest rank, "
                 f"{self.balance:.3f} of the mean",
                 f"  forward       {_si(max(self.sent))}B sent by a rank at most, "
@@ -82,20 +97,25 @@ def plan(
     world: int,
     layout: Layout | str = "contiguous",
     key_layout: Layout | str | None = None,
+    heads: int | None = None,
     mask: Mask | None = None,
 ) -> Plan:
     """What each of `world` ranks would compute, send and hold; needs no process group.
 
     >>> import torch, clearhead as ch
     >>> x = torch.empty(1, 8, 32768, 64, device="meta")
-    >>> ch.distributed.plan(x, x, x, world=4, layout="head-tail", mask=ch.causal).balance
-    1.0
+    >>> found = ch.distributed.plan(x, x, x, world=4, layout="head-tail", mask=ch.causal)
+    >>> found.heads, found.balance
+    (4, 1.0)
 
     Args:
         q, k, v: of the whole sequence, (B, H, Tq, D), (B, G, Tk, D) and (B, G, Tk, Dv); meta
             tensors do.
         world: how many ranks.
         layout, key_layout, mask: as in `attention`.
+        heads: as in `attention`; None tries every number that divides the ranks and G, and takes
+            the one by which the busiest rank receives the fewest bytes in forward, the smaller one
+            where they are equal, since a ring overlaps with the work.
 
     Raises `BadValue`, `BadType`: what `attention` refuses, a layout that does not fit.
     """
@@ -103,33 +123,74 @@ def plan(
     queries = layout_of(layout, p.Tq, world)
     keys = layout_of(layout if key_layout is None else key_layout, p.Tk, world)
     rule = everything if mask is None else mask
+    asked = [heads] if heads is not None else [n for n in range(1, world + 1) if not world % n]
+    asked = [n for n in asked if heads is not None or not p.G % n]
+    tried = {n: _planned(p, rule, queries, keys, check_heads(n, world, p, None)) for n in asked}
+    best = min(tried, key=lambda n: (max(tried[n].received), n))
+    others = [f"{_si(max(x.received))}B with heads={n}" for n, x in tried.items() if n != best]
+    why = "as asked" if heads is not None else "nothing else divides the ranks and the key heads"
+    if others:
+        why = f"a rank receives {_si(max(tried[best].received))}B, and {', '.join(others)}"
+    return replace(tried[best], why=why)
+
+
+def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) -> Plan:
+    """The plan with teams of so many ranks."""
+    world = queries.world
+    teams, of_heads = (of_teams(layout, heads) for layout in (queries, keys))
     grid = Grid(p.Tq, p.Tk, p.B, p.H)
-    found = [wanted_of_each(rule, grid, queries, keys, rank) for rank in range(world)]
-    pairs = [of_rank for _, of_rank in found]
-    received = [sum(counts) - counts[rank] for rank, (counts, _) in enumerate(found)]
-    sent = [
-        sum(counts[rank] for counts, _ in found) - found[rank][0][rank] for rank in range(world)
-    ]
-    row = p.B * p.G * (p.D + p.Dv)
+    found = [wanted_of_each(mask, grid, teams, of_heads, team) for team in range(teams.world)]
+    row = p.B * p.G // heads * (p.D + p.Dv)  # numbers of one key and its value
     width, wide = (torch.empty((), dtype=dtype).element_size() for dtype in (p.dtype, p.wide))
+    sent, received, sent_back, first, pairs, memory = ([0] * world for _ in range(6))
+    for rank in range(world):
+        team, place = divmod(rank, heads)
+        wanted = sum(found[team][0]) - found[team][0][team]
+        asked = sum(counts[team] for counts, _ in found) - found[team][0][team]
+        # Heads that go to each other rank of the team, and what comes for the heads here.
+        members = range(team * heads, (team + 1) * heads)
+        q, k = ([len(layout.held[r]) for r in members] for layout in (queries, keys))
+        elsewhere = sum(q) - q[place], sum(k) - k[place]
+        of_q, of_out = (p.B * p.H // heads * size * width for size in (p.D, p.Dv))
+        gone = (heads - 1) * (q[place] * of_q + k[place] * row * width)
+        got = elsewhere[0] * of_q + elsewhere[1] * row * width
+        back = elsewhere[0] * of_out, (heads - 1) * q[place] * of_out
+        first[rank] = gone + back[0]
+        sent[rank] = first[rank] + asked * row * width
+        received[rank] = got + back[1] + wanted * row * width
+        sent_back[rank] = back[1] + got + asked * row * width + wanted * row * wide
+        pairs[rank] = found[team][1] // heads
+        memory[rank] = _memory(p, teams, of_heads, found[team][0], team, width, wide, heads)
+        memory[rank] += (gone + k[place] * row * width + q[place] * of_q) * (heads > 1)
     return Plan(
         question=p.describe(),
         layout=queries,
+        heads=heads,
+        why="",
         pairs=pairs,
         flops=[2 * n * (p.D + p.Dv) for n in pairs],
-        sent=[n * row * width for n in sent],
-        received=[n * row * width for n in received],
-        sent_back=[s * row * width + r * row * wide for s, r in zip(sent, received, strict=True)],
-        memory=[_memory(p, queries, keys, found[r][0], r, width, wide) for r in range(world)],
+        sent=sent,
+        received=received,
+        exchanged=first,
+        sent_back=sent_back,
+        memory=memory,
     )
 
 
 def _memory(
-    p: Problem, queries: Layout, keys: Layout, wanted: list[int], rank: int, width: int, wide: int
+    p: Problem,
+    queries: Layout,
+    keys: Layout,
+    wanted: list[int],
+    rank: int,
+    width: int,
+    wide: int,
+    heads: int,
 ) -> int:
-    here, row = len(queries.held[rank]), p.B * p.G * (p.D + p.Dv) * width
+    """In the ring of one team, which answers H / heads heads."""
+    here, row = len(queries.held[rank]), p.B * p.G // heads * (p.D + p.Dv) * width
     others = sorted(n for owner, n in enumerate(wanted) if owner != rank)
-    answer = p.B * p.H * here * (p.D * width + p.Dv * (width + 2 * wide) + 6 * wide)
+    answer = p.B * p.H // heads * here * (p.D * width + p.Dv * (width + 2 * wide) + 6 * wide)
     return answer + row * (len(keys.held[rank]) + sum(others[-2:]))
 
 

@@ -67,6 +67,7 @@ class Ring:
     bias: Bias | None
     routes: Routes
     transport: Transport
+    first_head: int = 0  # dropout by seed counts heads from here
 
     @property
     def by_range(self) -> bool:
@@ -138,24 +139,32 @@ class Ring:
             return None
         assert self.problem.seed is not None
         device = self.problem.device
-        return Dropped(
-            self.problem.dropout, self.problem.seed, at.tensor(device), on.tensor(device)
-        )
+        where = at.tensor(device), on.tensor(device), self.first_head
+        return Dropped(self.problem.dropout, self.problem.seed, *where)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The output in float32 or wider, and the log-sum-exp in float64, of the queries here."""
-        p = self.problem
         rows: State | None = None
         for owner, part in self.parts(k, v):
-            for block in self.blocks(owner, q, part):
-                found = local.answer(block.problem, block.inputs, block.dropped)
-                if rows is None and found.max.shape[2] == q.shape[2]:
-                    rows = found
-                else:
-                    rows = _merged(rows or local.no_keys(p, q.shape[2]), found, block.queries)
-        rows = rows or local.no_keys(p, q.shape[2])
-        lse = local.lse_of(online_softmax.with_sinks(rows, p.sinks))
-        return online_softmax.finish(rows, p.sinks), lse
+            rows = self.rows(owner, q, part, rows)
+        return self.finish(rows or local.no_keys(self.problem, q.shape[2]))
+
+    def rows(self, owner: int, q: Tensor, part: Part, rows: State | None) -> State | None:
+        """The state of the queries here after one more part; None after no key at all."""
+        p = self.problem
+        for block in self.blocks(owner, q, part):
+            found = local.answer(block.problem, block.inputs, block.dropped)
+            if rows is None and found.max.shape[2] == q.shape[2]:
+                rows = found
+            else:
+                rows = _merged(rows or local.no_keys(p, q.shape[2]), found, block.queries)
+        return rows
+
+    def finish(self, rows: State) -> tuple[Tensor, Tensor]:
+        """The output and the log-sum-exp of queries that have seen all their keys."""
+        sinks = self.problem.sinks
+        lse = local.lse_of(online_softmax.with_sinks(rows, sinks))
+        return online_softmax.finish(rows, sinks), lse
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Finished, learn_bias: bool

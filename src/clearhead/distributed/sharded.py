@@ -1,17 +1,25 @@
 """A model whose text is cut over the ranks of a group, by one setting."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from ..api.hooks import computed_by, editors
+from ..api.hooks import computed_by, notify
 from ..errors import BadValue
 from ..masks import Mask, everything, intersect
 from ..problem.check import Options
-from .attention import TIMEOUT, Question, answer, gathered
+from ..problem.problem import Inputs, Problem
+from ..stats import Result, Statistic, parse_stats
+from .attention import TIMEOUT, Question, agreed, gathered, output
+from .cut import routes
+from .decode import Decoding, must_be_answered_together
+from .handshake import agree
 from .layouts import Layout, layout_of
+from .look import counted, masses, whole
+from .ring import Ring
 from .transport import Group, GroupTransport
 
 
@@ -24,12 +32,46 @@ class Shard:
     mask: Mask
     timeout: float
     rank: int
+    heads: int = 1
 
     @property
     def positions(self) -> Tensor:
         """Where the tokens of this rank stand in the text, (t,): what a transformers model is
         passed as ``position_ids=here.positions[None]``."""
         return self.layout.held[self.rank].tensor()
+
+    decoded = None
+
+    def positions_from(self, start: int, count: int) -> Tensor:
+        """The positions of this rank's tokens, after `start` others."""
+        return self.positions + start
+
+    def kept(self, x: Tensor) -> Tensor:
+        """Every token of this rank's part stays here."""
+        return x
+
+    def last(self, x: Tensor, dim: int = -2) -> Tensor:
+        """`x` at the last token of the text, one long in `dim`, on every rank."""
+        held = self.layout.held[self.rank]
+        here = len(held) > 0 and held.ranges[-1].stop == self.layout.length
+        end = x.narrow(dim, x.shape[dim] - 1, 1) if here else x.new_zeros(_one(x, dim))
+        transport = GroupTransport(self.group, self.timeout)
+        return torch.stack(transport.everyone(end.detach().contiguous())).sum(0)
+
+    def decoding(self, length: int) -> AbstractContextManager[None]:
+        """Inside the `with` block every rank runs the model on the same new tokens, the ones after
+        the first `length`, with the caches that each of them filled with its part of the text.
+
+        >>> for n in range(100):  # doctest: +SKIP
+        ...     with here.decoding(len(text) + n):
+        ...         token = model(token[:, -1:], caches).argmax(-1)
+
+        New keys and values are kept on one rank, in turns of 256 tokens; a transformers
+        ``DynamicCache()`` keeps the new ones on every rank. A transformers model is passed the
+        positions of the new tokens, and a mask of sliding windows is over all positions, so the
+        cache must not crop. Raises `BadValue` where a cache holds another number of tokens.
+        """
+        return computed_by(Decoding(self.layout, self.group, self.timeout, self.rank, length))
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """This rank's positions of a tensor that holds the whole text, such as token ids (B, T)."""
@@ -40,19 +82,49 @@ class Shard:
         return gathered(GroupTransport(self.group, self.timeout), x, self.layout, dim)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
-        if engine != "auto" or editors():
-            gave = f"engine={engine!r} was asked for" if engine != "auto" else "Calls are edited"
-            raise BadValue(
-                f"{gave} inside of distributed.sharded.",
-                "there the ranks answer together, each with the engine that can.",
-                "leave engine= out, and intervene outside of it.",
-            )
+        must_be_answered_together(engine)
         mask = everything if options.mask is None else options.mask
         question = Question(
             **options._replace(mask=intersect(mask, self.mask))._asdict(),
             layout=self.layout,
+            heads=self.heads,
         )
-        return answer(GroupTransport(self.group, self.timeout), question, q, k, v)
+        transport = GroupTransport(self.group, self.timeout)
+        ring, inputs = agreed(transport, question, q, k, v)
+        out = output(ring, inputs, self.heads)
+        found, grid = ring.routes, ring.routes.grid
+        every = replace(
+            ring.problem, Tq=grid.Tq, Tk=grid.Tk, mask=found.mask, bias=ring.bias, grad=False
+        )
+        notify(every, inputs, out)
+        return ring.problem.shape_back(out)
+
+    def statistics(
+        self, problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+    ) -> dict[str, Result]:
+        """Statistics of a call of the whole text, given the inputs of this rank, on every rank."""
+        parsed = parse_stats(wanted, problem.grid)
+        transport = GroupTransport(self.group, self.timeout)
+        names = ", ".join(s.name for s in parsed)
+        question: dict[str, object] = {
+            "call": f"number {transport.calls}, statistics",
+            "stats": names,
+        }
+        agree(transport, question, inputs.q.shape[2], inputs.k.shape[2])
+        here = replace(
+            problem, Tq=inputs.q.shape[2], Tk=inputs.k.shape[2], mask=everything, bias=None
+        )
+        both = self.layout, self.layout
+        found = routes(problem.mask, problem.grid, *both, transport.rank)
+        ring = Ring(here, problem.bias, found, transport)
+        return whole(ring, counted(ring, inputs, parsed))
+
+    def masses(
+        self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The weight of some queries on groups of keys, on every rank."""
+        transport, held = GroupTransport(self.group, self.timeout), self.layout.held[self.rank]
+        return masses(transport, held, problem, inputs, queries, cells)
 
     def must_be_one_text(self, ids: Tensor) -> None:
         begins = self.positions.diff() != 1
@@ -66,12 +138,19 @@ class Shard:
             )
 
 
+def _one(x: Tensor, dim: int) -> list[int]:
+    sizes = list(x.shape)
+    sizes[dim] = 1
+    return sizes
+
+
 @contextmanager
 def sharded(
     length: int,
     group: Group = None,
     *,
     layout: Layout | str = "contiguous",
+    heads: int = 1,
     mask: Mask | None = None,
     timeout: float = TIMEOUT,
 ) -> Iterator[Shard]:
@@ -90,7 +169,7 @@ def sharded(
 
     Args:
         length: how many tokens the whole text has.
-        group, layout: as in `attention`.
+        group, layout, heads: as in `attention`.
         mask: who may look at whom besides what the model says, over all positions, such as
             `documents(ids)` for packed texts; None means no further rule.
         timeout: seconds that a rank waits for another.
@@ -100,10 +179,13 @@ def sharded(
     Raises:
         BadValue, BadType: a layout that does not fit; inside, what `attention` refuses, masks that
             a model pads or that are no rule over positions, `look`, `matrix` and `explain`.
+
+    `watch(model)` and `report(model, ...)` inside of it give every rank the numbers of the whole
+    text.
     """
     transport = GroupTransport(group, timeout)
     found = layout_of(layout, length, transport.world)
     rule = everything if mask is None else mask
-    here = Shard(found, group, rule, timeout, transport.rank)
+    here = Shard(found, group, rule, timeout, transport.rank, heads)
     with computed_by(here):
         yield here

@@ -59,6 +59,21 @@ class Transport(ABC):
     def start(self, outgoing: Mail, incoming: Mail) -> Pending:
         """The same, of what is not empty."""
 
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+        """To every rank its tensor of `outgoing`, and from every rank its one of `incoming`, which
+        may be empty. All are contiguous and of one dtype."""
+        incoming[self.rank].copy_(outgoing[self.rank])
+        self.sent += sum(x.nbytes for rank, x in enumerate(outgoing) if rank != self.rank)
+        self.swap(outgoing, incoming)
+
+    def swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+        """The same, where what stays here has been copied."""
+        out, into = (
+            [(rank, x) for rank, x in enumerate(mail) if rank != self.rank and x.numel()]
+            for mail in (outgoing, incoming)
+        )
+        self.start(out, into).wait()
+
     def everyone(self, mine: Tensor) -> list[Tensor]:
         """What each rank holds in the place of `mine`, of one shape and dtype on all of them."""
         others = [rank for rank in range(self.world) if rank != self.rank]
@@ -96,6 +111,22 @@ class GroupTransport(Transport):
         # NCCL gives one handle for all of them.
         each = [[rank] for rank in ranks] if len(works) == len(ranks) else [ranks] * len(works)
         return _Works(self, list(zip(works, each, strict=True)))
+
+    def swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+        def flat(x: Tensor) -> Tensor:
+            return x.view(-1).view(torch.uint8)
+
+        out = torch.cat([flat(x) for x in outgoing])
+        into = torch.empty(sum(x.nbytes for x in incoming), dtype=torch.uint8, device=out.device)
+        got, gone = ([x.nbytes for x in mail] for mail in (incoming, outgoing))
+        ranks = [rank for rank in range(self.world) if rank != self.rank]
+        try:
+            work = dist.all_to_all_single(into, out, got, gone, self.group, async_op=True)
+        except RuntimeError as error:
+            raise self.lost(ranks, error) from error
+        _Works(self, [(work, ranks)]).wait()
+        for x, part in zip(incoming, into.split(got), strict=True):
+            flat(x).copy_(part)
 
     def lost(self, ranks: list[int], error: Exception) -> RankLost:
         names = ", ".join(map(str, sorted(set(ranks))))

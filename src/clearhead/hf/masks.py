@@ -44,13 +44,16 @@ def attention_mask(
     if not torch.compiler.is_compiling():
         # In a graph a LazyMask would be a Python object to guard, and a position that is a number
         # would tie the graph to that position.
-        q_offset = int(q_offset)
-        at = _Positions(
-            range(q_offset, q_offset + q_length), range(kv_offset, kv_offset + kv_length), device
-        )
+        ranks = active_ranks()
+        first = None if ranks is None else ranks.decoded
+        if first is None:
+            first, keys = int(q_offset), range(kv_offset, kv_offset + kv_length)
+        else:  # the cache knows the keys of this rank alone
+            keys = range(first + q_length)
+        at = _Positions(range(first, first + q_length), keys, device)
         mask = _mask_of(function, at)
         padding = everything if attention_mask is None else _padding(attention_mask, at.k)
-        if active_ranks() is not None and (mask is None or padding is not everything):
+        if ranks is not None and (mask is None or padding is not everything):
             raise BadValue(
                 "The model's mask is padded, or of a kind that is not known here, and the text is "
                 "cut over ranks.",

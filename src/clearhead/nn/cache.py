@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ..api.hooks import active_ranks
 from ..errors import BadValue, as_count
 from ..torch_state import in_backward
 from .checks import check_size, check_type
@@ -20,6 +21,8 @@ class KVCache:
     `length` is the number of tokens held, `cut(n)` keeps the first n of them and `reset()` none.
     Each layer has a cache of its own. `max_length` allocates memory for so many tokens at the first
     `append`, and later tokens are written into it; None means no limit, and each `append` copies.
+
+    In `distributed.sharded` a cache holds the tokens of its rank, and `length` counts these.
 
     A beam search continues with some of its sequences, in another order: ``kept = KVCache()``, then
     ``kept.append(cache.keys[order], cache.values[order])``.
@@ -74,6 +77,8 @@ class KVCache:
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens; returns all keys and all values held."""
         self._check(k, v)
+        if (ranks := active_ranks()) is not None:
+            k, v = ranks.kept(k), ranks.kept(v)
         length = self.length + k.shape[-2]
         if self.max_length is None:
             self._k = k.clone() if self.keys is None else torch.cat([self.keys, k], -2)

@@ -234,7 +234,7 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
     if (ranks := active_ranks()) is None:
         positions = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
     else:
-        positions = ranks.positions.to(x.device, wide) + start
+        positions = ranks.positions_from(start, x.shape[-2]).to(x.device, wide)
     powers = torch.arange(0, d, 2, dtype=wide, device=x.device) / d
     return positions.unsqueeze(-1) / base**powers
 

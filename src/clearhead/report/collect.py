@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..api.explain import explain_problem
-from ..engines import compute_stats
+from ..api.hooks import active_ranks, statistics_of
 from ..errors import BadValue
 from ..masks import Mask, window
 from ..masks.mask import common_align
@@ -75,7 +75,7 @@ class Collector:
             )
         site = self.texts.call_site(problem.Tq, problem.Tk)
         found = self.statistics(problem, inputs, site, topk(LINKS))
-        uniform = self.uniform(problem, site)
+        uniform = self.uniform(problem, inputs, site)
         assert found.top is not None
         weights, keys = (x[0].cpu() for x in found.top)
         max_entropy = float(uniform.entropy.mean(0).sum()) / uniform.count
@@ -158,7 +158,7 @@ class Collector:
         one_text = not site.cross_attention and _of_one_text(problem)
         if one_text:
             requested.append(mass(groups))
-        numbers = compute_stats(problem, inputs, requested).finish()
+        numbers = statistics_of(problem, inputs, requested)
         largest, entropy, received, maps = (
             cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "map")
         )
@@ -179,7 +179,7 @@ class Collector:
         top = cast(Top, numbers["topk"]) if more else None
         return _Statistics(entropy, active, shares, maps, received, top)
 
-    def uniform(self, problem: Problem, site: CallSite) -> _Statistics:
+    def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Statistics:
         """The statistics of uniform weights under the same mask, from queries that are all 0.
         Computed once for layers that share their mask."""
         key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens
@@ -190,8 +190,8 @@ class Collector:
         zero = replace(
             problem, H=H, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0
         )
-        q = torch.zeros(1, H, problem.Tq, 1, device=problem.device, dtype=problem.dtype)
-        k = torch.zeros(1, 1, problem.Tk, 1, device=problem.device, dtype=problem.dtype)
+        q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
+        k = torch.zeros_like(inputs.k[:, :1, :, :1])
         found = self.statistics(zero, Inputs(q, k, k), site)
         self.uniform_cache.append((problem.mask, key, found))
         return found
@@ -202,7 +202,7 @@ class Collector:
         """The steps of all heads of a short text, or of the head with the clearest label of a
         longer one; and which heads these are."""
         longest = max(problem.Tq, problem.Tk)
-        if longest > ONE_HEAD:
+        if longest > ONE_HEAD or active_ranks() is not None:
             return None, ()
         trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
         if longest <= ALL_HEADS:

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ..api.hooks import active_ranks
 from ..engines import compute_stats
 from ..masks import dense
 from ..problem.biases import bias
@@ -51,14 +52,24 @@ def repeat_shares(
         same = (ids[positions].unsqueeze(-1) == ids).to(p.device)
         after_same = torch.cat([torch.zeros_like(same[:, :1]), same[:, :-1]], 1)
         cells = {"induction": after_same & earlier & keep, "duplicate": same & earlier & keep}
-        like = torch.empty((), dtype=p.wide, device=p.device)
-        added = None if p.bias is None else bias(p.bias.block(p.grid, queries, every, like))
-        part = replace(p, Tq=len(positions), mask=dense(keep=keep), bias=added)
-        groups = mass({name: dense(keep=keep) for name, keep in cells.items()})
-        found = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), [groups]).finish()
-        for name, weights in cast(dict[str, Tensor], found["mass"]).items():
+        ranks = active_ranks()
+        found = (_masses if ranks is None else ranks.masses)(p, inputs, queries, cells)
+        for name, weights in found.items():
             total[name] += weights[0].sum(-1).float().cpu()
             count[name] += cells[name][0].any(-1).sum(-1).cpu()
     return {
         name: (x / count[name]).where(count[name] >= FEWEST, math.nan) for name, x in total.items()
     }
+
+
+def _masses(
+    p: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weight of some queries on the keys of each group, (B, H, n)."""
+    every, like = slice(0, p.Tk), torch.empty((), dtype=p.wide, device=p.device)
+    keep = p.key_ranges.to_bool(queries, every)
+    added = None if p.bias is None else bias(p.bias.block(p.grid, queries, every, like))
+    part = replace(p, Tq=len(queries), mask=dense(keep=keep), bias=added)
+    groups = mass({name: dense(keep=keep) for name, keep in cells.items()})
+    found = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), [groups]).finish()
+    return cast(dict[str, Tensor], found["mass"])

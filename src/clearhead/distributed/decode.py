@@ -1,0 +1,245 @@
+"""Decoding: few new queries, the same on every rank, on keys that are spread over the ranks.
+
+Each rank answers the queries on its own keys, and one exchange of softmax states, (B, H, t, Dv + 2)
+numbers, merges them; the cache itself never travels. The order of merging is that of the ranks, so
+all of them get the same bits.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..api.hooks import editors
+from ..errors import AttentionError, BadValue
+from ..masks import Grid, Mask, everything
+from ..problem.biases import Alibi, Bias
+from ..problem.check import Options, make_problem
+from ..problem.online_softmax import State, merge
+from ..problem.problem import Inputs, Problem
+from ..stats import Result, Statistic
+from .attention import TIMEOUT, check_on_all_positions
+from .cut import Routes
+from .handshake import agree, refuse
+from .layouts import Layout
+from .local import no_keys
+from .ring import Part, Ring
+from .transport import Group, GroupTransport, Transport
+
+DIGEST_BYTES = 8
+TURN = 256  # new tokens that one rank keeps before the next one does
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    keys: Layout,
+    group: Group = None,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    timeout: float = TIMEOUT,
+) -> Tensor:
+    """`clearhead.attention` of queries that every rank has, on keys that are spread over the ranks.
+
+    >>> ch.distributed.decode(q, k, v, keys=layout, mask=ch.Causal(align="end"))  # doctest: +SKIP
+
+    Args:
+        q: the queries, the same on all ranks, (B, H, t, D).
+        k, v: keys and values of this rank, (B, G, k, D) and (B, G, k, Dv).
+        keys: which positions of the keys each rank holds.
+        group, timeout: as in `distributed.attention`.
+        mask: who may look at whom, of the t queries and all keys; None means everyone at all.
+        bias: `alibi()`; None adds nothing.
+        scale, softcap, sinks: as in `clearhead.attention`, the same on all ranks.
+
+    Returns:
+        (B, H, t, Dv), the same bits on all ranks, without a gradient. A rank sends its state, t H B
+        (Dv + 2) numbers, to each of the others, however long the cache is.
+
+    Raises what `distributed.attention` raises, and `BadValue` for a bias of numbers.
+    """
+    options = Options(mask, bias, scale, softcap, sinks)
+    return decoded(GroupTransport(group, timeout), options, keys, q, k, v)
+
+
+@torch.no_grad()
+def decoded(
+    transport: Transport,
+    options: Options,
+    keys: Layout,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    meet: bool = True,
+) -> Tensor:
+    """`meet`: compare the questions of the ranks first. Without, one that differs is noticed when
+    the states arrive, if it has their size."""
+    try:
+        ring, inputs = _ring(options, keys, transport, q, k, v)
+    except AttentionError as error:
+        if meet:
+            try:
+                refuse(transport, error)
+            except AttentionError:
+                pass  # the others are told; here the error itself says more
+        raise error
+    p = ring.problem
+    question = {
+        "call": f"number {transport.calls}, decode",
+        "dtype": p.dtype,
+        "heads and sizes": f"B={p.B} H={p.H} G={p.G} Tq={p.Tq} D={p.D} Dv={p.Dv}",
+        "mask": options.mask,
+        "bias": options.bias,
+        "scale": p.scale,
+        "softcap": p.softcap,
+        "sinks": None if p.sinks is None else "given",
+        "keys": keys,
+    }
+    if meet:
+        agree(transport, question, p.Tq, p.Tk)
+    rows = ring.rows(0, inputs.q, Part(inputs.k, inputs.v), None) or no_keys(p, p.Tq)
+    states = _exchanged(transport, rows, question)
+    total = states[0]
+    for state in states[1:]:
+        total = merge(total, state)
+    return p.shape_back(ring.finish(total)[0].to(p.dtype))
+
+
+def _ring(
+    options: Options, keys: Layout, transport: Transport, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Ring, Inputs]:
+    if options.dropout or not (options.bias is None or isinstance(options.bias, Alibi)):
+        raise BadValue(
+            f"decode got {'dropout' if options.dropout else 'a bias of numbers'}.",
+            "new queries are answered without dropout, and with ALiBi or no bias.",
+            "call model.eval(), or ask distributed.attention.",
+        )
+    p, inputs = make_problem(
+        q, k, v, Options(scale=options.scale, softcap=options.softcap, sinks=options.sinks)
+    )
+    held = keys.held[transport.rank] if keys.world == transport.world else ()
+    if keys.world != transport.world or len(held) != p.Tk:
+        raise BadValue(
+            f"Rank {transport.rank} of {transport.world} has {p.Tk} keys, and {keys!r} gives it "
+            f"{len(held)}.",
+            "the layout says which positions each rank holds.",
+            "pass the layout by which the keys were cut, with the tokens that were added since.",
+        )
+    grid = Grid(p.Tq, keys.length, p.B, p.H)
+    check_on_all_positions(p, options.mask, options.bias, grid)
+    queries = Layout([[range(p.Tq)]])
+    mask = everything if options.mask is None else options.mask
+    # All queries are here, and of the keys those of this rank alone.
+    found = Routes(mask, grid, 0, queries, keys, [keys.held[transport.rank]], [])
+    return Ring(p, options.bias, found, transport), inputs
+
+
+def _exchanged(transport: Transport, rows: State, question: dict[str, object]) -> list[State]:
+    """The states of all ranks. A digest of the question goes with them: where one differs, all
+    ranks compare their questions, which raises."""
+    digest = hashlib.blake2b(repr(question).encode(), digest_size=DIGEST_BYTES).digest()
+    tensors = rows.tensors()
+    numbers = torch.cat([x.reshape(-1) for x in tensors])
+    head = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(numbers.device)
+    sent = torch.cat([head, numbers.view(torch.uint8)])
+    found = transport.everyone(sent.to(transport.device))
+    if any(not torch.equal(x[:DIGEST_BYTES].cpu(), head.cpu()) for x in found):
+        agree(transport, question, 0, 0)
+    sizes = [x.numel() for x in tensors]
+    states = []
+    for x in found:
+        parts = x[DIGEST_BYTES:].clone().view(numbers.dtype).to(numbers.device).split(sizes)
+        shaped = (part.view_as(like) for part, like in zip(parts, tensors, strict=True))
+        states.append(rows.with_tensors(shaped))
+    return states
+
+
+# ------------------------------------------------------------------------ inside of `sharded`
+
+
+@dataclass(eq=False)
+class Decoding:
+    """New tokens after a text that is spread over ranks, as `sharded` answers them."""
+
+    layout: Layout
+    group: Group
+    timeout: float
+    rank: int
+    decoded: int
+    met: bool = False
+
+    def keys(self, count: int) -> Layout:
+        """Which positions each rank holds, once `count` new tokens have been added."""
+        first, world = self.layout.length, self.layout.world
+        held = [list(of_rank) for of_rank in self.layout.ranges]
+        end = self.decoded + count
+        for turn, start in enumerate(range(first, end, TURN)):
+            held[turn % world].append(range(start, min(start + TURN, end)))
+        return Layout(held)
+
+    def positions_from(self, start: int, count: int) -> Tensor:
+        return torch.arange(self.decoded, self.decoded + count)
+
+    def kept(self, x: Tensor) -> Tensor:
+        owner = self._owner(x.shape[-2])
+        return x[..., owner == self.rank, :]
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
+        must_be_answered_together(engine)
+        keys, new = self.keys(q.shape[-2]), self.decoded + q.shape[-2] - self.layout.length
+        mine = len(self.layout.held[self.rank])
+        if k.shape[-2] == mine + new:  # a cache that keeps every new token
+            owner = (torch.arange(new) // TURN) % self.layout.world
+            kept = torch.cat([torch.arange(mine), mine + (owner == self.rank).nonzero()[:, 0]])
+            k, v = k[..., kept.to(k.device), :], v[..., kept.to(v.device), :]
+        transport = GroupTransport(self.group, self.timeout)
+        meet, self.met = not self.met, True
+        return decoded(transport, options, keys, q, k, v, meet)
+
+    def _owner(self, count: int) -> Tensor:
+        """The rank that keeps each of the new tokens."""
+        at = torch.arange(self.decoded, self.decoded + count) - self.layout.length
+        return (at // TURN) % self.layout.world
+
+    def must_be_one_text(self, ids: Tensor) -> None:
+        pass  # the new tokens are those of one text
+
+    def statistics(
+        self, problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+    ) -> dict[str, Result]:
+        raise _no_statistics()
+
+    def masses(
+        self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        raise _no_statistics()
+
+    def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
+        """Every rank has all of it."""
+        return x
+
+
+def _no_statistics() -> BadValue:
+    return BadValue(
+        "Statistics were asked for while decoding.",
+        "the keys of a step are spread over the ranks, and only the output is merged.",
+        "watch the text itself, inside of distributed.sharded.",
+    )
+
+
+def must_be_answered_together(engine: str) -> None:
+    """Raises `BadValue` for an engine that was asked for, and inside of `intervene`."""
+    if engine != "auto" or editors():
+        gave = f"engine={engine!r} was asked for" if engine != "auto" else "Calls are edited"
+        raise BadValue(
+            f"{gave} inside of distributed.sharded.",
+            "there the ranks answer together, each with the engine that can.",
+            "leave engine= out, and intervene outside of it.",
+        )

@@ -1,0 +1,221 @@
+"""The second scheme: heads are exchanged for sequence; a rank answers some heads on all of it.
+
+N ranks in teams of `heads`. The ranks of a team exchange: each gives up all heads but H / heads of
+its queries, keys and values, and gets these heads of its team's whole part of the sequence. With
+one team that is all there is to send; with several, keys and values travel round the ring of the
+ranks that have the same heads. Then outputs are exchanged back. The exchange is one
+`all_to_all_single` for each of q, k, v and the output, and does not overlap with computing.
+
+Source: Jacobs et al. 2023, "DeepSpeed Ulysses"; teams in a ring: Fang & Zhao 2024, "USP: A Unified
+Sequence Parallelism Approach for Long Context Generative AI".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadValue, whole_number
+from ..masks import Grid, Mask
+from ..masks.key_ranges import KeyRanges
+from ..masks.mask import CachedRanges
+from ..problem.biases import Alibi
+from ..problem.problem import Inputs, Problem
+from .cut import routes
+from .layouts import Layout
+from .ring import Ring
+from .transport import Transport
+
+
+@dataclass(frozen=True, eq=False)
+class Team:
+    """The ranks that exchange heads for sequence, as one of them sees it."""
+
+    transport: Transport
+    size: int
+
+    @property
+    def number(self) -> int:
+        return self.transport.rank // self.size
+
+    @property
+    def place(self) -> int:
+        """Which heads this rank gets."""
+        return self.transport.rank % self.size
+
+    @property
+    def ranks(self) -> range:
+        return range(self.number * self.size, (self.number + 1) * self.size)
+
+    def of_head(self, x: Tensor, dim: int) -> Tensor:
+        """The part of this rank's heads."""
+        return x.chunk(self.size, dim)[self.place]
+
+    def to_heads(self, x: Tensor, layout: Layout) -> Tensor:
+        """(B, H, t, D) of all heads and this rank's positions -> (B, H / size, T, D) of this rank's
+        heads and the positions of the team, in rising order."""
+        return _Exchange.apply(x, self, layout, True)
+
+    def to_sequence(self, x: Tensor, layout: Layout) -> Tensor:
+        """The inverse of `to_heads`."""
+        return _Exchange.apply(x, self, layout, False)
+
+    def exchanged(self, x: Tensor, layout: Layout, to_heads: bool) -> Tensor:
+        counts = [len(layout.held[rank]) for rank in self.ranks]
+        order = torch.cat([layout.held[rank].tensor() for rank in self.ranks]).argsort()
+        order, B, D = order.to(x.device), x.shape[0], x.shape[3]
+        if to_heads:
+            parts = [part.contiguous() for part in x.chunk(self.size, 1)]
+            sizes = [(B, parts[0].shape[1], n, D) for n in counts]
+            return torch.cat(self._all_to_all(parts, sizes), 2).index_select(2, order)
+        by_rank = x.index_select(2, order.argsort()).split(counts, 2)
+        sizes = [(B, x.shape[1], counts[self.place], D)] * self.size
+        return torch.cat(self._all_to_all([x.contiguous() for x in by_rank], sizes), 1)
+
+    def _all_to_all(self, parts: list[Tensor], sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        nothing, first = parts[0].new_empty(0), self.ranks.start
+        world = range(self.transport.world)
+        outgoing = [parts[r - first] if r in self.ranks else nothing for r in world]
+        incoming = [
+            nothing.new_empty(sizes[r - first]) if r in self.ranks else nothing for r in world
+        ]
+        self.transport.all_to_all(outgoing, incoming)
+        return [incoming[r] for r in self.ranks]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, team: Team, layout: Layout, to_heads: bool) -> Tensor:
+        ctx.team, ctx.layout, ctx.to_heads = team, layout, to_heads
+        return team.exchanged(x, layout, to_heads)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.team.exchanged(dx, ctx.layout, not ctx.to_heads), None, None, None
+
+
+def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs, Team]:
+    """The question of this rank's heads, over the ring of the ranks that have the same ones."""
+    p, found, team = ring.problem, ring.routes, Team(ring.transport, heads)
+    both = found.queries, found.keys
+    q, k, v = (
+        team.to_heads(x, layout) for x, layout in zip(inputs, (*both, found.keys), strict=True)
+    )
+    first, count = team.place * (p.H // heads), p.H // heads
+    grid = found.grid._replace(H=count)
+    mask = OfHeads(found.mask, found.grid, first, count)
+    bias = ring.bias
+    if isinstance(bias, Alibi):
+        bias = replace(bias, slopes=team.of_head(bias.of(found.grid), 0))
+    problem = replace(
+        p,
+        H=count,
+        G=p.G // heads,
+        Tq=q.shape[2],
+        Tk=k.shape[2],
+        sinks=None if p.sinks is None else team.of_head(p.sinks, 0),
+    )
+    world = team.transport.world
+    same_heads = SomeRanks(team.transport, range(team.place, world, heads))
+    queries, keys = (of_teams(layout, heads) for layout in both)
+    of_heads = routes(mask, grid, queries, keys, team.number)
+    ring = replace(
+        ring, problem=problem, bias=bias, routes=of_heads, transport=same_heads, first_head=first
+    )
+    return ring, Inputs(q, k, v), team
+
+
+def of_teams(layout: Layout, heads: int) -> Layout:
+    """Which positions each team of so many ranks holds."""
+    starts = range(0, layout.world, heads)
+    return Layout([chain.from_iterable(layout.ranges[s : s + heads]) for s in starts])
+
+
+def check_heads(heads: object, world: int, p: Problem, bias: object) -> int:
+    """How many ranks exchange. Raises `BadValue` where heads or ranks do not divide."""
+    count = whole_number(heads)
+    way_out = "leave heads=1, or pass what distributed.plan(...).heads says."
+    if count is None or count < 1 or world % count or p.G % count:
+        raise BadValue(
+            f"heads={heads!r} was asked for, of {world} ranks with H={p.H} and G={p.G} heads.",
+            "teams of so many ranks share out the heads, so heads= divides the number of ranks and "
+            "that of key heads, G.",
+            way_out,
+        )
+    if count > 1 and not (bias is None or isinstance(bias, Alibi)):
+        raise BadValue(
+            f"heads={count} was asked for with a bias of numbers.",
+            "a rank has the bias of its own queries, and would answer those of its team.",
+            way_out,
+        )
+    return count
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OfHeads(CachedRanges):
+    """What a mask says of some of the heads."""
+
+    mask: Mask
+    grid: Grid
+    first: int
+    count: int
+
+    def __repr__(self) -> str:
+        return f"{self.mask!r} of heads {self.first} to {self.first + self.count - 1}"
+
+    def __hash__(self) -> int:
+        return hash((self.mask, self.grid, self.first, self.count))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, OfHeads)
+            and (self.grid, self.first, self.count) == (other.grid, other.first, other.count)
+            and self.mask == other.mask
+        )
+
+    @property
+    def formula(self) -> str:
+        return self.mask.formula
+
+    def check(self, grid: Grid) -> None:
+        assert grid.H == self.count
+
+    def band(self, grid: Grid) -> tuple[int, int] | None:
+        return self.mask.band(self.grid)
+
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.mask.allowed(self.grid, b, h + self.first, q, k)
+
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        found = self.mask.key_ranges(self.grid, device)
+
+        def cut(x: Tensor) -> Tensor:
+            return x if x.shape[1] == 1 else x[:, self.first : self.first + self.count]
+
+        bits = None if found.bits is None else cut(found.bits)
+        return KeyRanges(cut(found.lo), cut(found.hi), found.Tq, found.Tk, bits)
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        return self.mask.reason(self.grid, b, h + self.first, q, k)
+
+
+class SomeRanks(Transport):
+    """Some of the ranks of a group, as a group of their own."""
+
+    def __init__(self, whole: Transport, ranks: range) -> None:
+        self.whole, self.ranks = whole, ranks
+        self.rank, self.world = ranks.index(whole.rank), len(ranks)
+        self.device, self.calls = whole.device, whole.calls
+
+    def post(self, outgoing: Any, incoming: Any) -> Any:
+        return self.whole.post(*self._named(outgoing, incoming))
+
+    def start(self, outgoing: Any, incoming: Any) -> Any:
+        return self.whole.start(*self._named(outgoing, incoming))
+
+    def _named(self, *mail: Any) -> list[list[tuple[int, Tensor]]]:
+        return [[(self.ranks[rank], x) for rank, x in part] for part in mail]

@@ -1,0 +1,178 @@
+"""Decoding on a cache that is spread over ranks: what one machine answers, and the same bits on all
+ranks."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.distributed import Layout, sharded
+from clearhead.distributed.decode import TURN, Decoding, decoded
+from clearhead.distributed.layouts import layout_of
+from clearhead.problem.check import Options
+from clearhead.testing import within_yardstick
+from tests.distributed.processes import on_processes
+from tests.distributed.threads import on_ranks
+from tests.hf.test_models import build
+
+QUESTIONS = {
+    "everything": {},
+    "causal": {"mask": ch.Causal(align="end")},
+    "window": {"mask": ch.window(before=9, after=0, align="end")},
+    "sink and window": {"mask": ch.window(before=9, after=0, align="end") | ch.prefix(2)},
+    "blind": {"mask": ~ch.everything},
+    "sinks": {"sinks": torch.tensor([0.1, -2.0, 3.0, 0.0, 1.0, 7.0])},
+    "cap and scale": {"softcap": 3.0, "scale": 0.7},
+    "alibi": {"mask": ch.Causal(align="end"), "bias": ch.alibi(align="end")},
+}
+
+
+@pytest.mark.parametrize("world", [1, 3, 8])
+@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_step_is_as_exact_as_one_machine(name, dtype, world):
+    draw = torch.Generator().manual_seed(7)
+    asked = QUESTIONS[name]
+    q, k, v = (
+        torch.randn(2, h, n, d, generator=draw).to(dtype)
+        for h, n, d in ((6, 3, 8), (2, 47, 8), (2, 47, 5))
+    )
+    if "sinks" in asked:
+        asked = {"sinks": asked["sinks"].to(dtype)}
+    layout = layout_of("head-tail", 47, world)
+
+    def rank(transport):
+        held = layout.held[transport.rank]
+        return decoded(transport, Options(**asked), layout, q, held.cut(k, 2), held.cut(v, 2))
+
+    first, *others = on_ranks(world, rank)
+    assert all(torch.equal(first, other) for other in others)
+    wide = {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in asked.items()}
+    true = ch.attention(q.double(), k.double(), v.double(), engine="steps", **wide)
+    plain = ch.attention(q, k, v, engine="steps", **asked)
+    fits, figures = within_yardstick(first, true, plain, float(v.abs().max()))
+    assert fits, figures
+    assert name == "blind" or bool(first.any())
+
+
+def test_a_step_sends_the_same_however_long_the_cache():
+    def sent(length: int) -> int:
+        k, layout = torch.randn(1, 2, length, 8), layout_of("contiguous", length, 4)
+
+        def rank(transport):
+            posted = []
+            start = transport.start
+            transport.start = lambda out, into: posted.extend(out) or start(out, into)
+            held = layout.held[transport.rank].cut(k, 2)
+            decoded(transport, Options(), layout, torch.randn(1, 4, 1, 8), held, held, meet=False)
+            return sum(x.nbytes for _, x in posted)
+
+        (bytes_,) = set(on_ranks(4, rank))
+        return bytes_
+
+    assert sent(64) == sent(4096) == 3 * (4 * (8 + 2) * 4 + 8)  # and 8 of a digest
+
+
+def test_new_tokens_are_kept_in_turns():
+    layout = Layout([[range(5)], [range(5, 9)]])
+    step = Decoding(layout, None, 1.0, 1, 9 + TURN - 1)
+    assert step.keys(2) == Layout(
+        [[range(5), range(9, 9 + TURN)], [range(5, 9), range(9 + TURN, 10 + TURN)]]
+    )
+    assert step.kept(torch.arange(2.0)[:, None]).tolist() == [[1.0]]  # the second of the two
+
+
+# --------------------------------------------------------------------------------- with models
+
+T, NEW = 29, 6
+
+
+def generated(rank: int) -> dict[str, tuple]:
+    """The logits of new tokens, from one process and from all; and how many keys a cache held."""
+    from transformers import DynamicCache
+
+    import clearhead.distributed.decode as decode_module
+
+    decode_module.TURN = 2  # so that every rank gets new tokens
+    found = {}
+    text = torch.randint(1, 97, (2, T + NEW), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for kind in ("llama", "mistral", "gpt_oss"):
+            model = build(kind, "AutoModelForCausalLM").eval()
+            model.set_attn_implementation("clearhead")
+            one, cache, steps = model(text).logits[:, T - 1 :], DynamicCache(), []
+            with sharded(T, layout="head-tail") as here:
+                mine = model(
+                    here.shard(text[:, :T]),
+                    position_ids=here.positions[None],
+                    past_key_values=cache,
+                )
+                steps.append(here.last(mine.logits))
+                for n in range(T, T + NEW):
+                    with here.decoding(n):
+                        token = text[:, n : n + 1]
+                        at = torch.tensor([[n]])
+                        step = model(token, position_ids=at, past_key_values=cache)
+                        steps.append(step.logits)
+            held = cache.layers[0].keys.shape[-2] - len(here.positions)
+            found[kind] = one, torch.cat(steps, 1), held
+        torch.manual_seed(0)
+        layer = ch.nn.MultiHeadAttention(
+            32, 4, kv_heads=2, causal=True, rotary=ch.nn.RotaryPositions(8)
+        )
+        x, cache = torch.randn(2, T + NEW, 32), ch.nn.KVCache()
+        one = layer(x)[:, T - 1 :]
+        with sharded(T, layout="head-tail") as here:
+            steps = [here.last(layer(here.shard(x[:, :T], -2), cache=cache))]
+            for n in range(T, T + NEW, 3):
+                with here.decoding(n):
+                    steps.append(layer(x[:, n : n + 3], cache=cache))
+        found["nn"] = one, torch.cat(steps, 1), cache.length - len(here.positions)
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_models_decode_on_a_cache_that_is_spread(world, tmp_path):
+    ranks = on_processes(world, generated, tmp_path)
+    for found in ranks:
+        assert set(found) == {"llama", "mistral", "gpt_oss", "nn"}
+        for one, steps, _ in found.values():
+            torch.testing.assert_close(steps, one, rtol=2e-5, atol=2e-5)
+    for kind in ranks[0]:
+        for found in ranks:
+            assert torch.equal(found[kind][1], ranks[0][kind][1])
+    assert sum(found["nn"][2] for found in ranks) == NEW  # spread
+    assert all(found["llama"][2] == NEW for found in ranks)  # a DynamicCache keeps them all
+
+
+def refusals(rank: int) -> list[str]:
+    said = []
+    layer = ch.nn.MultiHeadAttention(8, 2, causal=True)
+    x = torch.randn(1, T, 8)
+    q = torch.randn(1, 2, 1, 4)
+    with torch.no_grad(), sharded(T, timeout=20) as here:
+        for do in (
+            lambda cache: layer(x[:, :1], cache=cache),
+            lambda cache: ch.attention(q, q, q, dropout=0.5, seed=1),
+            lambda cache: ch.attention(q, q, q, engine="tiled"),
+            lambda cache: ch.look(q, q, q),
+        ):
+            cache = ch.nn.KVCache()
+            layer(here.shard(x, -2), cache=cache)
+            with pytest.raises(ch.BadValue) as error, here.decoding(T + 5):
+                do(cache)
+            said.append(error.value.gave)
+    with pytest.raises(ch.BadValue) as error:
+        k = torch.randn(1, 2, 3, 4)
+        layout = Layout([[range(3)], [range(3, 6)]])
+        softcap = [2.0, 3.0][rank]
+        ch.distributed.decode(q, k, k, keys=layout, softcap=softcap, timeout=20)
+    return [*said, error.value.gave]
+
+
+def test_what_cannot_be_decoded(tmp_path):
+    for said in on_processes(2, refusals, tmp_path):
+        assert "Rank 0 of 2 has 16 keys, and Layout(0:15, 29:35; 15:29) gives it 21." in said[0]
+        assert said[1] == "decode got dropout."
+        assert said[2] == "engine='tiled' was asked for inside of distributed.sharded."
+        assert said[3] == "look was called inside of distributed.sharded."
+        assert said[4].startswith("The ranks were asked different questions: softcap is 3.0 on")
