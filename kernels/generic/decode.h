@@ -141,8 +141,10 @@ template <class A, int R> class Decode {
     const E* first;
     int64_t step, size, count;
     // The rows are contiguous and read one after another. The processor's own prefetchers follow
-    // that, but not into the next page: prefetching the first lines of each page is enough, and
-    // more gets in their way (bench/LOG.md, "the first lines of a page").
+    // that, but not into the next page: prefetching the first lines of each page is enough for
+    // vectors of half a line, and more gets in their way. Vectors of a whole line take a third
+    // fewer instructions, and prefetching all of them pays (bench/LOG.md, "the first lines of a
+    // page").
     bool page_starts;
 
     void prefetch(int64_t i, int64_t from, int64_t to) const {
@@ -167,7 +169,7 @@ template <class A, int R> class Decode {
     const int64_t key = same_matrix ? key_block_.hi + k - same_until_ : start + k - same_until_;
     const int64_t left = hull_.hi - key;
     return {left > 0 ? key_row(x, key) : nullptr, x.t, size, left,
-            KEYS_PER_STEP == 1 && x.t == size};
+            W < 16 && KEYS_PER_STEP == 1 && x.t == size};
   }
 
   // Pass 2: scores of the block, KEYS_PER_STEP keys together. One row is limited by memory, and
