@@ -1,12 +1,14 @@
-"""Every lesson runs; its exercises tell right from wrong; all figures of the documents are shown.
+"""Every lesson runs, its exercises tell right from wrong, all figures are shown.
 
-A cell's tags say what it is: `figure-NAME` prints that figure of `data/figures.json`, `check` judges
-the exercise above it, which is not filled in, `solution` a right answer and `wrong` some wrong ones.
+A cell's tags say what it is: `figure-NAME` prints that figure of `data/figures.json`, `check`
+judges the exercise above it, which is not filled in, `solution` a right answer and `wrong` some
+wrong ones.
 """
 
 import json
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import jupytext
@@ -98,5 +100,5 @@ def test_a_figure_that_is_not_shown_is_noticed():
 
 def test_each_lesson_leads_to_the_next():
     assert [name[:2] for name in NAMES] == [f"{n:02}" for n in range(1, len(NAMES) + 1)]
-    for name, following in zip(NAMES, NAMES[1:], strict=False):
+    for name, following in pairwise(NAMES):
         assert f"({following}.md)" in (LESSONS / f"{name}.md").read_text()
