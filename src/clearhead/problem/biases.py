@@ -86,10 +86,10 @@ class TensorBias(Bias):
 
 @dataclass(frozen=True, eq=False)
 class Alibi(Bias):
-    """-slope[h] * |q - k|: nearer keys score higher, by a slope per head. Made by `alibi(...)`.
+    """``-slope[h] * |q - k|``: nearer keys score higher, by a slope per head. Made by `alibi(...)`.
 
     Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
-    Enables Input Length Extrapolation". Under a causal mask |q - k| is q - k, as in the paper.
+    Enables Input Length Extrapolation". Under a causal mask ``|q - k|`` is q - k, as in the paper.
     """
 
     slopes: Tensor | None
@@ -168,8 +168,9 @@ def bias(tensor: Tensor) -> TensorBias:
 
 
 def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
-    """ALiBi: -slope[h] * |q - k|. `slopes` holds one per query head, (H,); None means the paper's
-    2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
+    """ALiBi: ``-slope[h] * |q - k|``.
+
+    `slopes` holds one per query head, (H,); None means the paper's 2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
 
     Raises `BadType` for slopes that are no real numbers, `BadValue` for more than one dimension.
     Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases

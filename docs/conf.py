@@ -1,0 +1,38 @@
+"""Sphinx: the pages of docs/ and the lessons, which `make docs` builds from the root."""
+
+from importlib.metadata import version as installed
+
+project = "clearhead"
+author = "the clearhead authors"
+version = release = installed("clearhead")
+root_doc = "docs/index"
+include_patterns = ["docs/**", "lessons/*.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+exclude_patterns = ["docs/errors.md"]  # a part of semantics.md
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
+myst_heading_anchors = 3
+
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_show_tb = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings say what each argument is
+napoleon_use_rtype = False
+napoleon_use_param = False
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_title = "clearhead"
+html_extra_path = ["llms.txt", "index.html"]
+html_show_sourcelink = False
+copybutton_prompt_text = ">>> |$ "
+copybutton_prompt_is_regexp = True

@@ -1,0 +1,75 @@
+"""The documentation: its code runs, its links resolve, every public name is in the reference."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import clearhead as ch
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+WITH_LINKS = [
+    *PAGES, *sorted((ROOT / "lessons").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+]  # fmt: skip
+REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def anchors(path):
+    """The headings of a page as they stand in a link."""
+    found = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-") for x in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_of_python_runs(page, tmp_path, monkeypatch, capsys):
+    """The blocks of a page follow each other in one namespace. What cannot run here is `text`."""
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        exec(compile(block, name_of(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", WITH_LINKS, ids=name_of)
+def test_every_inner_link_and_picture_resolves(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+def test_every_page_is_in_a_table_of_contents():
+    listed = set()
+    for page in PAGES:
+        for tree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL):
+            names = re.findall(r"^([\w./*-]+)$", tree, re.MULTILINE)
+            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
+    alone = {ROOT / "docs" / "index.md", ROOT / "docs" / "errors.md"}  # errors.md is included
+    assert set(PAGES) - alone <= listed
+
+
+def test_every_public_name_is_in_the_reference():
+    for name in ch.__all__:
+        assert re.search(rf"\b{name}\b", REFERENCE), name
+    for part in (ch.nn, ch.distributed, ch.edits, ch.hf):
+        for name in part.__all__:
+            assert re.search(rf"\b{name}\b", REFERENCE), f"{part.__name__}.{name}"
+
+
+def test_the_table_of_errors_was_made_by_its_command():
+    text = (ROOT / "docs" / "errors.md").read_text()
+    assert text.startswith("| dtype | computed by |")
+    for dtype in ("float32", "bfloat16", "float16"):
+        plain = re.search(rf"\| {dtype} \| plain torch \|(.*)\|", text)
+        ours = re.findall(rf"\| {dtype} \| (?!plain)\w+ \|(.*)\|", text)
+        limits = [2.05 * float(x) for x in plain[1].split("|")]
+        for row in ours:  # at most twice as much as plain torch, as printed
+            assert all(float(x) <= y for x, y in zip(row.split("|"), limits, strict=True))
