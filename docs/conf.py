@@ -6,7 +6,7 @@ project = "clearhead"
 author = "the clearhead authors"
 version = release = installed("clearhead")
 root_doc = "docs/index"
-include_patterns = ["docs/**", "lessons/*.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = ["docs/**", "lessons/*.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/LOG.md"]
 exclude_patterns = ["docs/errors.md"]  # a part of semantics.md
 
 extensions = [

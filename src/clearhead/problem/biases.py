@@ -170,7 +170,8 @@ def bias(tensor: Tensor) -> TensorBias:
 def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
     """ALiBi: ``-slope[h] * |q - k|``.
 
-    `slopes` holds one per query head, (H,); None means the paper's 2^(-8/H), 2^(-16/H), ... `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
+    `slopes` holds one per query head, (H,); None means the paper's 2^(-8/H), 2^(-16/H),
+    and so on. `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
 
     Raises `BadType` for slopes that are no real numbers, `BadValue` for more than one dimension.
     Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
