@@ -1,0 +1,113 @@
+"""The lessons run, show the figures of the five documents, and check their own exercises.
+
+A cell says by its tags what it is. `figure-ID`: its output shows that figure of `figures.json`.
+`checker`: it looks at an exercise that nobody has tried yet. `solution` and `mistake`: it tries the
+exercise, and the checker answers.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import jupytext
+import pytest
+import torch
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "lessons"
+LESSONS = sorted(FOLDER.glob("[0-9][0-9]-*.md"))
+CASES = {
+    case["id"]: case
+    for case in json.loads((Path(__file__).parent / "data" / "figures.json").read_text())["cases"]
+}
+NUMBER = re.compile(r"-?(?:inf\b|\d+\.?\d*(?:e[-+]?\d+)?)")
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+def figures_of(cell):
+    return [tag.removeprefix("figure-") for tag in tags(cell) if tag.startswith("figure-")]
+
+
+def printed(cell):
+    """What a cell printed, and the plain text of what it showed."""
+    parts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+    return "\n".join(parts)
+
+
+def rows_of(figure):
+    """The rows of a figure; minus infinity is null in the file."""
+    rows = CASES[figure]["expected"]
+    rows = rows if isinstance(rows, list) else [rows]
+    rows = rows if isinstance(rows[0], list) else [rows]
+    return [[-math.inf if x is None else x for x in row] for row in rows]
+
+
+def find_row(row, numbers, start, atol):
+    """Where the numbers of `row` stand one after another, at `start` or later; None if nowhere."""
+    wanted = torch.tensor(row, dtype=torch.float64)
+    for i in range(start, len(numbers) - len(row) + 1):
+        here = torch.tensor(numbers[i : i + len(row)], dtype=torch.float64)
+        if torch.allclose(here, wanted, rtol=0, atol=atol):
+            return i
+    return None
+
+
+def missing_row(figure, text):
+    """The first row of a figure that a text does not show, in the order of the rows, or None."""
+    numbers = [float(x) for x in NUMBER.findall(text)]
+    start = 0
+    for row in rows_of(figure):
+        place = find_row(row, numbers, start, CASES[figure]["atol"])
+        if place is None:
+            return row
+        start = place + len(row)
+    return None
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_lesson(path):
+    before = set(FOLDER.iterdir())
+    notebook = jupytext.read(path)
+    resources = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(notebook, timeout=100, resources=resources).execute()
+    assert set(FOLDER.iterdir()) == before
+
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell in cells:
+        for figure in figures_of(cell):
+            row = missing_row(figure, printed(cell))
+            assert row is None, f"{figure}: the row {row} is not in\n{printed(cell)}"
+
+    answers = {kind: [] for kind in ("checker", "solution", "mistake")}
+    for cell in cells:
+        for kind in answers.keys() & tags(cell):
+            answers[kind].append(printed(cell).strip())
+    assert 1 <= len(answers["checker"]) <= 3
+    assert len(answers["solution"]) == len(answers["checker"]) <= len(answers["mistake"])
+    for answer in answers["checker"]:
+        assert answer.startswith("Not tried yet: "), answer
+    for answer in answers["solution"]:
+        assert answer.startswith("Right."), answer
+    for answer in answers["mistake"]:
+        assert answer.endswith(".") and not answer.startswith(("Right", "Not tried")), answer
+
+
+def test_every_figure_is_shown():
+    shown = [f for path in LESSONS for cell in jupytext.read(path).cells for f in figures_of(cell)]
+    assert sorted(shown) == sorted(CASES)
+
+
+def test_a_figure_is_missed():
+    text = "[0.14548, 0.2278, 0.2249, 0.1285, 0.1077, 0.1656]"
+    assert missing_row("d-sum-normalised-2", text) is None
+    assert missing_row("d-sum-normalised-2", text.replace("0.1285", "0.1289")) is not None
+    assert missing_row("d-sum-normalised-2", text.replace("0.1285", "")) is not None
+
+
+def test_the_index_names_every_lesson():
+    named = re.findall(r"\((\d\d-[^)]*\.md)\)", (FOLDER / "index.md").read_text())
+    assert named == [path.name for path in LESSONS]
