@@ -110,7 +110,7 @@ def _look_at_storyteller(model: Path | None, words: str, out: Path) -> None:
     from clearhead.views import text as terminal
 
     teller = load(model)
-    found = report_teller(teller, words, name=_name(model))
+    found = report_teller(teller, words, name=_name(model), effects=True)
     if model is not None:
         found = replace(found, folder=str(model.resolve()))
     written = write(found, out)  # before anything is printed: a pipe may close

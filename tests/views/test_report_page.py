@@ -15,7 +15,7 @@ import torch
 import clearhead as ch
 from clearhead import storyteller
 from clearhead.errors import BadValue
-from clearhead.report import Head, Layer, Link, Report, report
+from clearhead.report import Head, Layer, Link, Report, report, report_teller
 from clearhead.report.head_label import LABELS
 from clearhead.results.report import EVENNESS
 from clearhead.views import html
@@ -159,8 +159,6 @@ def test_it_opens_at_the_head_with_the_clearest_label(visit):  # noqa: F811
 
 
 def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
-    from clearhead.report import report_teller
-
     text = "There was a quiet queen and a young wizard . She danced in the castle ."
     tab = visit(report_teller(storyteller.load(), text))
     said = tab.locator("#sentence").text_content()
@@ -173,8 +171,6 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
 
 
 def test_what_a_model_expects_next_is_shown_word_by_word(visit):  # noqa: F811
-    from clearhead.report import report_teller
-
     teller, text = storyteller.load(), "Once upon a time there was a queen ."
     tab = visit(report_teller(teller, text))
     for position, guesses in enumerate(teller.read(text, 6).guesses):
@@ -241,8 +237,6 @@ def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
 
 
 def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
-    from clearhead.report import report_teller
-
     found = report_teller(storyteller.load(), "The cat sat because it was tired.")
     page = visit(found)
     for label, words in (
@@ -401,3 +395,29 @@ def test_the_page_knows_what_every_label_and_share_means():
 
     assert keys("MEANS") == {*LABELS.values(), *EVENNESS, *storyteller.storyteller.WORDS_OF}
     assert keys("SHARES") == set(LABELS)
+
+
+def test_heads_are_ordered_by_what_they_cause(visit):  # noqa: F811
+    text = "Once upon a time there was a quiet queen and a young wizard. She danced in the castle."
+    teller = storyteller.load()
+    found = report_teller(teller, text, effects=True, progress=False)
+    ids = torch.tensor([teller.encode(text).ids])
+    with torch.no_grad():
+        losses = []
+        for edits in ([], [ch.edits.ablate(layers=[1], heads=[7])]):
+            with ch.intervene(teller.model, edits):
+                logits = teller.model(ids)
+            losses.append(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]).item())
+    assert found[1, 7].effect == pytest.approx(losses[1] - losses[0], abs=1e-5)
+    tab = visit(found)
+    tab.locator("#order").select_option("effect")
+    first = max(found.heads, key=lambda head: abs(head.effect))
+    tile = tab.locator("#grid .tile").first
+    assert tile.get_attribute("data-place") == f"{first.layer}.{first.head}"
+    tile.click()
+    assert "Without it the loss of this text grows by" in tab.locator("#head-lead").text_content()
+    tab.locator("#text").fill("A king slept.")  # whose effects nobody measured
+    tab.wait_for_function("() => current.tokens.includes('king')")
+    assert tab.locator("#order").input_value() == "place"
+    assert tab.locator("#order option").last.is_hidden()
+    assert "effect" in str(found) and "effect" not in str(report_teller(teller, text))

@@ -37,10 +37,13 @@ class Report(Findings):
 
     def __str__(self) -> str:
         names = [n for n in LABELS if any(n in x.shares for x in self.heads)]
-        rows = [("layer", "head", "does", "by", "entropy", "keys", *names)]
+        have_effects = any(x.effect is not None for x in self.heads)
+        last = "effect" if have_effects else "keys"  # both would not fit a terminal
+        rows = [("layer", "head", "does", "by", "entropy", last, *names)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
-            numbers = x.share_text, f"{x.entropy:.2f}", f"{x.effective:.1f}"
+            number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
+            numbers = x.share_text, f"{x.entropy:.2f}", number
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
         table = _columns(rows)
         width = max(80, *map(len, table))
@@ -74,6 +77,11 @@ class Report(Findings):
                 "or infinite."
             )
         entropy = "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy)."
+        if any(x.effect is not None for x in self.heads):
+            entropy = (
+                "entropy: of its weights, in nats. effect: what the mean loss of the next word "
+                "does without the head, in nats; where it is positive, the text is read worse."
+            )
         lines = [f"{by}.", *lines, entropy, f"{shares}."]
         for layer in self.layers:
             if layer.cross_attention:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from ..api.effects import effects as measure_effects
 from ..engines.reference import WHY
 from ..nn import RelativePositions
 from ..results.live import LiveModel
@@ -19,13 +20,19 @@ MOST_WEIGHTS = 700_000  # of a model that a page holds: 1.9 MB
 
 
 def report_teller(
-    teller: Storyteller, text: str, *, name: str = "storyteller", progress: bool | None = None
+    teller: Storyteller,
+    text: str,
+    *,
+    name: str = "storyteller",
+    effects: bool = False,
+    progress: bool | None = None,
 ) -> Report:
     """What every head of a storyteller does with a text; words it does not know are marked.
 
     A measured head is labelled with its relation, and its number is the share of held-out words
     for which its largest weight lay there. The other heads are labelled by where their weight lies
-    on this text. Raises `BadValue` for a text without words, or too long for the model.
+    on this text. With `effects` each head also says what the loss does without it. Raises
+    `BadValue` for a text without words, or too long for the model.
     """
     encoded = teller.encode(text)
     found, logits = report_and_output(
@@ -38,10 +45,17 @@ def report_teller(
     measured: dict[tuple[int, int], list[MeasuredHead]] = {}
     for head in teller.heads:
         measured.setdefault((head.layer, head.head), []).append(head)
+    caused = _effects(teller, encoded.ids) if effects and len(encoded.ids) > 1 else {}
     layers = tuple(
         replace(
             layer,
-            heads=tuple(_labelled(x, measured.get((x.layer, x.head), [])) for x in layer.heads),
+            heads=tuple(
+                replace(
+                    _labelled(x, measured.get((x.layer, x.head), [])),
+                    effect=caused.get((x.layer, x.head)),
+                )
+                for x in layer.heads
+            ),
         )
         for layer in found.layers
     )
@@ -53,6 +67,16 @@ def report_teller(
         guesses=teller.most_probable(logits[0], GUESSES),
         model=_live(teller),
     )
+
+
+def _effects(teller: Storyteller, ids: Sequence[int]) -> dict[tuple[int, int], float]:
+    """What the loss does without each head, by layer and head."""
+    grid = measure_effects(teller.model, torch.tensor([ids]), estimate=False, progress=False).grid()
+    return {
+        (layer, head): float(change)
+        for layer, row in enumerate(grid)
+        for head, change in enumerate(row)
+    }
 
 
 def _live(teller: Storyteller) -> LiveModel | None:

@@ -35,7 +35,8 @@ class Head:
     exp(entropy), how many keys it looks at. `measured` says that label and number were measured on
     held-out words, not on this text. `evidence` says how many queries the label speaks for, and
     `withheld` why a label that the number alone would give was not given; "" if there is nothing to
-    say.
+    say. `effect` is what the mean loss of the next token does, in nats, where the head gives
+    nothing: positive if the text is then read worse; None if that was not measured.
     """
 
     layer: int
@@ -49,6 +50,7 @@ class Head:
     measured: bool = False
     evidence: str = ""
     withheld: str = ""
+    effect: float | None = None
 
     @property
     def share_text(self) -> str:

@@ -114,6 +114,7 @@ def _head(head: Head, layer: Layer) -> dict[str, object]:
         "number": round(head.number, 7),
         "entropy": round(head.entropy, 7),
         "effective": round(head.effective, 7),
+        **({} if head.effect is None else {"effect": round(head.effect, 5)}),
         "shares": {name: round(share, 7) for name, share in head.shares.items()},
         "links": [[link.query, link.key, round(link.weight, 4)] for link in head.links],
         "received": [

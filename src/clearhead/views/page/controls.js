@@ -81,10 +81,10 @@ async function compute(text, edits) {
   }
 }
 
-// Labels that were measured hold for every text; the others were of the text before.
+// Labels that were measured hold for every text; the others, and effects, were of the text before.
 function keepLabels(data) {
   if (data.heads || !opened.data.heads) return data;
-  return { ...data, heads: opened.data.heads.filter((it) => it.measured) };
+  return { ...data, heads: opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it) };
 }
 
 // The chosen query in another text: the same position if its word is still near it, else the word,

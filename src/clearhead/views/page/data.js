@@ -28,6 +28,7 @@
 //          integer?, kept: {letter: [position]}, ...numbers, map?: numbers, fine?: numbers }
 // numbers = { stored: [size, ...], kind: "f4", data: base64 } or { stored, values: TypedArray }
 // finding = { layer, head, label, number, measured, entropy, effective, shares: {name: share},
+//             effect?: number,          what the loss does without the head, in nats
 //             links: [[query, key, weight]], received: [[key, weight]], evidence?: string,
 //             withheld?: string }       why a head that looks like one has no label
 //

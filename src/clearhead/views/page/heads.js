@@ -36,6 +36,7 @@ const ORDERS = {
     rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
   sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
   spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
+  effect: ["largest effect first", (a, b) => Math.abs(b.effect) - Math.abs(a.effect)],
 };
 const rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
 const means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
@@ -65,6 +66,9 @@ function buildHeads() {
 function fillHeads() {
   const found = [...snapshot().findings.values()];
   byId("order").parentElement.hidden = found.length < 2;
+  const haveEffects = found.length > 0 && found.every((it) => it.effect !== undefined);
+  byId("order").lastElementChild.hidden = !haveEffects;
+  if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
   const counts = new Map();
   for (const { label } of found) counts.set(label, (counts.get(label) ?? 0) + 1);
   const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
@@ -212,8 +216,11 @@ function drawHeadLine() {
 
 function leadOf(it) {
   const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
-  return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
+  return [says, effectOf(it), it.evidence, it.withheld].filter(Boolean).join(" ");
 }
+
+const effectOf = (it) => (it.effect === undefined ? ""
+  : `Without it the loss of this text ${it.effect < 0 ? "falls" : "grows"} by ${number(Math.abs(it.effect), 2)} nats.`);
 
 const sharesInWords = (it) => Object.entries(it.shares ?? {})
   .map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
