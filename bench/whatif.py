@@ -11,6 +11,7 @@ holds a matrix for each head, and is left out above `--eager-up-to` tokens.
 import argparse
 import statistics
 import time
+from copy import deepcopy
 
 import torch
 import transformers
@@ -33,7 +34,7 @@ def main() -> None:
         num_key_value_heads=2, vocab_size=1000, max_position_embeddings=max(asked.tokens),
     )  # fmt: skip
     fast = transformers.AutoModel.from_config(config, attn_implementation="clearhead").eval()
-    slow = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    slow = transformers.AutoModel.from_config(deepcopy(config), attn_implementation="eager").eval()
     slow.load_state_dict(fast.state_dict())
     print("| tokens | as it is | knocked out | times | engines | eager with the edit | times |")
     print("|---|---|---|---|---|---|---|")
