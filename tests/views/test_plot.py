@@ -64,6 +64,11 @@ def test_a_heat_map_is_drawn_on_given_axes():
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("key", "feature")
 
 
+def test_before_the_projections_a_row_is_a_token():
+    it = ch.nn.SimpleAttention().explain(torch.ones(3, 2))
+    assert plot.heatmap(it, "inputs").get_ylabel() == "token"
+
+
 def test_large_maps_carry_fewer_labels_and_no_numbers():
     it = trace(90, H=1, G=1, mask=ch.causal, tokens=[f"t{i}" for i in range(90)])
     ax = plot.heatmap(it)

@@ -34,6 +34,7 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
     if ax is None:
         ax = new_figure(*size(panel)).add_subplot()
     draw(ax, panel)
+    ax.set_ylabel(trace.step(step).axis_name(panel.down))
     ax.set_title(wrap_title(_title(trace, step, panel), ax.figure, margin=0.6), parse_math=False)
     return ax
 
