@@ -1,0 +1,41 @@
+"""What is published: a wheel that works in an empty environment, away from the checkout."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = "The queen danced because she was proud."
+
+
+def run(*command, cwd):
+    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sdist_and_wheel_in_an_empty_environment(tmp_path):
+    """Built in the published way; then the README's main job and a lesson."""
+    run(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    [sdist], [wheel] = tmp_path.glob("*.tar.gz"), tmp_path.glob("*.whl")
+    assert sdist.stat().st_size < 10e6 and wheel.stat().st_size < 10e6
+
+    run(sys.executable, "-m", "venv", tmp_path / "empty", cwd=tmp_path)
+    python = tmp_path / "empty" / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    run(python, "-m", "pip", "install", "-q", "-c", constraints, f"{wheel}[plot]", cwd=tmp_path)
+
+    shell = python.with_name("clearhead")
+    told = run(shell, "look", TEXT, "--out", "pictures", cwd=tmp_path)
+    assert (tmp_path / "pictures" / "storyteller.html").is_file() and "antecedent" in told
+
+    lesson = jupytext.read(ROOT / "lessons" / "02-one-query.md")
+    cells = [cell.source for cell in lesson.cells if cell.cell_type == "code"]
+    lines = [line for cell in cells for line in cell.splitlines() if not line.startswith("%")]
+    (tmp_path / "lesson.py").write_text("\n".join(lines))
+    assert "Not tried yet" in run(python, "lesson.py", cwd=tmp_path)
