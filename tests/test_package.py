@@ -34,7 +34,7 @@ def test_sdist_and_wheel_in_an_empty_environment(tmp_path):
     told = run(shell, "look", TEXT, "--out", "pictures", cwd=tmp_path)
     assert (tmp_path / "pictures" / "storyteller.html").is_file() and "antecedent" in told
 
-    lesson = jupytext.read(ROOT / "lessons" / "02-one-query.md")
+    lesson = jupytext.read(ROOT / "lessons" / "06-masks.md")
     cells = [cell.source for cell in lesson.cells if cell.cell_type == "code"]
     lines = [line for cell in cells for line in cell.splitlines() if not line.startswith("%")]
     (tmp_path / "lesson.py").write_text("\n".join(lines))
