@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from .explain import random_note, write_page
 from .options import OTHER_FOLDER, Text, refuse
 from .output import say, say_written, wrapped
 from .text_input import read_text
+
+if TYPE_CHECKING:
+    from clearhead.report import Report
 
 
 def look(
@@ -21,6 +24,10 @@ def look(
         typer.Option(
             help="Look at this model: a Hugging Face checkpoint, or a trained storyteller."
         ),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(help="Another model of as many tokens, to compare with on the page."),
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Look at random weights, from which training begins.")
@@ -57,6 +64,7 @@ def look(
       clearhead look "The cat sat because it was tired."
       clearhead look story.txt --model DIR --out pictures
       clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
+      clearhead look story.txt --beside out/storyteller
       clearhead look "The cat sat" --random
     """
     from clearhead.errors import BadValue, writable_folder
@@ -77,12 +85,12 @@ def look(
     if random:
         _look_at_random(words, size, heads, seed, mask, positions, out)
     elif checkpoint is None:
-        _look_at_storyteller(model, words, out)
+        _look_at_storyteller(model, words, out, _report(beside, words))
     elif tile is not None:
         _look_at_tile(checkpoint, words, tile, out)
     else:
         found = report(checkpoint, words)
-        written = write(found, out)
+        written = write(found, out, beside=_report(beside, words))
         typer.echo(str(found))
         say_written(written)
 
@@ -97,6 +105,9 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
             "a model has trained weights.",
             "leave one of the two out.",
         )
+    if random or context.params["tile"] is not None:
+        rule, way = "two models are compared on the page of the first.", "leave {} out."
+        refuse(context, ["beside"], "with --random or --tile", rule, way)
     if not random:
         names = ("size", "heads", "seed", "mask", "positions")
         rule = "a trained model decides its own size, heads, mask and weights."
@@ -104,7 +115,21 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
         refuse(context, names, "without --random", rule, way)
 
 
-def _look_at_storyteller(model: Path | None, words: str, out: Path) -> None:
+def _report(model: Path | None, words: str) -> "Report | None":
+    """The report of a model that stands beside another; None for none."""
+    from clearhead.report import report, report_teller
+    from clearhead.storyteller import is_storyteller, load
+
+    if model is None:
+        return None
+    if is_storyteller(model):
+        return report_teller(load(model), words, name=_name(model))
+    return report(model, words)
+
+
+def _look_at_storyteller(
+    model: Path | None, words: str, out: Path, beside: "Report | None"
+) -> None:
     from clearhead.report import report_teller, write
     from clearhead.storyteller import load
     from clearhead.views import text as terminal
@@ -113,7 +138,7 @@ def _look_at_storyteller(model: Path | None, words: str, out: Path) -> None:
     found = report_teller(teller, words, name=_name(model), effects=True)
     if model is not None:
         found = replace(found, folder=str(model.resolve()))
-    written = write(found, out)  # before anything is printed: a pipe may close
+    written = write(found, out, beside=beside)  # before anything is printed: a pipe may close
     typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
     typer.echo(f"{found}\n")
     for head in teller.heads:

@@ -1,6 +1,7 @@
 """The model in the page computes what Python computes: numbers, guesses, edits, refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import clearhead as ch
 from clearhead import storyteller
 from clearhead.report import report_teller
 from clearhead.storyteller import story
+from clearhead.storyteller.model import untrained
 from clearhead.views import html
 from tests.views.test_page import browser, visit  # noqa: F401  # fixtures
 
@@ -168,3 +170,57 @@ def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):
     tab.wait_for_function("() => current.tokens.includes('king')")
     assert tab.locator("#about").text_content().startswith("2 layers, 16 heads, 7 tokens:")
     assert tab.evaluate("current.tokens[chosen.query]") == "He"  # no queen is left to be chosen
+
+
+def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
+    text = "Once upon a time there was a quiet queen and a young king. She danced in the castle."
+    tab = visit(report_teller(teller, text, progress=False), hash="#layer=0&head=7&query=She")
+    tab.get_by_role("button", name="Keep this text").click()
+    tab.locator("#text").fill(text.replace("She", "He"))
+    tab.wait_for_function("() => current.tokens.includes('He')")
+    assert tab.evaluate("sides().map((it) => it.name)") == ["0·7 kept", "0·7 now"]
+    query = teller.encode(text).tokens.index("She")
+    largest = [
+        tab.evaluate(
+            f"(() => {{ const {{ trace, head, from }} = sides()[{i}];"
+            f" return from.tokens[largestAt(trace.row(trace.used, head, {query}))]; }})()"
+        )
+        for i in (0, 1)
+    ]
+    assert largest == ["queen", "king"]
+    tab.locator("#difference").click()
+    assert tab.evaluate("chosen.difference") is True
+    address = tab.evaluate("location.hash")
+
+    tab.locator("#text").fill("He slept.")
+    tab.wait_for_function("() => current.tokens.length === 3")
+    assert "The kept text has 20 words, this one 3" in tab.locator("#typed").text_content()
+    assert tab.evaluate("sides().length") == 1
+    tab.get_by_role("button", name="Let the kept text go").click()
+    assert tab.evaluate("kept") is None and "kept" not in tab.evaluate("location.hash")
+
+    again = visit(report_teller(teller, text, progress=False), hash=address)
+    again.wait_for_function("() => kept !== null && sides().length === 2")
+    assert again.evaluate("[kept.text, current.text]") == [text, text.replace("She", "He")]
+
+
+def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
+    torch.manual_seed(0)
+    other = storyteller.Storyteller(untrained(teller.model.config).eval(), teller.vocabulary, {})
+    found, beside = (report_teller(x, SHE, progress=False) for x in (teller, other))
+    tab = visit(found, hash="#layer=0&head=7&query=She", beside=replace(beside, name="untrained"))
+    tab.get_by_role("button", name="Beside untrained").click()
+    assert tab.evaluate("sides().map((it) => it.name)") == ["0·7 untrained", "0·7 storyteller"]
+    query, queen = (teller.encode(SHE).tokens.index(word) for word in ("She", "queen"))
+    for i, model in enumerate((other, teller)):
+        weight = tab.evaluate(
+            f"(() => {{ const {{ trace, head }} = sides()[{i}];"
+            f" return trace.row(trace.used, head, {query})[{queen}]; }})()"
+        )
+        assert weight == pytest.approx(
+            model.explain(SHE, 0)["weights"][7, query, queen].item(), abs=1e-4
+        )
+    assert "kept=model" in tab.evaluate("location.hash")
+    shorter = report_teller(teller, "She slept.", progress=False)
+    with pytest.raises(ch.BadValue, match="20 and 3 tokens"):
+        html.report_page(found, beside=shorter)

@@ -268,12 +268,20 @@ def visit(browser, tmp_path):
         return url.split("#")[0] == file or url.startswith("blob:")
 
     def open_page(
-        shown, *, title="clearhead", note="", query=None, hash="", prepare=None, **options
+        shown,
+        *,
+        title="clearhead",
+        note="",
+        query=None,
+        hash="",
+        prepare=None,
+        beside=None,
+        **options,
     ):
         if isinstance(shown, Trace):
             write_page(shown, tmp_path / "page.html", title=title, note=note, query=query)
         else:
-            write_report(shown, tmp_path / "page.html", title=title, note=note)
+            write_report(shown, tmp_path / "page.html", title=title, note=note, beside=beside)
         options = {
             "reduced_motion": "reduce",
             "viewport": {"width": 1280, "height": 720},

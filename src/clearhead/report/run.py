@@ -104,10 +104,11 @@ def report_and_output(
     return found, output
 
 
-def write(found: Report, out: str | Path) -> dict[str, Path]:
+def write(found: Report, out: str | Path, *, beside: Report | None = None) -> dict[str, Path]:
     """Write the page, the pictures and the numbers of a report to the folder `out`: files that
     begin with the name of the model. Where those of another model of this name are already, a
-    checksum of the model's folder follows the name.
+    checksum of the model's folder follows the name. `beside` is the report of another model, with
+    which the page compares; None is none.
 
     Returns their paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
     folder that cannot be made.
@@ -118,7 +119,7 @@ def write(found: Report, out: str | Path) -> dict[str, Path]:
         stem += f"-{crc32(found.folder.encode()):08x}"
     note = POOLED_NOTE if len(found.tokens) > MAP_SIDE else ""
     paths = {
-        "page": html.write_report(found, out / f"{stem}.html", note=note),
+        "page": html.write_report(found, out / f"{stem}.html", note=note, beside=beside),
         # Not {stem}.json: beside the weights of a storyteller this is the table of `measure`.
         "numbers": out / f"{stem}-report.json",
     }

@@ -33,11 +33,18 @@ FEW_QUERIES, FEW_KEYS = 3, 12  # of which all steps are kept, in one head a laye
 RECEIVERS = 8  # keys that are listed for the weight they receive
 
 
-def report_page(report: Findings, *, title: str | None = None, note: str = "") -> str:
-    """The HTML document: the model, a head, a query. `title=None` names the model.
+def report_page(
+    report: Findings,
+    *,
+    title: str | None = None,
+    note: str = "",
+    beside: Findings | None = None,
+) -> str:
+    """The HTML document: the model, a head, a query. `title=None` names the model. With `beside`,
+    the report of another model on as many tokens, each head can be compared with that model's.
 
-    Raises `BadValue` for a report without layers or of a text without tokens, and `BadType` for a
-    `Trace`.
+    Raises `BadValue` for a report without layers or of a text without tokens, or one beside it of
+    another number of tokens, and `BadType` for a `Trace`.
     """
     if isinstance(report, Trace):
         raise BadType(
@@ -51,9 +58,17 @@ def report_page(report: Findings, *, title: str | None = None, note: str = "") -
             "a page draws at least one layer, one head and one token.",
             "report on a text of at least one token.",
         )
-    model = {} if report.model is None else {"model": model_data(report.model)}
+    if beside is not None and len(beside.tokens) != len(report.tokens):
+        raise BadValue(
+            f"The reports have {len(report.tokens)} and {len(beside.tokens)} tokens.",
+            "two models are compared token by token.",
+            "report on the same text, with models that share a tokenizer.",
+        )
+    more = {} if report.model is None else {"model": model_data(report.model)}
+    if beside is not None:
+        more["beside"] = snapshot(beside)
     return document(
-        {**snapshot(report), **model},
+        {**snapshot(report), **more},
         title=f"Attention in {report.name}" if title is None else title,
         about=_about(report),
         note=note,
@@ -63,11 +78,16 @@ def report_page(report: Findings, *, title: str | None = None, note: str = "") -
 
 
 def write_report(
-    report: Findings, path: str | Path, *, title: str | None = None, note: str = ""
+    report: Findings,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    note: str = "",
+    beside: Findings | None = None,
 ) -> Path:
-    """Write `report_page(report)` to `path` and return the path. Raises `BadValue` if it cannot be
-    written."""
-    return write(report_page(report, title=title, note=note), path)
+    """Write `report_page(report, ...)` to `path` and return the path. Raises what that raises, and
+    `BadValue` if the file cannot be written."""
+    return write(report_page(report, title=title, note=note, beside=beside), path)
 
 
 # ---- what the script reads -------------------------------------------------------------

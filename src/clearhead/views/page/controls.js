@@ -68,6 +68,10 @@ async function compute(text, edits) {
     const plain = text === current.text ? current : new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
     const after = isSame ? null : new Snapshot(keepLabels(await source.compute(text, edits)));
     if (request !== computing) return;
+    if (kept && !isComparable(plain)) {
+      say(pageData.beside ? `${besideName()} read the text of this page only.`
+        : `The kept text has ${count(kept.tokens.length, "word")}, this one ${plain.tokens.length}: with as many they stand side by side.`);
+    }
     const isNewText = plain !== current, had = chosen.query;
     const follow = isNewText ? sameWords(plain) : {};
     [current, edited] = [plain, after];
@@ -104,6 +108,27 @@ function sameWords(next) {
 function say(words) {
   byId("edit-said").textContent = words;
   byId("typed").textContent = words;
+}
+
+// Keeps the text, or the other model that the page holds, to stand beside; or lets it go.
+function keep() {
+  if (kept) kept = null;
+  else {
+    kept = pageData.beside ? new Snapshot(pageData.beside) : current;
+    Object.assign(chosen, { others: [] });
+  }
+  say("");
+  go({});
+  if (kept && !pageData.beside) byId("text").focus();
+}
+
+function drawKeep() {
+  const button = byId("keep");
+  button.hidden = !pageData.beside && !source?.can.text;
+  button.textContent = pageData.beside ? `Beside ${besideName()}` : kept ? "Let the kept text go" : "Keep this text";
+  button.title = pageData.beside ? "The same head of both models, side by side"
+    : "Then type another with as many words: both stand side by side";
+  button.setAttribute("aria-pressed", kept !== null);
 }
 
 function drawControls() {

@@ -33,7 +33,8 @@
 //             withheld?: string }       why a head that looks like one has no label
 //
 // The page holds besides: names (of the axes), inks (the colours), name (of the model), and what
-// live.js computes with, pageData.model.
+// live.js computes with, pageData.model; and the snapshot of another model to compare with, with its
+// name, pageData.beside.
 //
 // edits = { off: [[layer, head]], temperature: 1, scale: null, mask: null, softcap: null,
 //           dropout: 0, seed: 0 }   null: as the model does it.

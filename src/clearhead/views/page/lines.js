@@ -5,7 +5,7 @@ const ROW = 22, LEAST_ROW = 15;
 
 function drawLines(width, height) {
   const all = sides(), scene = new Scene(width, height), bar = 36;
-  const panels = edited && !chosen.difference ? all.map((side) => [side]) : [all];
+  const panels = (edited || isBeside()) && !chosen.difference ? all.map((side) => [side]) : [all];
   const wide = (width - 30 * (panels.length - 1)) / panels.length;
   panels.forEach((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, all.length > 1));
   if (chosen.difference && all.length === 2) {

@@ -71,6 +71,7 @@ function buildViews() {
     chooseView(VIEWS[(VIEWS.indexOf(chosen.view) + by + VIEWS.length) % VIEWS.length]);
     byId(`view-${chosen.view}`).focus();
   });
+  byId("keep").addEventListener("click", keep);
   byId("beside").addEventListener("click", () => { isAdding = !isAdding; byId("options").wanted = null; draw(); });
 }
 

@@ -16,6 +16,7 @@ function draw() {
     tab.tabIndex = isChosen ? 0 : -1;
   }
   byId("beside").setAttribute("aria-pressed", isAdding);
+  drawKeep();
   drawOptions();
   drawPicture();
 }
@@ -197,6 +198,9 @@ function start() {
   if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
   fillAll();
   draw();
+  const before = new URLSearchParams(location.hash.slice(1)).get("kept");
+  if (pageData.beside && before === "model") keep();
+  else if (source && before) source.compute(before, NO_EDITS).then((data) => { kept = new Snapshot(keepLabels(data)); go({}); }, () => {});
   if (source && (text ?? changedEdits(edits).length)) {
     compute(text ?? current.text, edits).then(() => go(readAddress(asked.hash ?? location.hash)));
   }

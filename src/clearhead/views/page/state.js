@@ -21,6 +21,7 @@ const chosen = {
 let pointed = null;      // what the pointer is on; it overrides what is chosen
 let current;             // the snapshot of the text
 let edited = null;       // the snapshot of the text with the edits, if there are any
+let kept = null;         // another snapshot to compare with: of a text before, or of another model
 
 const state = () => (pointed ? { ...chosen, ...pointed } : chosen);
 
@@ -50,9 +51,25 @@ function sides() {
     return [side(`${here} before`, current, [layer, head], 0),
       side(`${here} after`, edited, [layer, head], 1)];
   }
+  if (isBeside()) {
+    const [there, now] = pageData.beside ? [besideName(), pageData.name] : ["kept", "now"];
+    return [side(`${here} ${there}`, kept, [layer, head], 0), side(`${here} ${now}`, current, [layer, head], 1)];
+  }
   return [[layer, head], ...others.filter(([l, h]) => l !== layer || h !== head)]
     .map((place, i) => side(placeName(...place), current, place, i));
 }
+
+// Is the kept snapshot shown? Texts are compared word by word, models on the text of the page.
+function isBeside() {
+  const { layer, head } = state();
+  return kept !== null && !edited && isComparable(current) &&
+    layer < kept.layers && head < kept.layer(layer).heads;
+}
+
+const isComparable = (next) => kept.tokens.length === next.tokens.length &&
+  (!pageData.beside || next.text === opened.text);
+
+const besideName = () => (pageData.beside.name === pageData.name ? `${pageData.name} (2)` : pageData.beside.name);
 
 const placeName = (layer, head) => {
   const first = snapshot().layer(layer).numbered("h", head);
@@ -120,6 +137,7 @@ function writeAddress() {
   if (step !== "weights") parts.step = step;
   if (others.length) parts.with = others.map((place) => place.join(".")).join(",");
   if (difference) parts.difference = 1;
+  if (kept) parts.kept = pageData.beside ? "model" : kept.text;
   if (current.text !== opened.text) parts.text = current.text;
   const changed = changedEdits(edits);
   if (changed.length) parts.edits = JSON.stringify(Object.fromEntries(changed));
