@@ -507,7 +507,7 @@ def test_the_tab_key_reaches_everything(visit):
         reached.append(
             tab.evaluate("document.activeElement.id || document.activeElement.className")
         )
-    order = ["theme", "strip", "beside", "view-text", "whatif", "picture"]
+    order = ["theme", "strip", "view-text", "beside", "whatif", "picture"]
     assert [name for name in reached if name in order][: len(order)] == order
     assert any("tile" in name for name in reached)
 
