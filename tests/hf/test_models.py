@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from clearhead import hf
+from clearhead.api.hooks import listening
 from clearhead.errors import BadValue
 from clearhead.hf.lazy_mask import LazyMask
 from clearhead.hf.masks import attention_mask
@@ -362,6 +363,18 @@ def test_a_mask_function_becomes_a_mask_with_the_same_cells(name, padded):
         assert isinstance(mask, LazyMask) == (name != "packed chunks")
         assert mask.contiguous() is mask or name == "packed chunks"
         assert torch.equal(mask | False, cells.expand(2, 1, Tq, Tk))
+
+
+def test_a_step_of_decoding_is_masked_by_its_padding_alone():
+    """The same object in every step; what is watched or edited keeps where the query stands."""
+    real = torch.ones(2, 11, dtype=torch.long)
+    real[1, :3] = 0
+    step, next_step = (attention_mask(2, 1, T, T - 1, 0, None, real[:, :T]) for T in (10, 11))
+    assert repr(step.mask) == "~prefix([0, 3])" and next_step.mask is step.mask
+    assert repr(attention_mask(2, 1, 11, 9, 0, None, None).mask) == "Causal(align=9)"
+    with listening(lambda *call: None):
+        watched = attention_mask(2, 1, 11, 10, 0, None, real)
+    assert repr(watched.mask) == "Causal(align=10) & ~prefix([0, 3])"
 
 
 def test_an_unknown_mask_function_is_written_out():

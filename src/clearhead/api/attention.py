@@ -88,10 +88,10 @@ def attention(
     if signature is not None and (out := replay.replay(signature, q, k, v)) is not None:
         return out
     problem, inputs = make_problem(q, k, v, options)
-    out = problem.shape_back(_output(problem, inputs, engine))
-    if signature is not None and choose(problem, engine) is CORE:
+    out, chosen = _output(problem, inputs, engine)
+    if signature is not None and chosen is CORE:
         replay.remember(signature, q, k, v, mask, problem, inputs)
-    return out
+    return problem.shape_back(out)
 
 
 def look(
@@ -178,15 +178,15 @@ def matrix(
     return Matrix(problem.undropped, inputs, engine)
 
 
-def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-    """The output, (B, H, Tq, Dv), by the first engine that can compute it."""
+def _output(problem: Problem, inputs: Inputs, engine: str) -> tuple[Tensor, Engine]:
+    """The output, (B, H, Tq, Dv), and the engine that computed it: the first that can."""
     if inputs.q.is_meta:  # only shapes: nothing to compute
-        choose(problem, engine)
+        chosen = choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         if problem.grad:  # autograd connects the output to the inputs
             out = out + sum(x.sum() for x in inputs)
-        return out
-    return _by_engine(problem, inputs, engine, lambda engine, p, x: (engine.run(p, x), None))[1]
+        return out, chosen
+    return _by_engine(problem, inputs, engine, lambda by, p, x: (by.run(p, x), by))[1:]
 
 
 def _look(problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]) -> Look:

@@ -6,12 +6,14 @@ chunks, packed documents, none at all, each with padding) are recognised and bec
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..api.hooks import active_ranks
+from ..api.hooks import active_ranks, is_hooked
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 from .interface import misreads_masks, not_answered
@@ -96,7 +98,9 @@ def _mask_of(function: Callable[..., Any], at: _Positions) -> Mask | None:
     if function is masking_utils.bidirectional_mask_function:
         return everything
     if function is masking_utils.causal_mask_function:
-        return Causal(align=at.align)
+        # One query that decodes sees all keys. Edits ask the mask where it stands among them.
+        sees_all = at.q.start >= at.k.stop - 1 and not is_hooked()
+        return everything if sees_all else Causal(align=at.align)
     if parts := _closure(function, "and_masks").get("mask_functions"):
         return _intersection(parts, at)
     if found := _closure(function, "sliding_window_overlay"):
@@ -153,15 +157,19 @@ def _closure(function: Any, maker: str) -> dict[str, Any]:
 
 def _padding(real: Tensor, keys: range) -> Mask:
     """Which keys are real, from (B, T) that is 0 on padding. Padding at either end is a count."""
-    real = real[:, keys.start : keys.stop].bool()
-    if real.shape[1] < len(keys):  # a static cache has room for keys that are still to come
-        real = torch.nn.functional.pad(real, (0, len(keys) - real.shape[1]))
-    if bool(real.all()):
+    tokens = real[:, keys.start : keys.stop].cpu().numpy() != 0
+    if tokens.shape[1] < len(keys):  # a static cache has room for keys that are still to come
+        tokens = np.pad(tokens, ((0, 0), (0, len(keys) - tokens.shape[1])))
+    if tokens.all():
         return everything
-    ones = real.view(torch.uint8)
-    ends = torch.stack([ones.argmax(1), len(keys) - ones.flip(1).argmax(1), real.sum(1)])
-    first, after, count = ends.tolist()
-    if any(stop - start != n for start, stop, n in zip(first, after, count, strict=True)):
-        return dense(keep=real[:, None, None, :])
-    mask: Mask = lengths(keys=after) if min(after) < len(keys) else everything
-    return intersect(mask, ~prefix(first)) if any(first) else mask
+    first, after = tokens.argmax(1), len(keys) - tokens[:, ::-1].argmax(1)
+    if (after - first != tokens.sum(1)).any():
+        return dense(keep=torch.from_numpy(tokens)[:, None, None, :].to(real.device))
+    mask: Mask = lengths(keys=after.tolist()) if after.min() < len(keys) else everything
+    return intersect(mask, _without_first(tuple(first.tolist()))) if first.any() else mask
+
+
+@lru_cache(maxsize=64)
+def _without_first(counts: tuple[int, ...]) -> Mask:
+    """Not the first tokens of each text. They stay the same while a model generates."""
+    return ~prefix(counts)

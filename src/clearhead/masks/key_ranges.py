@@ -183,13 +183,13 @@ def from_bounds(
 ) -> KeyRanges:
     """One range per query, (B|1, H|1, Tq|1); None means no limit. Bounds are clamped to [0, Tk],
     and a range whose bounds cross is empty."""
-    if lo is None:
-        if hi is None:
+    if hi is None:
+        if lo is None:
             return all_keys(Tq, Tk, device)
-        lo = torch.zeros_like(hi)
-    lo = lo.clamp(0, Tk)
-    hi = torch.full_like(lo, Tk) if hi is None else hi.clamp(0, Tk)
-    return KeyRanges(*_in_order(lo.unsqueeze(-1), hi.unsqueeze(-1), Tk), Tq, Tk)
+        lo = lo.clamp(0, Tk).unsqueeze(-1)  # an empty range, from Tk on, is in order
+        return KeyRanges(lo, torch.full_like(lo, Tk), Tq, Tk)
+    lo = torch.zeros_like(hi) if lo is None else lo.clamp(0, Tk)
+    return KeyRanges(*_in_order(lo.unsqueeze(-1), hi.clamp(0, Tk).unsqueeze(-1), Tk), Tq, Tk)
 
 
 def from_bits(bits: Tensor, Tq: int, Tk: int) -> KeyRanges:

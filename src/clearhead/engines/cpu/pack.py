@@ -176,8 +176,9 @@ def matrix_view(x: Tensor | None) -> tuple[int, ...]:
     `MatrixView`."""
     if x is None:
         return NO_MATRIX
-    steps = zip(x.stride(), x.shape, strict=True)
-    return x.data_ptr() or _no_address(x), *(0 if size == 1 else step for step, size in steps)
+    (b, h, q, last), (B, H, Tq, N) = x.stride(), x.shape
+    address = x.data_ptr() or _no_address(x)
+    return address, b * (B != 1), h * (H != 1), q * (Tq != 1), last * (N != 1)
 
 
 def _per_head(x: Tensor | None) -> tuple[int, ...]:
