@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from clearhead import hf
+from clearhead import compat, hf
 from clearhead.api.hooks import listening
 from clearhead.errors import BadValue
 from clearhead.hf.lazy_mask import LazyMask
@@ -375,6 +375,36 @@ def test_a_step_of_decoding_is_masked_by_its_padding_alone():
     with listening(lambda *call: None):
         watched = attention_mask(2, 1, 11, 10, 0, None, real)
     assert repr(watched.mask) == "Causal(align=10) & ~prefix([0, 3])"
+
+
+def test_continuous_batching_with_a_patched_forward(monkeypatch):
+    """transformers takes no attention function but its own there, and a thread of its own."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    model, calls = build("llama", "AutoModelForCausalLM"), []
+    small = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=16)
+    settings = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=-1)
+
+    def generate():
+        found = model.generate_batch(
+            [[5, 6, 7, 8], [9, 10, 11]],
+            generation_config=settings,
+            continuous_batching_config=small,
+        )
+        return [one.generated_tokens for one in found.values()]
+
+    with pytest.raises(ValueError, match="clearhead is not supported for continuous batching"):
+        model.set_attn_implementation("clearhead")
+        generate()
+    model.set_attn_implementation("sdpa")
+    want = generate()
+    ours = compat.scaled_dot_product_attention
+    monkeypatch.setattr(
+        compat, "scaled_dot_product_attention", lambda *a, **k: (calls.append(a), ours(*a, **k))[1]
+    )
+    model.forward = compat.patched()(model.forward)
+    assert generate() == want
+    assert len(calls) >= 5 * len(model.model.layers)
 
 
 def test_an_unknown_mask_function_is_written_out():
