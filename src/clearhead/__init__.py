@@ -38,7 +38,7 @@ from .api.matrix import Matrix
 from .api.metrics import logit_difference
 from .api.plan import Plan, plan
 from .api.recording import Recording
-from .api.rollout import rollout
+from .api.rollout import flow, rollout
 from .api.watch import watch
 from .api.why_scale import why_scale
 from .errors import AttentionError, BadType, BadValue
@@ -74,6 +74,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Effect",
     "logit_difference",
     "rollout",
+    "flow",
     "plan",
     "Plan",
     "causal",

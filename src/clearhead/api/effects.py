@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from .estimate import Recorder, estimate as estimated
 from .hooks import editing, module_hooks
 from .intervene import intervene
 from .metrics import Metric, next_token_loss
+from .progress import progress_bar
 
 TOKENS_AT_ONCE = 4096  # in the copies of a batch that are run together
 
@@ -92,7 +91,10 @@ def effects(
         known = _File(to, _header(model, inputs, name, baseline))
         found = known.values
         rest = {what: group for what, group in groups.items() if what not in found}
-        with _bar(len(groups), len(groups) - len(rest), progress) as advance, torch.no_grad():
+        bar = progress_bar(
+            "running, edit by edit", len(groups), progress, done=len(groups) - len(rest)
+        )
+        with bar as advance, torch.no_grad():
             for copies in _batches(rest, B, _most(at_once, inputs)):
                 for what, value in _together(model, inputs, B, copies, measure, name):
                     known.add(what, value)
@@ -298,18 +300,3 @@ class _File:
         assert self.path is not None
         with self.path.open(mode, encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-@contextmanager
-def _bar(total: int, done: int, progress: bool | None) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, one step an edit; nothing without `progress`."""
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = "running, edit by edit", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as shown:
-        task = shown.add_task("", total=total, completed=done)
-        yield lambda: shown.advance(task)

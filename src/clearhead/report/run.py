@@ -2,9 +2,7 @@
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..api.hooks import listening, module_hooks
+from ..api.progress import progress_bar
 from ..errors import BadType, BadValue, kind_of, writable_folder
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
@@ -78,7 +77,8 @@ def report_and_output(
     run = prepare(model, text)
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
     collector = Collector(texts, [])
-    with _progress_bar(run.depth, progress) as advance, torch.no_grad():
+    bar = progress_bar("reading, layer by layer", run.depth, progress)
+    with bar as advance, torch.no_grad():
 
         def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
             collector.on_call(problem, inputs)
@@ -203,18 +203,3 @@ def prepare(model: Any, text: Any) -> ModelRun:
         )
     run = partial(model, **text) if isinstance(text, Mapping) else partial(model, text)
     return ModelRun(model, type(model).__name__, None, run)
-
-
-@contextmanager
-def _progress_bar(layers: int | None, progress: bool | None) -> Iterator[Callable[[], None]]:
-    """A function that advances a bar on stderr, one step a layer, or does nothing."""
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    columns = "reading, layer by layer", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bar:
-        task = bar.add_task("", total=layers)
-        yield lambda: bar.advance(task)
