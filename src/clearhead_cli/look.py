@@ -29,6 +29,13 @@ def look(
         Path | None,
         typer.Option(help="Another model of as many tokens, to compare with on the page."),
     ] = None,
+    effects: Annotated[
+        bool,
+        typer.Option(
+            "--effects",
+            help="Run again without each head, to see what it causes. The storyteller always is.",
+        ),
+    ] = False,
     random: Annotated[
         bool, typer.Option("--random", help="Look at random weights, from which training begins.")
     ] = False,
@@ -63,6 +70,7 @@ def look(
     Examples:
       clearhead look "The cat sat because it was tired."
       clearhead look story.txt --model DIR --out pictures
+      clearhead look "The cat sat." --model DIR --effects
       clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
       clearhead look story.txt --beside out/storyteller
       clearhead look "The cat sat" --random
@@ -89,7 +97,7 @@ def look(
     elif tile is not None:
         _look_at_tile(checkpoint, words, tile, out)
     else:
-        found = report(checkpoint, words)
+        found = report(checkpoint, words, effects=effects)
         written = write(found, out, beside=_report(beside, words))
         typer.echo(str(found))
         say_written(written)
@@ -106,8 +114,8 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
             "leave one of the two out.",
         )
     if random or context.params["tile"] is not None:
-        rule, way = "two models are compared on the page of the first.", "leave {} out."
-        refuse(context, ["beside"], "with --random or --tile", rule, way)
+        rule, way = "it says more about the heads of a trained model.", "leave {} out."
+        refuse(context, ["beside", "effects"], "with --random or --tile", rule, way)
     if not random:
         names = ("size", "heads", "seed", "mask", "positions")
         rule = "a trained model decides its own size, heads, mask and weights."

@@ -3,6 +3,7 @@
 Toy models with chosen queries and keys, and MiniLM as a real one.
 """
 
+import copy
 import json
 import math
 import shutil
@@ -16,6 +17,7 @@ from clearhead.errors import BadType, BadValue
 from clearhead.report import report, tile, write
 from clearhead.report.head_label import LABELS, is_separator, label_of
 from tests.report.models import AttentionCalls, normal, pointing
+from tests.serve.models import save_gpt2
 
 pytest.importorskip("transformers")
 
@@ -483,6 +485,86 @@ def test_minilm_in_numbers(checkpoint):
             assert head.shares["previous"] == pytest.approx(share, abs=1e-5)
             entropy = torch.special.entr(w[0, h].double()).sum(-1).mean().item()
             assert math.isclose(head.entropy, entropy, rel_tol=1e-4)
+
+
+def silenced(module, head, width):
+    """A hook that sets a head's part of what `module`, the output projection, reads to 0."""
+
+    def silence(_, given):
+        (x,) = given
+        x = x.clone()
+        x[..., head * width : (head + 1) * width] = 0
+        return (x,)
+
+    return module.register_forward_pre_hook(silence)
+
+
+def test_what_heads_of_an_encoder_cause_is_how_far_its_vectors_turn(checkpoint):
+    from transformers import AutoModel
+
+    found = report(checkpoint, TEXT, effects=True)
+    assert found.effect_metric == "turn" and "as 1 - cosine," in str(found)
+    eager = AutoModel.from_pretrained(checkpoint.folder, attn_implementation="eager").eval()
+    given = checkpoint.read(TEXT)[1]
+    with torch.no_grad():
+        before = eager(**given).last_hidden_state
+        for layer, head in ((0, 2), (3, 11), (5, 0)):
+            hook = silenced(eager.encoder.layer[layer].attention.output.dense, head, 32)
+            cosine = torch.cosine_similarity(eager(**given).last_hidden_state, before, dim=-1)
+            hook.remove()
+            assert found[layer, head].effect == pytest.approx(float(1 - cosine.mean()), abs=1e-5)
+
+
+def test_a_checkpoint_that_predicts_says_what_and_what_its_heads_cause(tmp_path):
+    import transformers
+
+    folder = save_gpt2(tmp_path, predicts=True)
+    text = "w8 w1 w8 w1 w5 w8 w1"
+    found = report(folder, text, effects=True)
+    eager = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    ids = torch.tensor([[8, 1, 8, 1, 5, 8, 1]])
+    with torch.no_grad():
+        logits = eager.eval()(ids).logits[0]
+        shares = logits.softmax(-1)
+        assert len(found.guesses) == 7 and len(found.guesses[0]) == 6
+        for position, guesses in enumerate(found.guesses):
+            for word, share in guesses:
+                right = float(shares[position, int(word[1:])])
+                assert share == pytest.approx(right, abs=1e-6)
+            assert guesses[0][1] == pytest.approx(float(shares[position].max()), abs=1e-6)
+        loss = nn.functional.cross_entropy(logits[:-1], ids[0, 1:])
+        hook = silenced(eager.transformer.h[1].attn.c_proj, 2, 8)
+        without = nn.functional.cross_entropy(eager(ids).logits[0, :-1], ids[0, 1:])
+        hook.remove()
+    assert found.effect_metric == "loss" and found.layers[1].module == "h.1.attn"
+    assert found[1, 2].effect == pytest.approx(float(without - loss), abs=1e-5)
+    plain = report(folder, text)
+    assert plain.effect_metric == "" and plain[1, 2].effect is None
+    with pytest.raises(BadValue, match="it takes two"):
+        report(folder, "w8", effects=True)
+
+
+def test_a_text_too_long_for_all_logits_gets_no_guesses(tmp_path, monkeypatch):
+    monkeypatch.setattr("clearhead.report.run.MOST_LOGITS", 97 * 6)
+    folder = save_gpt2(tmp_path, predicts=True)
+    assert report(folder, "w8 w1 w8 w1 w5 w8").guesses is not None
+    assert report(folder, "w8 w1 w8 w1 w5 w8 w1").guesses is None
+
+
+def test_a_module_is_measured_by_the_metric_that_is_given():
+    model = nn.Sequential(ch.nn.TransformerBlock(6, 2, causal=True)).eval()
+    plain, x = copy.deepcopy(model), torch.randn(1, 5, 6)
+
+    def size(output):
+        return output.square().sum()
+
+    found = report(model, x, effects=size)
+    with torch.no_grad(), ch.intervene(model, [ch.edits.ablate(heads=[1])]):
+        without = size(model(x)) - size(plain(x))
+    assert found.effect_metric == "size" and "how much size changes without" in str(found)
+    assert found[0, 1].effect == pytest.approx(float(without), rel=1e-4)
+    with pytest.raises(BadType, match="loss of the next token"):
+        report(model, x, effects=True)
 
 
 def test_everything_is_written(checkpoint, tmp_path):

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 
-def save_gpt2(folder: Path, *, layers: int = 2, heads: int = 3, longest: int = 64) -> Path:
+def save_gpt2(
+    folder: Path, *, layers: int = 2, heads: int = 3, longest: int = 64, predicts: bool = False
+) -> Path:
     """Write a GPT-2 of random weights that reads the words w0 to w96."""
     import torch
     import transformers
@@ -18,7 +20,8 @@ def save_gpt2(folder: Path, *, layers: int = 2, heads: int = 3, longest: int = 6
     config = transformers.GPT2Config(
         vocab_size=97, n_embd=8 * heads, n_layer=layers, n_head=heads, n_positions=longest
     )
-    transformers.GPT2Model(config).eval().save_pretrained(folder)
+    kind = transformers.GPT2LMHeadModel if predicts else transformers.GPT2Model
+    kind(config).eval().save_pretrained(folder)
     return folder
 
 

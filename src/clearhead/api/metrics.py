@@ -1,6 +1,6 @@
-"""What `effects` measures of a model's output: a number for a batch."""
+"""What is read off a model's output: numbers that `effects` measures, and the next words."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,12 @@ def next_token_loss(inputs: Any) -> Metric:
             "the next token is known from the ids that the model reads.",
             "pass ids, a dict with input_ids, or a function of the output as metric=.",
         )
+    if ids.shape[1] < 2:
+        raise BadValue(
+            f"The loss of the next token was asked for, of ids {tuple(ids.shape)}.",
+            "the first token follows no other, so it takes two.",
+            "pass a longer text, or a function of the output as metric=.",
+        )
     real = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     counts = torch.ones_like(ids[:, 1:]) if real is None else real[:, 1:] * real[:, :-1]
 
@@ -67,3 +73,38 @@ def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> 
         return (picked[0] - picked[1]).float().mean()
 
     return difference
+
+
+def vectors_of(output: Any) -> Tensor:
+    """The vectors after the last layer, (B, T, d), in what a model without logits gave."""
+    vectors = getattr(output, "last_hidden_state", output)
+    if not isinstance(vectors, Tensor) or vectors.dim() != 3:
+        raise BadValue(
+            f"The model gave {kind_of(output)}.",
+            "this metric reads the vectors after the last layer, (B, T, d).",
+            "pass a function of the output as metric=.",
+        )
+    return vectors
+
+
+def turn(unedited: Any) -> Metric:
+    """How far the vectors after the last layer turn from those of `unedited`, a model's output:
+    ``1 - cosine``, the mean over tokens, from 0 to 2."""
+    before = vectors_of(unedited).double()
+
+    def turn(output: Any) -> Tensor:
+        return (1 - F.cosine_similarity(vectors_of(output).double(), before, dim=-1)).mean()
+
+    return turn
+
+
+def most_probable(
+    logits: Tensor, words: Sequence[str], count: int
+) -> tuple[tuple[tuple[str, float], ...], ...]:
+    """The `count` most probable words of each row of logits (T, words), with probabilities. Logits
+    beyond the words, which some models have for padding, share in the softmax and are not shown."""
+    top = logits.float().softmax(-1)[:, : len(words)].topk(min(count, len(words)))
+    return tuple(
+        tuple((words[i], p) for i, p in zip(ids, shares, strict=True))
+        for ids, shares in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    )

@@ -3,9 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..api.explain import explain_problem
 from ..api.hooks import capture_call
@@ -21,6 +22,9 @@ _NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
 
 class Checkpoint:
     """A model and its tokenizer from a folder on disk. Nothing is downloaded, no code in it is run.
+
+    `model` gives a vector for each token; `predictor` is the same model with the head that makes
+    logits of the next token of them, None if it was not trained with one.
 
     Raises `BadValue` if the folder is not there, is damaged, or does not hold a checkpoint with
     safetensors of a kind that is part of transformers.
@@ -42,7 +46,8 @@ class Checkpoint:
             self.tokenizer = library.AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
-            self.model, loaded = library.AutoModel.from_pretrained(
+            loader = _loader(library, self.folder)
+            trained, loaded = loader.from_pretrained(
                 self.folder,
                 attn_implementation=NAME,
                 local_files_only=True,
@@ -65,7 +70,11 @@ class Checkpoint:
             raise self._damaged(
                 f"{name} is {tuple(found)} in its weights and {tuple(expected)} by its config.json."
             )
-        self.model.eval()
+        trained.eval()
+        self.predictor: nn.Module | None = None
+        self.model = trained
+        if loader is library.AutoModelForCausalLM:
+            self.predictor, self.model = trained, trained.base_model
 
     def _damaged(self, why: str) -> BadValue:
         return BadValue(
@@ -92,6 +101,12 @@ class Checkpoint:
     def has_decoder(self) -> bool:
         """Is it an encoder and a decoder? Then only the encoder is run."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    @property
+    def words(self) -> list[str]:
+        """The token of each id."""
+        ids = range(len(self.tokenizer))
+        return [str(token) for token in self.tokenizer.convert_ids_to_tokens(ids)]
 
     @property
     def longest(self) -> int | None:
@@ -131,12 +146,20 @@ class Checkpoint:
         tokens = [str(t) for t in self.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
         return tokens, {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
 
-    def run(self, given: dict[str, Tensor]) -> None:
-        """Run the model, or the encoder of an encoder and decoder, for those who listen to it."""
-        model = self.model.get_encoder() if self.has_decoder else self.model
+    @property
+    def module(self) -> nn.Module:
+        """What is run on a text: the model, of an encoder and decoder the encoder."""
+        module = self.model.get_encoder() if self.has_decoder else self.model
+        assert isinstance(module, nn.Module)
+        return module
+
+    def run(self, given: dict[str, Tensor], *, predict: bool = False) -> Any:
+        """Run the model on a text, for those who listen to it, and return what it gives; with
+        `predict` the `predictor`, if there is one."""
+        module = self.predictor if predict and self.predictor is not None else self.module
         try:
             with torch.no_grad():
-                model(**given)
+                return module(**given)
         except AttentionError:
             raise
         except Exception as error:  # an input that is missing, or a config that makes no sense
@@ -167,3 +190,17 @@ class Checkpoint:
         kind = visible(str(getattr(self.model.config, "model_type", "model")), 60)
         part = " encoder" if self.has_decoder else ""
         return replace(trace, about=f"{kind}{part}, layer {layer}: {trace.about}")
+
+
+def _loader(library: Any, folder: Path) -> Any:
+    """The class of transformers that loads this model: with the head that predicts the next token,
+    if it was trained with one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = library.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    (name, *_) = config.architectures or [""]
+    predicts = name.endswith(("ForCausalLM", "LMHeadModel"))
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return library.AutoModelForCausalLM if predicts and known else library.AutoModel

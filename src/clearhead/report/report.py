@@ -11,6 +11,12 @@ from ..views.escape import visible
 from ..views.format import without_nan
 from .head_label import LABELS, REPEAT_GROUPS
 
+# What the metrics of effects say.
+EFFECTS = {
+    "loss": "how much the mean loss of the next token grows, in nats,",
+    "turn": "how far the vectors after the last layer turn, as 1 - cosine,",
+}
+
 
 class Report(Findings):
     """What a model does with a text: `layers`, each with its `heads`. Prints itself as a table."""
@@ -32,13 +38,13 @@ class Report(Findings):
             "name": self.name,
             "folder": self.folder,
             "tokens": list(self.tokens),
+            "effect_metric": self.effect_metric,
             "layers": layers,
         }
 
     def __str__(self) -> str:
         names = [n for n in LABELS if any(n in x.shares for x in self.heads)]
-        have_effects = any(x.effect is not None for x in self.heads)
-        last = "effect" if have_effects else "keys"  # both would not fit a terminal
+        last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
         rows = [("layer", "head", "does", "by", "entropy", last, *names)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
@@ -77,11 +83,9 @@ class Report(Findings):
                 "or infinite."
             )
         entropy = "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy)."
-        if any(x.effect is not None for x in self.heads):
-            entropy = (
-                "entropy: of its weights, in nats. effect: what the mean loss of the next word "
-                "does without the head, in nats; where it is positive, the text is read worse."
-            )
+        if self.effect_metric:
+            caused = EFFECTS.get(self.effect_metric, f"how much {self.effect_metric} changes")
+            entropy = f"entropy: of its weights, in nats. effect: {caused} without the head."
         lines = [f"{by}.", *lines, entropy, f"{shares}."]
         for layer in self.layers:
             if layer.cross_attention:

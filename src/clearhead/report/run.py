@@ -12,7 +12,9 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from ..api.effects import effects as measure_effects
 from ..api.hooks import listening, module_hooks
+from ..api.metrics import Metric, most_probable, turn
 from ..api.progress import progress_bar
 from ..errors import BadType, BadValue, kind_of, writable_folder
 from ..hf import Checkpoint
@@ -28,6 +30,8 @@ POOLED_NOTE = (
     "of keys. Exact weights of any part: clearhead look FILE --model DIR --tile "
     "LAYER:HEAD:QUERIES:KEYS, for example --tile 0:3:64-127:0-63."
 )
+GUESSES = 6  # next words that are kept of each position
+MOST_LOGITS = 1 << 26  # of all positions: 270 MB
 
 
 def report(
@@ -37,9 +41,11 @@ def report(
     tokens: Sequence[str] | None = None,
     decoder_tokens: Sequence[str] | None = None,
     name: str | None = None,
+    effects: bool | str | Metric = False,
     progress: bool | None = None,
 ) -> Report:
-    """Run a model once over one text, and report what each of its heads looks at.
+    """Run a model once over one text, and report what each of its heads looks at. A checkpoint that
+    was trained to predict the next token says what it expects, too, unless the text is long.
 
     Args:
         model: a checkpoint folder, a `Checkpoint`, or any module whose attention goes through
@@ -53,6 +59,10 @@ def report(
             memory, key_value_states, encoder_hidden_states or cross_attention_states), or if such
             a call came before it.
         name: the name of the model in the report. None means that of the checkpoint, or the class.
+        effects: also what each head causes, in another run for each (`clearhead.effects`): a metric
+            as there, or True for "loss", the loss of the next token, of a checkpoint that does not
+            predict it "turn": how far the vectors after the last layer turn without the head, the
+            mean over tokens of 1 - cosine.
         progress: a bar on stderr, one step a layer. None means only in a terminal.
 
     Raises:
@@ -60,8 +70,9 @@ def report(
             that never calls clearhead's attention.
     """
     return report_and_output(
-        model, text, tokens=tokens, decoder_tokens=decoder_tokens, name=name, progress=progress
-    )[0]
+        model, text, tokens=tokens, decoder_tokens=decoder_tokens, name=name, effects=effects,
+        progress=progress,
+    )[0]  # fmt: skip
 
 
 def report_and_output(
@@ -71,9 +82,10 @@ def report_and_output(
     tokens: Sequence[str] | None = None,
     decoder_tokens: Sequence[str] | None = None,
     name: str | None = None,
+    effects: bool | str | Metric = False,
     progress: bool | None = None,
 ) -> tuple[Report, Any]:
-    """`report`, and what the model returned in the same run. A checkpoint returns None."""
+    """`report`, and what the model returned in the same run."""
     run = prepare(model, text)
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
     collector = Collector(texts, [])
@@ -101,6 +113,12 @@ def report_and_output(
     found = Report(run.name if name is None else name, labels, tuple(collector.layers))
     if isinstance(text, str):
         found = replace(found, text=text, folder=run.folder)
+    if run.words is not None:
+        found = replace(found, guesses=most_probable(output.logits[0], run.words, GUESSES))
+    if effects is True:
+        effects = turn(output) if run.gives_vectors else "loss"
+    if effects is not False:
+        found = _with_effects(found, run, effects, progress)
     return found, output
 
 
@@ -154,15 +172,21 @@ def _folder_of(numbers: Path) -> str | None:
 
 
 class ModelRun(NamedTuple):
-    """A model with its text: `start` runs it. `tokens` are None if they are not known, `folder` is
-    where its files are, "" if it has none, and `depth` its number of layers, None if it does not
-    say."""
+    """A model with its text. `start` runs `runs`, which is `module` or a part of it or around it,
+    on `inputs`. `tokens` are None if they are not known, `folder` is where the model's files are,
+    "" if it has none, and `depth` its number of layers, None if it does not say. `words` are those
+    that the run predicts, None if it predicts none. `gives_vectors` is True of a checkpoint without
+    a predictor."""
 
     module: nn.Module
+    runs: nn.Module
+    inputs: "Tensor | Mapping[str, Tensor]"
     name: str
     tokens: list[str] | None
-    start: Callable[[], object]
+    start: Callable[[], Any]
     folder: str = ""
+    words: Sequence[str] | None = None
+    gives_vectors: bool = False
 
     @property
     def depth(self) -> int | None:
@@ -186,9 +210,20 @@ def prepare(model: Any, text: Any) -> ModelRun:
         if getattr(checkpoint.model.config, "use_cache", False) and not checkpoint.has_decoder:
             # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
             given = {**given, "use_cache": False}
-        run = partial(checkpoint.run, given)
-        folder = str(checkpoint.folder.resolve())
-        return ModelRun(checkpoint.model, checkpoint.name, tokens, run, folder)
+        predictor, words = checkpoint.predictor, None
+        if predictor is not None and len(tokens) * len(checkpoint.tokenizer) <= MOST_LOGITS:
+            words = checkpoint.words
+        return ModelRun(
+            module=checkpoint.model,
+            runs=predictor or checkpoint.module,
+            inputs=given,
+            name=checkpoint.name,
+            tokens=tokens,
+            start=partial(checkpoint.run, given, predict=words is not None),
+            folder=str(checkpoint.folder.resolve()),
+            words=words,
+            gives_vectors=predictor is None,
+        )
     if not isinstance(model, nn.Module):
         raise BadType(
             f"report got {kind_of(model)} for a model.",
@@ -202,4 +237,20 @@ def prepare(model: Any, text: Any) -> ModelRun:
             "pass its input, a tensor or a dict of them, and tokens=; or a checkpoint's folder.",
         )
     run = partial(model, **text) if isinstance(text, Mapping) else partial(model, text)
-    return ModelRun(model, type(model).__name__, None, run)
+    return ModelRun(model, model, text, type(model).__name__, None, run)
+
+
+def _with_effects(
+    found: Report, run: ModelRun, metric: str | Metric, progress: bool | None
+) -> Report:
+    """The report, and how much each head changes the metric."""
+    caused = measure_effects(run.runs, run.inputs, metric, estimate=False, progress=progress)
+    changes = {(effect.layer, effect.head): effect.exact for effect in caused}
+    layers = tuple(
+        replace(
+            layer,
+            heads=tuple(replace(x, effect=changes.get((x.layer, x.head))) for x in layer.heads),
+        )
+        for layer in found.layers
+    )
+    return replace(found, layers=layers, effect_metric=caused.metric)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import torch
 
-from ..api.effects import effects as measure_effects
 from ..engines.reference import WHY
 from ..nn import RelativePositions
 from ..results.live import LiveModel
@@ -13,9 +12,8 @@ from ..results.report import Head
 from ..storyteller import MeasuredHead, Storyteller
 from ..storyteller.storyteller import WORDS_OF
 from .report import Report
-from .run import report_and_output
+from .run import GUESSES, report_and_output
 
-GUESSES = 6  # next words that are kept of each position
 MOST_WEIGHTS = 700_000  # of a model that a page holds: 1.9 MB
 
 
@@ -40,22 +38,16 @@ def report_teller(
         torch.tensor([encoded.ids]),
         tokens=encoded.labels(),
         name=name,
+        effects=effects and len(encoded.ids) > 1,
         progress=progress,
     )
     measured: dict[tuple[int, int], list[MeasuredHead]] = {}
     for head in teller.heads:
         measured.setdefault((head.layer, head.head), []).append(head)
-    caused = _effects(teller, encoded.ids) if effects and len(encoded.ids) > 1 else {}
     layers = tuple(
         replace(
             layer,
-            heads=tuple(
-                replace(
-                    _labelled(x, measured.get((x.layer, x.head), [])),
-                    effect=caused.get((x.layer, x.head)),
-                )
-                for x in layer.heads
-            ),
+            heads=tuple(_labelled(x, measured.get((x.layer, x.head), [])) for x in layer.heads),
         )
         for layer in found.layers
     )
@@ -67,16 +59,6 @@ def report_teller(
         guesses=teller.most_probable(logits[0], GUESSES),
         model=_live(teller),
     )
-
-
-def _effects(teller: Storyteller, ids: Sequence[int]) -> dict[tuple[int, int], float]:
-    """What the loss does without each head, by layer and head."""
-    grid = measure_effects(teller.model, torch.tensor([ids]), estimate=False, progress=False).grid()
-    return {
-        (layer, head): float(change)
-        for layer, row in enumerate(grid)
-        for head, change in enumerate(row)
-    }
 
 
 def _live(teller: Storyteller) -> LiveModel | None:

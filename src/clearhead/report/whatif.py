@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +9,11 @@ from torch import Tensor
 
 from ..api.edits import Edit
 from ..api.intervene import Intervention, intervene
+from ..api.metrics import most_probable
 from ..api.recording import Recording
 from ..api.watch import watch
 from ..errors import BadValue
 from ..hf import Checkpoint
-from ..hf.register import NAME, transformers
 from ..storyteller import Storyteller
 from ..views.escape import visible
 
@@ -56,20 +55,19 @@ class WhatIf:
 
 
 def whatif(model: Checkpoint | Storyteller, text: str, edits: Sequence[Edit]) -> WhatIf:
-    """Read a text without and with edits. If a checkpoint was trained to predict the next token,
-    the head that does so is loaded, too.
+    """Read a text without and with edits.
 
     Raises `BadValue` for fewer than 2 or more than 1024 tokens, and what `intervene` raises.
     """
     module: torch.nn.Module
-    words: Sequence[str] | None = None
+    words: Sequence[str] = ()
     if isinstance(model, Storyteller):
         encoded = model.encode(text)
         tokens, given = encoded.labels(), {"ids": torch.tensor([encoded.ids])}
         module, words = model.model, model.vocabulary.words
     else:
         tokens, given = model.read(text)
-        module = _with_head(model)
+        module = model.predictor or model.module
     if not 2 <= len(tokens) <= MOST_TOKENS:
         raise BadValue(
             f"The text has {len(tokens)} tokens.",
@@ -87,7 +85,9 @@ def whatif(model: Checkpoint | Storyteller, text: str, edits: Sequence[Edit]) ->
     logits = [getattr(output, "logits", output) for output in outputs]
     if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
         return WhatIf(tuple(tokens), None, None, moved, done)
-    guesses = tuple(_guesses(x[0, -1], words, model) for x in logits)
+    if isinstance(model, Checkpoint):
+        words = model.words
+    guesses = tuple(most_probable(x[0, -1:], words, GUESSES)[0] for x in logits)
     losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
     return WhatIf(tuple(tokens), losses, guesses, moved, done)
 
@@ -95,35 +95,6 @@ def whatif(model: Checkpoint | Storyteller, text: str, edits: Sequence[Edit]) ->
 def _matrices(seen: Recording) -> Tensor:
     """The matrices of every layer, (layers, H, T, T)."""
     return torch.cat([call.found["rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
-
-
-def _guesses(
-    logits: Tensor, words: Sequence[str] | None, model: Checkpoint | Storyteller
-) -> tuple[tuple[str, float], ...]:
-    top = logits.softmax(-1).topk(min(GUESSES, len(logits)))
-    if words is None:
-        assert isinstance(model, Checkpoint)
-        words = model.tokenizer.convert_ids_to_tokens(range(len(logits)))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return tuple((str(words[i]), p) for i, p in pairs)
-
-
-def _with_head(checkpoint: Checkpoint) -> torch.nn.Module:
-    """The model, with the head that predicts the next token if it was trained with one."""
-    trained_as = getattr(checkpoint.model.config, "architectures", None) or [""]
-    if not trained_as[0].endswith(("ForCausalLM", "LMHeadModel")):
-        model = checkpoint.model.get_encoder() if checkpoint.has_decoder else checkpoint.model
-        assert isinstance(model, torch.nn.Module)
-        return model
-    loaded = transformers().AutoModelForCausalLM.from_pretrained(
-        Path(checkpoint.folder),
-        attn_implementation=NAME,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
-    assert isinstance(loaded, torch.nn.Module)
-    return loaded.eval()
 
 
 def _row(name: str, before: float, after: float) -> str:

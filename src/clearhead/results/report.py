@@ -35,8 +35,8 @@ class Head:
     exp(entropy), how many keys it looks at. `measured` says that label and number were measured on
     held-out words, not on this text. `evidence` says how many queries the label speaks for, and
     `withheld` why a label that the number alone would give was not given; "" if there is nothing to
-    say. `effect` is what the mean loss of the next token does, in nats, where the head gives
-    nothing: positive if the text is then read worse; None if that was not measured.
+    say. `effect` is how much `Findings.effect_metric` changes where the head gives nothing; None if
+    that was not measured.
     """
 
     layer: int
@@ -96,8 +96,11 @@ class Findings:
 
     `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
     that the model does not know. `guesses` holds for each position the most probable next tokens
-    with their probabilities; None if they were not requested. With a `model`, the page computes
-    other texts by itself. `folder` is where the model's files are, "" if it has none.
+    with their probabilities; None if they are not known. `effect_metric` is what the effects of
+    heads are measured in: "loss", the mean loss of the next token in nats, which grows where the
+    text is read worse; "turn", how far the vectors after the last layer turn, as 1 - cosine, the
+    mean over tokens; or the name of a metric; "" if there are no effects. With a `model`, the
+    page computes other texts by itself. `folder` is where the model's files are, "" if it has none.
     """
 
     name: str
@@ -106,6 +109,7 @@ class Findings:
     text: str = ""
     unknown: tuple[int, ...] = ()
     guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
+    effect_metric: str = ""
     model: LiveModel | None = field(default=None, repr=False)
     folder: str = ""
 

@@ -60,11 +60,7 @@ class Reader:
     @property
     def module(self) -> nn.Module:
         """What runs: of an encoder and a decoder the encoder."""
-        if isinstance(self.model, Checkpoint) and self.model.has_decoder:
-            encoder = self.model.model.get_encoder()
-            assert isinstance(encoder, nn.Module)
-            return encoder
-        return self.model.model
+        return self.model.module if isinstance(self.model, Checkpoint) else self.model.model
 
     @property
     def depth(self) -> int | None:
@@ -90,7 +86,7 @@ class Reader:
     def snapshot(
         self, text: str, edits: object = None, on_call: OnCall = run_on
     ) -> dict[str, object]:
-        """The same as what a page holds; with the next words that a storyteller expects."""
+        """The same as what a page holds."""
         return snapshot(self.report(text, edits, on_call))
 
     def tile(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..api.explain import explain_problem
 from ..api.hooks import capture_call
+from ..api.metrics import most_probable
 from ..errors import BadValue, as_count
 from ..results.trace import Trace
 from ..views.escape import visible
@@ -132,12 +133,7 @@ class Storyteller:
         self, logits: Tensor, count: int
     ) -> tuple[tuple[tuple[str, float], ...], ...]:
         """The `count` most probable words of each row of logits (T, words), with probabilities."""
-        top = logits.softmax(-1).topk(min(count, len(self.vocabulary)))
-        words = self.vocabulary.words
-        return tuple(
-            tuple((words[i], p) for i, p in zip(ids, ps, strict=True))
-            for ids, ps in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        )
+        return most_probable(logits, self.vocabulary.words, count)
 
     def explain(self, text: str | Sequence[str], layer: int = 0) -> Trace:
         """The `Trace` of one layer on a text, with the q, k, v that the model computed.

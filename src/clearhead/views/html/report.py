@@ -116,6 +116,11 @@ def snapshot(report: Findings) -> dict[str, object]:
             for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
+        **(
+            {"effect_metric": visible_in_browser(report.effect_metric)}
+            if report.effect_metric
+            else {}
+        ),
     }
 
 

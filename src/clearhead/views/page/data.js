@@ -15,6 +15,7 @@
 //   layers: [layer],
 //   heads?: [finding],         one for each head of each layer, layer by layer. A computed snapshot
 //                              may leave it out: labels that were measured then stay, others go
+//   effect_metric?: string,    what effects are measured in: "loss" in nats, "turn", or a name
 //   begin?: {layer, head, query, key},   where to open; if left out, the page chooses
 // }
 // layer = {
@@ -28,7 +29,7 @@
 //          integer?, kept: {letter: [position]}, ...numbers, map?: numbers, fine?: numbers }
 // numbers = { stored: [size, ...], kind: "f4", data: base64 } or { stored, values: TypedArray }
 // finding = { layer, head, label, number, measured, entropy, effective, shares: {name: share},
-//             effect?: number,          what the loss does without the head, in nats
+//             effect?: number,          how much effect_metric changes without the head
 //             links: [[query, key, weight]], received: [[key, weight]], evidence?: string,
 //             withheld?: string }       why a head that looks like one has no label
 //
@@ -274,6 +275,7 @@ class Snapshot {
     this.tokens = data.tokens;
     this.text = data.text ?? data.tokens.join(" ");
     this.guesses = data.guesses ?? null;
+    this.effectMetric = data.effect_metric ?? "";
     this.unknown = new Set(data.unknown ?? []);
     this.data = data;
     this.read = data.layers.map(() => null);

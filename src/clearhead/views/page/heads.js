@@ -219,8 +219,13 @@ function leadOf(it) {
   return [says, effectOf(it), it.evidence, it.withheld].filter(Boolean).join(" ");
 }
 
-const effectOf = (it) => (it.effect === undefined ? ""
-  : `Without it the loss of this text ${it.effect < 0 ? "falls" : "grows"} by ${number(Math.abs(it.effect), 2)} nats.`);
+function effectOf(it) {
+  if (it.effect === undefined) return "";
+  const metric = snapshot().effectMetric, size = number(Math.abs(it.effect), 2);
+  if (metric === "turn") return `Without it the vectors after the last layer turn by ${size} (1 - cosine).`;
+  if (metric !== "loss") return `Without it ${metric} changes by ${number(it.effect, 2)}.`;
+  return `Without it the loss of this text ${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`;
+}
 
 const sharesInWords = (it) => Object.entries(it.shares ?? {})
   .map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
