@@ -415,7 +415,9 @@ def test_heads_are_ordered_by_what_they_cause(visit):  # noqa: F811
     tile = tab.locator("#grid .tile").first
     assert tile.get_attribute("data-place") == f"{first.layer}.{first.head}"
     tile.click()
-    assert "Without it the loss of this text grows by" in tab.locator("#head-lead").text_content()
+    shown = tab.locator("#effect")
+    assert shown.text_content().startswith("without it: loss +")
+    assert "mean loss of the next token in this text grows by" in shown.get_attribute("title")
     tab.locator("#text").fill("A king slept.")  # whose effects nobody measured
     tab.wait_for_function("() => current.tokens.includes('king')")
     assert tab.locator("#order").input_value() == "place"

@@ -209,6 +209,8 @@ function drawHeadLine() {
   const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
     `Head ${shownTrace().numbered("h", head)}`;
   byId("head-title").replaceChildren(place, ...(it && !isByEntropy(it) ? [": ", make("em", {}, it.label)] : []));
+  const [effect, sentence] = effectOf(it);
+  Object.assign(byId("effect"), { textContent: effect, title: sentence });
   const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
   byId("head-lead").textContent = isOff ? "It is switched off: its output is 0, whatever it looks at." : it ? leadOf(it) : stepsInWords();
   byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
@@ -216,15 +218,21 @@ function drawHeadLine() {
 
 function leadOf(it) {
   const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
-  return [says, effectOf(it), it.evidence, it.withheld].filter(Boolean).join(" ");
+  return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
 }
 
+// What the head causes: in short, and as a sentence.
 function effectOf(it) {
-  if (it.effect === undefined) return "";
-  const metric = snapshot().effectMetric, size = number(Math.abs(it.effect), 2);
-  if (metric === "turn") return `Without it the vectors after the last layer turn by ${size} (1 - cosine).`;
-  if (metric !== "loss") return `Without it ${metric} changes by ${number(it.effect, 2)}.`;
-  return `Without it the loss of this text ${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`;
+  if (it?.effect === undefined) return ["", ""];
+  const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
+  if (metric === "turn") {
+    return [`without it: vectors turn by ${size}`,
+      `Without this head the vectors after the last layer turn by ${size}: the mean of 1 - cosine.`];
+  }
+  const signed = `${it.effect < 0 ? "−" : "+"}${size}`;
+  if (metric !== "loss") return [`without it: ${signed}`, `Without this head ${metric} changes by ${signed}.`];
+  return [`without it: loss ${signed} nats`, "Without this head the mean loss of the next token in this text " +
+    `${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`];
 }
 
 const sharesInWords = (it) => Object.entries(it.shares ?? {})

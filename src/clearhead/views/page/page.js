@@ -137,8 +137,8 @@ function describeWhatIsLeftOut() {
 
 // ---- the first view ------------------------------------------------------------------------
 
-const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previous word", "sharp",
-  "previous token", "next token", "mixed", "separators", "spread"];
+const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previous word",
+  "previous token", "next token", "sharp", "mixed", "separators", "spread"];
 
 // The head that tells most, and a query that shows it: a pronoun and whom it means, if there is one.
 function mostTelling() {
@@ -165,7 +165,8 @@ function tellingQuery(layer, head) {
   const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
   const strength = (q) => {
     const row = trace.row(trace.used, head, q), key = largestAt(row);
-    const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : key !== 0 && key !== q;
+    const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);
+    const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
     return (tells ? 1 : 0) + row[key];
   };
   const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;

@@ -75,6 +75,7 @@ function keepInSight(word, strip) {
 const PRONOUNS = new Set(["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its",
   "their", "theirs", "himself", "herself", "itself", "themselves"]);
 const bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
+const isWord = (token) => /^\p{L}/u.test(bare(token)); // not "." or "[CLS]"
 const isPronoun = (word) => PRONOUNS.has(bare(word));
 
 // What a head of a label does, if this query and key show it.
@@ -128,12 +129,12 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
   const first = Math.max(0, Math.min(trace.keys.length - 400, (query ?? 0) - 200));
   const shown = trace.keys.slice(first, first + 400);
   const font = { serif: true, size: WORD_SIZES.find((size) =>
-    shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, size }) + 14, 0) < 3 * width) ?? 16 };
+    shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, bold: true, size }) + 14, 0) < 3 * width) ?? 16 };
   const high = Math.round(font.size * 1.55), line = high + 18;
   const lines = [[]];
   let left = x;
   shown.forEach((word, i) => {
-    const text = fitted(word, 220, font), wide = widthOf(text, font) + 10;
+    const text = fitted(word, 220, font), wide = widthOf(text, { ...font, bold: true }) + 10;
     if (left + wide > x + width && left > x) {
       lines.push([]);
       left = x;
@@ -169,7 +170,7 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
     if (position === key) {
       scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
     }
-    scene.text(box.text, box.x + 5, box.y + high / 2, { ...font, bold: isQuery,
+    scene.text(box.text, box.x + box.width / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + 4, box.height,
       trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position });
