@@ -27,7 +27,7 @@ def look(
     ] = None,
     beside: Annotated[
         Path | None,
-        typer.Option(help="Another model of as many tokens, to compare with on the page."),
+        typer.Option(help="Another model, to compare with on the page."),
     ] = None,
     effects: Annotated[
         bool,

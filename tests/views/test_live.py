@@ -194,14 +194,56 @@ def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
 
     tab.locator("#text").fill("He slept.")
     tab.wait_for_function("() => current.tokens.length === 3")
-    assert "The kept text has 20 words, this one 3" in tab.locator("#typed").text_content()
-    assert tab.evaluate("sides().length") == 1
+    assert tab.locator("#difference").count() == 0 and tab.evaluate("chosen.difference") is False
+    assert tab.evaluate("sides().length") == 2
     tab.get_by_role("button", name="Let the kept text go").click()
     assert tab.evaluate("kept") is None and "kept" not in tab.evaluate("location.hash")
 
     again = visit(report_teller(teller, text, progress=False), hash=address)
     again.wait_for_function("() => kept !== null && sides().length === 2")
     assert again.evaluate("[kept.text, current.text]") == [text, text.replace("She", "He")]
+
+
+def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller):  # noqa: F811
+    """A word pointed at in one text is pointed at in the other, if it is there."""
+    text = "Once upon a time there was a quiet queen. She danced."
+    tab = visit(report_teller(teller, text, progress=False), hash="#layer=0&head=7&query=She")
+    tab.get_by_role("button", name="Keep this text").click()
+    tab.locator("#text").fill("A quiet queen slept. She danced and she sang.")
+    tab.wait_for_function("() => current.tokens.includes('sang')")
+    said = "((side) => [side.query, side.from.tokens[side.query]])(sides()[{}])"
+    assert tab.evaluate(said.format(0)) == [10, "She"] and tab.evaluate(said.format(1)) == [
+        5,
+        "She",
+    ]
+    # A click on "queen" of the kept text, where it is word 8, chooses word 2 of the text.
+    assert tab.evaluate("sides()[0].back({ query: 8, key: null })") == {"query": 2, "key": None}
+    assert tab.evaluate("sides()[0].back({ query: 3, key: null })") is None  # "time"
+    tab.evaluate("go({ query: 8 })")  # the second "she", which the kept text does not have
+    assert tab.evaluate("[sides()[0].query, sides()[1].query]") == [None, 8]
+    drawn = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
+    assert "0·7 kept: no “she”" in tab.evaluate(drawn)
+    for view in ("lines", "map", "walk", "numbers"):
+        tab.locator(f"#view-{view}").click()
+    assert tab.evaluate("chosen.view") == "numbers"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ("a b c", "a b c", [0, 1, 2]),
+        ("a x c", "a y c", [0, 1, 2]),  # one word for another
+        ("a c", "a b c", [0, 2]),
+        ("a b c", "c", [None, None, 0]),
+        ("a x y c", "a z c", [0, None, None, 2]),
+        ("x a", "a b", [None, 0]),
+        ("x y", "z", [None, None]),
+        ("", "a", []),
+    ],
+)
+def test_the_alignment_of_two_texts(visit, teller, here, there, words):  # noqa: F811
+    tab = visit(report_teller(teller, SHE, progress=False))
+    assert tab.evaluate("([a, b]) => alignment(a, b)", [here.split(), there.split()]) == words
 
 
 def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
@@ -222,5 +264,5 @@ def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
         )
     assert "kept=model" in tab.evaluate("location.hash")
     shorter = report_teller(teller, "She slept.", progress=False)
-    with pytest.raises(ch.BadValue, match="20 and 3 tokens"):
+    with pytest.raises(ch.BadValue, match="are of 'Once upon"):
         html.report_page(found, beside=shorter)

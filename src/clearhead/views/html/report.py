@@ -41,10 +41,10 @@ def report_page(
     beside: Findings | None = None,
 ) -> str:
     """The HTML document: the model, a head, a query. `title=None` names the model. With `beside`,
-    the report of another model on as many tokens, each head can be compared with that model's.
+    the report of another model on the same text, each head can be compared with that model's.
 
     Raises `BadValue` for a report without layers or of a text without tokens, or one beside it of
-    another number of tokens, and `BadType` for a `Trace`.
+    another text, and `BadType` for a `Trace`.
     """
     if isinstance(report, Trace):
         raise BadType(
@@ -58,11 +58,11 @@ def report_page(
             "a page draws at least one layer, one head and one token.",
             "report on a text of at least one token.",
         )
-    if beside is not None and len(beside.tokens) != len(report.tokens):
+    if beside is not None and beside.text != report.text:
         raise BadValue(
-            f"The reports have {len(report.tokens)} and {len(beside.tokens)} tokens.",
-            "two models are compared token by token.",
-            "report on the same text, with models that share a tokenizer.",
+            f"The reports are of {report.text[:80]!r} and {beside.text[:80]!r}.",
+            "two models are compared on one text.",
+            "report on the same text with both.",
         )
     more = {} if report.model is None else {"model": model_data(report.model)}
     if beside is not None:

@@ -68,10 +68,7 @@ async function compute(text, edits) {
     const plain = text === current.text ? current : new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
     const after = isSame ? null : new Snapshot(keepLabels(await source.compute(text, edits)));
     if (request !== computing) return;
-    if (kept && !isComparable(plain)) {
-      say(pageData.beside ? `${besideName()} read the text of this page only.`
-        : `The kept text has ${count(kept.tokens.length, "word")}, this one ${plain.tokens.length}: with as many they stand side by side.`);
-    }
+    if (kept && !isComparable(plain)) say(`${besideName()} read the text of this page only.`);
     const isNewText = plain !== current, had = chosen.query;
     const follow = isNewText ? sameWords(plain) : {};
     [current, edited] = [plain, after];
@@ -127,7 +124,7 @@ function drawKeep() {
   button.hidden = !pageData.beside && !source?.can.text;
   button.textContent = pageData.beside ? `Beside ${besideName()}` : kept ? "Let the kept text go" : "Keep this text";
   button.title = pageData.beside ? "The same head of both models, side by side"
-    : "Then type another with as many words: both stand side by side";
+    : "Then type another: both stand side by side";
   button.setAttribute("aria-pressed", kept !== null);
 }
 

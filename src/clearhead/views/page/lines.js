@@ -20,10 +20,10 @@ function drawLines(width, height) {
 }
 
 function linesPanel(scene, members, x, width, height, isNamed) {
-  const { trace } = members[0], { query, key } = state();
+  const { trace, query, key, back } = members[0];
   const heading = 26;
   const most = Math.max(4, Math.floor((height - heading) / LEAST_ROW));
-  const queries = around(trace.kept, most, query ?? chosen.query ?? trace.kept.at(-1));
+  const queries = around(trace.kept, most, query ?? trace.kept.at(-1));
   const keys = keysToShow(members, queries, most);
   const row = Math.min(ROW, (height - heading) / Math.max(queries.length, keys.length));
   const middle = (list, i) => heading + (i + 0.5) * row;
@@ -75,7 +75,7 @@ function linesPanel(scene, members, x, width, height, isNamed) {
     if (isChosen) scene.rect(inset, y - row / 2, label - 4, row, { fill: "tint", radius: 3 });
     scene.text(fitted(labels[position], label - 16, { size, serif: true }), at, y, { size, serif: true, align,
       bold: isChosen, fill: list === keys && blocked[position] ? "soft" : "ink" });
-    scene.target(inset, y - row / 2, label, row, target);
+    scene.target(inset, y - row / 2, label, row, back(target));
   };
   queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));
   keys.forEach((k, i) => word(keys, i, k, trace.keys, right + 8, "left", k === key, { query, key: k }));
@@ -92,9 +92,9 @@ function around(positions, most, centre) {
 
 // All keys, or those with the largest weights from the queries that are shown.
 function keysToShow(members, queries, most) {
-  const { trace } = members[0], length = trace.size.k;
+  const { trace, query, key } = members[0], length = trace.size.k;
   if (length <= most) return Array.from({ length }, (_, i) => i);
-  const largestOf = new Array(length).fill(undefined), { query } = state();
+  const largestOf = new Array(length).fill(undefined);
   for (const side of members) {
     for (const q of query === null ? queries : [query]) {
       if (q === null) continue;
@@ -103,5 +103,5 @@ function keysToShow(members, queries, most) {
       });
     }
   }
-  return largest(largestOf, Math.floor(most * 0.6), state().key ?? 0).slice(0, most);
+  return largest(largestOf, Math.floor(most * 0.6), key ?? 0).slice(0, most);
 }

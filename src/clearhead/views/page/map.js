@@ -58,7 +58,7 @@ function drawMap(width, height) {
 }
 
 function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
-  const { trace } = side, { query, key } = state();
+  const { trace, query, key } = side;
   const size = 13, above = (title ? 20 : 0);
   const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) =>
     widthOf(it.slice(0, 20), { size }))));
@@ -100,7 +100,7 @@ function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x
     scene.targets.push({ x: x0, y: y0 + row * wide, width: wide * columns, height: wide,
       of: (px) => {
         const column = Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide)));
-        return { query: trace.nearest(trace.rowSpan(row, rows)[0]), key: trace.columnSpan(column, columns)[0] };
+        return side.back({ query: trace.nearest(trace.rowSpan(row, rows)[0]), key: trace.columnSpan(column, columns)[0] });
       } });
   }
 }

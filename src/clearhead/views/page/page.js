@@ -74,11 +74,11 @@ function drawReading() {
 // The controls of a view, on the line above the picture.
 function drawOptions() {
   const { view } = chosen, options = byId("options"), parts = [];
-  const wanted = JSON.stringify([view, chosen.step, chosen.difference, sides().length, chosen.stage,
+  const wanted = JSON.stringify([view, chosen.step, chosen.difference, canDiffer(), chosen.stage,
     shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold]);
   if (options.wanted === wanted) return;
   options.wanted = wanted;
-  if (sides().length === 2 && PICTURES[view] && view !== "walk") {
+  if (canDiffer() && PICTURES[view] && view !== "walk") {
     const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
     both.addEventListener("click", () => go({ difference: !chosen.difference }));
     parts.push(both);

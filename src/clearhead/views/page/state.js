@@ -41,33 +41,96 @@ function keyOr(at = state()) {
 const largestAt = (row) =>
   row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
 
-// What is drawn side by side: the chosen head and others, or the chosen head before and after.
+// What is drawn side by side: the chosen head and others, or the chosen head before and after. A side
+// has its own query and key, since another text may have them elsewhere or not at all, and `back`
+// says a choice there in positions of the current text; null if it has no such word.
 function sides() {
-  const { layer, head, others } = state();
-  const side = (name, from, [layer, head], colour) =>
-    ({ name, trace: from.layer(layer), from, layer, head, colour });
+  const { layer, head, others, query, key } = state();
+  const side = (name, from, [layer, head], colour, words = null) => ({
+    name, trace: from.layer(layer), from, layer, head, colour,
+    query: there(words, query), key: there(words, key),
+    back: (changes) => backFrom(words, changes),
+  });
   const here = placeName(layer, head);
   if (edited) {
     return [side(`${here} before`, current, [layer, head], 0),
       side(`${here} after`, edited, [layer, head], 1)];
   }
   if (isBeside()) {
-    const [there, now] = pageData.beside ? [besideName(), pageData.name] : ["kept", "now"];
-    return [side(`${here} ${there}`, kept, [layer, head], 0), side(`${here} ${now}`, current, [layer, head], 1)];
+    const [then, now] = pageData.beside ? [besideName(), pageData.name] : ["kept", "now"];
+    const words = sameLength() ? null : wordsOf(kept, current);
+    return [side(`${here} ${then}`, kept, [layer, head], 0, words), side(`${here} ${now}`, current, [layer, head], 1)];
   }
   return [[layer, head], ...others.filter(([l, h]) => l !== layer || h !== head)]
     .map((place, i) => side(placeName(...place), current, place, i));
 }
 
-// Is the kept snapshot shown? Texts are compared word by word, models on the text of the page.
+// Is the kept snapshot shown? Models are compared on the text of the page.
 function isBeside() {
   const { layer, head } = state();
   return kept !== null && !edited && isComparable(current) &&
     layer < kept.layers && head < kept.layer(layer).heads;
 }
 
-const isComparable = (next) => kept.tokens.length === next.tokens.length &&
-  (!pageData.beside || next.text === opened.text);
+const isComparable = (next) => !pageData.beside || next.text === opened.text;
+const sameLength = () => kept.tokens.length === current.tokens.length;
+
+// Can two sides be subtracted? Then they have as many queries and keys.
+function canDiffer() {
+  const [a, b, ...more] = sides();
+  return b !== undefined && !more.length && a.trace.size.q === b.trace.size.q && a.trace.size.k === b.trace.size.k;
+}
+
+// ---- the words of two texts --------------------------------------------------------------------
+
+const MOST_PAIRS = 4e6; // of words that are compared to find the same ones
+let aligned = { kept: null, current: null, words: null };
+
+// Where each word of the current text stands in the kept one, or null; and the other way round.
+function wordsOf(kept, current) {
+  if (aligned.kept !== kept || aligned.current !== current) {
+    const words = alignment(current.tokens.map(bare), kept.tokens.map(bare));
+    const back = kept.tokens.map(() => null);
+    words.forEach((to, from) => { if (to !== null) back[to] = from; });
+    aligned = { kept, current, words: { to: words, back } };
+  }
+  return aligned.words;
+}
+
+// For each of `a` the position in `b`: the longest common sequence, and between two of its words
+// others in order if there are as many on both sides ("he" for "she"); null for what has no partner.
+function alignment(a, b) {
+  if (a.length * b.length > MOST_PAIRS) return a.map((_, i) => (i < b.length ? i : null));
+  const wide = b.length + 1, longest = new Uint16Array((a.length + 1) * wide);
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) {
+      longest[i * wide + j] = a[i] === b[j] ? longest[(i + 1) * wide + j + 1] + 1
+        : Math.max(longest[(i + 1) * wide + j], longest[i * wide + j + 1]);
+    }
+  }
+  const found = a.map(() => null);
+  let [i, j] = [0, 0];
+  while (i < a.length || j < b.length) {
+    const [from, to] = [i, j];
+    while (i < a.length && j < b.length && a[i] !== b[j]) {
+      if (longest[(i + 1) * wide + j] >= longest[i * wide + j + 1]) i++;
+      else j++;
+    }
+    if (i === a.length || j === b.length) [i, j] = [a.length, b.length];
+    if (i - from === j - to) for (let n = from; n < i; n++) found[n] = to + n - from;
+    if (i < a.length && j < b.length) found[i++] = j++;
+  }
+  return found;
+}
+
+const there = (words, position) => (words && position !== null ? words.to[position] ?? null : position);
+
+function backFrom(words, changes) {
+  if (!words) return changes;
+  const moved = Object.fromEntries(Object.entries(changes).map(([name, position]) =>
+    [name, position === null ? null : words.back[position] ?? null]));
+  return Object.entries(changes).some(([name, position]) => position !== null && moved[name] === null) ? null : moved;
+}
 
 const besideName = () => (pageData.beside.name === pageData.name ? `${pageData.name} (2)` : pageData.beside.name);
 
@@ -102,7 +165,7 @@ function settle() {
   if (chosen.key !== null) chosen.key = Math.min(chosen.key, trace.size.k - 1);
   chosen.stage = Math.min(chosen.stage, trace.steps.length - 1);
   if (!trace.maps.some((step) => step.name === chosen.step)) chosen.step = "weights";
-  if (sides().length !== 2) chosen.difference = false;
+  if (!canDiffer()) chosen.difference = false;
 }
 
 // Escape lets go of one thing at a time: the key, the query, what is compared.

@@ -118,19 +118,20 @@ const percentOf = (weight) =>
 
 // ---- the view of the text ------------------------------------------------------------------
 
-const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at most four lines
-
+const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at most four lines, and fit
+const boxHeight = (size) => Math.round(size * 1.55), lineHeight = (size) => boxHeight(size) + 18;
 
 // The words in lines; with a query, arcs to where it looks. `side` says of which head.
 function textScene(scene, side, x, y, width, most, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
-  const { trace, head } = side, { query, key } = state();
+  const { trace, head, query, key } = side;
   const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
   const blocked = query === null ? [] : trace.blocked(head, query);
   const first = Math.max(0, Math.min(trace.keys.length - 400, (query ?? 0) - 200));
   const shown = trace.keys.slice(first, first + 400);
   const font = { serif: true, size: WORD_SIZES.find((size) =>
-    shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, bold: true, size }) + 14, 0) < 3 * width) ?? 16 };
-  const high = Math.round(font.size * 1.55), line = high + 18;
+    shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, bold: true, size }) + 14, 0) <
+      Math.min(3, 0.85 * Math.floor(most / lineHeight(size))) * width) ?? 16 };
+  const high = boxHeight(font.size), line = lineHeight(font.size);
   const lines = [[]];
   let left = x;
   shown.forEach((word, i) => {
@@ -173,14 +174,14 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
     scene.text(box.text, box.x + box.width / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + 4, box.height,
-      trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position });
+      side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }));
   }
   return top + line;
 }
 
 // Lists below the text: where the query looks, who looks at it, what comes next.
 function wordLists(scene, side, x, y, width, isColumn = false) {
-  const { trace, head, from } = side, { query } = state();
+  const { trace, head, from, query } = side;
   if (query === null) return y;
   const row = trace.row(trace.used, head, query) ?? [];
   const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row).map((i) => [trace.keys[i], row[i], { key: i }])]];
@@ -206,7 +207,7 @@ function wordLists(scene, side, x, y, width, isColumn = false) {
       scene.rect(left + wide * 0.45, at - 5, bar, 10, { fill: "rule", radius: 2 });
       scene.rect(left + wide * 0.45, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
       scene.text(percent(weight), left + wide, at, { align: "right" });
-      if (changes) scene.target(left, at - 11, wide, 23, changes);
+      if (changes) scene.target(left, at - 11, wide, 23, side.back(changes));
     });
     if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
   });
@@ -218,10 +219,10 @@ const heaviest = (weights) => weights.map((_, i) => i).filter((i) => weights[i] 
   .sort((a, b) => weights[b] - weights[a]).slice(0, 6);
 
 function drawText(width, height) {
-  const scene = new Scene(width, height), shown = sides(), { query } = state();
+  const scene = new Scene(width, height), shown = sides();
   let bottom = 0;
   if (chosen.difference) {
-    const [a, b] = shown.map(({ trace, head }) =>
+    const [a, b] = shown.map(({ trace, head, query }) =>
       (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []));
     const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
     const limit = Math.max(LEAST, ...difference.map(Math.abs));
@@ -234,10 +235,12 @@ function drawText(width, height) {
     shown.forEach((side, i) => {
       const left = columns === 2 ? i * (wide + 28) : 0;
       const above = columns === 2 ? 0 : bottom;
-      if (shown.length > 1) scene.text(side.name, left, above + 10, { bold: true, fill: sideColour(i) });
-      const lists = query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
+      const isAbsent = side.query === null && state().query !== null; // in another text
+      const name = isAbsent ? `${side.name}: no “${clip(shownTrace().queries[state().query], 16)}”` : side.name;
+      if (shown.length > 1) scene.text(name, left, above + 10, { bold: true, fill: sideColour(i) });
+      const lists = side.query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
       const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);
-      const after = query === null ? at : wordLists(scene, side, left, at + 6, wide);
+      const after = side.query === null ? at : wordLists(scene, side, left, at + 6, wide);
       bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
     });
     drawWeightBar(scene, 0, bottom + 2);
