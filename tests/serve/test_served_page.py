@@ -1,6 +1,7 @@
 """The served page in a browser: its source asks the server, and a newer question ends an older."""
 
 import threading
+from contextlib import contextmanager
 
 import pytest
 import uvicorn
@@ -9,6 +10,7 @@ from clearhead.serve import Reader, server
 from clearhead.views import html
 from clearhead.views.html.hosted import hosted
 from clearhead_cli.serve import _listen
+from tests.serve.models import save_gpt2, words
 from tests.views.test_page import browser  # noqa: F401  # a fixture
 
 TEXT = "Once upon a time a queen slept. She dreamt."
@@ -17,10 +19,16 @@ TOKEN = "a-token"
 
 @pytest.fixture
 def page(browser):  # noqa: F811
+    with served_page(browser, Reader(), TEXT) as opened:
+        yield opened
+
+
+@contextmanager
+def served_page(browser, reader, shown):  # noqa: F811
     """The page in a browser; at the end, nothing was refused and nothing failed."""
-    reader, door, problems = Reader(), _listen(0), []
+    door, problems = _listen(0), []
     port = door.getsockname()[1]
-    text = hosted(html.report_page(reader.report(TEXT)), "remote.js", connects=True)
+    text = hosted(html.report_page(reader.report(shown)), "remote.js", connects=True)
     config = uvicorn.Config(server.app(reader, text, TOKEN, port), log_level="error", ws="none")
     served = uvicorn.Server(config)
     thread = threading.Thread(target=served.run, kwargs={"sockets": [door]})
@@ -29,15 +37,18 @@ def page(browser):  # noqa: F811
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda it: it.type == "error" and problems.append(it.text))
     opened.goto(f"http://127.0.0.1:{port}/{TOKEN}/")
-    yield opened
-    opened.close()
-    served.should_exit = True
-    thread.join(20)
+    try:
+        yield opened
+    finally:
+        opened.close()
+        served.should_exit = True
+        thread.join(20)
     assert not problems
 
 
 def test_the_source_of_a_served_page_is_the_server(page):
     edits = {"off": [[0, 7]], "temperature": 2, "mask": None, "scale": None, "dropout": 0}
+    assert "asks only the server it came from" in page.locator("footer").text_content()
     found = page.evaluate("edits => pageSource().compute('He slept.', edits)", edits)
     assert found["tokens"] == ["He", "slept", "."]
     part = {"layer": 1, "head": 2, "queries": [0, 2], "keys": [0, 1]}
@@ -62,3 +73,50 @@ def test_a_newer_question_ends_an_older_one(page):
         }"""
     )
     assert ended == "AbortError" and found["tokens"][:2] == ["She", "sang"]
+
+
+def test_a_part_of_a_long_text_exactly(browser, tmp_path):  # noqa: F811
+    """Its map is pooled; the host computes the weights around the chosen query and key."""
+    pytest.importorskip("transformers")
+    reader = Reader(save_gpt2(tmp_path, longest=700))
+    text = words(650)
+    with served_page(browser, reader, text) as page:
+        page.evaluate("go({ view: 'map', layer: 1, head: 2, query: 600, key: 598 })")
+        query = page.evaluate("chosen.query")  # the nearest of those that the page holds
+        assert page.evaluate("shownTrace().bins") < [650, 650]
+        page.locator("#zoom").click()
+        page.wait_for_function("() => isZoomed()")
+        assert page.evaluate("[zoomed.first.q, zoomed.first.k]") == [query - 16, 582]
+        exact = reader.tile(text, 1, 2, range(query, query + 1), range(598, 599))["weights"]
+        assert page.evaluate(f"zoomedWeight({query}, 598)") == pytest.approx(exact.item(), rel=1e-5)
+        assert "weights" in page.locator("#reading").text_content()
+        shown = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
+        assert "1·2, exactly" in page.evaluate(shown)
+        # A cell of the part is pointed at in positions of the text.
+        cell = "(({ x, y, cell }) => picture.under(x + 3.5 * cell, y + 2.5 * cell)"
+        cell += ".of(x + 3.5 * cell, y + 2.5 * cell))(picture.map)"
+        assert page.evaluate(cell) == {"query": query - 14, "key": 585}
+        page.locator("#zoom").click()
+        assert page.evaluate("isZoomed()") is False
+        page.locator("#zoom").click()
+        page.wait_for_function("() => isZoomed()")
+        page.evaluate("go({ head: 0 })")
+        assert page.evaluate("isZoomed()") is False
+
+
+def test_a_run_is_stopped(page):
+    """The button ends the run where it is computed, and the text is the one before."""
+    page.evaluate(
+        """() => {
+          let no;
+          source.compute = () => new Promise((_, reject) => { no = reject; });
+          source.cancel = () => no(new Error("ended"));
+        }"""
+    )
+    assert page.locator("#stop").is_hidden()
+    page.locator("#text").fill("He slept.")
+    page.locator("#stop").click()
+    assert page.locator("#stop").is_hidden()
+    assert page.locator("#text").input_value() == TEXT
+    assert page.locator("#typed").text_content() == "Stopped. The text is the one before."
+    assert page.evaluate("current.text") == TEXT

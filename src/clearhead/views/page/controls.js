@@ -1,4 +1,4 @@
-// 13. What if: the same text with another temperature, scale, mask, soft cap or dropout, or without
+// 14. What if: the same text with another temperature, scale, mask, soft cap or dropout, or without
 // some heads; before and after stand side by side.
 
 const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3)", "the last 3 before it"],
@@ -50,6 +50,7 @@ function buildControls() {
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
   byId("typing").hidden = !source?.can.text;
   byId("text").addEventListener("input", () => compute(byId("text").value, chosen.edits));
+  byId("stop").addEventListener("click", stop);
 }
 
 const whyNot = () => (source
@@ -60,14 +61,12 @@ const whyNot = () => (source
 const edit = (changes) => compute(current.text, { ...chosen.edits, ...changes });
 
 // Another text or other edits: the source computes, then all of it is drawn at once.
-async function compute(text, edits) {
-  const request = ++computing;
-  say("");
-  try {
+function compute(text, edits) {
+  return answered(async (isNewest) => {
     const isSame = changedEdits(edits).length === 0;
     const plain = text === current.text ? current : new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
     const after = isSame ? null : new Snapshot(keepLabels(await source.compute(text, edits)));
-    if (request !== computing) return;
+    if (!isNewest()) return;
     if (kept && !isComparable(plain)) say(`${besideName()} read the text of this page only.`);
     const isNewText = plain !== current, had = chosen.query;
     const follow = isNewText ? sameWords(plain) : {};
@@ -77,9 +76,30 @@ async function compute(text, edits) {
     if (isNewText && had !== null && chosen.query === null) chosen.query = tellingQuery(chosen.layer, chosen.head);
     if (isNewText) fillAll();
     go({});
+  });
+}
+
+// Waits for what the source answers, and says what went wrong. A host that takes its time can be
+// stopped.
+async function answered(ask) {
+  const request = ++computing, isNewest = () => request === computing;
+  say("");
+  byId("stop").hidden = !source.cancel;
+  try {
+    await ask(isNewest);
   } catch (error) {
-    if (request === computing) say(error.message ?? String(error));
+    if (isNewest()) say(error.message ?? String(error));
+  } finally {
+    if (isNewest()) byId("stop").hidden = true;
   }
+}
+
+function stop() {
+  computing++;
+  source.cancel();
+  byId("stop").hidden = true;
+  byId("text").value = current.text;
+  say("Stopped. The text is the one before.");
 }
 
 // Labels that were measured hold for every text; the others, and effects, were of the text before.
@@ -102,9 +122,12 @@ function sameWords(next) {
   return { query: moved(chosen.query), key: null };
 }
 
-function say(words) {
-  byId("edit-said").textContent = words;
-  byId("typed").textContent = words;
+// What went wrong, or what is being done.
+function say(words, isProgress = false) {
+  for (const id of ["edit-said", "typed"]) {
+    byId(id).textContent = words;
+    byId(id).classList.toggle("progress", isProgress);
+  }
 }
 
 // Keeps the text, or the other model that the page holds, to stand beside; or lets it go.

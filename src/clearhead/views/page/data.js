@@ -39,10 +39,13 @@
 //
 // edits = { off: [[layer, head]], temperature: 1, scale: null, mask: null, softcap: null,
 //           dropout: 0, seed: 0 }   null: as the model does it.
-// source = { can: {text: true, edits: ["off", "temperature", ...]}, compute(text, edits) } or null;
-//           compute rejects with an Error whose message can be shown.
+// source = { can: {text: true, tile?: true, edits: ["off", "temperature", ...]}, compute(text, edits),
+//           tile?(text, edits, part), cancel?() } or null; compute and tile reject with an Error
+//           whose message can be shown.
 
-/** @typedef {{can: {text: boolean, edits: string[]}, compute: (text: string, edits: object) => Promise<any>}} Source */
+/** @typedef {{can: {text: boolean, tile?: boolean, edits: string[]},
+ *    compute: (text: string, edits: object) => Promise<any>,
+ *    tile?: (text: string, edits: object, part: object) => Promise<any>, cancel?: () => void}} Source */
 
 const pageData = JSON.parse(document.getElementById("trace").textContent,
   (_, value) => (value?.float === undefined ? value : Number(value.float)));

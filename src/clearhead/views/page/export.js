@@ -1,4 +1,4 @@
-// 14. Saving what is shown: the picture as PNG or SVG, its numbers as CSV.
+// 15. Saving what is shown: the picture as PNG or SVG, its numbers as CSV.
 
 function buildSave() {
   byId("save").hidden = false;

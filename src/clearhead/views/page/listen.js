@@ -1,4 +1,4 @@
-// 15. What listens: pointers, keys, the tabs of the views, the theme, the printer.
+// 16. What listens: pointers, keys, the tabs of the views, the theme, the printer.
 
 function buildPicture() {
   const canvas = byId("picture");

@@ -1,4 +1,4 @@
-// 12. The model, computed in this page: the decoder that `clearhead.storyteller.Decoder` is in Python,
+// 13. The model, computed in this page: the decoder that `clearhead.storyteller.Decoder` is in Python,
 // with its weights in `pageData.model`. It reads from the top: words become numbers, numbers become
 // vectors, each block lets the words look at each other and then works on each word by itself, and
 // the last vectors say what comes next. Letters: T words, d features, H heads, D = d / H.

@@ -23,7 +23,7 @@ function limitOf(trace, step) {
 }
 
 function drawMap(width, height) {
-  const scene = new Scene(width, height), all = sides(), bar = 34;
+  const scene = new Scene(width, height), all = isZoomed() ? [zoomedSide()] : sides(), bar = 34;
   const stepOf = (side) => side.trace.step(chosen.step) ?? side.trace.weights;
   if (chosen.difference && all.length === 2) {
     const [a, b] = all.map((side) => stepOf(side).grid(side.head, false));
@@ -45,7 +45,7 @@ function drawMap(width, height) {
     const grid = step.grid(side.head), isBlocked = blockedIn(side.trace, step, side.head);
     hasBlocked ||= grid.values.some((_, cell) => isBlocked(cell));
     mapPanel(scene, side, grid, isBlocked, (value) => (step.isShare ? shareColour(value) : signedColour(value, limit)),
-      (i % columns) * (wide + 16), Math.floor(i / columns) * high, wide, high - 6, all.length > 1 ? side.name : "");
+      (i % columns) * (wide + 16), Math.floor(i / columns) * high, wide, high - 6, all.length > 1 || isZoomed() ? side.name : "");
   });
   const step = stepOf(all[0]);
   if (step.isShare) drawWeightBar(scene, 0, height - 26);
@@ -53,7 +53,7 @@ function drawMap(width, height) {
   if (hasBlocked) drawHatchKey(scene, 180, height - 26);
   // Beside a map that leaves room: the row and the column of the query.
   const right = scene.map.x + scene.map.cell * scene.map.columns + 32;
-  if (all.length === 1 && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+  if (all.length === 1 && !isZoomed() && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
   return scene;
 }
 

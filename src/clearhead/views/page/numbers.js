@@ -1,4 +1,4 @@
-// 10. Numbers: every step of one query, written out exactly.
+// 11. Numbers: every step of one query, written out exactly.
 
 // How a step is written out. Any other step is shown as before and after (queries x keys), or as a
 // table of its rows.

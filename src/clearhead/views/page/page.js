@@ -1,4 +1,4 @@
-// 16. The page: drawing what is chosen, and the first view.
+// 17. The page: drawing what is chosen, and the first view.
 
 const PICTURES = { text: drawText, lines: drawLines, map: drawMap, walk: drawWalk };
 const VIEW_WORDS = { text: "Text", lines: "Lines", map: "Map", numbers: "Numbers", walk: "Walk" };
@@ -62,7 +62,8 @@ function drawReading() {
   }
   const at = queryOr(), key = keyOr();
   const numbers = trace.pairs.filter((step) => !(step.name === "masked" && trace.row(step, head, at)?.[key] > -Infinity))
-    .map((step) => [step.name, trace.row(step, head, at)?.[key]])
+    .map((step) => [step.name, trace.row(step, head, at)?.[key] ??
+      (step.name === "weights" ? zoomedWeight(at, key) : undefined)])
     .filter(([, value]) => value !== undefined)
     .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "" },
       `${name} `, make("b", {}, precise(value))));
@@ -75,7 +76,7 @@ function drawReading() {
 function drawOptions() {
   const { view } = chosen, options = byId("options"), parts = [];
   const wanted = JSON.stringify([view, chosen.step, chosen.difference, canDiffer(), chosen.stage,
-    shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold]);
+    shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold, canZoom(), isZoomed()]);
   if (options.wanted === wanted) return;
   options.wanted = wanted;
   if (canDiffer() && PICTURES[view] && view !== "walk") {
@@ -94,6 +95,7 @@ function drawOptions() {
     select.addEventListener("change", () => go({ step: select.value }));
     parts.push(make("label", {}, "Show ", select));
   }
+  if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
   if (view === "numbers") parts.push(fillStages());
   if (view === "walk") parts.push(...walkOptions());
   if (isAdding || chosen.others.length) parts.push(besideWords());

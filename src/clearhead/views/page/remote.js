@@ -7,7 +7,7 @@ function pageSource() {
   let newest = new AbortController();
 
   const asNumber = (_, value) => (value?.float === undefined ? value : Number(value.float));
-  const tell = (words) => typeof say === "function" && say(words);
+  const tell = (words) => typeof say === "function" && say(words, true);
   const wait = (time, signal) => new Promise((resolve, reject) => {
     setTimeout(resolve, time);
     signal.addEventListener("abort", () => reject(signal.reason));
@@ -107,7 +107,9 @@ function pageSource() {
     // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
     // queries: [first, last], keys: [first, last]}.
     tile(text, edits, part) {
-      return ask("tile", { text, edits, ...part });
+      newest.abort();
+      newest = new AbortController();
+      return ask("tile", { text, edits, ...part }, newest.signal);
     },
   };
 }

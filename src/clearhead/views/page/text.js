@@ -106,7 +106,7 @@ function drawSentence() {
       const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
       const shown = claim && !edited && row[to] > 0.5 && holds(query, to, trace.queries);
       words.push(make("strong", {}, token(trace.queries[query], 40)), " looks at ",
-        make("strong", {}, token(trace.keys[to], 40)), ` (${percentOf(row[to])})`,
+        make("strong", {}, token(trace.keys[to], 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
         shown ? `: ${claim}.` : ".");
     }
   }

@@ -1,4 +1,4 @@
-// 11. The walk: the way of one query as a moving picture. Everything keeps its place: a row for each
+// 12. The walk: the way of one query as a moving picture. Everything keeps its place: a row for each
 // key, its vector on the left, its score or weight on the right, the query above, the output below.
 
 const WALKED = ["query", "key", "scores", "scaled", "capped", "biased", "masked", "weights", "dropped",
