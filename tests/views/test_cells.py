@@ -69,8 +69,8 @@ def test_a_trace_shows_its_steps_and_a_picture_of_every_head():
     first = pixels(pictures[1][1])
     assert (len(first), len(first[0])) == (7, 7)
     bright = trace["weights"][0, 1].argmax()
-    assert first[bright // 7][bright % 7] == (253, 231, 37)  # the first query's only key
-    assert first[0][6] == (68, 1, 84)
+    assert first[bright // 7][bright % 7] == (14, 32, 58)  # the first query's only key
+    assert first[0][6] == (252, 251, 248)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_a_recording_has_a_cell_for_each_head_of_each_layer():
     assert shown.count("<span") == 2 * 2 * 3
     means = torch.cat([call.entropy.mean((0, 2)) for call in seen])
     spans = re.findall(r"background:(rgb\([^)]*\))", shown)[:6]
-    assert spans[int(means.argmax())] == "rgb(253, 231, 37)"
-    assert spans[int(means.argmin())] == "rgb(68, 1, 84)"
+    assert spans[int(means.argmax())] == "rgb(14, 32, 58)"
+    assert spans[int(means.argmin())] == "rgb(252, 251, 248)"
     seen.clear()
     assert seen._repr_html_() == "<pre>0 calls recorded</pre>"
 

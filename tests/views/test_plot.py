@@ -84,7 +84,10 @@ def test_all_heads_share_one_range_and_one_scale():
     for i, ax in enumerate(maps):
         given = it["weights"][i].double().numpy()
         assert np.array_equal(cells(ax), given)
-    assert {ax.images[0].get_clim() for ax in maps} == {(0.0, float(it["weights"].max()))}
+    assert {ax.images[0].get_clim() for ax in maps} == {(0.0, 1.0)}
+    limit = float(it["scaled"].abs().max())
+    for ax in plot.heads(it, "scaled").axes[:-1]:
+        assert ax.images[0].get_clim() == (-limit, limit)
     assert not scale.images
     assert figure._suptitle.get_text().startswith("weights = softmax(scaled)")
 
@@ -286,7 +289,7 @@ def test_every_head_has_its_map():
     for ax, (layer, head) in zip(
         figure.axes, [(i, h) for i in range(3) for h in range(2)], strict=True
     ):
-        expected = report.layers[layer].map[head].sqrt().double().numpy()
+        expected = report.layers[layer].map[head].double().numpy()
         assert np.array_equal(cells(ax), expected)
         assert ax.get_title() == f"{head} next token"
         assert np.array_equal(np.ma.getmaskarray(ax.images[1].get_array()), np.tri(5) > 0)

@@ -17,7 +17,7 @@ class Panel:
 
     `rows` and `columns` are the tokens along them, None where there are only positions. `blocked`
     marks the cells that the mask (or a score of -inf) leaves without weight. `first` holds the
-    numbers of the first row and column.
+    numbers of the first row and column. `is_share` says that the numbers are weights.
     """
 
     title: str
@@ -28,6 +28,7 @@ class Panel:
     values: Tensor
     blocked: Tensor
     first: tuple[int, int] = (0, 0)
+    is_share: bool = False
 
 
 def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list[Panel]:
@@ -47,7 +48,7 @@ def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list
         letters.remove("b")
     head_axis = next((letter for letter in letters if letter in "hg"), "")
     if not head_axis:
-        return [_panel(trace, "", letters, tensor, blocked)]
+        return [_panel(trace, step, "", letters, tensor, blocked)]
     axis = letters.index(head_axis)
     letters.remove(head_axis)
     count = tensor.shape[axis]
@@ -55,6 +56,7 @@ def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list
     return [
         _panel(
             trace,
+            step,
             _title(trace, head_axis, i, group, count),
             letters,
             tensor.select(axis, i),
@@ -81,14 +83,16 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
     return [as_index("Head", head, count, rule, way_out) for head in heads]
 
 
-def value_range(drawn: list[Panel]) -> tuple[float, float]:
+def value_range(drawn: Sequence[Panel]) -> tuple[float, float]:
     """The smallest and the largest of the finite numbers of some panels, and of 0."""
     numbers = [0.0, *(x for panel in drawn for x in panel.values.flatten().tolist())]
     finite = [x for x in numbers if math.isfinite(x)]
     return min(finite), max(finite)
 
 
-def _panel(trace: Trace, title: str, letters: list[str], tensor: Tensor, blocked: Tensor) -> Panel:
+def _panel(
+    trace: Trace, step: Step, title: str, letters: list[str], tensor: Tensor, blocked: Tensor
+) -> Panel:
     # A vector becomes a column, so that its labels stay beside it.
     while tensor.dim() < 2:
         tensor, blocked, letters = tensor.unsqueeze(-1), blocked.unsqueeze(-1), [*letters, ""]
@@ -100,7 +104,8 @@ def _panel(trace: Trace, title: str, letters: list[str], tensor: Tensor, blocked
         for letter, size in zip(letters[-2:], tensor.shape, strict=True)
     )
     first = trace.number(down, 0), trace.number(across, 0)
-    return Panel(title, down, across, rows, columns, tensor.double(), blocked, first)
+    is_share = step.name in ("weights", "dropped")
+    return Panel(title, down, across, rows, columns, tensor.double(), blocked, first, is_share)
 
 
 def _tokens(trace: Trace, letter: str, size: int) -> list[str] | None:

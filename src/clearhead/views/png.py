@@ -7,19 +7,18 @@ import zlib
 import torch
 from torch import Tensor
 
-from .colours import viridis
+from .colours import ink
 
-PALETTE = torch.tensor([viridis(i / 255) for i in range(256)], dtype=torch.uint8)
+PALETTE = torch.tensor([ink(i / 255) for i in range(256)], dtype=torch.uint8)
 GREY = 158
 
 
 def png(values: Tensor) -> str:
-    """(rows, columns) as base64 of a PNG: 0 is dark, the largest bright, NaN and infinity grey."""
+    """Weights (rows, columns) as base64 of a PNG, in the colours of the page: on a square root from
+    0 to 1; NaN and infinity grey."""
     values = values.detach().float().cpu()
     lost = ~values.isfinite()
-    values = values.masked_fill(lost, 0.0)
-    largest = float(values.max()) if values.numel() else 0.0
-    shares = (values / (largest or 1.0)).clamp(0, 1)
+    shares = values.masked_fill(lost, 0.0).clamp(0, 1).sqrt()
     pixels = PALETTE[(255 * shares).round().long()].masked_fill(lost.unsqueeze(-1), GREY)
     # Each row begins with its filter: 0, none.
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...masks import Mask
 from ...masks.grid import make_grid
 from ...results.trace import Trace
-from ..colours import viridis
+from ..colours import ink
 from ..escape import visible_in_browser
 from ..format import evenly
 from ..png import png
@@ -48,7 +48,7 @@ def heads_of(weights: Tensor) -> str:
 
 
 def heat(rows: Sequence[tuple[str, Tensor]], largest: float) -> str:
-    """A table of names, each beside a strip of cells: a number from 0 (dark) to `largest`."""
+    """A table of names, each beside a strip of cells: a number from 0 (bright) to `largest`."""
     lines = []
     for name, numbers in rows:
         spans = "".join(
@@ -96,7 +96,7 @@ def mask_cell(mask: Mask) -> str:
     tall = f"{min(16, 0.8 * height + 2):g}em"
     picture = (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width} {height}" '
-        f'style="height:{tall};background:#ddd" shape-rendering="crispEdges" fill="#35608d">'
+        f'style="height:{tall};background:#ddd" shape-rendering="crispEdges" fill="#14637f">'
         f'<title>queries by keys</title><path d="{lines}"/></svg>'
         f"<p>{drawn[0]} (down), {drawn[1]} (across); filled may look</p>"
     )
@@ -118,7 +118,7 @@ def _picture(values: Tensor, name: str) -> str:
 
 
 def _colour(share: float) -> str:
-    return f"rgb{viridis(share)}"
+    return f"rgb{ink(share)}"
 
 
 def _text(text: str) -> str:

@@ -9,10 +9,12 @@ import numpy as np
 from ...errors import Missing
 from ...results.trace import AXES
 from ..format import number
-from ..panels import Panel, value_range
+from ..panels import Panel
+from .ink import ink_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.image import AxesImage
     from matplotlib.patches import PathPatch
@@ -93,23 +95,19 @@ def size(panel: Panel, most: float = 7.0, rows: bool = True) -> tuple[float, flo
 def draw(
     ax: "Axes",
     panel: Panel,
-    low: float | None = None,
-    high: float | None = None,
+    ink: "tuple[Colormap, Normalize] | None" = None,
     rows: bool = True,
     labelled: int = LABELLED,
 ) -> "AxesImage":
-    """Draw the matrix of a panel on `ax`. `rows` says whether its rows are labelled, and `labelled`
-    up to how many positions each gets a label."""
-    import matplotlib
-
-    if low is None or high is None:
-        low, high = value_range([panel])
+    """Draw the matrix of a panel on `ax`. `ink` are its colours and scale, None means its own.
+    `rows` says whether its rows are labelled, and `labelled` up to how many positions each gets a
+    label."""
+    colours, scale = ink or ink_of([panel])
     values, blocked = panel.values.numpy(), panel.blocked.numpy()
     image = ax.imshow(
         np.ma.array(values, mask=blocked | ~np.isfinite(values)),
-        cmap=matplotlib.colormaps["viridis"].with_extremes(bad="0.92"),
-        vmin=low,
-        vmax=high,
+        cmap=colours,
+        norm=scale,
         interpolation="nearest",
         # Square cells, unless a few tokens of many features would then be a thin line.
         aspect="equal" if max(values.shape) <= 4 * min(values.shape) else "auto",
@@ -117,7 +115,7 @@ def draw(
     if blocked.any() and max(values.shape) <= HATCHED:
         ax.add_patch(_hatch(blocked))
     if max(values.shape) <= ANNOTATED:
-        _annotate(ax, values, blocked, (low, high))
+        _annotate(ax, values, blocked, image)
     _label_columns(ax, panel, labelled)
     if rows:
         _label_rows(ax, panel, labelled)
@@ -155,14 +153,11 @@ def _hatch(blocked: np.ndarray) -> "PathPatch":
     )
 
 
-def _annotate(
-    ax: "Axes", values: np.ndarray, blocked: np.ndarray, limits: tuple[float, float]
-) -> None:
-    low, high = limits
-    bright = low + 0.6 * (high - low)
+def _annotate(ax: "Axes", values: np.ndarray, blocked: np.ndarray, image: "AxesImage") -> None:
     for (i, j), x in np.ndenumerate(values):
         if not blocked[i, j]:
-            colour = "black" if x > bright or not math.isfinite(x) else "white"
+            red, green, blue, _ = image.to_rgba(x) if math.isfinite(x) else (1.0, 1.0, 1.0, 1.0)
+            colour = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
             ax.text(j, i, number(x, 2), ha="center", va="center", color=colour, fontsize=8)
 
 

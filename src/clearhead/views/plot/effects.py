@@ -8,13 +8,14 @@ from ...errors import BadValue
 from ...results.effects import Effects
 from ..escape import visible
 from .canvas import ACCENT, drawable, new_figure, require_matplotlib
+from .ink import signed_ink
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def effects(found: Effects) -> "Figure":
-    """Heads by layer, coloured by their effect (red raises the metric, blue lowers it), and a dot
+    """Heads by layer, coloured by their effect (blue raises the metric, brown lowers it), and a dot
     for each edit: its estimate over its exact effect, on a line where they agree. What is not known
     is not drawn. Raises `BadValue` for effects of no single head and of one kind alone."""
     require_matplotlib()
@@ -32,7 +33,8 @@ def effects(found: Effects) -> "Figure":
     if grid.size:
         ax = axes.pop(0)
         most = float(np.nanmax(np.abs(grid))) or 1.0
-        image = ax.imshow(grid, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+        ink, scale = signed_ink(most)
+        image = ax.imshow(grid, cmap=ink, norm=scale, aspect="auto")
         ax.set(xlabel="head", ylabel="layer")
         ax.set_xticks(range(grid.shape[1])[:: max(1, grid.shape[1] // 16)])
         ax.set_yticks(range(grid.shape[0])[:: max(1, grid.shape[0] // 16)])

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 from ...errors import BadType, BadValue, kind_of, why_failed
 from ...results.trace import Trace
 from ..format import number
-from ..panels import Panel, panels, value_range
+from ..panels import Panel, panels
 from .canvas import draw, drawable, figure_for, new_figure, require_matplotlib, size, wrap_title
+from .ink import WEIGHT_TICKS, ink_of, largest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,8 @@ def heads(
     *,
     ax: "Axes | None" = None,
 ) -> "Figure | SubFigure | Axes":
-    """Every head of a step in one figure, all in one range of colour, with one scale.
+    """Every head of a step in one figure, all in the colours of one scale: weights on a square root
+    from 0 to 1, other numbers around 0.
 
     Returns the figure, or `ax` if it was given, which the drawing replaces.
     """
@@ -63,13 +65,14 @@ def heads(
     width, _ = size(drawn[0], most=4.0, rows=False)
     figure = figure_for(figure, ax, first_width + width * (across - 1) + 0.8, height * down + 0.4)
     axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
-    low, high = value_range(drawn)
+    ink = ink_of(drawn)
     for i, (subplot, panel) in enumerate(zip(axes, drawn, strict=False)):
-        image = draw(subplot, panel, low, high, rows=i % across == 0, labelled=SMALL)
+        image = draw(subplot, panel, ink, rows=i % across == 0, labelled=SMALL)
         subplot.set_title(panel.title or step)
     for subplot in axes[len(drawn) :]:
         subplot.remove()
-    figure.colorbar(image, ax=axes[: len(drawn)], shrink=0.8)
+    ticks = WEIGHT_TICKS if drawn[0].is_share else None
+    figure.colorbar(image, ax=axes[: len(drawn)], shrink=0.8, ticks=ticks)
     about = f"{trace.about}\n" if trace.first else ""  # which part of a larger trace this is
     title = wrap_title(drawable(about) + _title(trace, step), figure)
     figure.suptitle(title, parse_math=False)
@@ -115,9 +118,9 @@ def steps(
         aligned = down == 1 or panel.values.shape == drawn[0].values.shape
         draw(subplot, panel, rows=i % across == 0 or not aligned, labelled=SMALL)
         arrow = "→ " if i else ""
-        low, high = value_range([panel])
-        # Each matrix has a colour range of its own, which its title states.
-        colours = f"colours {number(low, 2)} to {number(high, 2)}"
+        # Each matrix has a scale of its own, which its title states.
+        limit = number(largest([panel]), 2)
+        colours = "colours 0 to 1" if panel.is_share else f"colours -{limit} to {limit}"
         title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip() + f"\n{colours}")
         subplot.set_title(title, fontsize=9, parse_math=False)
     for subplot in axes[len(chain) :]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ...results.report import Findings
-from ..colours import SEQUENTIAL
 from ..escape import visible
 from .canvas import (
     ACCENT,
@@ -16,6 +15,7 @@ from .canvas import (
     require_matplotlib,
     wrap_title,
 )
+from .ink import weight_ink
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,19 +86,16 @@ def model(
 ) -> "Figure | SubFigure | Axes":
     """Every head's map in one figure: a row a layer, a column a head.
 
-    The square root of the weight is drawn, from 0 to 1, in the colours of the page. Returns the
-    figure, or `ax` if it was given, which the drawing replaces.
+    Weights are drawn on a square root from 0 to 1, as on the page. Returns the figure, or
+    `ax` if it was given, which the drawing replaces.
     """
     require_matplotlib()
-    from matplotlib.colors import LinearSegmentedColormap
-
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
     figure = figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
-    points = [[channel / 255 for channel in point] for point in SEQUENTIAL["light"]]
-    ink = LinearSegmentedColormap.from_list("weights", points)  # as on the page
+    ink, scale = weight_ink()
     for i, layer in enumerate(report.layers):
-        maps = layer.map.clamp(min=0).sqrt().double().cpu().numpy()
+        maps = layer.map.clamp(min=0).double().cpu().numpy()
         allowed = layer.allowed.cpu().numpy()
         blocked = np.ma.array(np.full(allowed.shape, 0.88), mask=allowed)
         for h, subplot in enumerate(grid[i]):
@@ -106,7 +103,7 @@ def model(
             subplot.spines[:].set_visible(False)
             if h >= len(layer.heads):
                 continue
-            subplot.imshow(maps[h], vmin=0, vmax=1, cmap=ink, interpolation="antialiased")
+            subplot.imshow(maps[h], norm=scale, cmap=ink, interpolation="antialiased")
             subplot.set_title(
                 f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2
             )

@@ -1,0 +1,44 @@
+"""Colours of numbers in figures, those of the page: weights on a square root from 0 to 1, signed
+numbers around 0."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..colours import DIVERGING, SEQUENTIAL
+from ..panels import Panel, value_range
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap, Normalize
+
+WEIGHT_TICKS = 0, 0.1, 0.5, 1  # of the bar beside weights
+
+
+def weight_ink() -> "tuple[Colormap, Normalize]":
+    """Colours and scale of weights; the same for any number of tokens."""
+    from matplotlib.colors import PowerNorm
+
+    return _colours(SEQUENTIAL["light"]), PowerNorm(0.5, vmin=0.0, vmax=1.0, clip=True)
+
+
+def signed_ink(limit: float) -> "tuple[Colormap, Normalize]":
+    """Colours and scale of numbers from -limit to limit."""
+    from matplotlib.colors import Normalize
+
+    return _colours(DIVERGING["light"]), Normalize(-limit, limit)
+
+
+def ink_of(drawn: Sequence[Panel]) -> "tuple[Colormap, Normalize]":
+    """Colours and scale that some panels of one step share."""
+    return weight_ink() if drawn[0].is_share else signed_ink(largest(drawn))
+
+
+def largest(drawn: Sequence[Panel]) -> float:
+    """The largest size of a number in some panels; 1 if all are 0."""
+    return max(map(abs, value_range(drawn))) or 1.0
+
+
+def _colours(points: Sequence[tuple[int, int, int]]) -> "Colormap":
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shares = [[channel / 255 for channel in point] for point in points]
+    return LinearSegmentedColormap.from_list("clearhead", shares).with_extremes(bad="0.92")
