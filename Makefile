@@ -23,7 +23,7 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_figures.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
 
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
 	$(BIN)/clearhead bench --out out/bench.json

@@ -13,7 +13,7 @@ author = "the clearhead authors"
 version = release = installed("clearhead")
 root_doc = "docs/index"
 include_patterns = ["docs/**", "lessons/*.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/LOG.md"]
-exclude_patterns = ["docs/errors.md"]  # a part of semantics.md
+exclude_patterns = ["docs/accuracy.md"]  # a part of semantics.md
 
 extensions = [
     "myst_nb",

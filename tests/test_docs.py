@@ -52,7 +52,7 @@ def test_every_page_is_in_a_table_of_contents():
         for tree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL):
             names = re.findall(r"^([\w./*-]+)$", tree, re.MULTILINE)
             listed |= {(page.parent / f"{name}.md").resolve() for name in names}
-    alone = {ROOT / "docs" / "index.md", ROOT / "docs" / "errors.md"}  # errors.md is included
+    alone = {ROOT / "docs" / "index.md", ROOT / "docs" / "accuracy.md"}  # accuracy.md is included
     assert set(PAGES) - alone <= listed
 
 
@@ -65,7 +65,7 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_the_table_of_errors_was_made_by_its_command():
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "accuracy.md").read_text()
     assert text.startswith("| dtype | computed by |")
     for dtype in ("float32", "bfloat16", "float16"):
         plain = re.search(rf"\| {dtype} \| plain torch \|(.*)\|", text)

@@ -51,7 +51,7 @@ def serve(
     found = reader.report(words, progress=None)
     port = door.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    page = hosted(html.report_page(found), "remote.js", connects=True)
+    page = hosted(html.report_page(found), "hosts/remote.js", connects=True)
     address = f"http://127.0.0.1:{port}/{token}/"
     typer.echo(address)
     say(f"{visible(reader.name, 200)}, for this machine alone; Ctrl-C ends it")

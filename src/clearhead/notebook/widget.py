@@ -32,7 +32,9 @@ class Explorer(anywidget.AnyWidget):
     The page is sent when a cell shows it, and is not stored in the notebook's file.
     """
 
-    _esm = (resources.files("clearhead.views") / "page" / "widget.js").read_text(encoding="utf-8")
+    _esm = (resources.files("clearhead.views") / "page" / "hosts" / "widget.js").read_text(
+        encoding="utf-8"
+    )
 
     address = traitlets.Unicode("").tag(sync=True)
     head = traitlets.Tuple(traitlets.Int(min=0), traitlets.Int(min=0), default_value=(0, 0))
@@ -50,13 +52,13 @@ class Explorer(anywidget.AnyWidget):
             )
         if isinstance(model, Trace):
             self._tokens = list(model.queries or ())
-            self._page = hosted(html.page(model), "frame.js", connects=False)
+            self._page = hosted(html.page(model), "hosts/frame.js", connects=False)
         else:
             self._reader = Reader(model)
             found = self._reader.report(str(text), progress=None)
             self._tokens = list(found.tokens)
             page = html.report_page(found)
-            self._page = hosted(page, "remote.js", "frame.js", connects=False)
+            self._page = hosted(page, "hosts/remote.js", "hosts/frame.js", connects=False)
         super().__init__()
         self.set_trait("text", text or "")
         self.on_msg(self._hear)

@@ -18,9 +18,10 @@ from ..format import without_nan
 
 # In this order the files make one script, with one scope.
 SCRIPTS = (
-    "data.js", "state.js", "marks.js", "scene.js", "ink.js", "heads.js", "text.js", "lines.js",
-    "map.js", "zoom.js", "numbers.js", "walk.js", "live.js", "controls.js", "export.js",
-    "listen.js", "page.js",
+    "data.js", "state.js", "marks.js", "scene.js", "ink.js", "heads.js",
+    "pictures/text.js", "pictures/lines.js", "pictures/map.js", "pictures/zoom.js",
+    "pictures/numbers.js", "pictures/walk.js",
+    "live.js", "controls.js", "export.js", "listen.js", "page.js",
 )  # fmt: skip
 
 INKS = {"sequential": SEQUENTIAL, "diverging": DIVERGING}

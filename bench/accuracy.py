@@ -1,6 +1,6 @@
 """The largest errors of attention and its gradients, by dtype and instruction set.
 
-    python bench/errors.py > docs/errors.md
+    python bench/accuracy.py > docs/accuracy.md
 
 A table in Markdown: the largest distance from float64, of each level that this machine has and of
 plain torch, on the same tensors.
