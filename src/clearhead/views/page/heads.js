@@ -129,7 +129,8 @@ function choosePlace(layer, head) {
   showPane("picture-pane");
 }
 
-const LABEL_HEIGHT = 38, LEAST_LABELLED = 62, LARGEST_TILE = 150;
+const LABEL_HEIGHT = 38, LEAST_LABELLED = 50, LARGEST_TILE = 150; // pixels
+const LARGEST_PLAIN = 62; // without a label
 
 // The largest tiles that fit: each layer in one or more rows.
 function layOutGrid() {
@@ -144,9 +145,10 @@ function layOutGrid() {
     const wide = Math.floor(width / columns) - 6, high = Math.floor(height / rows) - 6;
     const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
     return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true }
-      : { columns, size: Math.min(wide, high, LEAST_LABELLED), isLabelled: false };
+      : { columns, size: Math.min(wide, high, LARGEST_PLAIN), isLabelled: false };
   });
-  const best = sizes.reduce((a, b) => (b.size > a.size ? b : a));
+  const isBetter = (a, b) => (a.isLabelled !== b.isLabelled ? a.isLabelled : a.size > b.size);
+  const best = sizes.reduce((a, b) => (isBetter(b, a) ? b : a));
   best.size = Math.max(22, best.size);
   grid.style.setProperty("--columns", best.columns);
   grid.style.setProperty("--tile", `${best.size}px`);
