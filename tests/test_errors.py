@@ -138,7 +138,7 @@ VALUES = {
     ),
     "bias of another shape": (
         lambda: call(bias=torch.zeros(7, 5)),
-        """bias has shape (7, 5); the question has (B, H, Tq, Tk) = (2, 6, 5, 7).
+        """bias has shape (7, 5); the call has (B, H, Tq, Tk) = (2, 6, 5, 7).
   Rule: a bias broadcasts to (B, H, Tq, Tk).
   Way out: give each dimension its size or 1; a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk).""",
     ),

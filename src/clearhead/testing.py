@@ -50,7 +50,7 @@ def make(
         source = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int) -> Tensor:
-            # Drawn in the narrow dtype first, so that every dtype is asked the same question.
+            # Drawn in the narrow dtype first, so that every dtype gets the same numbers.
             return torch.randn(*shape, generator=source).to(dtype)
 
         tensors = draw(B, H, Tq, D), draw(B, G, Tk, D), draw(B, G, Tk, Dv)

@@ -27,7 +27,7 @@ def plan(
     grad: Annotated[bool, typer.Option("--grad", help="Gradients are requested.")] = False,
     engine: Annotated[str, typer.Option(help="auto, or an engine by name.")] = "auto",
 ) -> None:
-    """Who would answer a question of these sizes, and its cost.
+    """Which engine would compute attention of these sizes, and its cost.
 
     Nothing is computed.
 

@@ -150,7 +150,7 @@ def test_temperature_and_uniform_by_hand(edit, name, place, dtype):
     by_row = "rows" in place or "batch" in place
     capped = (edit, name) == ("temperature", "softcap")
     if (name == "sinks" and by_row) or (capped and place):
-        with pytest.raises(BadValue, match="the edited question has"):
+        with pytest.raises(BadValue, match="the edited call has"):
             check(made, None, None, QUESTIONS[name], dtype)
         return
     weights, values = by_hand(q, k, v, CAUSAL, **QUESTIONS[name], logits=logits)

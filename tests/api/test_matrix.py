@@ -230,14 +230,14 @@ ERRORS = {
         lambda A: A @ torch.randn(2, 3, 5, 4),
         ch.BadValue,
         """A @ x got x of shape (2, 3, 5, 4) for a matrix (2, 3, 5, 7).
-  Rule: x has as many dimensions as the question and one row for each of the 7 keys.
+  Rule: x has as many dimensions as q and one row for each of the 7 keys.
   Way out: pass x with second-to-last size 7.""",
     ),
     "values without a batch": (
         lambda A: A.T @ torch.randn(5, 4),
         ch.BadValue,
         """A.T @ x got x of shape (5, 4) for a matrix (2, 3, 5, 7).
-  Rule: x has as many dimensions as the question and one row for each of the 5 queries.
+  Rule: x has as many dimensions as q and one row for each of the 5 queries.
   Way out: pass x with second-to-last size 5.""",
     ),
 }
@@ -289,7 +289,7 @@ def test_a_notebook_shows_a_thumbnail_of_every_head():
     assert len(pictures) == 3 and "http" not in shown
     image = Image.open(io.BytesIO(base64.b64decode(pictures[0])))
     assert image.size == (64, 64)
-    assert image.getpixel((63, 0)) == (68, 1, 84) and image.getpixel((0, 0)) == (253, 231, 37)
+    assert image.getpixel((63, 0)) == (252, 251, 248) and image.getpixel((0, 0)) == (14, 32, 58)
 
 
 def test_a_notebook_draws_what_is_no_number(narrow_strips):

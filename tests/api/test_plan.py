@@ -79,7 +79,7 @@ def test_nobody_can(monkeypatch):
     assert str(caught.value) == (
         "No engine can answer this: B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, float32 on cpu.\n"
         "  Rule: each engine says what it lacks: refuses it is too early, it is too late.\n"
-        "  Way out: ask a smaller or simpler question; plan(...) shows what each engine says."
+        "  Way out: pass smaller or simpler inputs; plan(...) shows what each engine says."
     )
 
 

@@ -175,4 +175,4 @@ def test_what_cannot_be_decoded(tmp_path):
         assert said[1] == "decode got dropout."
         assert said[2] == "engine='tiled' was asked for inside of distributed.sharded."
         assert said[3] == "look was called inside of distributed.sharded."
-        assert said[4].startswith("The ranks were asked different questions: softcap is 3.0 on")
+        assert said[4].startswith("The ranks made different calls: softcap is 3.0 on")

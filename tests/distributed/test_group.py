@@ -100,7 +100,7 @@ def different_questions(rank: int) -> list[str]:
 
 
 def test_ranks_that_were_asked_different_questions_are_named(tmp_path):
-    differ = "BadValue: The ranks were asked different questions: "
+    differ = "BadValue: The ranks made different calls: "
     here, there = on_processes(2, different_questions, tmp_path)
     plain = [re.sub(r" \((?:[0-9a-f]{8})\)", "", text) for text in here]
     assert (

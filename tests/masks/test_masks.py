@@ -167,6 +167,14 @@ def test_laws_of_three(asked):
     assert torch.equal(runs((a & b) & c, grid), runs(a & (b & c), grid))
 
 
+def test_a_composition_holds_each_part_once():
+    e, c, w = ch.everything, ch.causal, ch.window(before=2)
+    assert repr(e & (e & c)) == repr((e & e) & c) == "everything & causal"
+    assert repr((c & w) & (w & c)) == repr(c & w)
+    assert repr(c | (w | c)) == repr(c | w) and (c | c) is c
+    assert repr((c | w) & (c | w)) == repr(c | w)
+
+
 @settings(deadline=None)
 @given(ONE)
 def test_a_mask_prints_what_makes_it(asked):
@@ -672,7 +680,7 @@ ERRORS = {
     ),
     "dense that does not fit": (
         lambda: ch.dense(keep=torch.ones(2, 3).bool()).to_bool(4, 3),
-        """dense has a mask of shape (2, 3); the question has (B, H, Tq, Tk) = (1, 1, 4, 3).
+        """dense has a mask of shape (2, 3); the call has (B, H, Tq, Tk) = (1, 1, 4, 3).
   Rule: a dense mask broadcasts to (B, H, Tq, Tk).
   Way out: give each dimension its size or 1; a mask per batch is (B, 1, Tq, Tk).""",
     ),

@@ -13,7 +13,7 @@ from .layers import Layers, is_selected
 
 
 class UneditedCall(NamedTuple):
-    """An attention call of the unedited run: the question, its output, and zeros that were added to
+    """An attention call of the unedited run: the problem, its output, and zeros that were added to
     the output so that its gradient is known."""
 
     here: Here

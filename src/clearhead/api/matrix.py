@@ -234,8 +234,7 @@ class Matrix:
         if not fits:
             raise BadValue(
                 f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
-                f"x has as many dimensions as the question and one row for each of the {length} "
-                f"{what}.",
+                f"x has as many dimensions as q and one row for each of the {length} {what}.",
                 f"pass x with second-to-last size {length}.",
             )
         return repeat_heads(as_4d(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)

@@ -86,7 +86,7 @@ def attention(
 
     Raises:
         BadValue, BadType: what `clearhead.attention` refuses, shards that do not fit the layout; on
-            every rank, where the ranks were asked different questions or one refused its own.
+            every rank, where the ranks were called with different arguments or one refused its own.
         RankLost: a rank died, stalled or failed; also a `BadValue` and a `ConnectionError`.
 
     Source: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers"; the layout
@@ -131,7 +131,7 @@ def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
 def agreed(
     transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor, **more: object
 ) -> tuple[Ring, Inputs]:
-    """The question as this rank sees it, checked here and compared with that of the others."""
+    """The call as this rank sees it, checked here and compared with that of the others."""
     try:
         problem, inputs = make_problem(
             q,

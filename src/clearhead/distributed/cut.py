@@ -1,4 +1,4 @@
-"""A question cut to some of its queries and some of its keys, without ever forming Tq x Tk.
+"""A problem cut to some of its queries and some of its keys, without ever forming Tq x Tk.
 
 A rank holds its positions in rising order, so the keys of a shard that stand in a run of absolute
 positions stand in a run of the shard again. Every mask comes down to such runs, and is cut by
@@ -19,7 +19,7 @@ from .layouts import Layout, Positions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cut(CachedRanges):
-    """What a mask says of the queries and keys at some positions of a larger question."""
+    """What a mask says of the queries and keys at some positions of a larger problem."""
 
     mask: Mask
     grid: Grid

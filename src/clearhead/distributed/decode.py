@@ -79,7 +79,7 @@ def decoded(
     v: Tensor,
     meet: bool = True,
 ) -> Tensor:
-    """`meet`: compare the questions of the ranks first. Without, one that differs is noticed when
+    """`meet`: compare the calls of the ranks first. Without, one that differs is noticed when
     the states arrive, if it has their size."""
     try:
         ring, inputs = _ring(options, keys, transport, q, k, v)
@@ -142,8 +142,8 @@ def _ring(
 
 
 def _exchanged(transport: Transport, rows: State, question: dict[str, object]) -> list[State]:
-    """The states of all ranks. A digest of the question goes with them: where one differs, all
-    ranks compare their questions, which raises."""
+    """The states of all ranks. A digest of the call goes with them: where one differs, all
+    ranks compare their calls, which raises."""
     digest = hashlib.blake2b(repr(question).encode(), digest_size=DIGEST_BYTES).digest()
     tensors = rows.tensors()
     numbers = torch.cat([x.reshape(-1) for x in tensors])

@@ -99,7 +99,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs, Team]:
-    """The question of this rank's heads, over the ring of the ranks that have the same ones."""
+    """The problem of this rank's heads, over the ring of the ranks that have the same ones."""
     p, found, team = ring.problem, ring.routes, Team(ring.transport, heads)
     both = found.queries, found.keys
     q, k, v = (

@@ -33,9 +33,9 @@ class Shards(NamedTuple):
 def agree(
     transport: Transport, question: dict[str, object], Tq: int, Tk: int, drawn: int = 0
 ) -> Shards:
-    """What every rank holds, once it is certain that all were asked the same `question`.
+    """What every rank holds, once it is certain that all made the same call, `question`.
 
-    Raises `BadValue` on every rank if one was asked another question, or refused its own.
+    Raises `BadValue` on every rank if one made another call, or refused its own.
     """
     lines = [f"{name}\t{_short(what)}" for name, what in question.items()]
     text = "\n".join(lines).encode()[:TEXT_BYTES]
@@ -70,7 +70,7 @@ def _differs(rank: int, texts: list[str]) -> BadValue:
     name = next(n for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
     like = texts.index(usual)
     return BadValue(
-        f"The ranks were asked different questions: {name} is {theirs.get(name, 'not there')} on "
+        f"The ranks made different calls: {name} is {theirs.get(name, 'not there')} on "
         f"rank {other}, and {ours.get(name, 'not there')} on rank {like}.",
         "all ranks of a group ask one question; only their shards differ.",
         f"pass the same {name} on every rank.",

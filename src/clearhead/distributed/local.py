@@ -26,7 +26,7 @@ TILE_QUERIES, TILE_KEYS = 256, 512
 
 
 class Dropped(NamedTuple):
-    """Dropout by seed, for weights that stand elsewhere in a larger question."""
+    """Dropout by seed, for weights that stand elsewhere in a larger problem."""
 
     p: float
     seed: int

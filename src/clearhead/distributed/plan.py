@@ -1,4 +1,4 @@
-"""What a question costs on the ranks of a group, without asking it."""
+"""What a call costs on the ranks of a group, without computing it."""
 
 from dataclasses import dataclass, replace
 

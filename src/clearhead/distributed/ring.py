@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some of the queries here on some of the keys of a part: a question of its own."""
+    """Some of the queries here on some of the keys of a part: a problem of its own."""
 
     queries: slice
     keys: slice
@@ -56,9 +56,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """One question over the ranks of a group, as one of them sees it.
+    """One call over the ranks of a group, as one of them sees it.
 
-    `problem` is the question of its own queries and its own keys, but for the mask and ALiBi, which
+    `problem` is that of its own queries and its own keys, but for the mask and ALiBi, which
     stand in `routes` and `bias` and speak of all positions; a bias of numbers holds the rows of the
     queries here, for all keys.
     """
@@ -71,7 +71,7 @@ class Ring:
 
     @property
     def by_range(self) -> bool:
-        """Is each range of positions a question of its own, as the shift of ALiBi asks?"""
+        """Is each range of positions a problem of its own, as the shift of ALiBi asks?"""
         return isinstance(self.bias, Alibi)
 
     # --------------------------------------------------------------------------------- what travels
@@ -103,7 +103,7 @@ class Ring:
     # ----------------------------------------------------------------------------- what is computed
 
     def blocks(self, owner: int, q: Tensor, part: Part) -> Iterator[Block]:
-        """The questions whose answers are those of the queries here on a part."""
+        """The problems whose outputs are those of the queries here on a part."""
         cut = self.routes.cuts[owner]
         if not (len(cut.queries) and len(cut.keys)):
             return

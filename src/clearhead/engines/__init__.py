@@ -1,7 +1,7 @@
 """Choosing the engine that computes the output, or only statistics of the weights.
 
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
-comes last. On a GPU the order depends on the question (`order_on`), by reasons and not yet by
+comes last. On a GPU the order depends on the problem (`order_on`), by reasons and not yet by
 measurements. An engine chosen by name computes or says why it cannot, and never falls back.
 """
 
@@ -31,10 +31,10 @@ def order(problem: Problem) -> tuple[Engine, ...]:
 
 
 def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
-    """`order` on this GPU. torch's fused kernels come first where they take the question as it is:
+    """`order` on this GPU. torch's fused kernels come first where they take the problem as it is:
     vendors tune them for each device. What is masked goes to our kernels, which skip what the mask
     leaves empty and keep NaN behind it; torch's would need q, k and v cleaned of NaN first, and any
-    mask but a causal one written out. So does a question for which torch has no fused kernel."""
+    mask but a causal one written out. So does a problem for which torch has no fused kernel."""
     if why_not_torch(problem, gpu):
         return TRITON, SDPA, TILED, STEPS
     return SDPA, TRITON, TILED, STEPS
@@ -53,7 +53,7 @@ def choose(problem: Problem, engine: str) -> Engine:
         raise BadValue(
             f"No engine can answer this: {problem.describe()}.",
             f"each engine says what it lacks: {said}.",
-            "ask a smaller or simpler question; plan(...) shows what each engine says.",
+            "pass smaller or simpler inputs; plan(...) shows what each engine says.",
         )
     raise BadValue(
         f"engine={engine!r} cannot answer this: {problem.describe()}.",

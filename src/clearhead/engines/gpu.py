@@ -47,7 +47,7 @@ def listed(said: dict[str, list[str]]) -> str:
 
 def backends_decline(problem: Problem, gpu: Gpu, matrix: bool) -> dict[str, list[str]]:
     """Why each of torch's fused kernels cannot answer; an empty list means that it can. `matrix`
-    says whether the question needs its mask or bias written out as a matrix."""
+    says whether the problem needs its mask or bias written out as a matrix."""
     return {name: _declines(name, problem, gpu, matrix) for name in BACKENDS}
 
 

@@ -25,7 +25,7 @@ MOST_WEIGHTS_BYTES = 2**30  # of float64 that is differentiated
 
 
 class Sdpa(Engine):
-    """torch's fused kernels, where their masks and scales say the same as the question."""
+    """torch's fused kernels, where their masks and scales say the same as the problem."""
 
     name = "sdpa"
     caption = "torch's scaled_dot_product_attention"

@@ -19,7 +19,7 @@ TILE_KEYS = 512
 
 
 class Tiled(Engine):
-    """Every question but ONNX's, on every device, in memory that does not grow with the square."""
+    """Every problem but ONNX's, on every device, in memory that does not grow with the square."""
 
     name = "tiled"
     caption = "tiles and a mergeable softmax, in plain torch"

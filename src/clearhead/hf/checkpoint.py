@@ -176,8 +176,8 @@ class Checkpoint:
         Raises `BadValue` for a layer that the model does not have.
         """
         tokens, given = self.read(text)
-        asked, count = capture_call(lambda: self.run(given), layer)
-        if asked is None:
+        call, count = capture_call(lambda: self.run(given), layer)
+        if call is None:
             raise BadValue(
                 f"layer {layer} was asked for.",
                 f"{'its encoder' if self.has_decoder else 'this model'} has {count} layers that "
@@ -186,7 +186,7 @@ class Checkpoint:
                 if count
                 else "use a model that goes through transformers' attention interface.",
             )
-        trace = explain_problem(*asked, tokens=tokens)
+        trace = explain_problem(*call, tokens=tokens)
         kind = visible(str(getattr(self.model.config, "model_type", "model")), 60)
         part = " encoder" if self.has_decoder else ""
         return replace(trace, about=f"{kind}{part}, layer {layer}: {trace.about}")

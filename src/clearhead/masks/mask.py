@@ -55,12 +55,10 @@ class Mask(Exports):
         return self
 
     def __and__(self, other: "Mask") -> "Mask":
-        same = self.equals(_check_mask(other, "&"), read=False)
-        return self if same else And((*_parts(self, And), *_parts(other, And)))
+        return _composed(And, self, _check_mask(other, "&"))
 
     def __or__(self, other: "Mask") -> "Mask":
-        same = self.equals(_check_mask(other, "|"), read=False)
-        return self if same else Or((*_parts(self, Or), *_parts(other, Or)))
+        return _composed(Or, self, _check_mask(other, "|"))
 
     def __rand__(self, other: object) -> "Mask":
         return _check_mask(other, "&") & self
@@ -293,6 +291,13 @@ def _intersect(bounds: Sequence[Bounds]) -> Bounds:
         reduce(torch.maximum, lows) if lows else None,
         reduce(torch.minimum, highs) if highs else None,
     )
+
+
+def _composed(kind: type[_Composition], a: Mask, b: Mask) -> Mask:
+    """The composition of the parts of both, each part once."""
+    parts = _parts(a, kind)
+    new = [x for x in _parts(b, kind) if not any(x.equals(part, read=False) for part in parts)]
+    return kind((*parts, *new)) if new else a
 
 
 def _parts(mask: Mask, kind: type[_Composition]) -> tuple[Mask, ...]:

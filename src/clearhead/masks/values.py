@@ -216,7 +216,7 @@ def check_broadcasts(x: Tensor, grid: Grid, gave: str, what: str, example: str) 
     wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
     if any(s != 1 and s != w for s, w in zip(as_4d(x).shape, wanted, strict=True)):
         raise BadValue(
-            f"{gave} shape {tuple(x.shape)}; the question has (B, H, Tq, Tk) = {wanted}.",
+            f"{gave} shape {tuple(x.shape)}; the call has (B, H, Tq, Tk) = {wanted}.",
             f"{what} broadcasts to (B, H, Tq, Tk).",
             f"give each dimension its size or 1; {example}.",
         )

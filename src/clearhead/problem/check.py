@@ -1,4 +1,4 @@
-"""Every argument of a question is checked once, here, and becomes a `Problem`."""
+"""Every argument of a call is checked once, here, and becomes a `Problem`."""
 
 import math
 from typing import NamedTuple

@@ -57,7 +57,7 @@ class cached(Generic[Made]):
 # Treat it as frozen. A frozen dataclass takes a microsecond longer to make, a tenth of a tiny call.
 @dataclass(eq=False)
 class Problem:
-    """One attention question without its tensors (but for what belongs to the rule: mask, bias,
+    """One attention problem without its tensors (but for what belongs to the rule: mask, bias,
     sinks), so that it can be costed, listed and declined without touching any data."""
 
     B: int
@@ -139,7 +139,7 @@ class Problem:
         return width * (keys + self.B * self.H * self.Tq * (self.D + self.Dv))
 
     def describe(self) -> str:
-        """The question in a line."""
+        """The problem in a line."""
         heads = f"H={self.H}" if self.G == self.H else f"H={self.H} G={self.G}"
         size = f"D={self.D}" if self.D == self.Dv else f"D={self.D} Dv={self.Dv}"
         kind = str(self.dtype).removeprefix("torch.")

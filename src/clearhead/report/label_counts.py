@@ -38,8 +38,8 @@ def label_counts(
             holds |= _repeats(best, tokens, every, first)
     return [
         {
-            name: Count(int((x[h] & asked).sum()), int(asked.sum()))
-            for name, (x, asked) in holds.items()
+            name: Count(int((x[h] & counted).sum()), int(counted.sum()))
+            for name, (x, counted) in holds.items()
         }
         for h in range(best.shape[0])
     ]
@@ -54,10 +54,10 @@ def _repeats(
     earliest = torch.full((len(numbers),), len(tokens)).scatter_reduce(
         0, ids[first:], keys[first:], "amin"
     )
-    asked = every & (earliest[ids] < keys - 1)
+    counted = every & (earliest[ids] < keys - 1)
     key = best.clamp(min=0)
     earlier = (best > first) & (best < keys - 1)
     return {
-        "duplicate": ((ids[key] == ids) & earlier, asked),
-        "induction": ((ids[(key - 1).clamp(min=0)] == ids) & earlier & (key > 0), asked),
+        "duplicate": ((ids[key] == ids) & earlier, counted),
+        "induction": ((ids[(key - 1).clamp(min=0)] == ids) & earlier & (key > 0), counted),
     }

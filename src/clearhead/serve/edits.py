@@ -17,7 +17,7 @@ MOST_SEED = 2**63 - 1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class settings(edit.Edit):
-    """Other numbers in the question: `scale` and `softcap` (None: the model's own), and `dropout`
+    """Other numbers in the call: `scale` and `softcap` (None: the model's own), and `dropout`
     of the weights with a `seed`."""
 
     scale: float | None = None

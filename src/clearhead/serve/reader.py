@@ -119,7 +119,7 @@ class Reader:
                 f"a text has at least one word and at most {MOST_LETTERS:,} letters.",
                 "send a shorter text." if isinstance(text, str) and text.strip() else "type one.",
             )
-        asked = read_edits(edits)
+        parsed = read_edits(edits)
         done = 0
 
         def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
@@ -129,10 +129,10 @@ class Reader:
 
         with self._turn:
             on_call(0, self.depth)
-            with intervene(self.module, asked, must_apply=False) as seen:
+            with intervene(self.module, parsed, must_apply=False) as seen:
                 with listening(listen), torch.no_grad():
                     yield
-        for number, edit in enumerate(asked):
+        for number, edit in enumerate(parsed):
             if not seen.times(number):
                 raise BadValue(
                     f"{edit!r} never applied.",

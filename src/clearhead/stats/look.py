@@ -21,7 +21,7 @@ class Look:
 
     `look.out` is the output; every statistic is an attribute under its name: `look.lse`,
     `look.topk.weights`, `look.topk.keys`, `look.mass["sink"]`. `look.names` lists them. Leading
-    dimensions that the question did not have are not there.
+    dimensions that the inputs did not have are not there.
     """
 
     out: Tensor
@@ -32,7 +32,7 @@ class Look:
         self.names = tuple(found)
         # In a graph for every length, the words would make one for each.
         compiling = torch.compiler.is_compiling()
-        self._about = "a compiled question" if compiling else problem.describe()
+        self._about = "a compiled call" if compiling else problem.describe()
         self._found = {name: each(x, problem.shape_back) for name, x in found.items()}
 
     def __getattr__(self, name: str) -> "Tensor | Top | dict[str, Tensor]":

@@ -124,7 +124,7 @@ class mass(RowStatistic):
     """The weight each query puts on groups of keys: name -> mask, or a span (lo, hi) of keys.
 
     ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``; a span goes up to
-    but not including hi. A group may depend on the query, and groups may overlap; keys the question
+    but not including hi. A group may depend on the query, and groups may overlap; keys the mask
     masks have no weight in any group. Positions are those of the call's own keys: key 0 is padding
     if the text is padded on the left, and the oldest key kept if a cache drops what a window has
     passed.

@@ -78,7 +78,7 @@ def sweep(
             Weights are then exp(x - lse), and carry the rounding of the lse.
 
     Raises:
-        BadValue, BadType: statistics that do not fit the question, a slice with a step, an lse of
+        BadValue, BadType: statistics that do not fit the problem, a slice with a step, an lse of
             another shape.
     """
     parsed = parse_stats(statistics, problem.grid)

@@ -14,7 +14,7 @@ w = softmax(x) and the output o = w V of each head and query:
 | `scale(factor)`         | factor * o                                                      |
 | `patch(recording)`      | o as recorded in another run                                    |
 
-The first four are questions of their own, which an engine answers like any other, in O(S) memory.
+The first four make another problem, which an engine solves like any other, in O(S) memory.
 Edits apply in the order of the list; those of the weights before those of the output.
 
 All edits say where they apply:

@@ -1,4 +1,4 @@
-"""Edits that are questions of their own: other edges, other logits."""
+"""Edits that make another problem: other edges, other logits."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -80,7 +80,7 @@ class temperature(Edit):
     softmax is divided: x after scale, soft cap and bias, and a sink's logit.
 
     Raises `BadValue` unless t > 0; and in a call with sinks or ALiBi where it names rows, or with a
-    soft cap where it names heads or rows: no one question says so.
+    soft cap where it names heads or rows: no one call says so.
     """
 
     t: float
@@ -122,7 +122,7 @@ class temperature(Edit):
 class uniform(Edit):
     """w = 1/n for each of the n keys that the query may look at; a sink takes nothing.
 
-    Raises `BadValue` in a call with sinks or ALiBi where it names rows: no one question says so.
+    Raises `BadValue` in a call with sinks or ALiBi where it names rows: no one call says so.
     """
 
     def for_copy(self, batch: range) -> Edit | None:
@@ -139,7 +139,7 @@ class uniform(Edit):
 
 
 def _with_bias(edit: Edit, factor: float, problem: Problem, here: Here) -> Problem:
-    """The question with its bias times the factor, for the queries that the edit is about."""
+    """The problem with its bias times the factor, for the queries that the edit is about."""
     bias = problem.bias
     if bias is None:
         return problem
@@ -161,6 +161,6 @@ def _must_be_whole(edit: Edit, by_row: bool, what: str) -> None:
 def _not_one_question(edit: Edit, what: str, way_out: str) -> BadValue:
     return BadValue(
         f"{edit!r} was applied to a layer with {what}.",
-        f"the edited question has {what} that is the same for all it is about.",
+        f"the edited call has {what} that is the same for all it is about.",
         way_out,
     )

@@ -154,13 +154,13 @@ def _sum_weights(
             )  # fmt: skip
             if pooled is not None:
                 sums["map"] = _map(pooled, p.Tk, k_bins, N)
-        asked = [i for s in statistics if isinstance(s, exact) for i in s.places(p.grid)]
-        if asked:
-            places = torch.tensor(asked, dtype=torch.int32).to(p.device)
-            strips = math.ceil(len(asked) / M)
+        requested = [i for s in statistics if isinstance(s, exact) for i in s.places(p.grid)]
+        if requested:
+            places = torch.tensor(requested, dtype=torch.int32).to(p.device)
+            strips = math.ceil(len(requested) / M)
             exact_rows[(tiles * strips * p.H * p.B,)](
                 rows(q), rows(k), top, share, places, sums["rows"], of_kernel, sizes, tiles,
-                len(asked), **how,
+                len(requested), **how,
             )  # fmt: skip
     return sums
 
