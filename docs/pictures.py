@@ -46,7 +46,9 @@ def explorer(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         page = ch.views.html.write_report(found, Path(folder) / "page.html")
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        tab = browser.new_page(reduced_motion="reduce", viewport={"width": 1280, "height": 720}, color_scheme="light")
+        tab = browser.new_page(
+            reduced_motion="reduce", viewport={"width": 1280, "height": 720}, color_scheme="light"
+        )
         tab.goto(page.as_uri())
         tab.wait_for_function("() => typeof current !== 'undefined' && current")
         tab.screenshot(path=path)
