@@ -192,6 +192,26 @@ int64_t threads_for(const Problem& p) {
   return double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD ? 1 : threads_available();
 }
 
+// Is every row of a key head decoded? There are too few to pack keys for.
+bool decodes(const Problem& p, const Level& level) {
+  return p.H / p.G * p.Tq <= std::min(DECODE_ROWS, level.max_decode_rows) && !p.dropout;
+}
+
+// Decode adds up a score in another order than the backward pass, by whose scores the weights of a
+// decoded row would not quite sum to 1. Prefill has its order: output and lse of such rows are
+// computed again, into `memory` (bench/LOG.md, "gradients of few rows").
+Code prefill_again(Problem& p, const Level& level, int64_t threads, Scratch& memory) {
+  const int64_t rows = p.B * p.H * p.Tq, width = p.dtype == FLOAT32 ? 4 : 2;
+  const int64_t sums = rows * int64_t(sizeof(double)), out = round_up(rows * p.Dv * width, 64);
+  char* block = memory.reserve(size_t(sums + 2 * out));
+  if (!block) return NO_MEMORY;
+  auto view = [&](char* at, int64_t size) { return TensorView{at, p.H * size, size, size / p.Tq}; };
+  p.lse = view(block, p.Tq);
+  p.out = view(block + sums, p.Tq * p.Dv);
+  if (p.rounding.data) p.rounding = view(block + sums + out, p.Tq * p.Dv);
+  return prefill(p, level, threads);
+}
+
 Code check(const Problem& p) {
   for (int64_t size : {p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv})
     if (size < 0 || size > (int64_t(1) << 40)) return BAD_SIZES;
@@ -212,8 +232,7 @@ Code attend(const Problem& p) {
   if (!with) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;
   int64_t threads = threads_for(p);
-  bool few_rows = p.H / p.G * p.Tq <= std::min(DECODE_ROWS, with->max_decode_rows) && !p.dropout;
-  if (!few_rows) return prefill(p, *with, threads);
+  if (!decodes(p, *with)) return prefill(p, *with, threads);
   // Decode computes no statistics: for those its rows go through prefill as well, without output.
   if (p.out.data || p.lse.data)
     if (Code code = decode(p, *with, threads)) return code;
@@ -246,13 +265,17 @@ Code sum_weights(const Problem& p, const WeightSums& sums) {
 
 // A task has one head, or one key split of a head where there are few heads. If a broadcast bias
 // collects gradients from several batches or heads, one task adds them up in their order.
-Code backward(const Problem& p, const Gradients& g) {
+Code backward(const Problem& forward, const Gradients& g) {
+  Problem p = forward;
   if (Code code = check(p)) return code;
   const Level* with = level();
   if (!with) return NO_LEVEL;
   if (g.key_splits < 1) return BAD_SIZES;
   if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
   int64_t threads = threads_for(p);
+  BorrowedScratch memory(state_scratch);
+  if (g.of_these_keys && decodes(p, *with))
+    if (Code code = prefill_again(p, *with, threads, memory)) return code;
   auto delta = [&](int64_t i, char*, Queue&) { with->deltas(p, g, i / p.H, i % p.H); };
   if (Code code = run_tasks(threads, p.B * p.H, 0, delta)) return code;
 

@@ -75,8 +75,9 @@ struct Gradients {
   TensorView delta;      // float32 (b, h, q), written here: dout . out - dlse
   TensorView dq;         // (b, h, q), one for each of `key_splits`, `dq_split_stride` apart
   int64_t key_splits, dq_split_stride;
-  TensorView dk, dv;  // (b, h, k)
-  MatrixView dbias;   // null if not needed; a stride of 0 sums over that dimension
+  TensorView dk, dv;      // (b, h, k)
+  MatrixView dbias;       // null if not needed; a stride of 0 sums over that dimension
+  int64_t of_these_keys;  // 1: out and lse are `attend`'s of these keys; 0: of more keys, maybe
 };
 
 struct Problem {

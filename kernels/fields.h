@@ -53,7 +53,8 @@ template <class Visit> void for_each_struct(Visit visit) {
   STRUCT(WeightSums, FIELD(max), FIELD(share), FIELD(received), FIELD(map_rows), FIELD(map_cols),
          FIELD(map), FIELD(exact_row), FIELD(exact))
   STRUCT(Gradients, FIELD(dout), FIELD(dlse), FIELD(dw_log_w), FIELD(dreceived), FIELD(delta),
-         FIELD(dq), FIELD(key_splits), FIELD(dq_split_stride), FIELD(dk), FIELD(dv), FIELD(dbias))
+         FIELD(dq), FIELD(key_splits), FIELD(dq_split_stride), FIELD(dk), FIELD(dv), FIELD(dbias),
+         FIELD(of_these_keys))
 }
 #undef STRUCT
 #undef FIELD

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.engines.cpu import Cpu, backward, operator
@@ -157,6 +158,31 @@ def test_scores_of_ten_thousand_and_long_rows(level):
     check_on_average(large, torch.float32, 4.0 if level == "scalar" else 2.0)
     long = make_qkv(H=1, G=1, Tq=12, Tk=100_000, D=8)
     check(Case(*long), torch.float32)
+
+
+@pytest.mark.parametrize("Tq", [1, 7])
+def test_few_rows_with_large_scores(Tq, level):
+    """They are decoded, and the backward pass has scores of its own, by which their weights must
+    sum to 1, too. The ruler is torch's fused function, which keeps a log-sum-exp as well."""
+    squared = dict.fromkeys(("q", "k", "v"), (0.0, 0.0))
+    for seed in range(20):
+        qkv, dout = make_qkv(Tq=Tq, Tk=37, D=64, seed=seed), draw(1, 2, Tq, 64, seed=seed + 100)
+
+        def grads_of(attend, dtype, qkv=qkv, dout=dout):
+            x = [x.to(dtype, copy=True).requires_grad_() for x in qkv]
+            attend(*x, scale=1.0).backward(dout.to(dtype))
+            return [x.grad for x in x]
+
+        def fused(q, k, v, scale):
+            return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+        true = grads_of(by_steps, torch.float64)
+        pairs = zip(grads_of(by_core, torch.float32), grads_of(fused, torch.float32), strict=True)
+        for what, (ours, theirs), right in zip("qkv", pairs, true, strict=True):
+            a, b = ((x.double() - right).square().sum().item() for x in (ours, theirs))
+            squared[what] = squared[what][0] + a, squared[what][1] + b
+    for what, (ours, theirs) in squared.items():
+        assert ours <= 4 * theirs, f"{what}: squared error {ours:.3g}, torch's {theirs:.3g}"
 
 
 def core_with_lse(*qkv, **keywords):

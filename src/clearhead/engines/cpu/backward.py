@@ -12,7 +12,7 @@ from .pack import KernelArgs, check, matrix_view, pack, tensor_view, with_rows
 
 (GRADIENTS,) = layout(
     "Gradients",
-    "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias",
+    "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias of_these_keys",
 )
 
 # A task of the backward pass is a head. If there are fewer than TASKS, the keys are split, into
@@ -23,7 +23,8 @@ TASKS, MIN_SPLIT = 16, 1024
 
 class OutputGrads(NamedTuple):
     """Gradients of the outputs (kernels/attention.h, `Gradients`), None for an unused output; the
-    output itself and what rounding it lost."""
+    output itself and what rounding it lost. `of_these_keys` says that output and log-sum-exp are
+    those of the keys given, and not of more."""
 
     dlse: Tensor | None = None
     dw_log_w: Tensor | None = None
@@ -31,6 +32,7 @@ class OutputGrads(NamedTuple):
     dout: Tensor | None = None
     out: Tensor | None = None
     rounding: Tensor | None = None
+    of_these_keys: bool = False
 
 
 def gradients(
@@ -61,7 +63,7 @@ def gradients(
                 *tensor_view(of.dout), *tensor_view(of.dlse), *tensor_view(of.dw_log_w),
                 *tensor_view(of.dreceived), *tensor_view(delta), *tensor_view(dq[0]),
                 splits, dq.stride(0), *tensor_view(dk), *tensor_view(dv),
-                *matrix_view(None if bias is None else dbias),
+                *matrix_view(None if bias is None else dbias), of.of_these_keys,
             ),
         )
     )  # fmt: skip

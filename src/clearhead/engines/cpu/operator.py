@@ -85,6 +85,7 @@ def _attend_backward(
         dout=with_rows(dout),
         out=with_rows(out),
         rounding=with_rows(rounding) if _rounds(q) else None,
+        of_these_keys=True,
     )
     return gradients(q, k, v, KernelArgs(*args), lse, of, bias_grad)
 
