@@ -21,6 +21,6 @@ def hosted(page: str, *scripts: str, connects: bool) -> str:
         policy = "default-src 'none'; "
         before = before.replace(policy, f"{policy}connect-src 'self'; ", 1)
         before = before.replace(
-            "asks nothing of the network", "asks only the server it came from", 1
+            "loads nothing from the internet", "asks only the server it came from", 1
         )
     return f"{before}<script>{longer}</script>{after}"

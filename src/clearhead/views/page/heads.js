@@ -74,7 +74,8 @@ function fillHeads() {
   const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
   if (!counts.has(sheet.label)) sheet.label = null;
   byId("labels").replaceChildren(...names.map((label) => {
-    const button = make("button", { type: "button", "aria-pressed": label === sheet.label }, label,
+    const title = `Show these heads. Their number says how ${isByEntropy({ label }) ? "many keys" : "much"}: ${means({ label })}.`;
+    const button = make("button", { type: "button", "aria-pressed": label === sheet.label, title }, label,
       make("small", {}, ` ${counts.get(label)}`));
     button.addEventListener("click", () => {
       sheet.label = sheet.label === label ? null : label;
@@ -103,6 +104,7 @@ function tile({ layer, head }) {
   const button = make("button", {
     type: "button", role: "radio", class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
+    title: it ? leadOf(it) : undefined,
     "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, ` +
       `entropy ${it.entropy.toFixed(2)}` : name,
   }, make("canvas", { "aria-hidden": "true" }),

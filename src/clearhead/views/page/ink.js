@@ -44,6 +44,7 @@ function drawWeightBar(scene, x, y, width = 150) {
   for (const [weight, align] of ticks) {
     scene.text(weight, x + Math.sqrt(weight) * width, y + 18, { size: 12, fill: "soft", align });
   }
+  scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
 }
 
 function drawSignedBar(scene, x, y, limit, width = 150) {

@@ -2,6 +2,13 @@
 
 const PICTURES = { text: drawText, lines: drawLines, map: drawMap, walk: drawWalk };
 const VIEW_WORDS = { text: "Text", lines: "Lines", map: "Map", numbers: "Numbers", walk: "Walk" };
+const VIEW_TITLES = {
+  text: "The words, shaded by where the chosen one looks",
+  lines: "A line from each word to each word it looks at",
+  map: "All weights: a row for each word that looks, a column for each word looked at",
+  numbers: "Every step of one word, with all its numbers",
+  walk: "The same steps as a moving picture",
+};
 let picture = null; // the scene on the canvas
 
 function draw() {
@@ -65,7 +72,8 @@ function drawReading() {
     .map((step) => [step.name, trace.row(step, head, at)?.[key] ??
       (step.name === "weights" ? zoomedWeight(at, key) : undefined)])
     .filter(([, value]) => value !== undefined)
-    .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "" },
+    .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "",
+      title: [trace.step(name).formula, trace.step(name).why].filter(Boolean).join(". ") },
       `${name} `, make("b", {}, precise(value))));
   line.replaceChildren(make("strong", {}, queryToken(at)), make("span", { class: "arrow" }, " → "),
     make("strong", {}, keyToken(key)), ...numbers);

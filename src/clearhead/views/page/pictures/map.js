@@ -34,7 +34,7 @@ function drawMap(width, height) {
     mapPanel(scene, all[1], { ...b, values }, both, (value) => signedColour(value, limit), 0, 0, width, height - bar,
       `${all[1].name} minus ${all[0].name}`);
     drawSignedBar(scene, 0, height - 26, limit);
-    drawHatchKey(scene, 180, height - 26);
+    drawHatchKey(scene, 220, height - 26);
     return scene;
   }
   const columns = Math.min(all.length, width > 560 ? 2 : 1), rows = Math.ceil(all.length / columns);
@@ -50,7 +50,7 @@ function drawMap(width, height) {
   const step = stepOf(all[0]);
   if (step.isShare) drawWeightBar(scene, 0, height - 26);
   else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
-  if (hasBlocked) drawHatchKey(scene, 180, height - 26);
+  if (hasBlocked) drawHatchKey(scene, 220, height - 26);
   // Beside a map that leaves room: the row and the column of the query.
   const right = scene.map.x + scene.map.cell * scene.map.columns + 32;
   if (all.length === 1 && !isZoomed() && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
