@@ -69,8 +69,13 @@ def missing_row(figure, text):
 def test_lesson(path):
     before = set(FOLDER.iterdir())
     notebook = jupytext.read(path)
-    resources = {"metadata": {"path": str(FOLDER)}}
-    NotebookClient(notebook, timeout=100, coalesce_streams=True, resources=resources).execute()
+    NotebookClient(
+        notebook,
+        timeout=100,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(FOLDER)}},
+        extra_arguments=["--log-level=ERROR"],  # each kernel warns that it is not encrypted
+    ).execute()
     assert set(FOLDER.iterdir()) == before
 
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
