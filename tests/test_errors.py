@@ -1,4 +1,4 @@
-"""Wrong questions: what was given, the rule, the way out; the whole text, as it is printed."""
+"""Wrong calls: what was given, the rule, the way out; the whole text, as it is printed."""
 
 # ruff: noqa: E501  (error texts stand here as they are printed)
 
@@ -322,7 +322,7 @@ TYPES = {
     "a scale that would learn": (
         lambda: call(scale=torch.tensor(0.5, requires_grad=True)),
         """scale is a tensor that requires a gradient.
-  Rule: scale is a constant of the question, and no gradient flows to it.
+  Rule: scale is a constant of the problem, and no gradient flows to it.
   Way out: pass scale=float(scale) for a constant; a learned temperature multiplies the queries: attention(temperature * q, k, v, scale=1).""",
     ),
     "tokens in one string": (
@@ -352,7 +352,7 @@ def test_kinds_that_do_not_fit(name):
 
 
 @pytest.mark.parametrize("verb", [ch.explain, ch.plan, lambda q, k, v, **kw: ch.matrix(q, k, **kw)])
-def test_every_verb_checks_the_question(verb):
+def test_every_verb_checks_the_problem(verb):
     with pytest.raises(ch.BadValue, match="There are H=5 query heads and G=3 key heads"):
         verb(torch.zeros(2, 5, 5, 4), K, V)
     with pytest.raises(ch.BadType, match="mask is a boolean tensor"):

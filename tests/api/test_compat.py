@@ -342,7 +342,7 @@ sizes = st.integers(1, 9)
     dtype=st.sampled_from([torch.float32, torch.float64]),
     scale=st.none() | st.floats(-2, 2),
 )
-def test_any_question(engine, sizes, lead, group, rule, kept, dtype, scale):
+def test_any_call(engine, sizes, lead, group, rule, kept, dtype, scale):
     B, G, L, S, E, Ev = sizes
     H = 2 * G if group else G
     front = (B, 2)[:lead]
@@ -475,7 +475,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_questions(name):
+def test_wrong_calls(name):
     kind, given, keywords = WRONG[name]
     with pytest.raises(AttentionError) as caught:
         OURS(*given, **keywords)

@@ -241,7 +241,7 @@ def test_steps_may_be_put_in_front():
 
 
 def test_low_precision_is_shown_as_it_is_computed(qkv):
-    """Scores and weights in fp32, the output in the dtype of the question."""
+    """Scores and weights in fp32, the output in the dtype of the problem."""
     trace = ch.explain(*(x.bfloat16() for x in qkv))
     assert {s.name: s.tensor.dtype for s in trace if s.name in ("query", "weights", "output")} == {
         "query": torch.bfloat16,

@@ -74,7 +74,7 @@ def chosen(heads=None, rows=None, batch=None, start=START):
 PLACES = [{}, {"heads": [1, -1]}, {"rows": [START + 2, -1]}, {"heads": [0, 4], "rows": [START]},
           {"heads": [2], "batch": range(1, 2)}]  # fmt: skip
 NUMBERS = torch.randn(1, H, Tq, Tk, generator=torch.Generator().manual_seed(5)).double()
-QUESTIONS = {
+KEYWORDS = {
     "plain": {},
     "scaled": {"scale": 0.7},
     "bias": {"bias": NUMBERS},
@@ -100,10 +100,10 @@ EDGES = {
 }
 
 
-def check(edit, weights, v, question, dtype, out=None):
+def check(edit, weights, v, keywords, dtype, out=None):
     """Layer 1 is edited and gives what the weights by hand give; layer 0 is not."""
     q, k, values = tensors(dtype)
-    model = Model(mask=END, **question)
+    model = Model(mask=END, **keywords)
     before = model(q, k, values)
     with intervene(model, [edit]) as done, ch.watch(model, stats=["max"], rows=range(Tq)) as seen:
         found = model(q, k, values)
@@ -132,7 +132,7 @@ def test_knock_out_and_keep_only_by_hand(only, edges, place, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", KEYWORDS)
 @pytest.mark.parametrize("edit", ["temperature", "uniform"])
 def test_temperature_and_uniform_by_hand(edit, name, place, dtype):
     made = ch.edits.temperature(1.7, layers=[1], **place)
@@ -151,10 +151,10 @@ def test_temperature_and_uniform_by_hand(edit, name, place, dtype):
     capped = (edit, name) == ("temperature", "softcap")
     if (name == "sinks" and by_row) or (capped and place):
         with pytest.raises(BadValue, match="the edited call has"):
-            check(made, None, None, QUESTIONS[name], dtype)
+            check(made, None, None, KEYWORDS[name], dtype)
         return
-    weights, values = by_hand(q, k, v, CAUSAL, **QUESTIONS[name], logits=logits)
-    check(made, weights, values, QUESTIONS[name], dtype)
+    weights, values = by_hand(q, k, v, CAUSAL, **KEYWORDS[name], logits=logits)
+    check(made, weights, values, KEYWORDS[name], dtype)
 
 
 @pytest.mark.parametrize("name", ["alibi", "alibi of two heads"])

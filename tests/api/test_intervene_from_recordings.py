@@ -24,9 +24,9 @@ from tests.api.test_intervene import (
 )
 
 
-def recorded(seed=9, dtype=torch.float64, rows=None, outputs=False, runs=1, heads=None, **question):
+def recorded(seed=9, dtype=torch.float64, rows=None, outputs=False, runs=1, heads=None, **keywords):
     """Another run: other queries, keys and values."""
-    model = Model(mask=END, **question)
+    model = Model(mask=END, **keywords)
     with ch.watch(model, rows=rows, outputs=outputs, heads=heads) as seen:
         for run in range(runs):
             model(*tensors(dtype, seed + run))
@@ -79,7 +79,7 @@ def test_some_rows_and_heads_are_recorded_in_an_order_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "question",
+    "keywords",
     [
         {"sinks": torch.linspace(-1, 1, H).double()},
         {"bias": torch.linspace(-2, 2, Tk).double()},
@@ -87,7 +87,7 @@ def test_some_rows_and_heads_are_recorded_in_an_order_of_their_own():
     ],
     ids=["sinks", "bias", "softcap"],
 )
-def test_frozen_weights_are_seen_as_they_are(question):
+def test_frozen_weights_are_seen_as_they_are(keywords):
     """Under a sink too, which takes what they leave over; by look and by matrix too."""
 
     class Looks(Asked):
@@ -96,12 +96,12 @@ def test_frozen_weights_are_seen_as_they_are(question):
             return seen.out, seen.rows, ch.matrix(q, k, **self.keywords).to_dense()
 
     q, k, v = tensors(seed=9)
-    frozen, _ = by_hand(q, k, v, CAUSAL, **question)
+    frozen, _ = by_hand(q, k, v, CAUSAL, **keywords)
     q, k, v = tensors()
-    weights, values = by_hand(q, k, v, CAUSAL, **question)
+    weights, values = by_hand(q, k, v, CAUSAL, **keywords)
     weights = torch.where(chosen([2, 3]), frozen, weights)
-    edit = ch.edits.freeze(recorded(rows=range(Tq), **question), layers=[1], heads=[2, 3])
-    model = Model(mask=END, **question)
+    edit = ch.edits.freeze(recorded(rows=range(Tq), **keywords), layers=[1], heads=[2, 3])
+    model = Model(mask=END, **keywords)
     found, shown = run(edit, model=model)
     torch.testing.assert_close(found, weights @ values)
     torch.testing.assert_close(shown, weights)

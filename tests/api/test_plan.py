@@ -126,7 +126,7 @@ def test_pairs_are_counted_over_batches_and_heads(mask, pairs):
 
 
 @pytest.mark.parametrize("empty", range(4))
-def test_empty_questions_cost_nothing(empty):
+def test_empty_problems_cost_nothing(empty):
     B, H, Tq, Tk = (0 if i == empty else n for i, n in enumerate((2, 3, 5, 7)))
     q, k = torch.randn(B, H, Tq, 4), torch.randn(B, H, Tk, 4)
     for mask in (None, ch.window(before=1, align=0), ch.dense(keep=torch.ones(B, 1, Tq, Tk) > 0)):
@@ -140,7 +140,7 @@ def test_tiles_are_counted():
     assert ch.plan(q, q, q).tiles == {"full": 16, "partial": 0, "empty": 0}
 
 
-def test_a_long_question_is_planned_in_no_time():
+def test_a_long_problem_is_planned_in_no_time():
     """65,536 tokens on the meta device: nothing is held but a few numbers for each query."""
     q = torch.empty(1, 32, 2**16, 128, device="meta", dtype=torch.bfloat16)
     plan = ch.plan(q, q, q, mask=ch.causal)
@@ -154,7 +154,7 @@ def test_the_reference_declines_what_it_cannot_hold():
     assert reasons == ["would hold about 6 matrices of 1x8x20000x20000 (76.8 GB, more than 4.3 GB)"]
 
 
-def test_a_long_question_in_float64_takes_no_square():
+def test_a_long_problem_in_float64_takes_no_square():
     mask = ch.window(before=64, after=0)
     for tokens, chosen in ((1000, "sdpa"), (24000, "tiled")):
         q = torch.empty(1, 1, tokens, 8, dtype=torch.float64)

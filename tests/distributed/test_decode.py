@@ -14,7 +14,7 @@ from tests.distributed.processes import on_processes
 from tests.distributed.threads import on_ranks
 from tests.hf.test_models import build
 
-QUESTIONS = {
+PROBLEMS = {
     "everything": {},
     "causal": {"mask": ch.Causal(align="end")},
     "window": {"mask": ch.window(before=9, after=0, align="end")},
@@ -27,28 +27,28 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("world", [1, 3, 8])
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_a_step_is_as_exact_as_one_machine(name, dtype, world):
     draw = torch.Generator().manual_seed(7)
-    asked = QUESTIONS[name]
+    problem = PROBLEMS[name]
     q, k, v = (
         torch.randn(2, h, n, d, generator=draw).to(dtype)
         for h, n, d in ((6, 3, 8), (2, 47, 8), (2, 47, 5))
     )
-    if "sinks" in asked:
-        asked = {"sinks": asked["sinks"].to(dtype)}
+    if "sinks" in problem:
+        problem = {"sinks": problem["sinks"].to(dtype)}
     layout = layout_of("head-tail", 47, world)
 
     def rank(transport):
         held = layout.held[transport.rank]
-        return decoded(transport, Options(**asked), layout, q, held.cut(k, 2), held.cut(v, 2))
+        return decoded(transport, Options(**problem), layout, q, held.cut(k, 2), held.cut(v, 2))
 
     first, *others = on_ranks(world, rank)
     assert all(torch.equal(first, other) for other in others)
-    wide = {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in asked.items()}
+    wide = {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in problem.items()}
     true = ch.attention(q.double(), k.double(), v.double(), engine="steps", **wide)
-    plain = ch.attention(q, k, v, engine="steps", **asked)
+    plain = ch.attention(q, k, v, engine="steps", **problem)
     fits, figures = within_yardstick(first, true, plain, float(v.abs().max()))
     assert fits, figures
     assert name == "blind" or bool(first.any())

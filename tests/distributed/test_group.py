@@ -78,7 +78,7 @@ def said(do, *given, **keywords) -> str:
     return "nothing"
 
 
-def different_questions(rank: int) -> list[str]:
+def different_calls(rank: int) -> list[str]:
     q, k, v = shards()
     ids = torch.arange(64) // 32
     other = ids + (torch.arange(64) == 5) * (rank == 1)
@@ -99,9 +99,9 @@ def different_questions(rank: int) -> list[str]:
     ]
 
 
-def test_ranks_that_were_asked_different_questions_are_named(tmp_path):
+def test_ranks_that_make_different_calls_are_named(tmp_path):
     differ = "BadValue: The ranks made different calls: "
-    here, there = on_processes(2, different_questions, tmp_path)
+    here, there = on_processes(2, different_calls, tmp_path)
     plain = [re.sub(r" \((?:[0-9a-f]{8})\)", "", text) for text in here]
     assert (
         plain[0] == f"{differ}mask is window(before=7, after=None) on rank 1, and causal on rank 0."
@@ -111,7 +111,7 @@ def test_ranks_that_were_asked_different_questions_are_named(tmp_path):
     assert plain[3] == f"{differ}dtype is torch.bfloat16 on rank 1, and torch.float32 on rank 0."
     assert plain[4] == f"{differ}layout is head-tail on rank 1, and contiguous on rank 0."
     assert plain[5] == f"{differ}gradient is not wanted on rank 1, and wanted on rank 0."
-    assert plain[6].startswith("BadValue: Rank 1 refused its question: Keys have (G, Tk) = (2, 31)")
+    assert plain[6].startswith("BadValue: Rank 1 refused its call: Keys have (G, Tk) = (2, 31)")
     assert there[6].startswith("BadValue: Keys have (G, Tk) = (2, 31) and values (2, 32)")
     assert plain[7].startswith("BadValue: Rank 0 has 32 queries, and 'head-tail' of 63 on 2 ranks")
     assert plain[8].startswith("BadValue: documents has ids for 2 queries and 2 keys; there are")

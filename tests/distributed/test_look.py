@@ -5,7 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
-from clearhead.distributed.attention import Question
+from clearhead.distributed.attention import Call
 from clearhead.distributed.look import looked
 from clearhead.problem.biases import TensorBias
 from clearhead.testing import PROBLEMS
@@ -39,9 +39,9 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
         if isinstance(bias, TensorBias):
             rows = bias.as_4d()
             mine = ch.bias(rows if rows.shape[2] == 1 else at.cut(rows, 2))
-        question = Question(layout=queries, key_layout=keys, bias=mine, **keywords)
+        call = Call(layout=queries, key_layout=keys, bias=mine, **keywords)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return looked(transport, question, q, k, v, asked)
+        return looked(transport, call, q, k, v, asked)
 
     parts = on_ranks(world, rank)
     loose = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=1e-9, atol=1e-9)
@@ -67,9 +67,9 @@ def test_gathered_statistics_are_whole_on_every_rank():
 
     def rank(transport):
         at, on = queries.held[transport.rank], keys.held[transport.rank]
-        question = Question(layout=queries, key_layout=keys, **case.keywords)
+        call = Call(layout=queries, key_layout=keys, **case.keywords)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return looked(transport, question, q, k, v, [*STATS, *SHARED], gather=True)
+        return looked(transport, call, q, k, v, [*STATS, *SHARED], gather=True)
 
     for part in on_ranks(3, rank):
         assert part.names == one.names

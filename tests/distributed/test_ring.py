@@ -8,7 +8,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
-from clearhead.distributed.attention import Question, answer, gathered
+from clearhead.distributed.attention import Call, answer, gathered
 from clearhead.problem.biases import TensorBias
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 from tests.distributed.threads import on_ranks
@@ -32,7 +32,7 @@ def tiled(*tensors: Tensor, **keywords: object) -> Tensor:
 def over_ranks(
     world: int, layout: str, case: Case, seed: Tensor, heads: int = 1
 ) -> tuple[Tensor, ...]:
-    """The output and the gradients of a question, from its shards."""
+    """The output and the gradients of a call, from its shards."""
     queries = LAYOUTS[layout](case.q.shape[2], world)
     keys = LAYOUTS[layout](case.k.shape[2], world)
     keywords = dict(case.keywords)
@@ -54,8 +54,8 @@ def over_ranks(
             bias = ch.bias(rows)
             learn.append(rows)
         learn += [mine["sinks"]] if "sinks" in mine else []
-        question = Question(layout=queries, key_layout=keys, bias=bias, heads=heads, **mine)
-        out = answer(transport, question, q, k, v)
+        call = Call(layout=queries, key_layout=keys, bias=bias, heads=heads, **mine)
+        out = answer(transport, call, q, k, v)
         dout = at.cut(seed, 2).to(out.dtype)
         return out, *torch.autograd.grad(out, (q, k, v, *learn), dout)
 
@@ -160,7 +160,7 @@ def test_a_window_sends_the_same_for_any_length():
         def rank(transport):
             q = contiguous(length, 4).held[transport.rank].cut(x, 2)
             mask = ch.causal & ch.window(before=16)
-            answer(transport, Question(mask=mask), q, q, q)
+            answer(transport, Call(mask=mask), q, q, q)
             return transport.sent
 
         return sum(on_ranks(4, rank))

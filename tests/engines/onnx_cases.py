@@ -25,7 +25,7 @@ def answer_of(
 ) -> list[np.ndarray]:
     """The outputs the node names, in order. `arrays` holds the inputs it names.
 
-    `within` is the dtype of the question, if not that of the inputs; the answers come back rounded,
+    `within` is the dtype of the problem, if not that of the inputs; the answers come back rounded,
     once, to that of the inputs.
     """
     slots = [slot for slot, name in zip(INPUTS, node.input, strict=False) if name]
@@ -45,7 +45,7 @@ def answer_of(
     # float64 inputs, so only a wish for float64 needs asking in it; no wish gets less than it says.
     dtype, wish = q.dtype, said.get("softmax_precision")
     wide = torch.float64 if wish == onnx.TensorProto.DOUBLE else within or dtype
-    question = {
+    keywords = {
         "mask": who_may_look(given, said, q, k),
         "bias": added(given.get("attn_mask"), k, wide),
         "scale": said.get("scale"),
@@ -55,11 +55,11 @@ def answer_of(
     tensors = [x.to(wide) for x in (q, k, v)]
     answers = {"present_key": k, "present_value": v}
     if "qk_matmul_output" in wanted:
-        trace = ch.explain(*tensors, **question)
+        trace = ch.explain(*tensors, **keywords)
         answers["Y"] = trace["output"]
         answers["qk_matmul_output"] = matrix(trace, said.get("qk_matmul_output_mode", 0))
     else:
-        answers["Y"] = ch.attention(*tensors, **question)
+        answers["Y"] = ch.attention(*tensors, **keywords)
     if flat:
         answers["Y"] = answers["Y"].transpose(1, 2).flatten(2)
     return [to_numpy(answers[slot].to(dtype)) for slot in wanted]

@@ -39,7 +39,7 @@ def engine_or_skip(name: str, *tensors: Tensor, **keywords: object) -> str:
 
 
 def wanting(case: Case, dtype: torch.dtype) -> Case:
-    """The same question in `dtype`, with gradients wanted from every tensor that can learn."""
+    """The same problem in `dtype`, with gradients wanted from every tensor that can learn."""
     q, k, v = (x.to(dtype).requires_grad_() for x in case.tensors)
     learn = tuple(x.to(dtype).requires_grad_() for x in case.learn)
     keywords = dict(case.keywords)

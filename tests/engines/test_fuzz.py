@@ -44,7 +44,7 @@ def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 @st.composite
-def questions(draw):
+def problems(draw):
     source = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     dtype, B, G = draw(DTYPES), draw(st.sampled_from([0, 1, 2, 3])), draw(st.sampled_from([1, 2]))
     H, Tq, Tk = G * draw(st.sampled_from([1, 2, 3])), draw(SIZES), draw(SIZES)
@@ -82,9 +82,9 @@ def questions(draw):
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
-@given(questions())
-def test_the_core_answers_any_question_as_the_reference_does(question):
-    qkv, keywords = question
+@given(problems())
+def test_the_core_answers_any_problem_as_the_reference_does(problem):
+    qkv, keywords = problem
     problem, _ = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
     got = ch.attention(*qkv, engine="cpu", **keywords)
@@ -117,9 +117,9 @@ def there_and_back(qkv, keywords, dtype, engine):
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
-@given(questions())
-def test_the_core_differentiates_any_question_as_the_reference_does(question):
-    qkv, keywords = question
+@given(problems())
+def test_the_core_differentiates_any_problem_as_the_reference_does(problem):
+    qkv, keywords = problem
     problem, _ = make_problem(*qkv, Options(**keywords))
     got = there_and_back(qkv, keywords, qkv[0].dtype, "cpu")
     true = there_and_back(qkv, keywords, torch.float64, "steps")

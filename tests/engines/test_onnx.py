@@ -20,7 +20,7 @@ from clearhead.engines import ENGINES, cpu
 from clearhead.errors import BadValue
 from tests.engines.onnx_cases import INPUTS, OUTPUTS, answer_of
 
-# Every case comes twice; the `_expanded` one is the same question in ONNX's primitive operators.
+# Every case comes twice; the `_expanded` one is the same problem in ONNX's primitive operators.
 CASES = {
     case.name: case
     for case in node_cases._NodeTestCases

@@ -290,7 +290,7 @@ def test_a_gradient_of_torch_func_goes_into_a_graph(transform):
     torch.testing.assert_close(graph(x), asked(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_causal_question_of_symbols_goes_to_torch():
+def test_a_causal_problem_of_symbols_goes_to_torch():
     """Tq == Tk makes it torch's own causal rule, which torch takes as True only."""
 
     def call(q, k):

@@ -114,7 +114,7 @@ def test_no_queries_or_no_keys(Tq, Tk, bits):
 
 
 def test_runs_need_no_square():
-    """A million queries against a million keys is a question of a few numbers."""
+    """A million queries against a million keys takes a few numbers."""
     T = 2**20
     end = torch.arange(1, T + 1).reshape(1, 1, T)
     ranges = key_ranges.from_bounds(torch.zeros_like(end), end, T, T)

@@ -27,8 +27,8 @@ def shown(monkeypatch):
     return widget
 
 
-def ask(widget, number, path, question):
-    widget._hear(widget, {"id": number, "path": path, "question": question}, [])
+def ask(widget, number, path, request):
+    widget._hear(widget, {"id": number, "path": path, "request": request}, [])
     for _ in range(2000):
         if not widget._runs:
             break
@@ -70,7 +70,7 @@ def test_what_python_chooses_goes_to_the_page(shown):
     assert shown.address == "#layer=0&head=7&query=none&view=map"
 
 
-def test_a_question_is_answered_with_progress(shown):
+def test_a_request_is_answered_with_progress(shown):
     lines = ask(shown, "1", "compute", {"text": "He slept.", "edits": {"off": [[0, 1]]}})
     assert lines[:-1] == [{"progress": [n, 2]} for n in (0, 1, 2)]
     assert lines[-1]["snapshot"]["tokens"] == ["He", "slept", "."]
@@ -82,9 +82,9 @@ def test_a_question_is_answered_with_progress(shown):
     assert ask(shown, "3", "compute", {"text": ""})[-1]["error"]["gave"] == "The text is empty."
 
 
-def test_a_question_that_is_ended_gets_no_answer(shown):
+def test_a_request_that_is_ended_gets_no_answer(shown):
     with shown._reader._turn:  # the model is busy
-        shown._hear(shown, {"id": "1", "path": "compute", "question": {"text": "He slept."}}, [])
+        shown._hear(shown, {"id": "1", "path": "compute", "request": {"text": "He slept."}}, [])
         shown._hear(shown, {"id": "1", "end": True}, [])
         shown._hear(shown, {"id": "other", "end": True}, [])
     lines = ask(shown, "2", "compute", {"text": "She slept."})
@@ -98,7 +98,7 @@ def test_a_trace_is_explored_without_a_model():
     assert "fromNotebook" not in widget._page and "parent.postMessage" in widget._page
     widget.address = "#layer=0&head=1&query=cat"
     assert (widget.head, widget.query) == ((0, 1), 1)
-    widget._hear(widget, {"id": "1", "path": "compute", "question": {"text": "a"}}, [])
+    widget._hear(widget, {"id": "1", "path": "compute", "request": {"text": "a"}}, [])
     assert not widget._runs
 
 

@@ -12,8 +12,8 @@ from clearhead.report.label_counts import label_counts
 from tests.report.models import AttentionCalls, normal, pointing
 
 
-def head_of(q, k, tokens, **question):
-    calls = AttentionCalls((q[None, None], k[None, None], question))
+def head_of(q, k, tokens, **keywords):
+    calls = AttentionCalls((q[None, None], k[None, None], keywords))
     return report(calls, torch.zeros(1), tokens=tokens)[0, 0]
 
 

@@ -235,7 +235,7 @@ def test_queries_and_keys_of_different_numbers():
     found = report(AttentionCalls((q, k, options)), torch.zeros(1), tokens=words(13))
     w = ch.matrix(q, k, **options).to_dense()[0]
     assert found[0, 1].shares["same"] == pytest.approx(w[1].diagonal(8).sum().item() / 5, rel=1e-5)
-    assert found.layers[0].map.shape == (2, 5, 13) and "5" in found.layers[0].question
+    assert found.layers[0].map.shape == (2, 5, 13) and "5" in found.layers[0].problem
 
 
 def test_what_is_kept_depends_on_the_length():

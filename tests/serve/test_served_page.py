@@ -1,4 +1,4 @@
-"""The served page in a browser: its source asks the server, and a newer question ends an older."""
+"""The served page in a browser: its source asks the server, and a newer request ends an older."""
 
 import threading
 from contextlib import contextmanager
@@ -64,7 +64,7 @@ def test_errors_are_told_in_three_parts(page):
     )
 
 
-def test_a_newer_question_ends_an_older_one(page):
+def test_a_newer_request_ends_an_older_one(page):
     ended, found = page.evaluate(
         """() => {
           const source = pageSource();

@@ -51,9 +51,9 @@ def client():
     return TestClient(server.app(Reader(), "<p>the page</p>", TOKEN, 8000), base_url=HOST)
 
 
-def ask(client, path, question, **keywords):
+def ask(client, path, request, **keywords):
     """The status, the lines before the last, and the last."""
-    answer = client.post(f"/{TOKEN}/{path}", json=question, **keywords)
+    answer = client.post(f"/{TOKEN}/{path}", json=request, **keywords)
     *before, last = map(json.loads, answer.text.splitlines())
     return answer.status_code, before, last
 
@@ -161,7 +161,7 @@ def test_a_tile_is_the_exact_weights(client):
 
 
 WRONG = {
-    "no object": ([], "The question is a list."),
+    "no object": ([], "The request is a list."),
     "no text": ({}, "The text is no text."),
     "empty": ({"text": ""}, "The text is empty."),
     "blank": ({"text": " \n"}, "The text has 2 letters."),
@@ -185,8 +185,8 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_cannot_be_computed_is_told_in_three_parts(client, what):
-    question, gave = WRONG[what]
-    body = json.dumps(question)
+    request, gave = WRONG[what]
+    body = json.dumps(request)
     answer = client.post(f"/{TOKEN}/compute", content=body)
     error = json.loads(answer.text.splitlines()[-1])["error"]
     assert all(error[part] for part in ("gave", "rule", "way_out"))
@@ -211,9 +211,9 @@ def test_a_tile_that_is_not_there(client, part):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_question(client, body):
+def test_what_is_no_request(client, body):
     answer = client.post(f"/{TOKEN}/compute", content=body)
-    assert answer.status_code == 400 and answer.json()["error"]["gave"].startswith("The question")
+    assert answer.status_code == 400 and answer.json()["error"]["gave"].startswith("The request")
 
 
 def test_a_body_that_is_too_large_is_not_read_to_its_end(client):
@@ -227,7 +227,7 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(client):
 
     answer = client.post(f"/{TOKEN}/compute", content=parts())
     assert answer.status_code == 413
-    assert answer.json()["error"]["gave"] == "The question has more than 1,600,000 bytes."
+    assert answer.json()["error"]["gave"] == "The request has more than 1,600,000 bytes."
 
 
 def test_hostile_text_stays_text(client):
@@ -253,11 +253,11 @@ def scope_of(path, body):
 class Visitor:
     """One request, which may go away."""
 
-    def __init__(self, served, question):
+    def __init__(self, served, request):
         self.sent, self.left = [], asyncio.Event()
-        self._body = [json.dumps(question).encode()]
+        self._body = [json.dumps(request).encode()]
         self.task = asyncio.create_task(
-            served(scope_of("compute", question), self.receive, self.send)
+            served(scope_of("compute", request), self.receive, self.send)
         )
 
     async def receive(self):
@@ -326,13 +326,13 @@ def test_who_goes_away_while_waiting_is_never_computed():
     assert calls == 3 and "snapshot" in last
 
 
-def test_too_many_questions_are_refused():
+def test_too_many_requests_are_refused():
     async def visit():
         reader = Waits()
         served = server.app(reader, "", TOKEN, 8000)
         first = [Visitor(served, {"text": TEXT})]
         await until(lambda: reader.calls == 2)
-        others = [Visitor(served, {"text": TEXT}) for _ in range(server.MOST_QUESTIONS)]
+        others = [Visitor(served, {"text": TEXT}) for _ in range(server.MOST_REQUESTS)]
         await until(lambda: others[-1].lines)
         refused = others.pop()
         for visitor in first + others:

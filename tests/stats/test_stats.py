@@ -150,7 +150,7 @@ def assert_same(got, want, rtol=1e-12, atol=1e-12, keys_of=None):
         )
 
 
-def question(name, dtype, **more):
+def problem_of(name, dtype, **more):
     case = PROBLEMS[name](dtype, 0) if isinstance(name, str) else name(dtype, 0)
     return make_problem(*case.tensors, Options(**(case.keywords | more)))
 
@@ -166,17 +166,17 @@ def test_equal_to_dense_weights_in_float64(name, held, small_tiles, monkeypatch)
         monkeypatch.setattr(tiles, "TILE_QUERIES", 101)
         monkeypatch.setattr(tiles, "LEAST_QUERIES", 101)
         monkeypatch.setattr(tiles._Sweep, "least_keys", 67)
-    problem, inputs = question(name, torch.float64)
+    problem, inputs = problem_of(name, torch.float64)
     wanted = everything_for(problem)
     assert_same(sweep(problem, inputs, wanted).finish(), dense(problem, inputs, wanted))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_float32_is_within_a_hundred_thousandth(name):
-    problem, inputs = question(name, torch.float32)
+    problem, inputs = problem_of(name, torch.float32)
     wanted = everything_for(problem)
     got = sweep(problem, inputs, wanted).finish()
-    exact, wide = question(name, torch.float64)
+    exact, wide = problem_of(name, torch.float64)
     # "large scores" multiplies the rounding of a dot product by 300: torch's own softmax is as far.
     rtol = 1e-3 if name == "large scores" else 1e-5
     atol = 1e-4 if name == "large scores" else 2e-6
@@ -186,7 +186,7 @@ def test_float32_is_within_a_hundred_thousandth(name):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_computed_wide(dtype):
-    problem, inputs = question("grouped", dtype)
+    problem, inputs = problem_of("grouped", dtype)
     exact, wide = make_problem(*(x.double() for x in inputs), Options(mask=problem.mask))
     wanted = ["lse", "entropy", "received"]
     assert_same(
@@ -195,8 +195,8 @@ def test_half_precision_is_computed_wide(dtype):
 
 
 def test_weights_never_carry_dropout():
-    with_it = question("dropout by seed", torch.float64)
-    without = question("dropout by seed", torch.float64, dropout=0.0)
+    with_it = problem_of("dropout by seed", torch.float64)
+    without = problem_of("dropout by seed", torch.float64, dropout=0.0)
     wanted = everything_for(with_it[0])
     assert_same(sweep(*with_it, wanted).finish(), sweep(*without, wanted).finish(), 0, 0)
 
@@ -313,7 +313,7 @@ def test_nan_stays_where_it_may_look(small_tiles):
 
 
 def test_a_mask_of_ones_own_batch_in_a_group():
-    problem, inputs = question(make(Tq=17), torch.float64)
+    problem, inputs = problem_of(make(Tq=17), torch.float64)
     wanted = [mass({"own": prefix([3, 8])})]
     assert_same(sweep(problem, inputs, wanted).finish(), dense(problem, inputs, wanted))
 
@@ -335,7 +335,7 @@ def cuts(size):
     data=st.data(),
 )
 def test_parts_merge_to_the_whole_in_any_order(name, data, small_tiles):
-    problem, inputs = question(name, torch.float64)
+    problem, inputs = problem_of(name, torch.float64)
     wanted = everything_for(problem)
     whole = sweep(problem, inputs, wanted).finish()
     chunks = data.draw(cuts(problem.Tq).flatmap(st.permutations))
@@ -365,7 +365,7 @@ def test_parts_merge_to_the_whole_in_any_order(name, data, small_tiles):
 
 def test_two_steps_over_shards_that_hold_only_their_own_keys():
     """As on machines that each hold a part of the cache: q and k are cut before they are asked."""
-    problem, inputs = question("grouped", torch.float64)
+    problem, inputs = problem_of("grouped", torch.float64)
     wanted = everything_for(problem)
     shards = [slice(0, 5), slice(5, 6), slice(6, 17)]
     cut = [inputs._replace(k=inputs.k[:, :, s]) for s in shards]
@@ -381,7 +381,7 @@ def test_two_steps_over_shards_that_hold_only_their_own_keys():
 
 
 def test_a_chunk_of_queries_is_finished_by_itself():
-    problem, inputs = question("window", torch.float64)
+    problem, inputs = problem_of("window", torch.float64)
     wanted = everything_for(problem)
     whole = sweep(problem, inputs, [*wanted[:6]]).finish()
     w = dense(problem, inputs, [rows(range(17))])["rows"][:, :, 4:9]
@@ -393,7 +393,7 @@ def test_a_chunk_of_queries_is_finished_by_itself():
 
 
 def test_what_does_not_merge_says_so():
-    problem, inputs = question("full", torch.float64)
+    problem, inputs = problem_of("full", torch.float64)
 
     def part(q, k, wanted=("lse", "received"), **more):
         return sweep(problem, inputs, wanted, slice(*q), slice(*k), **more)
@@ -606,7 +606,7 @@ def test_65536_tokens_within_200_megabytes(by):
 )
 def test_wrong_requests_are_refused(entries, error, says):
     with pytest.raises(error, match=says) as caught:
-        parse_stats(entries, question("full", torch.float32)[0].grid)
+        parse_stats(entries, problem_of("full", torch.float32)[0].grid)
     assert caught.value.gave and caught.value.rule and caught.value.way_out
 
 
@@ -630,7 +630,7 @@ def test_wrong_statistics_are_refused(make_it, error, says):
 
 
 def test_every_statistic_declares_itself():
-    problem, inputs = question("full", torch.float32)
+    problem, inputs = problem_of("full", torch.float32)
     asked = parse_stats(everything_for(problem), problem.grid)
     assert parse_stats(asked) == asked
     found = sweep(problem, inputs, asked).finish()
@@ -668,7 +668,7 @@ def test_a_look_shows_itself():
 
 
 def test_a_look_says_what_it_does_not_have():
-    problem, _ = question("full", torch.float32)
+    problem, _ = problem_of("full", torch.float32)
     look = Look(problem, torch.zeros(2, 6, 13, 5), {"lse": torch.zeros(2, 6, 13)})
     with pytest.raises(AttributeError, match=r"no 'entropy'(?s:.*)out, lse(?s:.*)stats=") as caught:
         _ = look.entropy
@@ -682,7 +682,7 @@ def test_numbers_of_another_engine_finish_the_same():
     from clearhead.stats import Partial
     from clearhead.stats.row_statistics import Moment
 
-    problem, inputs = question("sinks", torch.float64)
+    problem, inputs = problem_of("sinks", torch.float64)
     made = {s.name: s.tensor for s in steps(problem, inputs)}
     x = made["masked"]
     top = x.amax(-1)

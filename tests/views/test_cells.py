@@ -114,7 +114,7 @@ def test_a_recording_has_a_cell_for_each_head_of_each_layer():
 def test_a_plan_is_the_table_that_it_prints():
     plan = SHOWN["plan"]()
     shown = plan._repr_html_()
-    assert shown.startswith(f"<pre>{plan.question}</pre><table>")
+    assert shown.startswith(f"<pre>{plan.problem}</pre><table>")
     assert len(re.findall("<tr>", shown)) == len(str(plan).splitlines()) - 1
     assert f"<td>answered by</td><td>{plan.engine} (" in shown
 

@@ -61,7 +61,7 @@ class Ranks(Protocol):
         """The output of these queries over the keys of all ranks."""
 
     def statistics(
-        self, problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+        self, problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
     ) -> dict[str, Result]:
         """Statistics of a problem of the whole sequence, on every rank."""
 
@@ -98,12 +98,12 @@ def active_ranks() -> Ranks | None:
 
 
 def statistics_of(
-    problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+    problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
 ) -> dict[str, Result]:
     """Statistics of a call that a listener was given, all queries on all keys."""
     if (ranks := active_ranks()) is not None:
-        return ranks.statistics(problem, inputs, wanted)
-    return compute_stats(problem, inputs, wanted).finish()
+        return ranks.statistics(problem, inputs, statistics)
+    return compute_stats(problem, inputs, statistics).finish()
 
 
 def must_not_be_sharded(verb: str) -> None:

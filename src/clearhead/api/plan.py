@@ -23,7 +23,7 @@ class Plan:
     once. `tiles` says how many 256 x 256 blocks are full under the mask, partial, or empty.
     """
 
-    question: str
+    problem: str
     engine: str | None
     caption: str
     declined: dict[str, list[str]]
@@ -39,12 +39,12 @@ class Plan:
         return str(self)
 
     def _repr_html_(self) -> str:
-        question, *lines = str(self).split("\n")
-        return cell(question, [(), *((line[:16].strip(), line[16:]) for line in lines)])
+        problem, *lines = str(self).split("\n")
+        return cell(problem, [(), *((line[:16].strip(), line[16:]) for line in lines)])
 
     def __str__(self) -> str:
         share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
-        lines = [self.question]
+        lines = [self.problem]
         lines.append(
             f"  answered by   {self.engine} ({self.caption})"
             if self.engine
@@ -93,7 +93,7 @@ def plan_of(problem: Problem, engine: str) -> Plan:
     order = engines.order(problem)
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
     return Plan(
-        question=problem.describe(),
+        problem=problem.describe(),
         engine=chosen.name if chosen else None,
         caption=chosen.caption_of(problem) if chosen else "",
         declined=declined,

@@ -28,7 +28,7 @@ class Call:
 
     `layer` numbers the places in the model that call attention, from 0, in the order of their first
     calls; a module that calls several times in a run is several layers. `module` is the name of the
-    calling module, and `question` describes the call. `found` has the statistics by name, each
+    calling module, and `problem` describes the call. `found` has the statistics by name, each
     (B, H, ...) with the watched heads; they are also attributes of the call. `heads` are the
     numbers of these heads, None if all were watched. `queries` are those whose exact rows were
     kept, counted from 0, and `output` is the heads' output, (B, H, Tq, Dv); None where they were
@@ -38,7 +38,7 @@ class Call:
 
     layer: int
     module: str
-    question: str
+    problem: str
     found: dict[str, Result]
     blind: Tensor | None = None
     heads: tuple[int, ...] | None = None
@@ -50,7 +50,7 @@ class Call:
         return f"{self._where()}{heads}: {', '.join(self.found)}"
 
     def _where(self) -> str:
-        return f"layer {self.layer}  {self.module or 'the model'}  {self.question}"
+        return f"layer {self.layer}  {self.module or 'the model'}  {self.problem}"
 
     def gauged(self, each_head: bool) -> Iterator[tuple[str, str, Tensor]]:
         """The finite values of each statistic as (head or "", name, values in one dimension),
@@ -223,7 +223,7 @@ def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path
     """Write the call's tensors to a file, and what the file holds to a line of the index."""
     file, index = to / f"{number:05d}.safetensors", to / INDEX
     line = {
-        "file": file.name, "layer": call.layer, "module": call.module, "question": call.question,
+        "file": file.name, "layer": call.layer, "module": call.module, "problem": call.problem,
         "stats": statistics, "heads": call.heads, "queries": call.queries,
     }  # fmt: skip
     beside = {"blind": call.blind, "output": call.output}

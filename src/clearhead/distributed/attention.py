@@ -1,4 +1,4 @@
-"""What a user calls: one question, whose sequence is cut over the ranks of a group."""
+"""What a user calls: one problem, whose sequence is cut over the ranks of a group."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -95,12 +95,12 @@ def attention(
     """
     (q, k, v), group, back = of_dtensors(q, k, v, group)
     transport = GroupTransport(group, timeout)
-    question = Question(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout, heads)
-    return back(answer(transport, question, q, k, v))
+    call = Call(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout, heads)
+    return back(answer(transport, call, q, k, v))
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class Call:
     """The keywords of a call."""
 
     mask: Mask | None = None
@@ -115,9 +115,9 @@ class Question:
     heads: int = 1
 
 
-def answer(transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    ring, inputs = agreed(transport, asked, q, k, v)
-    return ring.problem.shape_back(output(ring, inputs, asked.heads))
+def answer(transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    ring, inputs = agreed(transport, call, q, k, v)
+    return ring.problem.shape_back(output(ring, inputs, call.heads))
 
 
 def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
@@ -129,7 +129,7 @@ def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
 
 
 def agreed(
-    transport: Transport, asked: Question, q: Tensor, k: Tensor, v: Tensor, **more: object
+    transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor, **more: object
 ) -> tuple[Ring, Inputs]:
     """The call as this rank sees it, checked here and compared with that of the others."""
     try:
@@ -138,16 +138,16 @@ def agreed(
             k,
             v,
             Options(
-                scale=asked.scale,
-                softcap=asked.softcap,
-                sinks=asked.sinks,
-                dropout=asked.dropout,
-                seed=asked.seed,
+                scale=call.scale,
+                softcap=call.softcap,
+                sinks=call.sinks,
+                dropout=call.dropout,
+                seed=call.seed,
             ),
         )
-        bias = asked.bias
+        bias = call.bias
         bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
-        check_heads(asked.heads, transport.world, problem, bias)
+        check_heads(call.heads, transport.world, problem, bias)
     except AttentionError as error:
         try:
             refuse(transport, error)
@@ -168,16 +168,16 @@ def agreed(
             "torch": torch.__version__,
             "dtype": p.dtype,
             "heads and sizes": f"B={p.B} H={p.H} G={p.G} D={p.D} Dv={p.Dv}",
-            "mask": asked.mask,
+            "mask": call.mask,
             "bias": bias if bias is None or isinstance(bias, Alibi) else type(bias).__name__,
             "scale": p.scale,
             "softcap": p.softcap,
             "sinks": None if p.sinks is None else "given",
             "dropout": p.dropout,
             "seed": p.seed,
-            "layout": asked.layout,
-            "key_layout": asked.key_layout,
-            "heads": asked.heads,
+            "layout": call.layout,
+            "key_layout": call.key_layout,
+            "heads": call.heads,
             "gradient": "wanted" if grad else "not wanted",
             **more,
         },
@@ -185,12 +185,12 @@ def agreed(
         p.Tk,
         drawn,
     )
-    queries = _laid_out("queries", asked.layout, shards.queries)
-    keys = _laid_out("keys", _layout_of_keys(asked, shards.keys), shards.keys)
+    queries = _laid_out("queries", call.layout, shards.queries)
+    keys = _laid_out("keys", _layout_of_keys(call, shards.keys), shards.keys)
     grid = Grid(queries.length, keys.length, p.B, p.H)
-    check_on_all_positions(p, asked.mask, bias, grid)
+    check_on_all_positions(p, call.mask, bias, grid)
     seed = shards.drawn if draws else p.seed
-    mask = everything if asked.mask is None else asked.mask
+    mask = everything if call.mask is None else call.mask
     found = routes(mask, grid, queries, keys, transport.rank)
     return Ring(replace(p, seed=seed, grad=grad), bias, found, transport), inputs
 
@@ -225,8 +225,8 @@ class _Attend(torch.autograd.Function):
         return None, *(x.to(like.dtype) for x, like in wide), dbias, dsinks
 
 
-def _layout_of_keys(asked: Question, sizes: list[int]) -> Layout | str | None:
-    return asked.layout if asked.key_layout is None else asked.key_layout
+def _layout_of_keys(call: Call, sizes: list[int]) -> Layout | str | None:
+    return call.layout if call.key_layout is None else call.key_layout
 
 
 def _laid_out(name: str, layout: Layout | str | None, sizes: list[int]) -> Layout:

@@ -75,8 +75,8 @@ class Cut(CachedRanges):
 class Routes:
     """What one rank computes, sends and receives under a mask.
 
-    `wanted[s]` are the positions of those keys of rank s that this rank's queries may look at, and
-    `asked[r]` those of this rank's keys that the queries of rank r may look at.
+    `received[s]` are the positions of those keys of rank s that this rank's queries may look at,
+    and `sent[r]` of those keys of this rank that the queries of rank r may look at.
     """
 
     mask: Mask
@@ -84,8 +84,8 @@ class Routes:
     rank: int
     queries: Layout
     keys: Layout
-    wanted: list[Positions]
-    asked: list[Positions]
+    received: list[Positions]
+    sent: list[Positions]
 
     @property
     def world(self) -> int:
@@ -93,20 +93,20 @@ class Routes:
 
     @cached_property
     def cuts(self) -> list[Cut]:
-        """For each rank, what the mask says of this rank's queries and the keys wanted of it."""
-        return [Cut(self.mask, self.grid, self.queries.held[self.rank], w) for w in self.wanted]
+        """For each rank, what the mask says of this rank's queries and the keys received of it."""
+        return [Cut(self.mask, self.grid, self.queries.held[self.rank], w) for w in self.received]
 
 
 @lru_cache(maxsize=4)  # the layers of a model ask with one mask
 def routes(mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int) -> Routes:
     """The routes of a rank, found once for one mask, one size and one pair of layouts."""
     owners = range(keys.world)
-    wanted = [seen(mask, grid, queries.held[rank], keys.held[owner]) for owner in owners]
-    asked = [seen(mask, grid, queries.held[other], keys.held[rank]) for other in owners]
-    return Routes(mask, grid, rank, queries, keys, wanted, asked)
+    received = [seen(mask, grid, queries.held[rank], keys.held[owner]) for owner in owners]
+    sent = [seen(mask, grid, queries.held[other], keys.held[rank]) for other in owners]
+    return Routes(mask, grid, rank, queries, keys, received, sent)
 
 
-def wanted_of_each(
+def count_received(
     mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int
 ) -> tuple[list[int], int]:
     """How many keys of each rank the queries of one may look at, and how many pairs that is, over

@@ -91,7 +91,7 @@ def decoded(
                 pass  # the others are told; here the error itself says more
         raise error
     p = ring.problem
-    question = {
+    call = {
         "call": f"number {transport.calls}, decode",
         "dtype": p.dtype,
         "heads and sizes": f"B={p.B} H={p.H} G={p.G} Tq={p.Tq} D={p.D} Dv={p.Dv}",
@@ -103,9 +103,9 @@ def decoded(
         "keys": keys,
     }
     if meet:
-        agree(transport, question, p.Tq, p.Tk)
+        agree(transport, call, p.Tq, p.Tk)
     rows = ring.rows(0, inputs.q, Part(inputs.k, inputs.v), None) or no_keys(p, p.Tq)
-    states = _exchanged(transport, rows, question)
+    states = _exchanged(transport, rows, call)
     total = states[0]
     for state in states[1:]:
         total = merge(total, state)
@@ -141,17 +141,17 @@ def _ring(
     return Ring(p, options.bias, found, transport), inputs
 
 
-def _exchanged(transport: Transport, rows: State, question: dict[str, object]) -> list[State]:
+def _exchanged(transport: Transport, rows: State, call: dict[str, object]) -> list[State]:
     """The states of all ranks. A digest of the call goes with them: where one differs, all
     ranks compare their calls, which raises."""
-    digest = hashlib.blake2b(repr(question).encode(), digest_size=DIGEST_BYTES).digest()
+    digest = hashlib.blake2b(repr(call).encode(), digest_size=DIGEST_BYTES).digest()
     tensors = rows.tensors()
     numbers = torch.cat([x.reshape(-1) for x in tensors])
     head = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(numbers.device)
     sent = torch.cat([head, numbers.view(torch.uint8)])
     found = transport.everyone(sent.to(transport.device))
     if any(not torch.equal(x[:DIGEST_BYTES].cpu(), head.cpu()) for x in found):
-        agree(transport, question, 0, 0)
+        agree(transport, call, 0, 0)
     sizes = [x.numel() for x in tensors]
     states = []
     for x in found:
@@ -212,7 +212,7 @@ class Decoding:
         pass  # the new tokens are those of one text
 
     def statistics(
-        self, problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+        self, problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
     ) -> dict[str, Result]:
         raise _no_statistics()
 

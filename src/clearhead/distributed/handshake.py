@@ -1,5 +1,4 @@
-"""Before any work the ranks compare what they were asked, and name the one that was asked another
-question."""
+"""Before any work the ranks compare their calls, and name the one that made another call."""
 
 import hashlib
 import struct
@@ -19,7 +18,7 @@ from .transport import Transport
 
 HEAD = struct.Struct("=4q")  # queries here, keys here, a number drawn here, bytes of text
 TEXT_BYTES = 1500
-LONGEST = 80  # letters of one part of a question
+LONGEST = 80  # letters of one part of a call
 
 
 class Shards(NamedTuple):
@@ -31,13 +30,13 @@ class Shards(NamedTuple):
 
 
 def agree(
-    transport: Transport, question: dict[str, object], Tq: int, Tk: int, drawn: int = 0
+    transport: Transport, call: dict[str, object], Tq: int, Tk: int, drawn: int = 0
 ) -> Shards:
-    """What every rank holds, once it is certain that all made the same call, `question`.
+    """What every rank holds, once it is certain that all made the same call, `call`.
 
     Raises `BadValue` on every rank if one made another call, or refused its own.
     """
-    lines = [f"{name}\t{_short(what)}" for name, what in question.items()]
+    lines = [f"{name}\t{_short(what)}" for name, what in call.items()]
     text = "\n".join(lines).encode()[:TEXT_BYTES]
     packed = HEAD.pack(Tq, Tk, drawn, len(text)) + text.ljust(TEXT_BYTES, b"\0")
     mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(transport.device)
@@ -50,7 +49,7 @@ def agree(
 
 
 def refuse(transport: Transport, error: AttentionError) -> None:
-    """Tell the others that this rank's question cannot be answered, so that they need not wait."""
+    """Tell the others that this rank's call cannot be answered, so that they need not wait."""
     agree(transport, {"refused": error.gave}, 0, 0)
 
 
@@ -63,8 +62,8 @@ def _differs(rank: int, texts: list[str]) -> BadValue:
         by = other if "refused" in theirs else texts.index(usual)
         said = theirs.get("refused", ours.get("refused"))
         return BadValue(
-            f"Rank {by} refused its question: {said}",
-            "all ranks of a group answer one question together, or none does.",
+            f"Rank {by} refused its call: {said}",
+            "all ranks of a group answer one call together, or none does.",
             "correct the call on that rank.",
         )
     name = next(n for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
@@ -72,7 +71,7 @@ def _differs(rank: int, texts: list[str]) -> BadValue:
     return BadValue(
         f"The ranks made different calls: {name} is {theirs.get(name, 'not there')} on "
         f"rank {other}, and {ours.get(name, 'not there')} on rank {like}.",
-        "all ranks of a group ask one question; only their shards differ.",
+        "all ranks of a group make one call; only their shards differ.",
         f"pass the same {name} on every rank.",
     )
 

@@ -34,14 +34,14 @@ class Dropped(NamedTuple):
     keys: Tensor
     heads: int = 0  # the first head
 
-    def factors(self, question: Problem, queries: slice, keys: slice) -> Tensor:
+    def factors(self, problem: Problem, queries: slice, keys: slice) -> Tensor:
         """1 / (1 - p) where the weight survives, else 0."""
-        device = question.device
-        b = torch.arange(question.B, device=device).reshape(-1, 1, 1, 1)
-        h = torch.arange(self.heads, self.heads + question.H, device=device).reshape(-1, 1, 1)
+        device = problem.device
+        b = torch.arange(problem.B, device=device).reshape(-1, 1, 1, 1)
+        h = torch.arange(self.heads, self.heads + problem.H, device=device).reshape(-1, 1, 1)
         q, k = self.queries[queries].unsqueeze(-1), self.keys[keys]
         kept = dropout.kept(self.seed, self.p, b, h, q, k)
-        return kept.to(question.wide) / max(1.0 - self.p, 1e-30)
+        return kept.to(problem.wide) / max(1.0 - self.p, 1e-30)
 
 
 class Finished(NamedTuple):

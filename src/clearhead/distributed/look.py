@@ -35,7 +35,7 @@ from ..stats import (
 )
 from ..stats.statistic import bin_of
 from ..stats.top_scores import TopScores
-from .attention import TIMEOUT, Question, agreed, gathered, output
+from .attention import TIMEOUT, Call, agreed, gathered, output
 from .cut import Cut
 from .layouts import Layout, Positions
 from .ring import Block, Coming, Ring, pieces
@@ -80,48 +80,48 @@ def look(
     Raises what `distributed.attention` raises, and `BadValue` for unknown statistics.
     """
     transport = GroupTransport(group, timeout)
-    question = Question(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout)
-    return looked(transport, question, q, k, v, stats, gather)
+    call = Call(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout)
+    return looked(transport, call, q, k, v, stats, gather)
 
 
 def looked(
     transport: Transport,
-    asked: Question,
+    call: Call,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     stats: Iterable[str | Statistic],
     gather: bool = False,
 ) -> Look:
-    wanted = parse_stats(stats)
-    names = ", ".join(s.name for s in wanted)
-    ring, inputs = agreed(transport, asked, q, k, v, stats=names, gather=gather)
+    statistics = parse_stats(stats)
+    names = ", ".join(s.name for s in statistics)
+    ring, inputs = agreed(transport, call, q, k, v, stats=names, gather=gather)
     out = output(ring, inputs)
-    found = counted(ring, inputs, parse_stats(wanted, ring.routes.grid))
+    found = counted(ring, inputs, parse_stats(statistics, ring.routes.grid))
     return Look(ring.problem, out, whole(ring, found) if gather else found)
 
 
 @torch.no_grad()
-def counted(ring: Ring, inputs: Inputs, wanted: tuple[Statistic, ...]) -> dict[str, Result]:
+def counted(ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]) -> dict[str, Result]:
     """Statistics of the queries and keys of this rank; `map` and `rows` whole."""
-    for s in wanted:
+    for s in statistics:
         if s.sweep != "first" and s.name not in (*SHARED, "received"):
             raise BadValue(
                 f"Statistics over ranks were asked for {s.name}.",
                 'of weights that are added up, ranks know how to add "received", map and rows.',
                 "ask for it on one machine.",
             )
-    first = tuple(s for s in wanted if s.sweep == "first")
+    first = tuple(s for s in statistics if s.sweep == "first")
     parts: dict[Positions, Partial] = {}
     for at, part in _of_blocks(ring, inputs, first):
         parts[at] = parts[at].merge(part) if at in parts else part
     complete = [replace(p, problem=replace(p.problem, Tk=len(p.keys))) for p in parts.values()]
     of_queries = [p.finish() for p in complete]
     found = {s.name: _joined([part[s.name] for part in of_queries]) for s in first}
-    if len(first) < len(wanted):
+    if len(first) < len(statistics):
         lse = {at: part.lse for at, part in zip(parts, complete, strict=True)}
-        found |= _SecondSweep(ring, inputs, lse, wanted).run()
-    return {s.name: found[s.name] for s in wanted}
+        found |= _SecondSweep(ring, inputs, lse, statistics).run()
+    return {s.name: found[s.name] for s in statistics}
 
 
 def whole(ring: Ring, found: dict[str, Result]) -> dict[str, Result]:
@@ -137,7 +137,7 @@ def whole(ring: Ring, found: dict[str, Result]) -> dict[str, Result]:
 
 
 def _of_blocks(
-    ring: Ring, inputs: Inputs, wanted: tuple[Statistic, ...]
+    ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]
 ) -> Iterator[tuple[Positions, Partial]]:
     """The first sweep: for queries at some positions, what some of their keys tell."""
     p, grid = ring.problem, ring.routes.grid
@@ -145,33 +145,33 @@ def _of_blocks(
     nothing = Positions(())
     for at, queries in pieces(ring.routes.queries.held[ring.transport.rank], ring.by_range):
         no_keys = Inputs(q[:, :, queries], k[:, :, :0], none[:, :, :0])
-        asked, _ = make_problem(*no_keys, Options(scale=p.scale))
-        yield at, _partial(ring, asked, no_keys, wanted, grid, at, nothing)
+        problem, _ = make_problem(*no_keys, Options(scale=p.scale))
+        yield at, _partial(ring, problem, no_keys, statistics, grid, at, nothing)
     for owner, part in ring.parts(k, none):
         for block in ring.blocks(owner, q, part):
             at, on = block.at, block.on
-            yield at, _partial(ring, block.problem, block.inputs, wanted, grid, at, on)
+            yield at, _partial(ring, block.problem, block.inputs, statistics, grid, at, on)
 
 
 def _partial(
     ring: Ring,
-    asked: Problem,
+    problem: Problem,
     inputs: Inputs,
-    wanted: tuple[Statistic, ...],
+    statistics: tuple[Statistic, ...],
     grid: Grid,
     at: Positions,
     on: Positions,
 ) -> Partial:
-    cut = [_cut(s, grid, at, on) for s in wanted]
-    part = compute_stats(asked, inputs, cut)
+    cut = [_cut(s, grid, at, on) for s in statistics]
+    part = compute_stats(problem, inputs, cut)
     assert part.rows is not None
-    found, keys = part.rows, on.tensor(asked.device)
-    for s in wanted:
+    found, keys = part.rows, on.tensor(problem.device)
+    for s in statistics:
         if isinstance(s, topk):
             top = TopScores(*found.more["top"]).at(keys, min(s.n, grid.Tk))
             found = found._replace(more={**found.more, "top": top})
     every_key = replace(ring.problem, Tq=len(at))
-    return Partial(every_key, wanted, at.tensor(asked.device), keys, found, None)
+    return Partial(every_key, statistics, at.tensor(problem.device), keys, found, None)
 
 
 def _cut(statistic: Statistic, grid: Grid, at: Positions, on: Positions) -> Statistic:
@@ -232,14 +232,16 @@ class _SecondSweep:
         ring: Ring,
         inputs: Inputs,
         lse: dict[Positions, Tensor],
-        wanted: tuple[Statistic, ...],
+        statistics: tuple[Statistic, ...],
     ) -> None:
         self.ring, self.inputs, self.lse = ring, inputs, lse
-        self.names = [s.name for s in wanted]
+        self.names = [s.name for s in statistics]
         p, grid = ring.problem, ring.routes.grid
-        maps = [(min(s.rows, grid.Tq), min(s.cols, grid.Tk)) for s in wanted if isinstance(s, map)]
+        maps = [
+            (min(s.rows, grid.Tq), min(s.cols, grid.Tk)) for s in statistics if isinstance(s, map)
+        ]
         self.bins, self.key_bins = maps[0] if maps else (1, 1)
-        self.exact = [i for s in wanted if isinstance(s, rows) for i in s.places(grid)]
+        self.exact = [i for s in statistics if isinstance(s, rows) for i in s.places(grid)]
         nothing = torch.zeros(p.B, p.H, 0, dtype=p.wide, device=p.device)
         self.received = nothing.new_zeros(p.B, p.H, inputs.k.shape[2])
         self.map = nothing.new_zeros(p.B, p.H, self.bins, self.key_bins)
@@ -258,7 +260,7 @@ class _SecondSweep:
                 ring.add_to(here, self.received, given)
                 continue
             asker = (here + step) % ring.transport.world
-            shapes = (p.B, p.H, len(ring.routes.asked[asker])), (0,)
+            shapes = (p.B, p.H, len(ring.routes.sent[asker])), (0,)
             mail = [(owner, given.flatten())]
             returning.append((asker, Coming(ring.transport, mail, asker, shapes, given)))
         for asker, coming in returning:

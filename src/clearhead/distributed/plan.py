@@ -8,7 +8,7 @@ from torch import Tensor
 from ..masks import Grid, Mask, everything
 from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
-from .cut import wanted_of_each
+from .cut import count_received
 from .exchange import check_heads, of_teams
 from .layouts import Layout, layout_of
 
@@ -28,7 +28,7 @@ class Plan:
     ranks, and what it got in the exchange.
     """
 
-    question: str
+    problem: str
     layout: Layout
     heads: int
     why: str
@@ -76,7 +76,7 @@ class Plan:
             hidden += f"; the exchange, {_si(max(self.exchanged))}B, hides behind nothing"
         return "\n".join(
             [
-                f"{self.question}, on {self.world} ranks as {self.layout!r}",
+                f"{self.problem}, on {self.world} ranks as {self.layout!r}",
                 f"  scheme        heads={self.heads}: {self.why}",
                 f"  work          {_si(max(self.flops))}FLOP on the busiest rank, "
                 f"{self.balance:.3f} of the mean",
@@ -123,9 +123,9 @@ def plan(
     queries = layout_of(layout, p.Tq, world)
     keys = layout_of(layout if key_layout is None else key_layout, p.Tk, world)
     rule = everything if mask is None else mask
-    asked = [heads] if heads is not None else [n for n in range(1, world + 1) if not world % n]
-    asked = [n for n in asked if heads is not None or not p.G % n]
-    tried = {n: _planned(p, rule, queries, keys, check_heads(n, world, p, None)) for n in asked}
+    counts = [heads] if heads is not None else [n for n in range(1, world + 1) if not world % n]
+    counts = [n for n in counts if heads is not None or not p.G % n]
+    tried = {n: _planned(p, rule, queries, keys, check_heads(n, world, p, None)) for n in counts}
     best = min(tried, key=lambda n: (max(tried[n].received), n))
     others = [f"{_si(max(x.received))}B with heads={n}" for n, x in tried.items() if n != best]
     why = "as asked" if heads is not None else "nothing else divides the ranks and the key heads"
@@ -139,14 +139,14 @@ def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) 
     world = queries.world
     teams, of_heads = (of_teams(layout, heads) for layout in (queries, keys))
     grid = Grid(p.Tq, p.Tk, p.B, p.H)
-    found = [wanted_of_each(mask, grid, teams, of_heads, team) for team in range(teams.world)]
+    found = [count_received(mask, grid, teams, of_heads, team) for team in range(teams.world)]
     row = p.B * p.G // heads * (p.D + p.Dv)  # numbers of one key and its value
     width, wide = (torch.empty((), dtype=dtype).element_size() for dtype in (p.dtype, p.wide))
     sent, received, sent_back, first, pairs, memory = ([0] * world for _ in range(6))
     for rank in range(world):
         team, place = divmod(rank, heads)
-        wanted = sum(found[team][0]) - found[team][0][team]
-        asked = sum(counts[team] for counts, _ in found) - found[team][0][team]
+        keys_received = sum(found[team][0]) - found[team][0][team]
+        keys_sent = sum(counts[team] for counts, _ in found) - found[team][0][team]
         # Heads that go to each other rank of the team, and what comes for the heads here.
         members = range(team * heads, (team + 1) * heads)
         q, k = ([len(layout.held[r]) for r in members] for layout in (queries, keys))
@@ -156,14 +156,14 @@ def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) 
         got = elsewhere[0] * of_q + elsewhere[1] * row * width
         back = elsewhere[0] * of_out, (heads - 1) * q[place] * of_out
         first[rank] = gone + back[0]
-        sent[rank] = first[rank] + asked * row * width
-        received[rank] = got + back[1] + wanted * row * width
-        sent_back[rank] = back[1] + got + asked * row * width + wanted * row * wide
+        sent[rank] = first[rank] + keys_sent * row * width
+        received[rank] = got + back[1] + keys_received * row * width
+        sent_back[rank] = back[1] + got + keys_sent * row * width + keys_received * row * wide
         pairs[rank] = found[team][1] // heads
         memory[rank] = _memory(p, teams, of_heads, found[team][0], team, width, wide, heads)
         memory[rank] += (gone + k[place] * row * width + q[place] * of_q) * (heads > 1)
     return Plan(
-        question=p.describe(),
+        problem=p.describe(),
         layout=queries,
         heads=heads,
         why="",
@@ -181,7 +181,7 @@ def _memory(
     p: Problem,
     queries: Layout,
     keys: Layout,
-    wanted: list[int],
+    received: list[int],
     rank: int,
     width: int,
     wide: int,
@@ -189,7 +189,7 @@ def _memory(
 ) -> int:
     """In the ring of one team, which answers H / heads heads."""
     here, row = len(queries.held[rank]), p.B * p.G // heads * (p.D + p.Dv) * width
-    others = sorted(n for owner, n in enumerate(wanted) if owner != rank)
+    others = sorted(n for owner, n in enumerate(received) if owner != rank)
     answer = p.B * p.H // heads * here * (p.D * width + p.Dv * (width + 2 * wide) + 6 * wide)
     return answer + row * (len(keys.held[rank]) + sum(others[-2:]))
 

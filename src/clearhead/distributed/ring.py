@@ -36,7 +36,7 @@ from .transport import Pending, Transport
 
 
 class Part(NamedTuple):
-    """Keys and values of one rank, those that were wanted of it."""
+    """Keys and values of one rank, those that it sends."""
 
     k: Tensor
     v: Tensor
@@ -82,8 +82,8 @@ class Ring:
         coming = None
         for step in range(world):
             if step == 0:
-                wanted = self.routes.wanted[here].among(self.routes.keys.held[here])
-                part = Part(wanted.cut(k, 2), wanted.cut(v, 2))
+                rows = self.routes.received[here].among(self.routes.keys.held[here])
+                part = Part(rows.cut(k, 2), rows.cut(v, 2))
             else:
                 assert coming is not None
                 part = coming.wait()
@@ -94,9 +94,9 @@ class Ring:
     def send_and_expect(self, step: int, k: Tensor, v: Tensor) -> "Coming":
         here, world, r = self.transport.rank, self.transport.world, self.routes
         to, source = (here + step) % world, (here - step) % world
-        rows = r.asked[to].among(r.keys.held[here])
+        rows = r.sent[to].among(r.keys.held[here])
         out = torch.cat([rows.cut(k, 2).flatten(), rows.cut(v, 2).flatten()])
-        n = len(r.wanted[source])
+        n = len(r.received[source])
         shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
         return Coming(self.transport, [(to, out)], source, shapes, k)
 
@@ -112,7 +112,7 @@ class Ring:
         ):
             inputs = Inputs(q[:, :, queries], part.k[:, :, keys], part.v[:, :, keys])
             mask = cut if (at, on) == (cut.queries, cut.keys) else Cut(cut.mask, cut.grid, at, on)
-            asked, _ = make_problem(
+            problem, _ = make_problem(
                 *inputs,
                 Options(
                     mask=None if isinstance(cut.mask, Everything) else mask,
@@ -121,7 +121,7 @@ class Ring:
                     softcap=self.problem.softcap,
                 ),
             )
-            yield Block(queries, keys, asked, inputs, self.dropped(at, on), at, on)
+            yield Block(queries, keys, problem, inputs, self.dropped(at, on), at, on)
 
     def bias_of(self, rows: slice, at: Positions, on: Positions) -> Bias | None:
         if isinstance(self.bias, Alibi):
@@ -191,7 +191,7 @@ class Ring:
             if returning is not None:
                 self.add((here + step - 1) % world, dk, dv, returning.wait())
             back = torch.cat([dpart.k.flatten(), dpart.v.flatten()])
-            n = len(self.routes.asked[(here + step) % world])
+            n = len(self.routes.sent[(here + step) % world])
             shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
             other = (here + step) % world
             returning = Coming(self.transport, [(owner, back)], other, shapes, dk)
@@ -212,7 +212,7 @@ class Ring:
     def add_to(self, rank: int, total: Tensor, part: Tensor) -> None:
         """Add to a tensor (B, heads, k, ...) of the keys here what came of those that the queries
         of a rank may look at."""
-        rows = self.routes.asked[rank].among(self.routes.keys.held[self.transport.rank])
+        rows = self.routes.sent[rank].among(self.routes.keys.held[self.transport.rank])
         if rows.contiguous:
             total.narrow(2, rows.start, len(rows)).add_(part)
         else:
@@ -227,7 +227,7 @@ class Ring:
         if at.shape[3] == 1:
             at += found
         else:
-            at.index_add_(3, self.routes.wanted[owner].tensor(at.device)[block.keys], found)
+            at.index_add_(3, self.routes.received[owner].tensor(at.device)[block.keys], found)
 
 
 class Gradients(NamedTuple):

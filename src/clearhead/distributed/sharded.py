@@ -13,7 +13,7 @@ from ..masks import Mask, everything, intersect
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, parse_stats
-from .attention import TIMEOUT, Question, agreed, gathered, output
+from .attention import TIMEOUT, Call, agreed, gathered, output
 from .cut import routes
 from .decode import Decoding, must_be_answered_together
 from .handshake import agree
@@ -84,13 +84,13 @@ class Shard:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
         must_be_answered_together(engine)
         mask = everything if options.mask is None else options.mask
-        question = Question(
+        call = Call(
             **options._replace(mask=intersect(mask, self.mask))._asdict(),
             layout=self.layout,
             heads=self.heads,
         )
         transport = GroupTransport(self.group, self.timeout)
-        ring, inputs = agreed(transport, question, q, k, v)
+        ring, inputs = agreed(transport, call, q, k, v)
         out = output(ring, inputs, self.heads)
         found, grid = ring.routes, ring.routes.grid
         every = replace(
@@ -100,17 +100,17 @@ class Shard:
         return ring.problem.shape_back(out)
 
     def statistics(
-        self, problem: Problem, inputs: Inputs, wanted: Sequence[str | Statistic]
+        self, problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
     ) -> dict[str, Result]:
         """Statistics of a call of the whole text, given the inputs of this rank, on every rank."""
-        parsed = parse_stats(wanted, problem.grid)
+        parsed = parse_stats(statistics, problem.grid)
         transport = GroupTransport(self.group, self.timeout)
         names = ", ".join(s.name for s in parsed)
-        question: dict[str, object] = {
+        call: dict[str, object] = {
             "call": f"number {transport.calls}, statistics",
             "stats": names,
         }
-        agree(transport, question, inputs.q.shape[2], inputs.k.shape[2])
+        agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])
         here = replace(
             problem, Tq=inputs.q.shape[2], Tk=inputs.k.shape[2], mask=everything, bias=None
         )

@@ -44,7 +44,7 @@ class Transport(ABC):
     rank: int
     world: int
     device = torch.device("cpu")  # where messages lie
-    calls = 0  # how many questions were asked before, so that ranks notice when one left one out
+    calls = 0  # how many calls were made before, so that ranks notice when one left one out
     sent = 0  # bytes, counted
 
     def post(self, outgoing: Mail, incoming: Mail) -> Pending:

@@ -1,4 +1,4 @@
-"""The widget: a page in a frame, what is chosen in it, and the questions that it asks."""
+"""The widget: a page in a frame, what is chosen in it, and the requests that it makes."""
 
 import threading
 from importlib import resources
@@ -95,7 +95,7 @@ class Explorer(anywidget.AnyWidget):
     # ---- what is asked ---------------------------------------------------------------
 
     def _hear(self, _: object, message: dict[str, Any], buffers: object) -> None:
-        """A message from a cell: it wants the page, asks a question, or ends one."""
+        """A message from a cell: it wants the page, makes a request, or ends one."""
         if message.get("page"):
             self.send({"page": self._page})
             return
@@ -105,11 +105,11 @@ class Explorer(anywidget.AnyWidget):
                 self._runs[number].set()
         elif self._reader is not None and path in ("compute", "tile"):
             self._runs[number] = threading.Event()
-            arguments = self._reader, number, path, message.get("question")
+            arguments = self._reader, number, path, message.get("request")
             threading.Thread(target=self._compute, args=arguments, daemon=True).start()
 
-    def _compute(self, reader: Reader, number: str, path: str, question: object) -> None:
-        """Answer a question, in a thread: meanwhile the kernel hears that it is to end."""
+    def _compute(self, reader: Reader, number: str, path: str, request: object) -> None:
+        """Answer a request, in a thread: meanwhile the kernel hears that it is to end."""
         ended = self._runs[number]
 
         def on_call(done: int, total: int | None) -> None:
@@ -121,7 +121,7 @@ class Explorer(anywidget.AnyWidget):
             self.send({"id": number, "line": as_json(line)})
 
         try:
-            found = answer(reader, path, question, on_call)
+            found = answer(reader, path, request, on_call)
             snapshot: Any = found.get("snapshot")
             if snapshot is not None:
                 self._tokens = list(snapshot["tokens"])

@@ -1,1 +1,1 @@
-"""The question: checked once (`check`), then a `Problem` and its tensors, which engines answer."""
+"""A problem, what a call asks of attention: its checks, its tensors, and the arithmetic of rows."""

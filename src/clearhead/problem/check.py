@@ -17,7 +17,7 @@ NO_CAP = 2.0**100  # a cap this large changes no score, and score / cap would un
 
 
 class Options(NamedTuple):
-    """The keywords of a question, as the caller gave them; `make_problem` checks them."""
+    """The keywords of a call, as the caller gave them; `make_problem` checks them."""
 
     mask: Mask | None = None
     bias: Bias | Tensor | None = None
@@ -96,8 +96,8 @@ def must_have_values(problem: Problem, verb: str) -> None:
 
 
 def _is_usual(q: object, k: object, v: object) -> bool:
-    """Have q, k and v four dimensions, one dtype and sizes that fit, as in most calls? All is asked
-    here at once, because a tiny call spends most of its time in checks."""
+    """Have q, k and v four dimensions, one dtype and sizes that fit, as in most calls? All is
+    checked here at once, because a tiny call spends most of its time in checks."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if q.is_nested or not (
@@ -302,7 +302,7 @@ def _must_not_learn(name: str, value: object) -> None:
     if isinstance(value, Tensor) and value.requires_grad:
         raise BadType(
             f"{name} is a tensor that requires a gradient.",
-            f"{name} is a constant of the question, and no gradient flows to it.",
+            f"{name} is a constant of the problem, and no gradient flows to it.",
             f"pass {name}=float({name}) for a constant; a learned temperature multiplies the "
             "queries: attention(temperature * q, k, v, scale=1).",
         )

@@ -1,4 +1,4 @@
-"""The question, once it is checked (`check.py`).
+"""A problem: what a call asks of attention, once it is checked (`check.py`).
 
 The letters, everywhere in clearhead (docstrings, errors, C++, JavaScript):
 

@@ -127,7 +127,7 @@ class Collector:
                 cross_attention=site.cross_attention,
                 query_tokens=site.query_tokens,
                 key_tokens=site.key_tokens,
-                question=problem.describe(),
+                problem=problem.describe(),
                 queries=problem.Tq,
                 key_heads=problem.G,
                 max_entropy=max_entropy,

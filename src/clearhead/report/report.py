@@ -29,7 +29,7 @@ class Report(Findings):
                 "layer": layer.number,
                 "module": layer.module,
                 "cross_attention": layer.cross_attention,
-                "question": layer.question,
+                "problem": layer.problem,
                 "heads": [without_nan(asdict(head), lambda x: None) for head in layer.heads],
             }
             for layer in self.layers

@@ -75,7 +75,7 @@ class Layer:
     cross_attention: bool
     query_tokens: tuple[str, ...] | None
     key_tokens: tuple[str, ...] | None
-    question: str
+    problem: str
     queries: int
     key_heads: int
     max_entropy: float

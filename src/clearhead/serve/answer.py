@@ -10,18 +10,18 @@ from .reader import OnCall, Reader
 Answer: TypeAlias = dict[str, object]
 
 
-def answer(reader: Reader, path: str, question: object, on_call: OnCall) -> Answer:
-    """The answer to a question: ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}``
+def answer(reader: Reader, path: str, request: object, on_call: OnCall) -> Answer:
+    """The answer to a request: ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}``
     for "tile", and in place of both ``{"error": ...}`` in three parts. It raises only what
     `on_call` does."""
     try:
-        if not isinstance(question, dict):
+        if not isinstance(request, dict):
             raise BadType(
-                f"The question is {kind_of(question)}.",
-                'a question is an object such as {"text": "a text"}.',
+                f"The request is {kind_of(request)}.",
+                'a request is an object such as {"text": "a text"}.',
                 "send one.",
             )
-        return QUESTIONS[path](reader, question, on_call)
+        return ANSWERS[path](reader, request, on_call)
     except AttentionError as error:
         return said(error)
     except Exception as error:  # a model raises whatever it happens to, and its host goes on
@@ -61,4 +61,4 @@ def _span(name: str, given: object) -> range:
     return range(first, last + 1)
 
 
-QUESTIONS = {"compute": _compute, "tile": _tile}
+ANSWERS = {"compute": _compute, "tile": _tile}

@@ -28,8 +28,8 @@ from ..views.html.hosted import as_json
 from .answer import Answer, answer, said
 from .reader import MOST_LETTERS, Cancelled, OnCall, Reader
 
-MOST_BYTES = 8 * MOST_LETTERS  # of a question: a letter is at most 6 bytes of JSON
-MOST_QUESTIONS = 8  # that run or wait for their turn
+MOST_BYTES = 8 * MOST_LETTERS  # of a request: a letter is at most 6 bytes of JSON
+MOST_REQUESTS = 8  # that run or wait for their turn
 LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is still there
 
 NDJSON = "application/x-ndjson"
@@ -140,17 +140,17 @@ def _line(value: Answer) -> bytes:
 
 
 class TooLarge(BadValue):
-    """A question of too many bytes."""
+    """A request of too many bytes."""
 
 
-async def _question(request: Request) -> object:
+async def _body(request: Request) -> object:
     """The JSON of a request. Raises `BadValue` for one that is too large, or is none."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > MOST_BYTES:
             raise TooLarge(
-                f"The question has more than {MOST_BYTES:,} bytes.",
+                f"The request has more than {MOST_BYTES:,} bytes.",
                 f"a text has at most {MOST_LETTERS:,} letters.",
                 "send a shorter text.",
             )
@@ -158,8 +158,8 @@ async def _question(request: Request) -> object:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadValue(
-            f"The question is no JSON: {error}.",
-            'a question is an object such as {"text": "a text"}.',
+            f"The request is no JSON: {error}.",
+            'a request is an object such as {"text": "a text"}.',
             "send one.",
         ) from error
     return given
@@ -169,23 +169,23 @@ async def _question(request: Request) -> object:
 
 
 class _Model:
-    """The one thread in which the model runs, and how many questions run in it or wait."""
+    """The one thread in which the model runs, and how many requests run in it or wait."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "model")
-        self.questions = 0
+        self.requests = 0
 
 
 async def _answered(request: Request, model: _Model, reader: Reader, path: str) -> Response:
     try:
-        given = await _question(request)
+        given = await _body(request)
     except TooLarge as error:
         return _refused(error, 413)
     except AttentionError as error:
         return _refused(error, 400)
-    if model.questions >= MOST_QUESTIONS:
+    if model.requests >= MOST_REQUESTS:
         busy = BadValue(
-            f"{model.questions} questions wait for the model.",
+            f"{model.requests} requests wait for the model.",
             "the model reads one text at a time.",
             "wait until it is done, and ask again.",
         )
@@ -198,14 +198,14 @@ async def _answered(request: Request, model: _Model, reader: Reader, path: str) 
 
 
 class _Run:
-    """A question that the model's thread answers, when its turn comes."""
+    """A request that the model's thread answers, when its turn comes."""
 
     def __init__(self, model: _Model, job: Job) -> None:
         self.job, self.ended = job, threading.Event()
         self._loop, self._told = asyncio.get_running_loop(), asyncio.Queue[Answer]()
-        model.questions += 1
+        model.requests += 1
         self._loop.run_in_executor(model.thread, self._run).add_done_callback(
-            lambda _: setattr(model, "questions", model.questions - 1)
+            lambda _: setattr(model, "requests", model.requests - 1)
         )
 
     def _run(self) -> None:

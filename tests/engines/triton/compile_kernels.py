@@ -60,14 +60,14 @@ def compile_only(self, *args, grid, warmup, **keywords):
     print(f"{self.__name__:18} {kernel.metadata.shared:7} B shared,", *registers, flush=True)
 
 
-def question(dtype, Tq, Tk, D, H=8, G=8, **keywords):
+def problem_of(dtype, Tq, Tk, D, H=8, G=8, **keywords):
     q, k = (torch.zeros(1, heads, T, D, dtype=dtype) for heads, T in ((H, Tq), (G, Tk)))
     return make_problem(q, k, k, Options(**keywords))
 
 
 def forward_and_back(dtype, Tq, Tk, D, **keywords):
     print(str(dtype).removeprefix("torch."), f"Tq={Tq} Tk={Tk} D={D}", *keywords)
-    problem, inputs = question(dtype, Tq, Tk, D, **keywords)
+    problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
     rule = rule_of(problem)
     out, found, _ = attend(*inputs, rule, FOR_GRADIENTS)
     arguments = out, found["lse"], out, found["lse"], found["max"][0], found["share"]
@@ -78,7 +78,7 @@ def forward_and_back(dtype, Tq, Tk, D, **keywords):
 
 def count(dtype, Tq, Tk, D, **keywords):
     print("statistics")
-    problem, inputs = question(dtype, Tq, Tk, D, **keywords)
+    problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
     asked = ["entropy", stats.topk(8), stats.mass({"sink": ch.prefix(1)}), "received",
              stats.map(8, 8), stats.rows([0])]  # fmt: skip
     answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
@@ -94,7 +94,9 @@ if __name__ == "__main__":
         torch.bfloat16, 512, 512, 64, mask=ranges, softcap=30.0, dropout=0.1, seed=1,
         bias=torch.zeros(512, 512), sinks=torch.zeros(8),
     )  # fmt: skip
-    attend(*(x := question(torch.float16, 1, 4096, 128, H=32, G=8))[1], rule_of(x[0]), frozenset())
+    attend(
+        *(x := problem_of(torch.float16, 1, 4096, 128, H=32, G=8))[1], rule_of(x[0]), frozenset()
+    )
     count(torch.bfloat16, 512, 512, 64, mask=ch.causal)
     if full:
         for dtype in (torch.bfloat16, torch.float32):

@@ -80,8 +80,8 @@ def test_kernels_compile_for_a_gpu(capability):
 AMPERE, TURING = Gpu((8, 0)), Gpu((7, 5))
 
 
-def asked(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keywords):
-    """A question on meta tensors, as plan asks it; nothing is computed."""
+def problem_of(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keywords):
+    """A problem on meta tensors, as plan asks it; nothing is computed."""
     q, k, v = (
         torch.empty(1, heads, length, size, dtype=dtype, device="meta")
         for heads, length, size in ((H, T, D), (G, Tk or T, D), (G, Tk or T, Dv or D))
@@ -89,7 +89,7 @@ def asked(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keyw
     return make_problem(q, k, v, Options(**keywords))[0]
 
 
-@pytest.mark.parametrize("question, gpu, first", [
+@pytest.mark.parametrize("keywords, gpu, first", [
     ({}, AMPERE, SDPA),
     ({"mask": ch.causal}, AMPERE, TRITON),
     ({"G": 2}, AMPERE, SDPA),
@@ -101,8 +101,8 @@ def asked(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keyw
     ({"D": 100}, AMPERE, SDPA),
     ({"D": 100, "Dv": 60}, AMPERE, TRITON),
 ])  # fmt: skip
-def test_the_order_follows_what_torch_can_fuse(question, gpu, first):
-    assert order_on(asked(**question), gpu)[0] is first
+def test_the_order_follows_what_torch_can_fuse(keywords, gpu, first):
+    assert order_on(problem_of(**keywords), gpu)[0] is first
 
 
 def test_auto_says_what_it_chose_and_why(monkeypatch):
@@ -117,35 +117,35 @@ def test_auto_says_what_it_chose_and_why(monkeypatch):
         ({"D": 264}, SDPA, "efficient"),
         ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: no grouped heads)"),
     ):
-        problem = replace(asked(**keywords), device=cuda)
+        problem = replace(problem_of(**keywords), device=cuda)
         found, declined = engines.first_able(problem, "auto")
         assert found is chosen and not declined
         assert found.caption_of(problem).endswith(caption)
-    found, declined = engines.first_able(replace(asked(softcap=2.0), device=cuda), "auto")
+    found, declined = engines.first_able(replace(problem_of(softcap=2.0), device=cuda), "auto")
     assert found is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
     with pytest.raises(ch.BadValue, match=r"without one torch would form weights of 0\.5 GB"):
-        engines.choose(replace(asked(dtype=torch.float32, G=2), device=cuda), "sdpa")
+        engines.choose(replace(problem_of(dtype=torch.float32, G=2), device=cuda), "sdpa")
 
 
 def test_weights_are_not_formed_silently():
     """fp32 with grouped heads has no fused kernel; torch would form 8 x 4096 x 4096 weights."""
-    large = asked(dtype=torch.float32, G=2)
+    large = problem_of(dtype=torch.float32, G=2)
     (said,) = SDPA.forms_weights(large, AMPERE)
     assert "flash: no float32" in said and "efficient: no grouped heads" in said
     assert "weights of 0.5 GB" in said
-    assert not SDPA.forms_weights(asked(dtype=torch.float32, G=2, T=128), AMPERE)
-    assert not SDPA.forms_weights(asked(), AMPERE)
+    assert not SDPA.forms_weights(problem_of(dtype=torch.float32, G=2, T=128), AMPERE)
+    assert not SDPA.forms_weights(problem_of(), AMPERE)
 
 
 def test_the_rules_of_torchs_kernels():
-    said = backends_decline(asked(mask=ch.Causal(align="start"), Tk=5000), AMPERE, False)
+    said = backends_decline(problem_of(mask=ch.Causal(align="start"), Tk=5000), AMPERE, False)
     assert said["flash"] == ["a causal mask only with Tq = Tk"] and not said["efficient"]
-    said = backends_decline(asked(D=72, Dv=36, dropout=0.1), AMPERE, True)
+    said = backends_decline(problem_of(D=72, Dv=36, dropout=0.1), AMPERE, True)
     assert all(said.values()) and "no dropout" in said["cudnn"]
-    assert backends_decline(asked(), TURING, False)["efficient"] == ["a later GPU"]
+    assert backends_decline(problem_of(), TURING, False)["efficient"] == ["a later GPU"]
 
 
-def test_a_question_on_a_cpu_is_not_for_the_kernels(monkeypatch):
+def test_a_problem_on_a_cpu_is_not_for_the_kernels(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     q = torch.randn(3, 4)
     with pytest.raises(ch.BadValue, match="the Triton kernels compute on a GPU"):
@@ -155,5 +155,7 @@ def test_a_question_on_a_cpu_is_not_for_the_kernels(monkeypatch):
 
 def test_without_triton_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("clearhead.engines.triton.INSTALLED", False)
-    assert Triton().why_not(asked()) == ["triton is not installed: pip install 'clearhead[gpu]'"]
-    assert TILED in order_on(asked(), AMPERE)
+    assert Triton().why_not(problem_of()) == [
+        "triton is not installed: pip install 'clearhead[gpu]'"
+    ]
+    assert TILED in order_on(problem_of(), AMPERE)

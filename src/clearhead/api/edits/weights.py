@@ -106,7 +106,7 @@ class temperature(Edit):
         by_row = self.rows is not None or self.batch is not None
         if softcap is not None:
             if by_row or self.heads is not None:
-                raise _not_one_question(self, "a soft cap", "name no heads, rows or batch.")
+                raise _not_one_problem(self, "a soft cap", "name no heads, rows or batch.")
             problem = replace(problem, scale=problem.scale / self.t, softcap=softcap / self.t)
         else:
             q = inputs.q * self.factors(factor, problem, here).unsqueeze(-1)
@@ -155,10 +155,10 @@ def _with_bias(edit: Edit, factor: float, problem: Problem, here: Here) -> Probl
 
 def _must_be_whole(edit: Edit, by_row: bool, what: str) -> None:
     if by_row:
-        raise _not_one_question(edit, what, "name no rows and no batch: heads can be named.")
+        raise _not_one_problem(edit, what, "name no rows and no batch: heads can be named.")
 
 
-def _not_one_question(edit: Edit, what: str, way_out: str) -> BadValue:
+def _not_one_problem(edit: Edit, what: str, way_out: str) -> BadValue:
     return BadValue(
         f"{edit!r} was applied to a layer with {what}.",
         f"the edited call has {what} that is the same for all it is about.",

@@ -1,5 +1,5 @@
 // Where the numbers of a page with a host come from: a server or a notebook's Python computes them.
-// It answers a question by lines of JSON: {"progress": [done, total]} now and then, at last one of
+// It answers a request by lines of JSON: {"progress": [done, total]} now and then, at last one of
 // {"error"}, {"snapshot"} and {"layer"}.
 
 function pageSource() {
@@ -13,13 +13,13 @@ function pageSource() {
     signal.addEventListener("abort", () => reject(signal.reason));
   });
 
-  // The lines that a server answers. Leaving the page, or a newer question, ends them.
-  async function* fromServer(path, question, signal) {
+  // The lines that a server answers. Leaving the page, or a newer request, ends them.
+  async function* fromServer(path, request, signal) {
     let response;
     try {
       response = await fetch(path, {
         method: "POST", headers: { "Content-Type": "application/json" },
-        body: JSON.stringify(question), signal,
+        body: JSON.stringify(request), signal,
       });
     } catch (error) {
       if (signal?.aborted) throw error;
@@ -41,7 +41,7 @@ function pageSource() {
   }
 
   // The lines that a notebook's Python answers, by messages through the cell around this frame.
-  async function* fromNotebook(path, question, signal) {
+  async function* fromNotebook(path, request, signal) {
     const id = String(Math.random());
     const heard = [];
     let wake = () => {};
@@ -51,12 +51,12 @@ function pageSource() {
       wake();
     };
     const end = () => {
-      parent.postMessage({ question: { id, end: true } }, "*");
+      parent.postMessage({ request: { id, end: true } }, "*");
       wake();
     };
     addEventListener("message", listen);
     signal?.addEventListener("abort", end);
-    parent.postMessage({ question: { id, path, question } }, "*");
+    parent.postMessage({ request: { id, path, request } }, "*");
     try {
       for (;;) {
         while (!heard.length && !signal?.aborted) await new Promise((resolve) => { wake = resolve; });
@@ -69,9 +69,9 @@ function pageSource() {
     }
   }
 
-  async function ask(path, question, signal) {
+  async function ask(path, request, signal) {
     const lines = parent === window ? fromServer : fromNotebook;
-    for await (const text of lines(path, question, signal)) {
+    for await (const text of lines(path, request, signal)) {
       const line = JSON.parse(text, asNumber);
       if (line.error) throw new Error(errorWords(line.error));
       if (line.progress) tell(progressWords(...line.progress));
@@ -92,7 +92,7 @@ function pageSource() {
       edits: ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"],
     },
 
-    // A new question ends the one before it, here and where it is computed.
+    // A new request ends the one before it, here and where it is computed.
     async compute(text, edits) {
       newest.abort();
       const { signal } = (newest = new AbortController());

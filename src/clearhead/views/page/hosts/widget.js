@@ -16,7 +16,7 @@ function render({ model, el }) {
       model.set("address", shown);
       model.save_changes();
     }
-    if (data.question) model.send(data.question);
+    if (data.request) model.send(data.request);
   };
   const fromPython = (message) => {
     if (message.page === undefined) frame.contentWindow.postMessage(message, "*");
