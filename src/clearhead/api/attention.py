@@ -88,10 +88,11 @@ def attention(
     if signature is not None and (out := replay.replay(signature, q, k, v)) is not None:
         return out
     problem, inputs = make_problem(q, k, v, options)
-    out, chosen = _output(problem, inputs, engine)
-    if signature is not None and chosen is CORE:
-        replay.remember(signature, q, k, v, mask, problem, inputs)
-    return problem.shape_back(out)
+    if signature is not None and choose(problem, engine) is CORE:
+        out = replay.run_and_remember(signature, Inputs(q, k, v), mask, problem, inputs)
+        if out is not None:
+            return out
+    return problem.shape_back(_output(problem, inputs, engine))
 
 
 def look(
@@ -178,15 +179,15 @@ def matrix(
     return Matrix(problem.undropped, inputs, engine)
 
 
-def _output(problem: Problem, inputs: Inputs, engine: str) -> tuple[Tensor, Engine]:
-    """The output, (B, H, Tq, Dv), and the engine that computed it: the first that can."""
+def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    """The output, (B, H, Tq, Dv), by the first engine that can."""
     if inputs.q.is_meta:  # only shapes: nothing to compute
-        chosen = choose(problem, engine)
+        choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         if problem.grad:  # autograd connects the output to the inputs
             out = out + sum(x.sum() for x in inputs)
-        return out, chosen
-    return _by_engine(problem, inputs, engine, lambda by, p, x: (by.run(p, x), by))[1:]
+        return out
+    return _by_engine(problem, inputs, engine, lambda by, p, x: (by.run(p, x), None))[1]
 
 
 def _look(problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]) -> Look:

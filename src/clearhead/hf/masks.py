@@ -31,8 +31,9 @@ def attention_mask(
     local_size: int | None = None,
     device: torch.device | str = "cpu",
     **others: Any,
-) -> Tensor:
-    """Which queries may look at which keys, (B, 1, Tq, Tk), True = may look.
+) -> Tensor | None:
+    """Which queries may look at which keys, (B, 1, Tq, Tk), True = may look. None: the only query
+    may look at all, and the model allows that this is left unsaid, as a step of decoding does.
 
     Query i has the position q_offset + i, key j the position kv_offset + j; `attention_mask` (B, T)
     is 0 on padding. Raises `BadValue` for a model that computes its attention itself.
@@ -66,6 +67,8 @@ def attention_mask(
             )
         if mask is not None:
             mask = intersect(mask, padding)
+            if mask is everything and q_length == 1 and others.get("allow_is_causal_skip"):
+                return None
             return LazyMask.of(mask, batch_size, q_length, kv_length, torch.device(device))
     others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     cells = sdpa_mask(

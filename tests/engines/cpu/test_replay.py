@@ -12,6 +12,7 @@ from clearhead.engines.cpu import replay
 pytestmark = pytest.mark.skipif(cpu.core is None, reason="the core is missing")
 
 PADDED = ch.causal & ch.lengths(keys=[5, 3])
+PADDED_LEFT = ~ch.prefix([3, 0])
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,65 @@ def test_a_position_in_a_tensor_may_move():
     mask = ch.Causal(align=position)
     ch.attention(q, k, v, mask=mask), ch.attention(q, k, v, mask=mask)
     assert not is_replayed(q, k, v, mask=mask)
+
+
+STEPS = {
+    "no mask": lambda t: None,
+    "everything": lambda t: ch.everything,
+    "causal at the end": lambda t: ch.Causal(align="end"),
+    "causal at a position": lambda t: ch.Causal(align=t - 1),
+    "padded": lambda t: PADDED_LEFT,
+}
+
+
+@pytest.mark.parametrize("mask", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("cache", ["grown", "filled"])
+@pytest.mark.parametrize("kv", [4, 2])
+def test_a_step_of_decoding_is_like_the_one_before(mask, cache, kv):
+    """From fewer keys than there is padding, to more."""
+    keys, values = torch.randn(2, 2, kv, 20, 8)
+    for t in range(1, 20):
+        q, k, v = torch.randn(2, 4, 1, 8), keys[:, :, :t], values[:, :, :t]
+        if cache == "grown":
+            k, v = k.contiguous(), v.contiguous()
+        out = ch.attention(q, k, v, mask=mask(t))
+        assert torch.equal(out, ch.attention(q, k, v, mask=mask(t), engine="cpu"))
+        reference = ch.attention(q, k, v, mask=mask(t), engine="steps")
+        torch.testing.assert_close(out, reference, rtol=0, atol=1e-6)
+    # The only key of the first step counts as contiguous, wherever it stands.
+    assert len(replay._calls) <= 2 and is_replayed(q, k, v, mask=mask(t))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (4, 1, 8)])
+def test_steps_without_a_batch(shape):
+    for t in range(1, 6):
+        q, k, v = torch.randn(shape), *torch.randn(2, *shape[:-2], t, 8)
+        out = ch.attention(q, k, v)
+        torch.testing.assert_close(out, torch.softmax(q @ k.mT / 8**0.5, -1) @ v)
+    assert len(replay._calls) == 1
+
+
+def test_steps_of_one_cache_for_a_batch():
+    for t in range(1, 6):
+        q, k, v = torch.randn(3, 2, 1, 8), *torch.randn(2, 1, 2, t, 8)
+        out = ch.attention(q, k, v)
+        torch.testing.assert_close(out, torch.softmax(q @ k.mT / 8**0.5, -1) @ v)
+
+
+def test_what_is_no_step_of_decoding():
+    """One query that does not see all keys, or whose position is not known."""
+    q, k, v = torch.randn(1, 2, 1, 8), *torch.randn(2, 1, 2, 5, 8)
+    ch.attention(q, k, v)
+    third = ch.attention(q, k, v, mask=ch.Causal(align=2))
+    assert torch.equal(third, ch.attention(q, k[:, :, :3], v[:, :, :3]))
+    last = ch.attention(q, k, v, mask=ch.Causal(align="end") & ch.window(before=1, align="end"))
+    torch.testing.assert_close(last, ch.attention(q, k[:, :, 3:], v[:, :, 3:]))
+    with pytest.raises(ch.BadValue, match="align"):
+        ch.attention(q, k, v, mask=ch.causal)
+    with pytest.raises(ch.BadValue, match="every key has one value"):
+        ch.attention(q, k, v[:, :, :4])
+    with pytest.raises(ch.BadValue):
+        ch.attention(q, k[0], v[0])
 
 
 def test_errors_stay():
