@@ -110,6 +110,28 @@ def test_costs_by_hand():
     assert plan.bytes == 4 * (q.numel() + k.numel() + v.numel() + 2 * 3 * 4 * 7)
 
 
+PER_HEAD = torch.zeros(1, 4, 1, 6, dtype=torch.bool)
+PER_HEAD[0, 0, 0, 1] = PER_HEAD[0, 1, 0, 1:3] = PER_HEAD[0, 3, 0, 5] = True
+
+
+@pytest.mark.parametrize(
+    "mask, keys",
+    [
+        (None, 2 * 2 * 6),
+        (ch.Causal(align="start"), 2 * 2 * 3),
+        (ch.window(before=1, after=0, align="end"), 2 * 2 * 4),
+        (ch.lengths(keys=[4, 1]), 2 * 4 + 2 * 1),
+        (ch.dense(keep=PER_HEAD), 2 * (2 + 1)),  # keys 1 and 2 for two heads, key 5 for one
+        (ch.dense(keep=torch.eye(6)[:3] > 0), 2 * 2 * 3),
+        (~ch.everything, 0),
+    ],
+)
+def test_only_keys_that_are_seen_are_read(mask, keys):
+    q, k, v = torch.randn(2, 4, 3, 5), torch.randn(2, 2, 6, 5), torch.randn(2, 2, 6, 7)
+    ends = q.numel() + 2 * 4 * 3 * 7
+    assert ch.plan(q, k, v, mask=mask).bytes == 4 * (ends + keys * (5 + 7))
+
+
 @pytest.mark.parametrize(
     "mask, pairs",
     [

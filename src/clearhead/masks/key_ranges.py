@@ -168,6 +168,16 @@ class KeyRanges:
         count = (self.hi - self.lo).clamp(min=0).sum(-1)
         return count.expand(*count.shape[:2], self.Tq)
 
+    def keys_seen(self) -> Tensor:
+        """Which keys any query may look at, (B|1, H|1, Tk)."""
+        if self.bits is not None:
+            return self.to_bool().any(-2)
+        lo, hi = self.lo.flatten(2), self.hi.flatten(2)
+        one = (lo < hi).long()
+        depth = lo.new_zeros(*lo.shape[:2], self.Tk + 1)
+        depth = depth.scatter_add(-1, lo, one).scatter_add(-1, hi, -one).cumsum(-1)
+        return depth[..., : self.Tk] > 0
+
 
 # ----------------------------------------------------------------------------------- constructors
 

@@ -133,10 +133,16 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at least: q, k, v read once, the output written once."""
+        """Bytes that must move at least: the queries, and the keys and values that any of them may
+        look at, read once; the output written once."""
         width = torch.empty((), dtype=self.dtype).element_size()
-        keys = self.B * self.G * self.Tk * (self.D + self.Dv)
-        return width * (keys + self.B * self.H * self.Tq * (self.D + self.Dv))
+        keys = self.B * self.G * self.Tk
+        if self.masked:
+            seen = self.key_ranges.keys_seen()
+            if seen.shape[1] > 1:  # a key is read once for all heads of its group
+                seen = seen.unflatten(1, (self.G, -1)).any(2)
+            keys = int(seen.expand(self.B, self.G, self.Tk).sum())
+        return width * (keys + self.B * self.H * self.Tq) * (self.D + self.Dv)
 
     def describe(self) -> str:
         """The problem in a line."""
