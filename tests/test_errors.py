@@ -393,7 +393,7 @@ def wrong_kinds():
 
 
 @pytest.mark.parametrize("name", wrong_kinds())
-def test_every_door_says_what_it_was_given(name):
+def test_every_function_says_what_it_was_given(name):
     call, said = wrong_kinds()[name]
     with pytest.raises(ch.AttentionError) as error:
         call()

@@ -46,10 +46,10 @@ def serve(
 
     start, app = _library()
     words = EXAMPLE if text is None else read_text(text)
-    door = _listen(port)
+    listener = _listen(port)
     reader = Reader(model)
     found = reader.report(words, progress=None)
-    port = door.getsockname()[1]
+    port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24)
     page = hosted(html.report_page(found), "hosts/remote.js", connects=True)
     address = f"http://127.0.0.1:{port}/{token}/"
@@ -57,7 +57,7 @@ def serve(
     say(f"{visible(reader.name, 200)}, for this machine alone; Ctrl-C ends it")
     if open_:
         webbrowser.open(address)
-    start(app(reader, page, token, port), door)
+    start(app(reader, page, token, port), listener)
     say("ended")
 
 
@@ -80,16 +80,16 @@ def _listen(port: int) -> socket.socket:
     at once, and who opens the address early is answered later."""
     from clearhead.errors import BadValue, why_failed
 
-    door = socket.socket()
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        door.bind(("127.0.0.1", port))
-        door.listen()
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
     except OSError as error:
-        door.close()
+        listener.close()
         raise BadValue(
             f"Port {port} cannot be listened on: {why_failed(error)}.",
             "a port is for one program, and those below 1024 for the system's.",
             "pass another --port, or none.",
         ) from error
-    return door
+    return listener

@@ -1,7 +1,7 @@
-"""ONNX's `Attention` operator (opsets 23 to 25), asked at clearhead's door.
+"""ONNX's `Attention` operator (opsets 23 to 25), put to clearhead.
 
 ONNX says with attributes and optional inputs what clearhead says with masks and a bias. This page
-is the translation; all arithmetic between Q, K, V and the answers happens behind the door.
+is the translation; all arithmetic between Q, K, V and the answers happens in clearhead.
 """
 
 import ml_dtypes

@@ -92,7 +92,7 @@ def test_engine_is_as_exact_as_torch(name, problem, dtype):
             assert not zeros_fit, f"{what}: zeros would have passed"
 
 
-# ------------------------------------------------------------------------------- edges of the door
+# ------------------------------------------------------------------------------- edges of the call
 
 
 @pytest.fixture
@@ -552,11 +552,11 @@ def test_agrees_with_torch(name, causal, qkv):
     torch.testing.assert_close(ch.attention(*qkv, mask=mask, engine=name), theirs)
 
 
-# ------------------------------------------------------------------------------ around the door
+# ------------------------------------------------------------------------------ around the call
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_vmap_over_the_door(qkv):
+def test_vmap_over_the_call(qkv):
     q, k, v = (x.detach() for x in qkv)
     mask = ch.Causal(align="end")
     true = ch.attention(q, k, v, mask=mask)

@@ -1,4 +1,4 @@
-"""ONNX's own conformance cases for `Attention`, through the public door; onnxruntime beside it.
+"""ONNX's own conformance cases for `Attention`, through the public call; onnxruntime beside it.
 
 The cases come from the installed `onnx`, which computes what it expects with its NumPy reference.
 Each is compared by ONNX's own runner.

@@ -28,7 +28,7 @@ def shown(monkeypatch):
 
 
 def ask(widget, number, path, request):
-    widget._hear(widget, {"id": number, "path": path, "request": request}, [])
+    widget._receive(widget, {"id": number, "path": path, "request": request}, [])
     for _ in range(2000):
         if not widget._runs:
             break
@@ -41,7 +41,7 @@ def test_the_page_is_sent_when_a_cell_asks_and_is_not_in_the_notebook(shown):
         len(json.dumps({k: v for k, v in shown.get_state().items() if k != "layout"}, default=str))
         < 10_000
     )
-    shown._hear(shown, {"page": True}, [])
+    shown._receive(shown, {"page": True}, [])
     [message] = shown.sent
     page = message["page"]
     assert "queen" in page and "fromNotebook" in page and "connect-src" not in page
@@ -84,9 +84,9 @@ def test_a_request_is_answered_with_progress(shown):
 
 def test_a_request_that_is_ended_gets_no_answer(shown):
     with shown._reader._turn:  # the model is busy
-        shown._hear(shown, {"id": "1", "path": "compute", "request": {"text": "He slept."}}, [])
-        shown._hear(shown, {"id": "1", "end": True}, [])
-        shown._hear(shown, {"id": "other", "end": True}, [])
+        shown._receive(shown, {"id": "1", "path": "compute", "request": {"text": "He slept."}}, [])
+        shown._receive(shown, {"id": "1", "end": True}, [])
+        shown._receive(shown, {"id": "other", "end": True}, [])
     lines = ask(shown, "2", "compute", {"text": "She slept."})
     assert "snapshot" in lines[-1]
     assert [x["id"] for x in shown.sent if x["id"] == "1"] == []
@@ -98,7 +98,7 @@ def test_a_trace_is_explored_without_a_model():
     assert "fromNotebook" not in widget._page and "parent.postMessage" in widget._page
     widget.address = "#layer=0&head=1&query=cat"
     assert (widget.head, widget.query) == ((0, 1), 1)
-    widget._hear(widget, {"id": "1", "path": "compute", "request": {"text": "a"}}, [])
+    widget._receive(widget, {"id": "1", "path": "compute", "request": {"text": "a"}}, [])
     assert not widget._runs
 
 

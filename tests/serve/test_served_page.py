@@ -26,12 +26,12 @@ def page(browser):  # noqa: F811
 @contextmanager
 def served_page(browser, reader, shown):  # noqa: F811
     """The page in a browser; at the end, nothing was refused and nothing failed."""
-    door, problems = _listen(0), []
-    port = door.getsockname()[1]
+    listener, problems = _listen(0), []
+    port = listener.getsockname()[1]
     text = hosted(html.report_page(reader.report(shown)), "hosts/remote.js", connects=True)
     config = uvicorn.Config(server.app(reader, text, TOKEN, port), log_level="error", ws="none")
     served = uvicorn.Server(config)
-    thread = threading.Thread(target=served.run, kwargs={"sockets": [door]})
+    thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]})
     thread.start()
     opened = browser.new_page()
     opened.on("pageerror", lambda error: problems.append(str(error)))

@@ -259,12 +259,12 @@ class _SecondSweep:
             if step == 0:
                 ring.add_to(here, self.received, given)
                 continue
-            asker = (here + step) % ring.transport.world
-            shapes = (p.B, p.H, len(ring.routes.sent[asker])), (0,)
+            receiver = (here + step) % ring.transport.world
+            shapes = (p.B, p.H, len(ring.routes.sent[receiver])), (0,)
             mail = [(owner, given.flatten())]
-            returning.append((asker, Coming(ring.transport, mail, asker, shapes, given)))
-        for asker, coming in returning:
-            ring.add_to(asker, self.received, coming.wait().k)
+            returning.append((receiver, Coming(ring.transport, mail, receiver, shapes, given)))
+        for receiver, coming in returning:
+            ring.add_to(receiver, self.received, coming.wait().k)
         found: dict[str, Result] = {"received": self.received}
         if "map" in self.names:
             Tq = ring.routes.grid.Tq

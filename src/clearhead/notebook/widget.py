@@ -61,7 +61,7 @@ class Explorer(anywidget.AnyWidget):
             self._page = hosted(page, "hosts/remote.js", "hosts/frame.js", connects=False)
         super().__init__()
         self.set_trait("text", text or "")
-        self.on_msg(self._hear)
+        self.on_msg(self._receive)
 
     # ---- what is chosen --------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Explorer(anywidget.AnyWidget):
 
     # ---- what is asked ---------------------------------------------------------------
 
-    def _hear(self, _: object, message: dict[str, Any], buffers: object) -> None:
+    def _receive(self, _: object, message: dict[str, Any], buffers: object) -> None:
         """A message from a cell: it wants the page, makes a request, or ends one."""
         if message.get("page"):
             self.send({"page": self._page})
@@ -109,7 +109,7 @@ class Explorer(anywidget.AnyWidget):
             threading.Thread(target=self._compute, args=arguments, daemon=True).start()
 
     def _compute(self, reader: Reader, number: str, path: str, request: object) -> None:
-        """Answer a request, in a thread: meanwhile the kernel hears that it is to end."""
+        """Answer a request, in a thread, so that a message to end it is received meanwhile."""
         ended = self._runs[number]
 
         def on_call(done: int, total: int | None) -> None:

@@ -68,7 +68,7 @@ def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
     return Guard(Starlette(routes=routes), token, (f"127.0.0.1:{port}", f"localhost:{port}"))
 
 
-def start(served: ASGIApp, door: socket.socket) -> None:
+def start(served: ASGIApp, listener: socket.socket) -> None:
     """Answer what comes to the socket, until Ctrl-C."""
     config = uvicorn.Config(
         served,
@@ -81,7 +81,7 @@ def start(served: ASGIApp, door: socket.socket) -> None:
         timeout_graceful_shutdown=2,
     )
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[door])
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 # ---- who may ask -----------------------------------------------------------------------

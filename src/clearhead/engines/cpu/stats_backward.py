@@ -98,14 +98,16 @@ class _CoreStats(torch.autograd.Function):
                 top=top.to(p.wide),
                 rows=of_rows,
                 sums=sums,
-                learning=[x for x, wants in zip(tensors, needed, strict=True) if wants],
+                learning=[x for x, needs_grad in zip(tensors, needed, strict=True) if needs_grad],
             )
             found = iter(again)
-            result = _sum(result, InputGrads(*(next(found) if wants else None for wants in needed)))
+            result = _sum(
+                result, InputGrads(*(next(found) if needs_grad else None for needs_grad in needed))
+            )
         # Without a visible key nothing was computed, which is a gradient of 0.
         finished = (
-            (torch.zeros_like(of) if x is None else x) if wants else None
-            for x, of, wants in zip(result, tensors, needed, strict=True)
+            (torch.zeros_like(of) if x is None else x) if needs_grad else None
+            for x, of, needs_grad in zip(result, tensors, needed, strict=True)
         )
         return None, None, None, *finished
 

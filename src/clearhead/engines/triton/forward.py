@@ -38,7 +38,7 @@ from .tile import (
 
 
 class RowSums(NamedTuple):
-    """Where the sums of each row go, (splits, B, H, Tq) each; None where nobody asked.
+    """Where the sums of each row go, (splits, B, H, Tq) each; None where it is not requested.
 
     `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it. `max` and
     `best` are in units of the rule, `moment` in units of log 2. `masses` is (..., GROUPS), `best`

@@ -23,7 +23,7 @@ LARGEST = {
     False: {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2)},
     True: {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 4, 1)},
 }
-# A product and a sum may round once. Triton 3.9 warns where nobody says so, and 3.10 will not.
+# A product and a sum may round once: Triton 3.9 does so with a warning, 3.10 only where it is said.
 FUSED = {"enable_fp_fusion": True}
 FEW_QUERIES = 16  # up to which heads that read the same keys share a tile, and keys are split
 
