@@ -398,12 +398,12 @@ The query “you” at 1, in full
    1 you  ✓ may look = 0.0000
 
 7. weights = softmax(masked)
-     max  the score of 0 we    = 1.0000
-   0 we   exp(1.0000 − 1.0000) = 1.0000
-   1 you  exp(0.0000 − 1.0000) = 0.3679
-     sum  1.0000 + 0.3679      = 1.3679
-   0 we   1.0000 / 1.3679      = 0.7311
-   1 you  0.3679 / 1.3679      = 0.2689
+     max  the score of key 0 we = 1.0000
+   0 we   exp(1.0000 − 1.0000)= 1.0000
+   1 you  exp(0.0000 − 1.0000)= 0.3679
+     sum  1.0000 + 0.3679     = 1.3679
+   0 we   1.0000 / 1.3679     = 0.7311
+   1 you  0.3679 / 1.3679     = 0.2689
 
 8. output = weights · V
    feature 0  0.7311·1.0000 + 0.2689·0.0000 = 0.7311

@@ -107,7 +107,7 @@ class Recording:
 
     def _repr_html_(self) -> str:
         """A line for each layer, with a cell for each head: the mean of the first statistic that
-        has a number for each query, bright where it is largest."""
+        has a number for each query, dark where it is largest."""
         if self.written or not self.calls:
             return cell(repr(self))
         gauged: dict[str, list[tuple[str, Tensor]]] = {}
@@ -122,7 +122,7 @@ class Recording:
         for name, rows in gauged.items():
             every = torch.cat([x for _, x in rows])
             low, high = float(every.min()), float(every.max())
-            span = f"{name}: a cell for each head, {low:.4g} (dark) to {high:.4g} (bright)"
+            span = f"{name}: a cell for each head, {low:.4g} (light) to {high:.4g} (dark)"
             parts += [cell(span), heat([(place, x - low) for place, x in rows], high - low)]
         return "".join(parts)
 

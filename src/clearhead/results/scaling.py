@@ -54,7 +54,7 @@ class Scaling:
             f"goes from {self.gradient_raw[0]:.3f} to {self.gradient_raw[-1]:.3f}. Divided by "
             "sqrt(d), all three stay where they are.",
             f"Entropy is in nats, at most ln {self.keys} = {math.log(self.keys):.2f}; the gradient "
-            "is the norm of d weights / d scores.",
+            "is the norm of the derivatives of the weights by the scores.",
         ]
         for paragraph in paragraphs:
             lines += ["", *textwrap.wrap(paragraph, 80)]

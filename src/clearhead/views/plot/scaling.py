@@ -63,7 +63,7 @@ def _lines(ax: "Axes", sizes: Sequence[int], raw: Sequence[float], scaled: Seque
     ax.set_xscale("log", base=2)
     ax.set_xticks(list(sizes), labels=[str(size) for size in sizes])
     ax.set_xticks([], minor=True)
-    ax.set_xlabel("head size d")
+    ax.set_xlabel("features d")
     ax.grid(alpha=0.3)
     ax.legend()
 

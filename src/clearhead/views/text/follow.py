@@ -179,7 +179,7 @@ class Query:
         self.weights = exps / total
         summed = " + ".join("…" if j is None else write(exps[j]) for j in self.keys)
         return [
-            Line("", "max", f"the score of {self.name(int(x.argmax()))}", write(top)),
+            Line("", "max", f"the score of key {self.name(int(x.argmax()))}", write(top)),
             *self.each_key(lambda j: f"exp({write(x[j])} − {self.signed(top)})", exps),
             Line("", "sum", summed + f" + {write(sink)} (the sink)" * (sink > 0), write(total)),
             *self.each_key(lambda j: f"{write(exps[j])} / {write(total)}", self.weights),
