@@ -48,7 +48,7 @@ def heads_of(weights: Tensor) -> str:
 
 
 def heat(rows: Sequence[tuple[str, Tensor]], largest: float) -> str:
-    """A table of names, each beside a strip of cells: a number from 0 (light) to `largest` (dark)."""
+    """A table of names, each beside a strip of cells from 0 (light) to `largest` (dark)."""
     lines = []
     for name, numbers in rows:
         spans = "".join(

@@ -294,8 +294,8 @@ def _bin_members(bins: int, fewer: int) -> Tensor:
 
 
 def _shades(maps: Tensor, allowed: Tensor) -> dict[str, object]:
-    """One byte a cell: the square root of its share of the largest, as a shade from 1 (no weight) to
-    255 (the largest). 0 is a cell that the mask blocks."""
+    """One byte a cell: the square root of its share of the largest, as a shade from 1 (none) to 255
+    (the largest). 0 is a cell that the mask blocks."""
     top = max(float(maps.nan_to_num(0.0).max()), 1e-30)
     shades = (maps.nan_to_num(0.0).clamp(min=0) / top).sqrt().mul(254).round() + 1
     return {"top": top, **encoded(shades.where(allowed, 0), "u1")}
