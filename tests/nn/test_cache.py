@@ -186,3 +186,52 @@ def test_a_cache_shares_no_memory(max_length):
     other.append(2 * given, given)
     assert cache.length == other.length == 4
     assert (cache.keys[..., 2:, :] == 7).all() and (other.keys[..., 2:, :] == 14).all()
+
+
+@torch.no_grad()
+def test_memory_is_reserved_ahead():
+    cache, x = KVCache(), torch.randn(2, 3, 600, 4)
+    addresses = [cache.append(token, token)[0].data_ptr() for token in x.split(1, dim=2)]
+    assert torch.equal(cache.keys, x) and torch.equal(cache.values, x)
+    assert len(set(addresses)) <= 3  # at the first token, and each time that 256 more are there
+
+
+@torch.no_grad()
+def test_who_holds_keys_keeps_them():
+    """What was cut off is not written over in the keys that `append` returned before."""
+    cache, x = KVCache(), torch.randn(1, 1, 6, 4)
+    cache.append(x[..., :4, :], x[..., :4, :])
+    held, _ = cache.append(x[..., 4:, :], x[..., 4:, :])
+    copied = copy.copy(cache)
+    cache.cut(4)
+    cache.append(-x[..., 4:, :], -x[..., 4:, :])
+    copied.append(2 * x[..., :1, :], x[..., :1, :])
+    assert torch.equal(held, x) and torch.equal(copied.keys[..., :6, :], x)
+    assert torch.equal(cache.keys[..., 4:, :], -x[..., 4:, :])
+
+
+def test_a_cache_goes_on_with_gradients_and_without():
+    """Keys that need no gradient, in a layer whose queries do: nothing that autograd saved is
+    written over."""
+    layer, x, cache = MultiHeadAttention(8, 2, causal=True), draw(1, 7, 8), KVCache()
+    layer.W_key.requires_grad_(False), layer.W_value.requires_grad_(False)
+    with torch.inference_mode():
+        layer(x[:, :2], cache=cache)
+    with torch.no_grad():
+        layer(x[:, 2:3], cache=cache)
+    out = layer(x[:, 3:5], cache=cache)
+    with torch.no_grad():
+        layer(x[:, 5:6], cache=cache), layer(x[:, 6:], cache=cache)
+    found = torch.autograd.grad(out.sum(), layer.W_query.weight)
+    close(found, torch.autograd.grad(layer(x)[:, 3:5].sum(), layer.W_query.weight))
+
+
+@torch.no_grad()
+def test_a_cache_under_vmap():
+    def step(held, new):
+        cache = KVCache()
+        cache.append(held, held)
+        return cache.append(new, new)[0]
+
+    held, new = torch.randn(3, 2, 4, 5), torch.randn(3, 2, 1, 5)
+    assert torch.equal(torch.vmap(step)(held, new), torch.cat([held, new], 2))

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from ..api.hooks import active_ranks
 from ..errors import BadValue, as_count
-from ..torch_state import in_backward
+from ..torch_state import in_backward, is_plain
 from .checks import check_size, check_type
+
+AHEAD = 256  # tokens for which memory is reserved ahead: reading so many copies less than 1 % more
 
 
 class KVCache:
@@ -20,7 +22,9 @@ class KVCache:
 
     `length` is the number of tokens held, `cut(n)` keeps the first n of them and `reset()` none.
     Each layer has a cache of its own. `max_length` allocates memory for so many tokens at the first
-    `append`, and later tokens are written into it; None means no limit, and each `append` copies.
+    `append`, and later tokens are written into it. None means no limit: memory is reserved for 256
+    tokens more than there are, again and again; under autograd, and while torch is compiling or
+    transforming, each `append` copies instead.
 
     In `distributed.sharded` a cache holds the tokens of its rank, and `length` counts these.
 
@@ -72,6 +76,8 @@ class KVCache:
         other.__dict__.update(self.__getstate__())
         if other.max_length is not None and self._k is not None and self._v is not None:
             other._k, other._v = self._k.clone(), self._v.clone()  # it writes into its own memory
+        else:
+            other._k, other._v = self.keys, self.values  # without room: it will not write into ours
         return other
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,16 +86,22 @@ class KVCache:
         if (ranks := active_ranks()) is not None:
             k, v = ranks.kept(k), ranks.kept(v)
         length = self.length + k.shape[-2]
-        if self.max_length is None:
+        if self.max_length is None and (torch.is_grad_enabled() or not is_plain(k, v, self._k)):
             self._k = k.clone() if self.keys is None else torch.cat([self.keys, k], -2)
             self._v = v.clone() if self.values is None else torch.cat([self.values, v], -2)
         else:
-            if self._k is None or self._v is None:
-                self._k, self._v = (_allocate(x, self.max_length) for x in (k, v))
+            if not self._has_room(length):
+                most = length + AHEAD if self.max_length is None else self.max_length
+                self._k, self._v = _copied(self.keys, k, most), _copied(self.values, v, most)
+            assert self._k is not None and self._v is not None
             self._k[..., self.length : length, :] = k
             self._v[..., self.length : length, :] = v
         self.length = length
         return self._k[..., :length, :], self._v[..., :length, :]
+
+    def _has_room(self, length: int) -> bool:
+        k = self._k
+        return k is not None and k.shape[-2] >= length and not _inference_ended(k)
 
     def cut(self, length: int) -> None:
         """Forget all but the first `length` tokens; with 0, shapes and allocated memory too."""
@@ -102,6 +114,8 @@ class KVCache:
         )
         if not self.length:
             self._k = self._v = None
+        elif self.max_length is None:
+            self._k, self._v = self.keys, self.values  # without room: who holds the rest keeps it
 
     def reset(self) -> None:
         """Forget everything, for another batch of sequences."""
@@ -168,8 +182,12 @@ def _inference_ended(x: Tensor) -> bool:
     )
 
 
-def _allocate(x: Tensor, length: int) -> Tensor:
-    return x.new_empty(*x.shape[:-2], length, x.shape[-1])
+def _copied(held: Tensor | None, new: Tensor, length: int) -> Tensor:
+    """What is held, in memory for `length` tokens like the `new` ones."""
+    room = new.new_empty(*new.shape[:-2], length, new.shape[-1])
+    if held is not None:
+        room[..., : held.shape[-2], :] = held
+    return room
 
 
 def _layout(x: Tensor) -> tuple[object, ...]:
