@@ -37,6 +37,7 @@ APART = {"engines", "views"}  # whose parts do not import each other
 SHARED = {
     ("engines", "engine"),
     ("engines", "gpu"),
+    ("engines", "operators"),
     ("views", "colours"),
     ("views", "escape"),
     ("views", "format"),

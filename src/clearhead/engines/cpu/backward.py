@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..operators import KernelArgs
 from .extension import core, layout
-from .pack import KernelArgs, check, matrix_view, pack, tensor_view, with_rows
+from .pack import check, matrix_view, pack, tensor_view, with_rows
 
 (GRADIENTS,) = layout(
     "Gradients",

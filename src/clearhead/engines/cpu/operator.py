@@ -14,16 +14,19 @@ from torch import Tensor
 from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_tangents, in_transform, is_plain, is_unbatched
+from ..operators import (
+    BIAS,
+    SIGNATURE,
+    KernelArgs,
+    gradient_shapes,
+    in_their_places,
+    one_by_one,
+    savable,
+    save,
+    saved,
+)  # fmt: skip
 from .backward import OutputGrads, gradients
-from .pack import KernelArgs, all_plain, attend, kernel_args, with_rows
-
-# SymInt: in a graph for any length, the positions of the queries may depend on the length.
-SIGNATURE = (
-    "Tensor q, Tensor k, Tensor v, float scale, float softcap, SymInt before, SymInt after, "
-    "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, SymInt shift, "
-    "Tensor? sinks, float dropout, Tensor? seed"
-)
-BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))  # indices in it
+from .pack import all_plain, attend, kernel_args, with_rows
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")
@@ -41,19 +44,13 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
     if not p.grad and all_plain(p, inputs):
         return attend(*inputs, args, lse)[:2]
     if p.grad:
-        args = KernelArgs(*map(_savable, args))
+        args = KernelArgs(*map(savable, args))
     if isinstance(args.seed, int):  # a tracer would make a number a constant of its graph
         args = args._replace(seed=torch.tensor([args.seed], device="cpu"))
     # torch.jit.trace runs a trace again without gradients, and compares the outputs.
     keep = lse or p.grad or torch._C._get_tracing_state() is not None
     out, sums, _ = _dispatch(*inputs, *args, keep)
     return out, sums if lse else None
-
-
-def _savable(x: Any) -> Any:
-    """Copies a mask or a bias made under torch.inference_mode, which autograd refuses to save."""
-    refused = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
-    return x.clone() if refused else x
 
 
 # --------------------------------------------------------------------------------- implementations
@@ -112,15 +109,8 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 def _backward_shapes(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    q, k, v = rest[:3]
-    bias, sinks = rest[BIAS], rest[SINKS]
-    return (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
-        bias.new_empty(bias.shape) if rest[-1] else q.new_empty(0, dtype=torch.float32),
-        q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape),
-    )
+    *arguments, bias_grad = rest
+    return gradient_shapes(arguments, bias_grad)
 
 
 # --------------------------------------------------------------------------------------- gradients
@@ -129,31 +119,18 @@ def _backward_shapes(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *args, lse = inputs
     ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(False)
     ctx.has_lse = lse
-    ctx.tensors = [isinstance(x, Tensor) for x in args]
-    ctx.others = [None if isinstance(x, Tensor) else x for x in args]
-    ctx.save_for_backward(*output, *(x for x in args if isinstance(x, Tensor)))
+    save(ctx, args, output)
 
 
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
-    out, lse, rounding, *tensors = ctx.saved_tensors
-    saved = iter(tensors)
-    args = [
-        next(saved) if is_tensor else x
-        for is_tensor, x in zip(ctx.tensors, ctx.others, strict=True)
-    ]
+    (out, lse, rounding), args = saved(ctx, 3)
     if not ctx.has_lse:  # exported without gradients, and differentiated now
         out, lse, rounding = _dispatch(*args, True)
+    dout = torch.zeros_like(out) if dout is None else dout
     bias_grad = ctx.needs_input_grad[BIAS]
-    dq, dk, dv, dbias, dsinks = _dispatch_back(
-        torch.zeros_like(out) if dout is None else dout, dlse, out, lse, rounding, *args, bias_grad
-    )
-    grads = [None] * (len(args) + 1)
-    grads[:3] = dq, dk, dv
-    grads[BIAS] = dbias if bias_grad else None
-    grads[SINKS] = None if args[SINKS] is None else dsinks
-    return tuple(grads)
+    grads = _dispatch_back(dout, dlse, out, lse, rounding, *args, bias_grad)
+    return *in_their_places(grads, args, bias_grad), None
 
 
 def _no_second(ctx: Any, *gradients: Any) -> None:
@@ -199,25 +176,8 @@ def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
     return [x for x in arguments if isinstance(x, Tensor)]
 
 
-def _one_by_one(
-    call: Any, info: Any, in_dims: tuple[int | None, ...], *arguments: Any
-) -> tuple[Any, Any]:
-    """vmap: a call for each example, then stacked. Without examples, one of zeros gives shapes."""
-    count = info.batch_size
-    pairs = [
-        (x if count or dim is None else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]]), dim)
-        for x, dim in zip(arguments, in_dims, strict=True)
-    ]
-    answers = [
-        call(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
-        for i in range(max(count, 1))
-    ]
-    together = tuple(torch.stack(parts)[:count] for parts in zip(*answers, strict=True))
-    return together, (0,) * len(together)
-
-
-attend_one_by_one = partial(_one_by_one, _dispatch)
-backward_one_by_one = partial(_one_by_one, _dispatch_back)
+attend_one_by_one = partial(one_by_one, _dispatch)
+backward_one_by_one = partial(one_by_one, _dispatch_back)
 torch.library.register_vmap("clearhead::attend", attend_one_by_one, lib=_library)
 torch.library.register_vmap("clearhead::attend_backward", backward_one_by_one, lib=_library)
 

@@ -7,7 +7,6 @@ operator `clearhead::attend` (operator.py), which ends up here as well.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import draw_seed
 from ...problem.problem import Inputs, Problem
 from ...torch_state import is_plain
+from ..operators import KernelArgs
 from .extension import core, layout
 
 # A problem is packed in two parts: where its tensors are, and the rest, which is often the same.
@@ -33,25 +33,6 @@ NO_TENSOR, NO_MATRIX = (0,) * 4, (0,) * 5
 
 
 # ------------------------------------------------------------------- from a problem to arguments
-
-
-class KernelArgs(NamedTuple):
-    """The core's arguments besides q, k and v. Query q sees the keys q - before to q + after, or,
-    with `lo`, those of its key ranges where `bits` are set; `slopes` and `shift` are ALiBi's."""
-
-    scale: float
-    softcap: float  # 0 means none
-    before: int
-    after: int
-    lo: Tensor | None = None
-    hi: Tensor | None = None
-    bits: Tensor | None = None
-    bias: Tensor | None = None
-    slopes: Tensor | None = None
-    shift: int = 0
-    sinks: Tensor | None = None
-    dropout: float = 0.0
-    seed: int | Tensor | None = None
 
 
 def kernel_args(p: Problem) -> KernelArgs:

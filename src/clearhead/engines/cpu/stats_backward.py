@@ -21,8 +21,9 @@ from ...stats import Partial, Statistic, mass
 from ...stats.statistic import WeightSums, empty_rows, finish_rows
 from ...stats.sweep import both, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
+from ..operators import KernelArgs
 from .backward import OutputGrads, gradients, log_unit
-from .pack import KernelArgs, all_plain, attend, kernel_args
+from .pack import all_plain, attend, kernel_args
 from .stats import core_stats_and_max, everything_of
 
 

@@ -15,31 +15,12 @@ from ...masks.values import shared_offset
 from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import draw_seed
 from ...problem.problem import Problem
+from ..operators import KernelArgs
 
 LOG2E = 1 / math.log(2.0)
 
 
-class Rule(NamedTuple):
-    """The operator's arguments besides q, k and v. Query q sees the keys q - before to q + after,
-    or, with `lo`, those of its key ranges where `bits` are set. `slopes` and `shift` are ALiBi's.
-    """
-
-    scale: float
-    softcap: float  # 0 means none
-    before: int
-    after: int
-    lo: Tensor | None = None
-    hi: Tensor | None = None
-    bits: Tensor | None = None
-    bias: Tensor | None = None
-    slopes: Tensor | None = None
-    shift: int = 0
-    sinks: Tensor | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-
-
-def rule_of(p: Problem) -> Rule:
+def rule_of(p: Problem) -> KernelArgs:
     """The problem's mask, bias, sinks and dropout, on its device."""
     before = after = EVERY_KEY
     lo = hi = bits = bias = slopes = sinks = seed = None
@@ -61,7 +42,7 @@ def rule_of(p: Problem) -> Rule:
             seed = draw_seed(p.device)
         else:
             seed = torch.full((1,), p.seed, dtype=torch.long, device=p.device)
-    return Rule(
+    return KernelArgs(
         p.scale, p.softcap or 0.0, before, after, lo, hi, bits, bias, slopes, shift, sinks,
         p.dropout, seed,
     )  # fmt: skip
@@ -98,7 +79,7 @@ class Cells(NamedTuple):
 
 
 class KernelRule(NamedTuple):
-    """`Rule` as the kernels read it. Logits are in a unit of their own: a logit x counts as
+    """`KernelArgs` as the kernels read it. Logits are in a unit of their own: a logit x counts as
     exp2(x * unit). Where nothing is done to them, they are the products q k as they come."""
 
     unit: float
@@ -120,7 +101,7 @@ class KernelRule(NamedTuple):
     keep_factor: float
 
 
-def kernel_rule(rule: Rule, sizes: Sizes) -> KernelRule:
+def kernel_rule(rule: KernelArgs, sizes: Sizes) -> KernelRule:
     far = sizes.Tq + sizes.Tk  # no distance is larger, and the sums of positions stay in 32 bits
     capped = rule.softcap != 0.0
     # The largest product is the largest logit if the scale is positive, also when rounded.

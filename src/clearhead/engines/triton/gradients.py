@@ -7,10 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
+from ..operators import KernelArgs
 from .arguments import (
     KernelRule,
     Rows,
-    Rule,
     Sizes,
     cells_if,
     kernel_rule,
@@ -42,7 +42,7 @@ def gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rule: Rule,
+    rule: KernelArgs,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
@@ -125,7 +125,7 @@ def _of_bias(
     return (found.sum(broadcast, keepdim=True) if broadcast else found).to(bias.dtype)
 
 
-def seen_from(rule: Rule, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]:
+def seen_from(rule: KernelArgs, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]:
     """For each tile of N keys and each range of the mask the queries [first, last), in steps of M,
     among which are all that see one of these keys in that range: (B|1, H|1, tiles, ranges) both.
 

@@ -11,7 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from .arguments import Rule, Sizes, kernel_rule, rows, sizes_of, with_rows
+from ..operators import KernelArgs
+from .arguments import Sizes, kernel_rule, rows, sizes_of, with_rows
 from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
 
 # A split has at least so many keys, and a row at most so many splits. Neither depends on the batch
@@ -66,7 +67,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor | None,
-    rule: Rule,
+    rule: KernelArgs,
     wanted: frozenset[str],
     groups: Groups | None = None,
     n_groups: int = 0,

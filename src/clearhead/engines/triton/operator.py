@@ -15,16 +15,21 @@ from torch import Tensor
 from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ...torch_state import in_transform, is_plain
-from .arguments import Rule, rule_of
+from ..operators import (
+    BIAS,
+    SIGNATURE,
+    KernelArgs,
+    gradient_shapes,
+    in_their_places,
+    one_by_one,
+    savable,
+    save,
+    saved,
+)  # fmt: skip
+from .arguments import rule_of
 from .gradients import gradients
 from .launch import attend
 
-SIGNATURE = (
-    "Tensor q, Tensor k, Tensor v, float scale, float softcap, SymInt before, SymInt after, "
-    "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, SymInt shift, "
-    "Tensor? sinks, float dropout, Tensor? seed"
-)
-BIAS, SINKS = (3 + Rule._fields.index(name) for name in ("bias", "sinks"))  # indices in it
 FOR_GRADIENTS = frozenset({"lse", "max", "share"})
 
 # `Library` must outlive its definitions. The C++ core has defined the namespace.
@@ -45,21 +50,15 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
         assert out is not None
         return out, found.get("lse")
-    out, sums, _, _ = _dispatch(*inputs, *map(_savable, rule))
+    out, sums, _, _ = _dispatch(*inputs, *map(savable, rule))
     return out, sums if lse else None
-
-
-def _savable(x: Any) -> Any:
-    """Copies a mask or a bias made under torch.inference_mode, which autograd refuses to save."""
-    refused = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
-    return x.clone() if refused else x
 
 
 # --------------------------------------------------------------------------------- implementations
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rule: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, found, splits = attend(q, k, v, Rule(*rule), FOR_GRADIENTS)
+    out, found, splits = attend(q, k, v, KernelArgs(*rule), FOR_GRADIENTS)
     assert out is not None
     top = found["max"]
     # The largest over all splits; one split is all of them.
@@ -76,7 +75,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
     *rule, bias_grad = rest
-    return gradients(dout, dlse, out, lse, top, share, q, k, v, Rule(*rule), bias_grad)
+    return gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
 
 
 for _device in ("CUDA", "CPU"):  # on a CPU by Triton's interpreter
@@ -99,15 +98,8 @@ def _backward_shapes(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    q, k, v = rest[:3]
-    bias, sinks = rest[BIAS], rest[SINKS]
-    return (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
-        bias.new_empty(bias.shape) if rest[-1] else q.new_empty(0, dtype=torch.float32),
-        q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape),
-    )
+    *arguments, bias_grad = rest
+    return gradient_shapes(arguments, bias_grad)
 
 
 # --------------------------------------------------------------------------------------- gradients
@@ -115,29 +107,15 @@ def _backward_shapes(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)
-    ctx.tensors = [isinstance(x, Tensor) for x in inputs]
-    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*output, *(x for x in inputs if isinstance(x, Tensor)))
+    save(ctx, inputs, output)
 
 
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
-    out, lse, top, share, *tensors = ctx.saved_tensors
-    saved = iter(tensors)
-    args = [
-        next(saved) if is_tensor else x
-        for is_tensor, x in zip(ctx.tensors, ctx.others, strict=True)
-    ]
+    (out, lse, top, share), args = saved(ctx, 4)
+    dout = torch.zeros_like(out) if dout is None else dout
     bias_grad = ctx.needs_input_grad[BIAS]
-    dq, dk, dv, dbias, dsinks = _dispatch_back(
-        torch.zeros_like(out) if dout is None else dout,
-        dlse, out, lse, top, share, *args, bias_grad,
-    )  # fmt: skip
-    grads: list[Any] = [None] * len(args)
-    grads[:3] = dq, dk, dv
-    grads[BIAS] = dbias if bias_grad else None
-    grads[SINKS] = None if args[SINKS] is None else dsinks
-    return tuple(grads)
+    grads = _dispatch_back(dout, dlse, out, lse, top, share, *args, bias_grad)
+    return tuple(in_their_places(grads, args, bias_grad))
 
 
 def _no_second(ctx: Any, *gradients: Any) -> None:
@@ -168,25 +146,8 @@ def _dispatch_back(*arguments: Any) -> Any:
     return call(*arguments)
 
 
-def _one_by_one(
-    call: Any, info: Any, in_dims: tuple[int | None, ...], *arguments: Any
-) -> tuple[Any, Any]:
-    """vmap: a call for each example, then stacked. Without examples, one of zeros gives shapes."""
-    count = info.batch_size
-    pairs = [
-        (x if count or dim is None else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]]), dim)
-        for x, dim in zip(arguments, in_dims, strict=True)
-    ]
-    answers = [
-        call(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
-        for i in range(max(count, 1))
-    ]
-    together = tuple(torch.stack(parts)[:count] for parts in zip(*answers, strict=True))
-    return together, (0,) * len(together)
-
-
-attend_one_by_one = partial(_one_by_one, _dispatch)
-backward_one_by_one = partial(_one_by_one, _dispatch_back)
+attend_one_by_one = partial(one_by_one, _dispatch)
+backward_one_by_one = partial(one_by_one, _dispatch_back)
 torch.library.register_vmap("clearhead::triton_attend", attend_one_by_one, lib=_library)
 torch.library.register_vmap("clearhead::triton_attend_backward", backward_one_by_one, lib=_library)
 

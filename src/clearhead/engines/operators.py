@@ -1,0 +1,109 @@
+"""What the operators of the C++ core and of the Triton kernels share.
+
+Their arguments, what autograd saves of a call, the shapes of gradients, and vmap."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# SymInt: in a graph for any length, the positions of the queries may depend on the length.
+SIGNATURE = (
+    "Tensor q, Tensor k, Tensor v, float scale, float softcap, SymInt before, SymInt after, "
+    "Tensor? lo, Tensor? hi, Tensor? bits, Tensor? bias, Tensor? slopes, SymInt shift, "
+    "Tensor? sinks, float dropout, Tensor? seed"
+)
+
+
+class KernelArgs(NamedTuple):
+    """The arguments besides q, k and v. Query q sees the keys q - before to q + after, or, with
+    `lo`, those of its key ranges where `bits` are set; `slopes` and `shift` are ALiBi's."""
+
+    scale: float
+    softcap: float  # 0 means none
+    before: int
+    after: int
+    lo: Tensor | None = None
+    hi: Tensor | None = None
+    bits: Tensor | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+    shift: int = 0
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+    seed: int | Tensor | None = None
+
+
+BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))  # among all
+
+
+def savable(x: Any) -> Any:
+    """Copies a mask or a bias made under torch.inference_mode, which autograd refuses to save."""
+    refused = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
+    return x.clone() if refused else x
+
+
+def save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
+    """Keep a call for its gradient: tensors where autograd sees them, the rest beside them."""
+    ctx.set_materialize_grads(False)
+    ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
+    ctx.tensors = [isinstance(x, Tensor) for x in arguments]
+    ctx.save_for_backward(*output, *(x for x in arguments if isinstance(x, Tensor)))
+
+
+def saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
+    """The first `outputs` tensors that were kept, and the arguments."""
+    kept = ctx.saved_tensors  # read once: a checkpoint computes again to give them
+    tensors = iter(kept[outputs:])
+    arguments = [
+        next(tensors) if is_tensor else x
+        for is_tensor, x in zip(ctx.tensors, ctx.others, strict=True)
+    ]
+    return kept[:outputs], arguments
+
+
+def in_their_places(
+    grads: Sequence[Tensor], arguments: Sequence[Any], bias_grad: bool
+) -> list[Tensor | None]:
+    """The gradients of q, k, v, bias and sinks, each at the place of its argument."""
+    dq, dk, dv, dbias, dsinks = grads
+    found: list[Tensor | None] = [None] * len(arguments)
+    found[:3] = dq, dk, dv
+    found[BIAS] = dbias if bias_grad else None
+    found[SINKS] = None if arguments[SINKS] is None else dsinks
+    return found
+
+
+def gradient_shapes(arguments: Sequence[Any], bias_grad: bool) -> tuple[Tensor, ...]:
+    """Empty tensors like the gradients of q, k, v, bias and sinks, for tracers; of no size for a
+    bias that needs none, and for no sinks."""
+    q, k, v = arguments[:3]
+    bias, sinks = arguments[BIAS], arguments[SINKS]
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        bias.new_empty(bias.shape) if bias_grad else q.new_empty(0, dtype=torch.float32),
+        q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape),
+    )
+
+
+def one_by_one(
+    call: Callable[..., Sequence[Tensor]],
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    *arguments: Any,
+) -> tuple[Any, Any]:
+    """vmap: a call for each example, then stacked. Without examples, one of zeros gives shapes."""
+    count = info.batch_size
+    pairs = [
+        (x if count or dim is None else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]]), dim)
+        for x, dim in zip(arguments, in_dims, strict=True)
+    ]
+    answers = [
+        call(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
+        for i in range(max(count, 1))
+    ]
+    together = tuple(torch.stack(parts)[:count] for parts in zip(*answers, strict=True))
+    return together, (0,) * len(together)
