@@ -37,6 +37,7 @@ APART = {"engines", "views"}  # whose parts do not import each other
 SHARED = {
     ("engines", "engine"),
     ("engines", "gpu"),
+    ("engines", "nonfinite"),
     ("engines", "operators"),
     ("views", "colours"),
     ("views", "escape"),

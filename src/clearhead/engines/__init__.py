@@ -2,7 +2,8 @@
 
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
 comes last. On a GPU the order depends on the problem (`order_on`), by reasons and not yet by
-measurements. An engine chosen by name computes or says why it cannot, and never falls back.
+measurements; FlexAttention answers there by name only, until a measurement says where it is the
+fastest. An engine chosen by name computes or says why it cannot, and never falls back.
 """
 
 from collections.abc import Iterable
@@ -14,15 +15,16 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic, parse_stats, sweep
 from .cpu import Cpu
 from .engine import Engine
+from .flex import Flex
 from .gpu import Gpu, gpu_of, why_not_torch
 from .reference import Steps
 from .sdpa import Sdpa
 from .tiled import Tiled
 from .triton import Triton
 
-CORE, SDPA, TRITON, TILED, STEPS = Cpu(), Sdpa(), Triton(), Tiled(), Steps()
+CORE, SDPA, TRITON, FLEX, TILED, STEPS = Cpu(), Sdpa(), Triton(), Flex(), Tiled(), Steps()
 ENGINES: tuple[Engine, ...] = (CORE, SDPA, TILED, STEPS)
-BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, TILED, STEPS)
+BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, FLEX, TILED, STEPS)
 
 
 def order(problem: Problem) -> tuple[Engine, ...]:
@@ -103,6 +105,6 @@ def look(
 ) -> tuple[Tensor, Partial]:
     """`engine.look`. Where torch's kernels answer on a GPU, which count nothing, the Triton kernels
     count beside them: the output has the bits that it has without looking."""
-    if engine is SDPA and not TRITON.why_not(problem.undropped):
-        return SDPA.run(problem, inputs), TRITON.count(problem.undropped, inputs, statistics)
+    if engine in (SDPA, FLEX) and not TRITON.why_not(problem.undropped):
+        return engine.run(problem, inputs), TRITON.count(problem.undropped, inputs, statistics)
     return engine.look(problem, inputs, statistics)

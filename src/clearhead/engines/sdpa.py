@@ -1,9 +1,9 @@
 """torch's own scaled_dot_product_attention, called so that it computes what clearhead defines."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from ..masks.key_ranges import EVERY_KEY
-from ..problem.nan_safe import cleaned
 from ..problem.problem import Inputs, Problem
-from ..torch_state import has_values, in_forward_mode, in_transform
+from ..torch_state import in_forward_mode, in_transform
 from .engine import Engine
 from .gpu import Gpu, backends_decline, gpu_of, listed
+from .nonfinite import answer_cleaned, is_finite
 
 # What a mask as a matrix may take. On a CPU `tiled` answers beyond, in 0.3 to 1.7 of the time.
 MOST_MASK_BYTES, MOST_ELSEWHERE = 2**28, 2**32
@@ -83,28 +83,22 @@ class Sdpa(Engine):
                 nothing = nothing + _bias(p).sum()
             return nothing.expand(p.B, p.H, p.Tq, p.Dv).contiguous()
         if not p.masked:
-            return _call_torch(p, q, k, v, **({} if p.bias is None else {"attn_mask": _bias(p)}))
+            return _call_torch(p, q, k, v, {} if p.bias is None else {"attn_mask": _bias(p)})
         # In a graph for any length, torch takes True and not the comparison.
         causal: dict[str, object] = {} if _needs_matrix(p) else {"is_causal": True}
-        if causal and _is_finite(q, k, v):
-            return _call_torch(p, q, k, v, **causal)
-        # torch adds -inf to what it masks and multiplies by 0, so NaN and infinity would pass the
-        # mask, in the output or in the gradient. They are cleaned away first; a query that holds or
-        # may look at one gets NaN afterwards. A blind query looks at every key meanwhile, as 0,
-        # because torch's answer to a row without keys depends on the kernel.
-        sees_nothing = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
+        if causal and is_finite(q, k, v):
+            return _call_torch(p, q, k, v, causal)
+        # A blind query looks at every key meanwhile, as 0, because torch's answer to a row without
+        # keys depends on the kernel.
         rule = causal
         if not causal:
+            sees_nothing = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
             keep = p.key_ranges.to_bool()
             rule = {"attn_mask": keep | sees_nothing}
             if p.bias is not None:
                 added = _bias(p).masked_fill(~keep, float("-inf"))
                 rule = {"attn_mask": added.masked_fill(sees_nothing, 0.0)}
-        is_nan = _sees_nonfinite(p, k, v).unsqueeze(-1) | ~torch.isfinite(q).all(-1, keepdim=True)
-        out = _call_torch(
-            p, cleaned(q).masked_fill(sees_nothing, 0.0), cleaned(k), cleaned(v), **rule
-        )
-        return out.masked_fill(is_nan, float("nan")).masked_fill(sees_nothing, 0.0)
+        return answer_cleaned(p, inputs, lambda clean: _call_torch(p, *clean, rule))
 
 
 def _is_causal(p: Problem) -> bool:
@@ -112,23 +106,13 @@ def _is_causal(p: Problem) -> bool:
     return p.scale > 1e-30 and p.mask.band(p.grid) == (EVERY_KEY, 0)
 
 
-def _is_finite(*tensors: Tensor) -> bool:
-    """Is nothing in them NaN or infinite, as far as one sum each can tell?
-
-    Computed only where values can be read without a wait: not under a tracer, nor on a GPU.
-    """
-    return has_values(*tensors) and all(
-        x.device.type == "cpu" and bool(torch.isfinite(x.sum())) for x in tensors
-    )
-
-
 def _needs_matrix(p: Problem) -> bool:
     return p.bias is not None or (p.masked and not _is_causal(p))
 
 
-def _call_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, **rule: object) -> Tensor:
+def _call_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, rule: Mapping[str, object]) -> Tensor:
     if p.G != p.H:  # in a graph for any H, torch takes True and not the comparison
-        rule["enable_gqa"] = True
+        rule = {**rule, "enable_gqa": True}
     # What is computed in float64 is often differentiated twice (gradgradcheck). Of torch's kernels
     # on a CPU only the one that forms the weights knows how. It also is the one for a bias that
     # learns; inside a transform torch does not see that it does.
@@ -147,20 +131,3 @@ def _bias(p: Problem) -> Tensor:
     like = torch.empty((), dtype=p.wide, device=p.device)
     block = p.bias.block(p.grid, slice(None), slice(None), like)
     return block.expand(p.B, p.H, p.Tq, p.Tk)
-
-
-def _sees_nonfinite(p: Problem, k: Tensor, v: Tensor) -> Tensor:
-    """(B, H, Tq): may the query look at a key that holds NaN or infinity? Counted along the runs,
-    in O(Tq x runs), where the mask has no bits."""
-    nonfinite = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))
-    nonfinite = nonfinite.repeat_interleave(p.H // max(p.G, 1), 1) if p.G != p.H else nonfinite
-    if p.key_ranges.bits is not None:
-        looks = p.key_ranges.to_bool().to(p.wide) @ nonfinite.to(p.wide).unsqueeze(-1)
-        return (looks.squeeze(-1) > 0).expand(p.B, p.H, p.Tq)
-    before = F.pad(nonfinite.long().cumsum(-1), (1, 0))
-    runs = p.key_ranges.lo.shape[-1]
-    lo, hi = (
-        before.gather(-1, edge.expand(p.B, p.H, p.Tq, runs).flatten(2))
-        for edge in (p.key_ranges.lo, p.key_ranges.hi)
-    )
-    return (hi > lo).unflatten(2, (p.Tq, runs)).any(-1)
