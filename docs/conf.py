@@ -1,11 +1,13 @@
 """Sphinx: the pages of docs/ and the lessons, which `make docs` builds from the root."""
 
-from functools import partial
+import logging
+from functools import partial, partialmethod
 from importlib.metadata import version as installed
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from nbclient import NotebookClient
 from sphinx.application import Sphinx
 
 project = "clearhead"
@@ -30,6 +32,11 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_show_tb = True
 nb_merge_streams = True
+# Each kernel would log its start, and warn that its connection to this process is not encrypted.
+logging.getLogger("traitlets").setLevel(logging.WARNING)
+NotebookClient.__init__ = partialmethod(
+    NotebookClient.__init__, extra_arguments=["--log-level=ERROR"]
+)
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say what each argument is
