@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..engines import CORE
 from ..engines.cpu.backward import OutputGrads, gradients as core_gradients
-from ..engines.cpu.pack import attend as core_attend, kernel_args
+from ..engines.cpu.pack import args_of, attend as core_attend
 from ..problem import dropout, online_softmax
 from ..problem.biases import Alibi, TensorBias
 from ..problem.nan_safe import weighted_sum
@@ -67,9 +67,7 @@ def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
     p = replace(p, sinks=None, dropout=0.0, seed=None)
     with no_autocast(p.device):
         if dropped is None and not CORE.why_not(p):
-            out, lse, rounding = core_attend(
-                *inputs, kernel_args(p), True, p.dtype != torch.float32
-            )
+            out, lse, rounding = core_attend(*inputs, args_of(p), True, p.dtype != torch.float32)
             assert lse is not None
             out = out.float() if rounding is None else out.float() + rounding.float()
             return state(out, lse)
@@ -115,7 +113,7 @@ def gradients(
             q, k, v = (x.float() for x in inputs)
             of_output = OutputGrads(dout=rows.dout, out=rows.out)
             dq, dk, dv, dbias, _ = core_gradients(
-                q, k, v, kernel_args(p), rows.lse, of_output, learn_bias
+                q, k, v, args_of(p), rows.lse, of_output, learn_bias
             )
             return Learned(dq, dk, dv, dbias if learn_bias else None)
         return _gradients_of_tiles(p, inputs, rows, learn_bias, dropped)

@@ -1,12 +1,20 @@
 """What the operators of the C++ core and of the Triton kernels share.
 
-Their arguments, what autograd saves of a call, the shapes of gradients, and vmap."""
+What they cannot answer, their arguments, what autograd saves of a call, the shapes of gradients,
+and vmap.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ..masks.key_ranges import EVERY_KEY
+from ..masks.values import shared_offset
+from ..problem.biases import Alibi, TensorBias
+from ..problem.problem import Problem
+from ..torch_state import compiles_transform, in_forward_mode, is_onnx_export
 
 # SymInt: in a graph for any length, the positions of the queries may depend on the length.
 SIGNATURE = (
@@ -33,6 +41,48 @@ class KernelArgs(NamedTuple):
     sinks: Tensor | None = None
     dropout: float = 0.0
     seed: int | Tensor | None = None
+
+
+def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
+    """The arguments that stand for the mask, the bias, the sinks and the dropout of a problem."""
+    before = after = EVERY_KEY
+    lo = hi = bits = bias = slopes = sinks = None
+    shift = 0
+    if p.masked:
+        # A band of two numbers needs no tensors, which are most of the cost of a small call.
+        if (band := p.mask.band(p.grid)) is not None:
+            before, after = band
+        else:
+            lo, hi, bits = p.key_ranges.lo, p.key_ranges.hi, p.key_ranges.bits
+    if isinstance(p.bias, TensorBias):
+        bias = p.bias.as_4d().resolve_neg()
+    elif isinstance(p.bias, Alibi):
+        slopes = p.bias.of(p.grid).to(p.device, torch.float32).resolve_neg()
+        shift = shared_offset(p.bias.align, p.grid) or 0  # a position per batch is declined
+    if p.sinks is not None:
+        sinks = p.sinks.float().resolve_neg()
+    return KernelArgs(
+        p.scale, p.softcap or 0.0, before, after, lo, hi, bits, bias, slopes, shift, sinks,
+        p.dropout, seed,
+    )  # fmt: skip
+
+
+def why_not_operator(p: Problem, kernels: str) -> list[str]:
+    """Why an operator of these `kernels` cannot answer, whatever the kernels are."""
+    reasons = []
+    if in_forward_mode():
+        reasons.append(f"no forward-mode derivatives in {kernels}")
+    if is_onnx_export():
+        reasons.append(f"ONNX has no operator for {kernels}")
+    if compiles_transform():
+        reasons.append(f"no torch.func inside of torch.compile in {kernels}")
+    if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
+        reasons.append(f"no ALiBi with a position per batch in {kernels}")
+    elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
+        reasons.append(f"no gradient of ALiBi slopes in {kernels}")
+    elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
+        reasons.append(f"no {p.bias!r} in {kernels}")
+    return reasons
 
 
 BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))  # among all

@@ -5,13 +5,13 @@ queries and their keys are disjoint (shards of a cache, of a ring), or share the
 queries are disjoint (chunks of a long text), in any order: the sums are exact but for rounding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..problem.online_softmax import State, merge
+from ..problem.online_softmax import State, anchor, merge
 from ..problem.problem import Problem
 from .statistic import (
     Final,
@@ -39,6 +39,27 @@ class Partial:
     keys: Tensor
     rows: State | None
     sums: WeightSums | None
+
+    @classmethod
+    def of_all(
+        cls,
+        problem: Problem,
+        statistics: tuple[Statistic, ...],
+        rows: State | None,
+        sums: WeightSums | None = None,
+    ) -> "Partial":
+        """What was counted over all queries and keys."""
+        q, k = (torch.arange(size, device=problem.device) for size in (problem.Tq, problem.Tk))
+        return cls(problem, statistics, q, k, rows, sums)
+
+    @classmethod
+    def of_lse(cls, problem: Problem, statistics: tuple[Statistic, ...], lse: Tensor) -> "Partial":
+        """Where the log-sum-exp alone was asked for, which comes with the answer and has a
+        gradient. The logits of a query, and its sink, count as one logit, the log-sum-exp."""
+        lse = lse.to(problem.wide)
+        top = lse.detach()
+        state = State(top, torch.exp(lse - anchor(top)), {})
+        return cls.of_all(replace(problem, sinks=None), statistics, state)
 
     @property
     def lse(self) -> Tensor:

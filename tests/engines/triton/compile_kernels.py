@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 import clearhead as ch
 from clearhead import stats
-from clearhead.engines.triton.arguments import rule_of
+from clearhead.engines.triton.arguments import args_of
 from clearhead.engines.triton.launch import attend
 from clearhead.engines.triton.operator import FOR_GRADIENTS
 from clearhead.engines.triton.statistics import answer_and_stats
@@ -68,7 +68,7 @@ def problem_of(dtype, Tq, Tk, D, H=8, G=8, **keywords):
 def forward_and_back(dtype, Tq, Tk, D, **keywords):
     print(str(dtype).removeprefix("torch."), f"Tq={Tq} Tk={Tk} D={D}", *keywords)
     problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
-    rule = rule_of(problem)
+    rule = args_of(problem)
     out, found, _ = attend(*inputs, rule, FOR_GRADIENTS)
     arguments = out, found["lse"], out, found["lse"], found["max"][0], found["share"]
     torch.ops.clearhead.triton_attend_backward(
@@ -95,7 +95,7 @@ if __name__ == "__main__":
         bias=torch.zeros(512, 512), sinks=torch.zeros(8),
     )  # fmt: skip
     attend(
-        *(x := problem_of(torch.float16, 1, 4096, 128, H=32, G=8))[1], rule_of(x[0]), frozenset()
+        *(x := problem_of(torch.float16, 1, 4096, 128, H=32, G=8))[1], args_of(x[0]), frozenset()
     )
     count(torch.bfloat16, 512, 512, 64, mask=ch.causal)
     if full:

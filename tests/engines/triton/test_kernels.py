@@ -247,7 +247,7 @@ RULES = {
     "name", [pytest.param(n, marks=() if n == "all" else pytest.mark.slow) for n in RULES]
 )
 def test_the_operator_keeps_torchs_contract(name):
-    from clearhead.engines.triton.arguments import rule_of
+    from clearhead.engines.triton.arguments import args_of
 
     q, k, v = (there(x).requires_grad_() for x in draw())
     made = {n: torch.randn(x, requires_grad=True, device=DEVICE) if isinstance(x, tuple) else x
@@ -255,7 +255,7 @@ def test_the_operator_keeps_torchs_contract(name):
     problem, inputs = make_problem(q, k, v, Options(**made))
     arguments = tuple(
         x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
-        for x in (*inputs, *rule_of(problem))
+        for x in (*inputs, *args_of(problem))
     )
     torch.library.opcheck(torch.ops.clearhead.triton_attend.default, arguments)
     out, lse, top, share = torch.ops.clearhead.triton_attend(*arguments)

@@ -8,13 +8,11 @@ same sweep (`stats`), and their gradients (`stats_backward`).
 import torch
 from torch import Tensor
 
-from ...masks.values import shared_offset
-from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import FEW
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
-from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
 from ..engine import Engine
+from ..operators import why_not_operator
 from .extension import (
     core,
     false_level as false_level,
@@ -25,7 +23,7 @@ from .extension import (
 )
 from .operator import answer
 from .pack import DTYPES, all_plain
-from .stats import answer_and_lse, core_stats, in_core
+from .stats import core_stats, in_core
 from .stats_backward import core_stats_with_grad
 
 
@@ -52,21 +50,9 @@ class Cpu(Engine):
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:
             reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
-        if in_forward_mode():
-            reasons.append("the C++ core carries no forward-mode derivatives")
-        if is_onnx_export():
-            reasons.append("ONNX has no operator for the C++ core")
-        if compiles_transform():
-            reasons.append("the C++ core follows no torch.func inside of torch.compile")
         if p.dropout and p.seed is None and _few_weights(p):
             reasons.append("the C++ core drops by a seed; without one torch draws so few weights")
-        if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
-            reasons.append("the C++ core knows no ALiBi with a position per batch")
-        elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
-            reasons.append("the C++ core has no gradient of ALiBi slopes")
-        elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
-            reasons.append(f"the C++ core does not know {p.bias!r}")
-        return reasons
+        return reasons + why_not_operator(p, "the C++ core")
 
     def skips_tiles(self, problem: Problem) -> bool:
         return True
@@ -78,7 +64,9 @@ class Cpu(Engine):
         self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
         if lse_alone(statistics):
-            return answer_and_lse(problem, inputs, statistics)
+            out, lse = answer(problem, inputs, True)
+            assert lse is not None
+            return out, Partial.of_lse(problem, statistics, lse)
         if problem.dropout or problem.records_grad or not can_count(problem, inputs, statistics):
             return super().look(problem, inputs, statistics)
         out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))

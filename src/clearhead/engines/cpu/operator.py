@@ -26,7 +26,7 @@ from ..operators import (
     saved,
 )  # fmt: skip
 from .backward import OutputGrads, gradients
-from .pack import all_plain, attend, kernel_args, with_rows
+from .pack import all_plain, args_of, attend, with_rows
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")
@@ -40,7 +40,7 @@ _library.define(
 def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
     """The output, and with `lse` the log-sum-exp of every query, in float64: directly from the core
     if all tensors are plain and no gradient is needed, else by the operator."""
-    args = kernel_args(p)
+    args = args_of(p)
     if not p.grad and all_plain(p, inputs):
         return attend(*inputs, args, lse)[:2]
     if p.grad:

@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from ...errors import BadValue
-from ...masks.key_ranges import EVERY_KEY
-from ...masks.values import shared_offset
-from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import draw_seed
 from ...problem.problem import Inputs, Problem
 from ...torch_state import is_plain
-from ..operators import KernelArgs
+from ..operators import KernelArgs, kernel_args
 from .extension import core, layout
 
 # A problem is packed in two parts: where its tensors are, and the rest, which is often the same.
@@ -35,31 +32,12 @@ NO_TENSOR, NO_MATRIX = (0,) * 4, (0,) * 5
 # ------------------------------------------------------------------- from a problem to arguments
 
 
-def kernel_args(p: Problem) -> KernelArgs:
-    before = after = EVERY_KEY
-    lo = hi = bits = bias = slopes = sinks = None
-    shift = 0
-    if p.masked:
-        # A band of two numbers needs no tensors, which are most of the cost of a small call.
-        if (band := p.mask.band(p.grid)) is not None:
-            before, after = band
-        else:
-            lo, hi, bits = p.key_ranges.lo, p.key_ranges.hi, p.key_ranges.bits
-    if isinstance(p.bias, TensorBias):
-        bias = p.bias.as_4d()
-        bias = (bias if bias.dtype in DTYPES else bias.float()).resolve_neg()
-    elif isinstance(p.bias, Alibi):
-        slopes = p.bias.of(p.grid).to("cpu", torch.float32).resolve_neg()
-        shift = shared_offset(p.bias.align, p.grid) or 0  # a position per batch is declined
-    if p.sinks is not None:
-        sinks = p.sinks.float().resolve_neg()
-    softcap = p.softcap or 0.0
+def args_of(p: Problem) -> KernelArgs:
+    """The problem but for its tensors q, k and v, as the core takes it."""
     seed: int | Tensor | None = None
     if p.dropout:
         seed = draw_seed() if p.seed is None else p.seed
-    return KernelArgs(
-        p.scale, softcap, before, after, lo, hi, bits, bias, slopes, shift, sinks, p.dropout, seed
-    )
+    return kernel_args(p, seed)
 
 
 def all_plain(p: Problem, inputs: Inputs) -> bool:

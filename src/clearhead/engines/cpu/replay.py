@@ -23,7 +23,7 @@ from ...problem.problem import Inputs, Problem
 from ...torch_state import in_forward_mode, is_plain, one_thread_after_fork
 from ..operators import KernelArgs
 from .extension import core, level
-from .pack import DTYPES, NO_TENSOR, TENSORS, check, kernel_args, rule, with_rows
+from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule, with_rows
 
 MOST = 64  # calls that are remembered
 FEW = 1 << 12  # key ranges that are kept with a call
@@ -122,7 +122,7 @@ def run_and_remember(
         if (x is not y and x.data_ptr() != y.data_ptr()) or with_rows(y) is not y:
             return None
     decodes = of[0]
-    args = _for_any_length(p) if decodes else kernel_args(p)
+    args = _for_any_length(p) if decodes else args_of(p)
     q, k, v = (x.stride()[:3] for x in inputs)
     call = _Call(
         (p.B, p.H, p.G, p.Tq),
@@ -144,7 +144,7 @@ def run_and_remember(
 
 
 def _for_any_length(p: Problem) -> KernelArgs:
-    """`kernel_args` of a step of decoding, for any number of keys: the core cuts ranges to them."""
+    """`args_of` of a step of decoding, for any number of keys: the core cuts ranges to them."""
     args = KernelArgs(p.scale, p.softcap or 0.0, EVERY_KEY, EVERY_KEY)
     if not isinstance(p.mask, Not):
         return args

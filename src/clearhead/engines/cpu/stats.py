@@ -5,20 +5,18 @@ and `WeightSums`); here they become a `Partial`, which finishes and merges like 
 """
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ...problem.online_softmax import Accumulator, State, anchor
+from ...problem.online_softmax import Accumulator, State
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, map, mass, rows
 from ...stats.row_statistics import Moment
 from ...stats.statistic import RowStatistic, WeightSums, empty_rows, empty_sums, finish_rows
 from ...stats.top_scores import TopScores
 from .extension import core, layout
-from .operator import answer
-from .pack import MASK, check, kernel_args, mask_numbers, matrix_view, pack, tensor_view, with_rows
+from .pack import MASK, args_of, check, mask_numbers, matrix_view, pack, tensor_view, with_rows
 
 (ROW_STATS,) = layout(
     "RowStats", "max sum moment n_top top_scores top_keys n_groups group_sums group_masks"
@@ -37,19 +35,6 @@ def in_core(statistic: Statistic) -> bool:
     return statistic.name in SUMS
 
 
-def answer_and_lse(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> tuple[Tensor, Partial]:
-    """The output and the log-sum-exp alone, which the operator returns and differentiates. The
-    logits of a query, and its sink, then count as one logit, the log-sum-exp itself."""
-    out, lse = answer(p, inputs, True)
-    assert lse is not None
-    lse = lse.to(p.wide)
-    top = lse.detach()
-    state = State(top, torch.exp(lse - anchor(top)), {})
-    return out, Partial(replace(p, sinks=None), statistics, *everything_of(p), state, None)
-
-
 def core_stats(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> Partial:
@@ -64,7 +49,7 @@ def core_stats_and_max(
     """`core_stats`, and the largest logit of every query in float64 (`State` rounds it)."""
     q, k, v = (with_rows(x) for x in inputs)
     v = v if out is not None else v[..., :0]
-    args = kernel_args(p)  # its tensors must outlive the calls
+    args = args_of(p)  # its tensors must outlive the calls
 
     kept = empty_rows(p, statistics, p.Tq)
     (moment,), (group_sums,) = (kept.more.get(name, (None,)) for name in ("moment", "groups"))
@@ -91,7 +76,7 @@ def core_stats_and_max(
     if any(s.sweep == "second" for s in statistics):
         share = finish_rows(state, p.sinks).share
         sums = _sum_weights(p, statistics, problem, kept.max, share)
-    part = Partial(p, statistics, *everything_of(p), state, sums)
+    part = Partial.of_all(p, statistics, state, sums)
     return part, kept.max.double() * unit
 
 
@@ -124,8 +109,3 @@ def _sum_weights(
     if "rows" in sums:  # a query that was requested twice is stored once
         sums["rows"] = sums["rows"][:, :, row_of[exact]]
     return sums
-
-
-def everything_of(p: Problem) -> tuple[Tensor, Tensor]:
-    """The queries and keys that a partial of the core covers: all."""
-    return torch.arange(p.Tq, device=p.device), torch.arange(p.Tk, device=p.device)

@@ -23,8 +23,8 @@ from ...stats.sweep import both, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
 from ..operators import KernelArgs
 from .backward import OutputGrads, gradients, log_unit
-from .pack import all_plain, attend, kernel_args
-from .stats import core_stats_and_max, everything_of
+from .pack import all_plain, args_of, attend
+from .stats import core_stats_and_max
 
 
 def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
@@ -32,7 +32,7 @@ def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic
     bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
     tensors = _CoreStats.apply(p, inputs, statistics, inputs.q, inputs.k, bias, p.sinks)
     rows, sums = _rows_and_sums(p, statistics, tensors)
-    return Partial(p, statistics, *everything_of(p), rows, sums or None)
+    return Partial.of_all(p, statistics, rows, sums or None)
 
 
 class InputGrads(NamedTuple):
@@ -135,7 +135,7 @@ def _of_rows(
     if of_moment is not None:
         dw_log_w = total * of_moment
         dlse = dlse + dw_log_w * (1 + total.log().masked_fill(total == 0, 0.0))
-    lse, args = _lse(top, total), kernel_args(p)._replace(sinks=None)
+    lse, args = _lse(top, total), args_of(p)._replace(sinks=None)
     return _back(p, inputs, args, lse, OutputGrads(dlse=dlse, dw_log_w=dw_log_w), bias_grad)
 
 
@@ -151,7 +151,7 @@ def _of_masses(
     """From the gradients (B, H, Tq, groups) of Σ exp(x - m) over the keys of a group: those of the
     logits are w S d, in the group alone. So they are the gradients of a log-sum-exp, times S d,
     under the mask and the group, with weights that are still shares of all keys."""
-    lse, args = _lse(top, total), kernel_args(p)._replace(sinks=None)
+    lse, args = _lse(top, total), args_of(p)._replace(sinks=None)
     result = InputGrads()
     for group, of_group in zip(groups, grad.unbind(-1), strict=True):
         visible = p.key_ranges & group
@@ -172,7 +172,7 @@ def _of_received(
 ) -> InputGrads:
     """From the gradient r of `received`: that of a logit is w (r - Σ w r), and the sum over the
     keys is the output of attention with r as values. With a sink, weights sum to less than 1."""
-    args, r = kernel_args(p), grad.resolve_neg().contiguous()
+    args, r = args_of(p), grad.resolve_neg().contiguous()
     q, k = inputs.q.float(), repeat_heads(inputs.k.float(), p.H)
     mean, _, _ = attend(q, k, r.unsqueeze(-1), args, False)
     share = finish_rows(State(top.to(p.wide), total, {}), p.sinks).share

@@ -12,13 +12,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ...masks.values import shared_offset
-from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
-from ...torch_state import compiles_transform, in_forward_mode, is_onnx_export
 from ..engine import Engine
 from ..gpu import gpu_of, why_not_torch
+from ..operators import why_not_operator
 
 INSTALLED = find_spec("triton") is not None
 DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -54,19 +52,7 @@ class Triton(Engine):
             reasons.append(f"the Triton kernels compute no {str(p.dtype).removeprefix('torch.')}")
         if max(p.D, p.Dv) > LARGEST_HEAD:
             reasons.append(f"the Triton kernels hold heads of up to {LARGEST_HEAD}")
-        if in_forward_mode():
-            reasons.append("the Triton kernels carry no forward-mode derivatives")
-        if is_onnx_export():
-            reasons.append("ONNX has no operator for the Triton kernels")
-        if compiles_transform():
-            reasons.append("the Triton kernels follow no torch.func inside of torch.compile")
-        if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
-            reasons.append("the Triton kernels know no ALiBi with a position per batch")
-        elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
-            reasons.append("the Triton kernels have no gradient of ALiBi slopes")
-        elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
-            reasons.append(f"the Triton kernels do not know {p.bias!r}")
-        return reasons
+        return reasons + why_not_operator(p, "the Triton kernels")
 
     def skips_tiles(self, problem: Problem) -> bool:
         return True
@@ -79,15 +65,18 @@ class Triton(Engine):
     def look(
         self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
     ) -> tuple[Tensor, Partial]:
-        from .statistics import answer_and_lse, answer_and_stats, can_count
+        from .operator import answer
+        from .statistics import answer_and_stats, can_count
 
         if lse_alone(statistics):
-            return answer_and_lse(problem, inputs, statistics)
+            out, lse = answer(problem, inputs, True)
+            assert lse is not None
+            return out, Partial.of_lse(problem, statistics, lse)
         if not can_count(problem, inputs, statistics):
             return super().look(problem, inputs, statistics)
-        out, partial = answer_and_stats(problem, inputs, statistics, True)
-        assert out is not None
-        return out, partial
+        counted, partial = answer_and_stats(problem, inputs, statistics, True)
+        assert counted is not None
+        return counted, partial
 
     def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
         from .statistics import answer_and_stats, can_count

@@ -10,42 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...masks.key_ranges import EVERY_KEY
-from ...masks.values import shared_offset
-from ...problem.biases import Alibi, TensorBias
 from ...problem.dropout import draw_seed
 from ...problem.problem import Problem
-from ..operators import KernelArgs
+from ..operators import KernelArgs, kernel_args
 
 LOG2E = 1 / math.log(2.0)
 
 
-def rule_of(p: Problem) -> KernelArgs:
-    """The problem's mask, bias, sinks and dropout, on its device."""
-    before = after = EVERY_KEY
-    lo = hi = bits = bias = slopes = sinks = seed = None
-    shift = 0
-    if p.masked:
-        if (band := p.mask.band(p.grid)) is not None:
-            before, after = band
-        else:
-            lo, hi, bits = p.key_ranges.lo, p.key_ranges.hi, p.key_ranges.bits
-    if isinstance(p.bias, TensorBias):
-        bias = p.bias.as_4d().resolve_neg()
-    elif isinstance(p.bias, Alibi):
-        slopes = p.bias.of(p.grid).to(p.device, torch.float32).resolve_neg()
-        shift = shared_offset(p.bias.align, p.grid) or 0  # a position per batch is declined
-    if p.sinks is not None:
-        sinks = p.sinks.float().resolve_neg()
-    if p.dropout:
-        if p.seed is None:
-            seed = draw_seed(p.device)
-        else:
-            seed = torch.full((1,), p.seed, dtype=torch.long, device=p.device)
-    return KernelArgs(
-        p.scale, p.softcap or 0.0, before, after, lo, hi, bits, bias, slopes, shift, sinks,
-        p.dropout, seed,
-    )  # fmt: skip
+def args_of(p: Problem) -> KernelArgs:
+    """The problem but for its tensors q, k and v, on its device."""
+    if not p.dropout:
+        return kernel_args(p, None)
+    if p.seed is None:
+        return kernel_args(p, draw_seed(p.device))
+    return kernel_args(p, torch.full((1,), p.seed, dtype=torch.long, device=p.device))
 
 
 # --------------------------------------------------------------------------- as the kernels read it

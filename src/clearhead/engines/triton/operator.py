@@ -26,7 +26,7 @@ from ..operators import (
     save,
     saved,
 )  # fmt: skip
-from .arguments import rule_of
+from .arguments import args_of
 from .gradients import gradients
 from .launch import attend
 
@@ -44,7 +44,7 @@ _library.define(
 def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
     """The output, and with `lse` the log-sum-exp of every query: directly by the kernel where
     nothing is recorded, else by the operator."""
-    rule = rule_of(p)
+    rule = args_of(p)
     tensors = [x for x in rule if isinstance(x, Tensor)]
     if not p.grad and is_plain(*inputs, *tensors):
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))

@@ -3,7 +3,6 @@ one. They come back as what `stats/state.py` describes, on the device, and finis
 other `Partial`."""
 
 import math
-from dataclasses import replace
 from functools import reduce
 from typing import cast
 
@@ -12,18 +11,17 @@ import triton
 from torch import Tensor
 
 from ...masks.key_ranges import KeyRanges
-from ...problem.online_softmax import Accumulator, State, WeightedSum, anchor, merge
+from ...problem.online_softmax import Accumulator, State, WeightedSum, merge
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, map, mass, rows as exact, topk
 from ...stats.row_statistics import Moment
 from ...stats.statistic import RowStatistic, WeightSums, bin_of, empty_rows, empty_sums, finish_rows
 from ...stats.top_scores import TopScores
 from ...torch_state import is_plain
-from .arguments import cells, cells_if, kernel_rule, rows, rule_of, sizes_of, with_rows
+from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of, with_rows
 from .forward import Groups
 from .gradients import seen_from
 from .launch import FUSED, attend, dot_precision, head_block, on_device
-from .operator import answer
 from .weight_sums import exact_rows, sum_weights
 
 LN2 = math.log(2.0)
@@ -49,24 +47,12 @@ def _in_kernels(statistic: Statistic, p: Problem) -> bool:
     return statistic.name in SUMS
 
 
-def answer_and_lse(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> tuple[Tensor, Partial]:
-    """The output and the log-sum-exp alone, which the operator returns and differentiates. The
-    logits of a query, and its sink, then count as one logit, the log-sum-exp itself."""
-    out, lse = answer(p, inputs, True)
-    assert lse is not None
-    top = lse.detach()
-    state = State(top, torch.exp(lse - anchor(top)), {})
-    return out, Partial(replace(p, sinks=None), statistics, *_everything(p), state, None)
-
-
 def answer_and_stats(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
 ) -> tuple[Tensor | None, Partial]:
     """The statistics of all queries on all keys, and with `with_out` the output of the same sweep;
     without it the values are not read."""
-    rule = rule_of(p)
+    rule = args_of(p)
     empty = empty_rows(p, statistics, p.Tq)
     groups = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
     top = cast("TopScores | None", empty.more.get("top"))
@@ -90,7 +76,7 @@ def answer_and_stats(
         share = finish_rows(state, p.sinks).share
         # The maximum in units of the rule, as the kernel compares.
         sums = _sum_weights(p, inputs, statistics, found["max"].amax(0), share)
-    return out, Partial(p, statistics, *_everything(p), state, sums)
+    return out, Partial.of_all(p, statistics, state, sums)
 
 
 def _state(found: dict[str, Tensor], natural: float, empty: State) -> State:
@@ -125,7 +111,7 @@ def _sum_weights(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], top: Tensor, share: Tensor
 ) -> WeightSums:
     q, k = with_rows(inputs.q), with_rows(inputs.k)
-    rule, sizes = rule_of(p), sizes_of(q, k)
+    rule, sizes = args_of(p), sizes_of(q, k)
     sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
     if not top.numel() or not p.Tk:
         return sums
@@ -186,8 +172,3 @@ def _map(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:
     place = (tile.clamp(max=tiles - 1) * slots + slot.clamp(0, slots - 1)).flatten()
     parts = pooled.flatten(3)[..., place].unflatten(-1, (k_bins, widest))
     return parts.masked_fill(~inside, 0.0).sum(-1)
-
-
-def _everything(p: Problem) -> tuple[Tensor, Tensor]:
-    """The queries and keys that a partial of the kernels covers: all."""
-    return torch.arange(p.Tq, device=p.device), torch.arange(p.Tk, device=p.device)
