@@ -47,7 +47,8 @@ def rank(number: int, asked: argparse.Namespace, folder: str) -> None:
     ]
     whole = [torch.randn(size, generator=draw) for size in sizes]
     mine = [distributed.shard(x, layout=layout) for x in whole]
-    plan = distributed.plan(*(x.to("meta") for x in whole), world=world, layout=layout, mask=mask)
+    shapes = [x.to("meta") for x in whole]
+    plan = distributed.plan(*shapes, world=world, layout=layout, mask=mask, heads=1)
     engine = ch.plan(*whole, mask=mask).engine
 
     def alone() -> float:

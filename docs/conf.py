@@ -49,6 +49,8 @@ html_math_renderer = "mathml"
 html_title = "clearhead"
 html_extra_path = ["llms.txt", "index.html"]
 html_show_sourcelink = False
+html_static_path = ["static"]
+html_css_files = ["narrow.css"]
 copybutton_prompt_text = ">>> |$ "
 copybutton_prompt_is_regexp = True
 

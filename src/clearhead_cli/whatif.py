@@ -48,7 +48,7 @@ def whatif(
 
     \b
     Examples:
-      clearhead whatif "A queen met a king. She danced." --knock-out "layer 0 head 7: she -> queen"
+      clearhead whatif "There was a queen. She danced." --knock-out "layer 0 head 7: she -> queen"
       clearhead whatif story.txt --keep-only "layers 0,1: causal & window(before=4)"
       clearhead whatif story.txt --model DIR --ablate "layer 0 heads 1,3"
     """

@@ -379,3 +379,12 @@ def test_checkpointed_layers_compute_the_same_again():
             grads.append(torch.autograd.grad(loss, given))
         assert done.times(0) == 1
     torch.testing.assert_close(*grads)
+
+
+def test_an_edit_with_a_large_mask_says_how_many_edges_it_is_about():
+    cells = torch.zeros(12, 12, dtype=torch.bool)
+    cells[7, 2] = True
+    edit = ch.edits.knock_out(ch.dense(keep=cells), layers=[0])
+    assert repr(edit) == "knock_out(dense(keep=<1 of 144 cells>), layers=[0])"
+    ids = ch.documents([0] * 60)
+    assert repr(ch.edits.keep_only(ids)).endswith("...)")

@@ -131,6 +131,8 @@ def plan(
     why = "as asked" if heads is not None else "nothing else divides the ranks and the key heads"
     if others:
         why = f"a rank receives {_si(max(tried[best].received))}B, and {', '.join(others)}"
+    if heads is None and best > 1:
+        why += "; attention and sharded exchange no heads unless told so"
     return replace(tried[best], why=why)
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ...errors import BadType, BadValue, kind_of
-from ...masks import Grid, Mask, intersect
+from ...masks import Dense, Grid, Mask, intersect
 from ...masks.without import Without, placed
 from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
+from ...torch_state import has_values
 from .edit import Edit, Here, finite_number
 
 MOST_SHOWN = 80  # letters of a mask in what an edit prints
@@ -44,7 +45,11 @@ class knock_out(Edit):
 
     def arguments(self) -> list[str]:
         shown = repr(self.mask)
-        return [shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 3]}..."]
+        if len(shown) <= MOST_SHOWN:
+            return [shown]
+        if isinstance(self.mask, Dense) and has_values(bits := self.mask.bits):
+            return [f"dense(keep=<{int(bits.sum())} of {bits.numel()} cells>)"]
+        return [f"{shown[: MOST_SHOWN - 3]}..."]
 
     def removed(self) -> Mask:
         """The edges that go."""
