@@ -14,6 +14,7 @@ import jupytext
 import numpy as np
 import pytest
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
 
 FOLDER = Path(__file__).parents[1] / "lessons"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]-*.md"))
@@ -65,10 +66,32 @@ def missing_row(figure, text):
     return None
 
 
+ODD = """
+for attempt in ([1.0, 2.0], (1, 2), "x", 3, 0.5, {}, torch.tensor(1.0), torch.zeros(2, 3, 4, 5)):
+    answer = CHECK(lambda *_, **__: attempt) if callable(TRIED) else CHECK(attempt)
+    assert isinstance(answer, str) and answer.endswith("."), (attempt, answer)
+print("a sentence each time")
+"""
+
+
+def with_odd_attempts(notebook):
+    """The notebook with a cell after each checker, which gives it attempts of the wrong kind: it
+    must answer them in a sentence, and not by a traceback from its own lines."""
+    cells = []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if "checker" in tags(cell):
+            check, tried = re.search(r"^print\((\w+)\((\w+)\)\)$", cell.source, re.M).groups()
+            source = ODD.replace("CHECK", check).replace("TRIED", tried)
+            cells.append(new_code_cell(source, metadata={"tags": ["odd"]}))
+    notebook.cells = cells
+    return notebook
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson(path):
     before = set(FOLDER.iterdir())
-    notebook = jupytext.read(path)
+    notebook = with_odd_attempts(jupytext.read(path))
     NotebookClient(
         notebook,
         timeout=100,
@@ -84,7 +107,7 @@ def test_lesson(path):
             row = missing_row(figure, printed(cell))
             assert row is None, f"{figure}: the row {row} is not in\n{printed(cell)}"
 
-    answers = {kind: [] for kind in ("checker", "solution", "mistake")}
+    answers = {kind: [] for kind in ("checker", "solution", "mistake", "odd")}
     for cell in cells:
         for kind in answers.keys() & tags(cell):
             answers[kind] += printed(cell).splitlines()
@@ -96,6 +119,9 @@ def test_lesson(path):
         assert answer.startswith("Right."), answer
     for answer in answers["mistake"]:
         assert answer.endswith(".") and not answer.startswith(("Right", "Not tried")), answer
+    assert len(answers["odd"]) == len(answers["checker"])
+    for answer in answers["odd"]:
+        assert answer == "a sentence each time"
 
 
 def test_every_figure_is_shown():
