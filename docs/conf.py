@@ -50,7 +50,7 @@ html_title = "clearhead"
 html_extra_path = ["llms.txt", "index.html"]
 html_show_sourcelink = False
 html_static_path = ["static"]
-html_css_files = ["narrow.css"]
+html_css_files = ["pages.css"]
 copybutton_prompt_text = ">>> |$ "
 copybutton_prompt_is_regexp = True
 
