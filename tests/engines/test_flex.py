@@ -12,7 +12,11 @@ from clearhead.engines import FLEX, flex
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
 
-CASES = [name for name, make in PROBLEMS.items() if make(torch.float32, 0).q.numel()]
+CASES = [
+    "full", "one query", "causal to the end, blind queries", "window", "prefix", "documents",
+    "scattered and causal", "not causal", "nobody sees anything", "grouped", "bias per key",
+    "alibi", "soft cap", "sinks and blind queries", "everything at once", "wide values",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +34,6 @@ def test_flex_is_the_reference(name):
     case = PROBLEMS[name](torch.float32, 0)
     inputs = [x.detach().requires_grad_() for x in case.tensors]
     problem, checked = make_problem(*inputs, Options(**case.keywords))
-    if problem.dropout or 0 in checked.k.shape:
-        pytest.skip("declined by name, too")
     got = FLEX.run(problem, checked)
     seed = torch.randn(got.shape, generator=torch.Generator().manual_seed(1))
     doubles = [x.detach().double().requires_grad_() for x in inputs]

@@ -53,8 +53,8 @@ def stories(count):
     return [str(story(0, number)) for number in range(count)]
 
 
-def test_twenty_texts_give_the_weights_of_python(compute, teller):
-    texts = [*stories(15), SHE, "The zebra sang!", "It's late; Émile's café…", "雨が降る owl", "a"]
+def test_texts_give_the_weights_of_python(compute, teller):
+    texts = [*stories(4), SHE, "The zebra sang!", "It's late; Émile's café…", "雨が降る owl", "a"]
     for text in texts:
         layers, snapshot = compute(text)
         reading = teller.read(text, 6)
