@@ -56,9 +56,15 @@ def test_as_exact_as_torch_interpreted():
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_everything_asked_of_engines_interpreted():
     interpret(ALL, "tests/engines/test_nan.py", "-k", "triton")
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.timeout(1800)
+def test_kernels_interpreted():
     interpret("tests/engines/triton/test_kernels.py", "-m", "slow or not slow")
 
 
