@@ -217,6 +217,7 @@ def _flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 PEERS: dict[str, Callable[..., Run]] = {
     "clearhead": partial(_ours, engine="auto"),
     "clearhead triton": partial(_ours, engine="triton"),
+    "clearhead triton-atomic": partial(_ours, engine="triton-atomic"),
     "sdpa flash": partial(_sdpa, backend=SDPBackend.FLASH_ATTENTION),
     "sdpa cudnn": partial(_sdpa, backend=SDPBackend.CUDNN_ATTENTION),
     "sdpa efficient": partial(_sdpa, backend=SDPBackend.EFFICIENT_ATTENTION),

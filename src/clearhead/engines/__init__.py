@@ -2,8 +2,8 @@
 
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
 comes last. On a GPU the order depends on the problem (`order_on`), by reasons and not yet by
-measurements; FlexAttention answers there by name only, until a measurement says where it is the
-fastest. An engine chosen by name computes or says why it cannot, and never falls back.
+measurements; FlexAttention and the Triton kernels whose gradients are added up in no fixed order
+answer there by name only. An engine chosen by name computes or says why it cannot, and never falls back.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,12 @@ from .gpu import Gpu, gpu_of, why_not_torch
 from .reference import Steps
 from .sdpa import Sdpa
 from .tiled import Tiled
-from .triton import Triton
+from .triton import Triton, TritonAtomic
 
-CORE, SDPA, TRITON, FLEX, TILED, STEPS = Cpu(), Sdpa(), Triton(), Flex(), Tiled(), Steps()
+CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
+TRITON, TRITON_ATOMIC, FLEX = Triton(), TritonAtomic(), Flex()
 ENGINES: tuple[Engine, ...] = (CORE, SDPA, TILED, STEPS)
-BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, FLEX, TILED, STEPS)
+BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, TRITON_ATOMIC, FLEX, TILED, STEPS)
 
 
 def order(problem: Problem) -> tuple[Engine, ...]:

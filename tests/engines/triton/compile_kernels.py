@@ -65,14 +65,14 @@ def problem_of(dtype, Tq, Tk, D, H=8, G=8, **keywords):
     return make_problem(q, k, k, Options(**keywords))
 
 
-def forward_and_back(dtype, Tq, Tk, D, **keywords):
+def forward_and_back(dtype, Tq, Tk, D, atomic=False, **keywords):
     print(str(dtype).removeprefix("torch."), f"Tq={Tq} Tk={Tk} D={D}", *keywords)
     problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
     rule = args_of(problem)
     out, found, _ = attend(*inputs, rule, FOR_GRADIENTS)
     arguments = out, found["lse"], out, found["lse"], found["max"][0], found["share"]
     torch.ops.clearhead.triton_attend_backward(
-        *arguments, *inputs, *rule, isinstance(rule.bias, torch.Tensor)
+        *arguments, *inputs, *rule, atomic, isinstance(rule.bias, torch.Tensor)
     )
 
 
@@ -90,6 +90,7 @@ if __name__ == "__main__":
     full = sys.argv[2:] == ["all"]
     ranges = ch.window(before=99, after=0) | ch.prefix(4)
     forward_and_back(torch.bfloat16, 512, 512, 128, mask=ch.causal)
+    forward_and_back(torch.bfloat16, 512, 512, 128, atomic=True, mask=ch.causal)
     forward_and_back(
         torch.bfloat16, 512, 512, 64, mask=ranges, softcap=30.0, dropout=0.1, seed=1,
         bias=torch.zeros(512, 512), sinks=torch.zeros(8),
@@ -101,7 +102,8 @@ if __name__ == "__main__":
     if full:
         for dtype in (torch.bfloat16, torch.float32):
             for D in (64, 128, 256):
-                forward_and_back(dtype, 512, 512, D, mask=ch.causal)
+                for atomic in (False, True):
+                    forward_and_back(dtype, 512, 512, D, atomic, mask=ch.causal)
         count(torch.float32, 512, 512, 128, mask=ranges)
     missing = {"attend_tiles", "merge_splits", "row_products", "query_gradients", "key_gradients",
                "bias_gradients", "sum_weights", "exact_rows"} - compiled  # fmt: skip

@@ -42,10 +42,10 @@ def steps(*qkv, **keywords):
     return ch.attention(*(x.double() for x in qkv), engine="steps", **keywords)
 
 
-def triton(*qkv, **keywords):
+def triton(*qkv, engine="triton", **keywords):
     """Computed there and brought back, for gradients too."""
     asked = {name: there(x) for name, x in keywords.items()}
-    return ch.attention(*map(there, qkv), engine="triton", **asked).cpu()
+    return ch.attention(*map(there, qkv), engine=engine, **asked).cpu()
 
 
 # -------------------------------------------------------------------------------- tiles and splits
@@ -142,6 +142,52 @@ def test_gradients_have_the_same_bits_each_time():
         for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+SOME = {
+    "causal, more keys", "everything at once", "scattered", "grouped heads", "no queries", "no keys",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in SOME else pytest.mark.slow) for n in PROBLEMS]
+)
+def test_atomic_additions_give_the_same_gradients(name):
+    """Those of keys, values, bias and sinks to the bit; of queries but for the order of a sum."""
+    case = PROBLEMS[name](torch.float32, 0)
+    tensors = [x.requires_grad_() for x in case.tensors]
+    first, again = (
+        triton(*tensors, engine=engine, **case.keywords) for engine in ("triton", "triton-atomic")
+    )
+    assert torch.equal(first, again)
+    seed = torch.randn(first.shape, generator=torch.Generator().manual_seed(3))
+    (dq, *others), (dq_atomic, *others_atomic) = (
+        torch.autograd.grad(out, tensors, seed) for out in (first, again)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(others, others_atomic, strict=True))
+    torch.testing.assert_close(dq_atomic, dq, rtol=1e-5, atol=2e-6)
+
+
+def test_atomic_additions_keep_nan_in_its_row():
+    q, k, v = draw(Tq=40, Tk=40)
+    seed = torch.randn(1, 2, 40, 24)
+    seed[0, 0, 33] = float("nan")
+    q.requires_grad_()
+    mask = ch.causal & ch.window(before=3, after=0)
+    (dq,) = torch.autograd.grad(triton(q, k, v, mask=mask, engine="triton-atomic"), q, seed)
+    bad = dq.isnan().any(-1)
+    assert bad[0, 0, 33] and bad.sum() == 1
+
+
+def test_where_torch_wants_a_fixed_order_atomic_additions_decline():
+    q, k, v = draw(Tq=3, Tk=3)
+    torch.use_deterministic_algorithms(True)
+    try:
+        triton(q, k, v, engine="triton-atomic")  # without a gradient there is nothing to add up
+        with pytest.raises(ch.BadValue, match="added up in no fixed order"):
+            triton(q.requires_grad_(), k, v, engine="triton-atomic")
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_dropout_without_a_seed_follows_torchs_generator():
@@ -257,6 +303,7 @@ def test_the_operator_keeps_torchs_contract(name):
         x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
         for x in (*inputs, *args_of(problem))
     )
+    arguments = *arguments, False
     torch.library.opcheck(torch.ops.clearhead.triton_attend.default, arguments)
     out, lse, top, share = torch.ops.clearhead.triton_attend(*arguments)
     back = torch.ones_like(out), None, out, lse, top, share, *arguments, True

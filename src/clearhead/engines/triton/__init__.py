@@ -31,6 +31,7 @@ class Triton(Engine):
 
     name = "triton"
     caption = "kernels in Triton that skip what the mask leaves empty"
+    atomic = False  # gradients: added up in a fixed order
 
     def caption_of(self, problem: Problem) -> str:
         on_gpu = problem.device.type == "cuda"
@@ -60,7 +61,7 @@ class Triton(Engine):
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         from .operator import answer
 
-        return answer(problem, inputs, False)[0]
+        return answer(problem, inputs, False, self.atomic)[0]
 
     def look(
         self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
@@ -69,7 +70,7 @@ class Triton(Engine):
         from .statistics import answer_and_stats, can_count
 
         if lse_alone(statistics):
-            out, lse = answer(problem, inputs, True)
+            out, lse = answer(problem, inputs, True, self.atomic)
             assert lse is not None
             return out, Partial.of_lse(problem, statistics, lse)
         if not can_count(problem, inputs, statistics):
@@ -84,6 +85,24 @@ class Triton(Engine):
         if not can_count(problem, inputs, statistics):
             return super().count(problem, inputs, statistics)
         return answer_and_stats(problem.undropped, inputs, statistics, False)[1]
+
+
+class TritonAtomic(Triton):
+    """The same output and statistics; gradients with five products a tile instead of seven, whose
+    last digits differ from run to run."""
+
+    name = "triton-atomic"
+    caption = f"{Triton.caption}; gradients in no fixed order"
+    atomic = True
+
+    def why_not(self, problem: Problem) -> list[str]:
+        reasons = super().why_not(problem)
+        if problem.grad and torch.are_deterministic_algorithms_enabled():
+            reasons.append(
+                "its gradients are added up in no fixed order, and "
+                "torch.use_deterministic_algorithms is on"
+            )
+        return reasons
 
 
 def _interprets() -> bool:

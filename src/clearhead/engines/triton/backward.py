@@ -9,6 +9,8 @@ Each of the three kernels owns what it adds up, so there are no atomic additions
 the same in every run. Cost: of the five products of a tile, `query_gradients` computes three and
 `key_gradients` four; the two computed twice are the price of the fixed order. Where a bias learns,
 `bias_gradients` computes two more.
+By name ("triton-atomic") `key_gradients` computes all five: it adds dS K of each tile to one sum of
+dQ in memory, atomically, in the order in which the tiles happen to finish.
 Source: Dao 2023, "FlashAttention-2".
 """
 
@@ -165,13 +167,14 @@ def walk_keys(
 
 @triton.jit
 def key_gradients(
-    q, k, v, dout, top, share, delta, dk, dv, first, last, scale, rule, sizes, tiles,
+    q, k, v, dout, top, share, delta, dq_sum, dk, dv, first, last, scale, rule, sizes, tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr, SKIP: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of N keys of one key head: over all heads that read it, the queries that see one of
-    these keys. `first` and `last` say for each range of the mask which queries that may be."""
+    these keys. `first` and `last` say for each range of the mask which queries that may be. With
+    `dq_sum`, (B, H, Tq, D) in fp32, dS K is added to it, not yet scaled."""
     place = tl.program_id(0)
     tile = place % tiles
     place = place // tiles
@@ -203,20 +206,20 @@ def key_gradients(
                 full_start = stop
                 full_stop = stop
             state = walk_queries(
-                state, start, full_start, key_tile, value_tile, q, dout, top, share, delta, rule,
-                sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True, SKIP,
+                state, start, full_start, key_tile, value_tile, q, dout, top, share, delta, dq_sum,
+                rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True, SKIP,
                 DROPS, PRECISION,
             )  # fmt: skip
             if BAND:
                 state = walk_queries(
                     state, full_start, full_stop, key_tile, value_tile, q, dout, top, share, delta,
-                    rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, False,
-                    False, DROPS, PRECISION,
+                    dq_sum, rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
+                    False, False, DROPS, PRECISION,
                 )  # fmt: skip
                 state = walk_queries(
-                    state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta, rule,
-                    sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True, SKIP,
-                    DROPS, PRECISION,
+                    state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta,
+                    dq_sum, rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
+                    True, SKIP, DROPS, PRECISION,
                 )  # fmt: skip
     dk_acc, dv_acc = state
     at = (b.to(tl.int64) * sizes.G + g) * sizes.Tk + keys
@@ -233,7 +236,7 @@ def key_gradients(
 
 @triton.jit
 def walk_queries(
-    state, start, stop, key_tile, value_tile, q, dout, top, share, delta, rule, sizes,
+    state, start, stop, key_tile, value_tile, q, dout, top, share, delta, dq_sum, rule, sizes,
     b, h, at_head, keys, j,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr, SKIP: tl.constexpr,
@@ -274,6 +277,16 @@ def walk_queries(
                 dout_tile, queries = cleaned(dout_tile), cleaned(queries)
             dv_acc = product(tl.trans(w.to(dout_tile.dtype)), dout_tile, dv_acc, PRECISION)
             dk_acc = product(tl.trans(ds.to(queries.dtype)), queries, dk_acc, PRECISION)
+            if dq_sum is not None:
+                seen = key_tile
+                if MASKED or rule.bias is not None:
+                    seen = cleaned(key_tile)
+                d = tl.arange(0, BLOCK_D)
+                tl.atomic_add(
+                    dq_sum + (at_head + t)[:, None] * D + d[None, :],
+                    product(ds.to(seen.dtype), seen, None, PRECISION),
+                    mask=real[:, None] & (d[None, :] < D), sem="relaxed",
+                )  # fmt: skip
     return dk_acc, dv_acc
 
 

@@ -43,9 +43,11 @@ def gradients(
     k: Tensor,
     v: Tensor,
     rule: KernelArgs,
+    atomic: bool,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks. `atomic`:
+    dQ in the sweep of dK and dV, added up in no fixed order."""
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
     sizes = sizes_of(q, k)
     B, H, G, Tq, Tk = sizes
@@ -80,15 +82,19 @@ def gradients(
         )  # fmt: skip
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
-            query_gradients[(q_tiles * H * B,)](
-                *tensors, *saved, dq, rule.scale, of_kernel, sizes, q_tiles, SKIP=skip,
-                **blocks, **how,
-            )  # fmt: skip
+            dq_sum = torch.zeros(dq.shape, device=q.device) if atomic else None
+            if dq_sum is None:
+                query_gradients[(q_tiles * H * B,)](
+                    *tensors, *saved, dq, rule.scale, of_kernel, sizes, q_tiles, SKIP=skip,
+                    **blocks, **how,
+                )  # fmt: skip
             first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
             key_gradients[(k_tiles * G * B,)](
-                *tensors, *saved, dk, dv, cells_if(first), cells_if(last), rule.scale, of_kernel,
-                sizes, k_tiles, SKIP=skip, **blocks, **how,
+                *tensors, *saved, dq_sum, dk, dv, cells_if(first), cells_if(last), rule.scale,
+                of_kernel, sizes, k_tiles, SKIP=skip, **blocks, **how,
             )  # fmt: skip
+            if dq_sum is not None:
+                dq = dq_sum.mul_(rule.scale).to(q.dtype)
             if bias is not None and bias.numel():
                 dbias = _of_bias(
                     bias, tensors, saved, of_kernel, sizes, q_tiles, k_tiles, {**blocks, **how}

@@ -34,30 +34,32 @@ FOR_GRADIENTS = frozenset({"lse", "max", "share"})
 
 # `Library` must outlive its definitions. The C++ core has defined the namespace.
 _library = torch.library.Library("clearhead", "FRAGMENT")
-_library.define(f"triton_attend({SIGNATURE}) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(f"triton_attend({SIGNATURE}, bool atomic) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define(
     "triton_attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor top, "
-    f"Tensor share, {SIGNATURE}, bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"Tensor share, {SIGNATURE}, bool atomic, bool bias_grad) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
+def answer(p: Problem, inputs: Inputs, lse: bool, atomic: bool) -> tuple[Tensor, Tensor | None]:
     """The output, and with `lse` the log-sum-exp of every query: directly by the kernel where
-    nothing is recorded, else by the operator."""
+    nothing is recorded, else by the operator. `atomic` is for its gradient (gradients.py)."""
     rule = args_of(p)
     tensors = [x for x in rule if isinstance(x, Tensor)]
     if not p.grad and is_plain(*inputs, *tensors):
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
         assert out is not None
         return out, found.get("lse")
-    out, sums, _, _ = _dispatch(*inputs, *map(savable, rule))
+    out, sums, _, _ = _dispatch(*inputs, *map(savable, rule), atomic)
     return out, sums if lse else None
 
 
 # --------------------------------------------------------------------------------- implementations
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *rule: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *rule, _ = rest
     out, found, splits = attend(q, k, v, KernelArgs(*rule), FOR_GRADIENTS)
     assert out is not None
     top = found["max"]
@@ -74,8 +76,10 @@ def _attend_backward(
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
-    *rule, bias_grad = rest
-    return gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
+    *rule, atomic, bias_grad = rest
+    return gradients(
+        dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), atomic, bias_grad
+    )
 
 
 for _device in ("CUDA", "CPU"):  # on a CPU by Triton's interpreter
@@ -87,7 +91,7 @@ for _device in ("CUDA", "CPU"):  # on a CPU by Triton's interpreter
 
 
 @torch.library.register_fake("clearhead::triton_attend", lib=_library)
-def _shapes(q: Tensor, k: Tensor, v: Tensor, *rule: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, H, Tq, _ = q.shape
     sums = (q.new_empty((B, H, Tq), dtype=torch.float32) for _ in range(3))
     return q.new_empty((B, H, Tq, v.shape[3])), *sums  # type: ignore[return-value]
