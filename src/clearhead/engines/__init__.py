@@ -3,7 +3,8 @@
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
 comes last. On a GPU the order depends on the problem (`order_on`), by reasons and not yet by
 measurements; FlexAttention and the Triton kernels whose gradients are added up in no fixed order
-answer there by name only. An engine chosen by name computes or says why it cannot, and never falls back.
+answer there by name only. An engine chosen by name computes or says why it cannot, and never falls
+back.
 """
 
 from collections.abc import Iterable

@@ -145,7 +145,8 @@ def test_gradients_have_the_same_bits_each_time():
 
 
 SOME = {
-    "causal, more keys", "everything at once", "scattered", "grouped heads", "no queries", "no keys",
+    "causal, more keys", "everything at once", "scattered", "grouped heads", "no queries",
+    "no keys",
 }  # fmt: skip
 
 
