@@ -187,6 +187,18 @@ VALUES = {
 }
 
 TYPES = {
+    "a keyword of torch's function": (
+        lambda: call(is_causal=True),
+        """attention got is_causal=True.
+  Rule: that is a keyword of torch's scaled_dot_product_attention. Here a mask is mask=, a matrix that is added bias=, dropout is dropout=, and grouped heads need no flag.
+  Way out: pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.""",
+    ),
+    "an unknown keyword": (
+        lambda: ch.plan(Q, K, V, causal=True),
+        """plan got causal=True.
+  Rule: it takes mask, bias, scale, softcap, sinks, dropout, seed and engine.
+  Way out: see help(clearhead.plan).""",
+    ),
     "a list": (
         lambda: call(k=K.tolist()),
         """k is a list.
@@ -196,13 +208,13 @@ TYPES = {
     "whole numbers": (
         lambda: call(Q.long(), K.long(), V.long()),
         """The dtypes are q torch.int64, k torch.int64, v torch.int64.
-  Rule: queries, keys and values have one dtype: float16, bfloat16, float32 or float64.
+  Rule: queries, keys and values are all float16, all bfloat16, all float32 or all float64.
   Way out: convert them, for example with .float() or .to(q.dtype).""",
     ),
     "mixed dtypes": (
         lambda: call(v=V.double()),
         """The dtypes are q torch.float32, k torch.float32, v torch.float64.
-  Rule: queries, keys and values have one dtype: float16, bfloat16, float32 or float64.
+  Rule: queries, keys and values are all float16, all bfloat16, all float32 or all float64.
   Way out: convert them, for example with .float() or .to(q.dtype).""",
     ),
     "a bare boolean mask": (

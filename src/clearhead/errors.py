@@ -6,7 +6,10 @@ And the checks of arguments: whole numbers, positions, numbers, a folder to writ
 import math
 import operator
 import os
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -51,6 +54,39 @@ class Missing(BadValue, ImportError):
 
 class BadType(AttentionError, TypeError):
     """An argument of a kind (a type or a dtype) that the rule does not allow."""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs what an optional part of clearhead needs, into this Python: the
+    libraries by name, so that it works wherever clearhead itself came from."""
+    try:
+        required = metadata.requires("clearhead") or []
+    except metadata.PackageNotFoundError:  # run from its sources, uninstalled
+        required = []
+    parts = (line.replace("'", '"').partition(";") for line in required)
+    needed = [name.strip() for name, _, where in parts if f'extra == "{extra}"' in where]
+    return shlex.join(
+        [sys.executable, "-m", "pip", "install", *(needed or [f"clearhead[{extra}]"])]
+    )
+
+
+def refuse_keywords(verb: str, given: Mapping[str, object]) -> None:
+    """Raises `BadType` for keywords that a call does not know; those of torch's function, `verb`'s
+    counterpart, are told their names here."""
+    for name, value in given.items():
+        rule = "it takes mask, bias, scale, softcap, sinks, dropout, seed and engine."
+        way = f"see help(clearhead.{verb})."
+        if name in ("attn_mask", "is_causal", "dropout_p", "enable_gqa"):
+            rule = (
+                "that is a keyword of torch's scaled_dot_product_attention. Here a mask is mask=, "
+                "a matrix that is added bias=, dropout is dropout=, and grouped heads need no flag."
+            )
+            way = (
+                "pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call "
+                "clearhead.compat.scaled_dot_product_attention, which takes torch's keywords."
+            )
+        shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+        raise BadType(f"{verb} got {name}={shown}.", rule, way)
 
 
 def whole_number(value: object) -> int | None:

@@ -17,6 +17,7 @@ def doctor() -> None:
 
     from clearhead import engines
     from clearhead.engines import cpu
+    from clearhead.errors import how_to_install
 
     rows = [
         ("clearhead", installed_version("clearhead") or "not installed"),
@@ -31,10 +32,11 @@ def doctor() -> None:
     for package, extra, purpose in (
         ("matplotlib", "plot", "pictures"),
         ("transformers", "hf", "--model"),
+        ("starlette", "serve", "clearhead serve"),
         ("triton", "gpu", "kernels on a GPU"),
     ):
         version = installed_version(package)
-        missing = f"missing, for {purpose}: pip install 'clearhead[{extra}]'"
+        missing = f"missing, for {purpose}: {how_to_install(extra)}"
         rows.append((package, missing if version is None else f"{version}, for {purpose}"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -15,12 +15,13 @@ def say(line: str) -> None:
 
 def say_written(paths: dict[str, Path]) -> None:
     """Print what was written, and whether figures are missing."""
+    from clearhead.errors import how_to_install
     from clearhead.views import plot
 
     for kind, path in paths.items():
         say(f"{kind:<8} {path}")
     if not plot.can_draw():
-        say("pictures none, without matplotlib: pip install 'clearhead[plot]'")
+        say(f"pictures none, without matplotlib: {how_to_install('plot')}")
 
 
 def wrapped(text: str, indent: int = 0) -> str:

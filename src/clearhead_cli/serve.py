@@ -62,7 +62,7 @@ def serve(
 
 
 def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
-    from clearhead.errors import Missing
+    from clearhead.errors import Missing, how_to_install
 
     try:
         from clearhead.serve.server import app, start
@@ -70,7 +70,7 @@ def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
         raise Missing(
             f"{error.name} is not installed.",
             "the server is made of starlette and uvicorn, which clearhead does not require.",
-            "pip install 'clearhead[serve]'",
+            how_to_install("serve"),
         ) from error
     return start, app
 

@@ -116,4 +116,4 @@ def test_without_anywidget_it_says_what_to_install():
     done = subprocess.run(
         [sys.executable, "-c", run + "explore(None, 'a')"], capture_output=True, text=True
     )
-    assert "pip install 'clearhead[notebook]'" in done.stderr
+    assert "pip install 'anywidget>=0.9.13'" in done.stderr

@@ -447,4 +447,4 @@ def test_without_its_libraries_it_says_what_to_install():
     run = f"{hide} from clearhead_cli import main; main()"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'clearhead[serve]'" in done.stderr
+    assert "pip install 'starlette>=0.45' 'uvicorn>=0.32'" in done.stderr

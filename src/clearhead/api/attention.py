@@ -1,7 +1,7 @@
 """`attention`, `look` and `matrix`: check the arguments, choose an engine, compute."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from ..engines import CORE, choose, look as look_by, named
 from ..engines.cpu import replay
 from ..engines.engine import Engine
+from ..errors import refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
@@ -34,6 +35,7 @@ def attention(
     dropout: float = 0.0,
     seed: int | None = None,
     engine: str = "auto",
+    **unknown: NoReturn,
 ) -> Tensor:
     """Scaled dot-product attention: ``softmax(scale * Q K^T + ...) V``.
 
@@ -62,6 +64,7 @@ def attention(
             it draws up to 65536 weights (B H Tq Tk) one by one, as `nn.Dropout` would, and for more
             it draws a seed where the C++ core answers.
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
+        unknown: nothing. A keyword of torch's function is refused with its name here.
 
     Returns:
         (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0. Sums over keys are
@@ -81,6 +84,8 @@ def attention(
     2023, "GQA"; the soft cap Gemma Team 2024, "Gemma 2"; sinks Xiao et al. 2023, "Efficient
     Streaming Language Models with Attention Sinks", as a learned logit OpenAI 2025, "gpt-oss".
     """
+    if unknown:
+        refuse_keywords("attention", unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     if (ranks := active_ranks()) is not None:
         return ranks.attention(q, k, v, options, engine)
@@ -109,6 +114,7 @@ def look(
     dropout: float = 0.0,
     seed: int | None = None,
     engine: str = "auto",
+    **unknown: NoReturn,
 ) -> Look:
     """The output of `attention`, the same bits, and exact statistics of its weights.
 
@@ -137,6 +143,8 @@ def look(
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
     """
+    if unknown:
+        refuse_keywords("look", unknown)
     must_not_be_sharded("look")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
@@ -160,6 +168,7 @@ def matrix(
     dropout: float = 0.0,
     seed: int | None = None,
     engine: str = "auto",
+    **unknown: NoReturn,
 ) -> Matrix:
     """The attention matrix, lazy and exact: `rows`, `cols`, `block`, `A @ x`, `A.T @ x`.
 
@@ -167,6 +176,8 @@ def matrix(
     `dropout` and `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are
     computed as the reference does. Other arguments and errors as in `attention`.
     """
+    if unknown:
+        refuse_keywords("matrix", unknown)
     must_not_be_sharded("matrix")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, k, options)

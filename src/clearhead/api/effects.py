@@ -78,7 +78,8 @@ def effects(
         raise BadValue(
             f"The {type(model).__name__} ran, and made no attention call through clearhead.",
             "effects are of edits of attention calls that go through clearhead.",
-            'load it with attn_implementation="clearhead", or build it from clearhead.nn.',
+            "call this inside `with clearhead.compat.patched():` if it uses torch's function, load "
+            'it with attn_implementation="clearhead", or build it from clearhead.nn.',
         )
     groups = _groups(edits, recorder)
     baseline = float(unedited.detach())

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from torch import Tensor
 
 from ..engines import CORE, choose, reference
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
@@ -32,6 +33,7 @@ def explain(
     dropout: float = 0.0,
     seed: int | None = None,
     engine: str = "auto",
+    **unknown: NoReturn,
 ) -> Trace:
     """Attention step by step: a `Trace` with every intermediate matrix.
 
@@ -44,6 +46,8 @@ def explain(
 
     Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
     """
+    if unknown:
+        refuse_keywords("explain", unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     must_not_be_sharded("explain")
     problem, inputs = make_problem(q, k, v, options)

@@ -124,6 +124,7 @@ class Intervention:
                 f"outside of compiled graphs; the {model} ran and made none."
             )
             way = (
+                "run it inside `with clearhead.compat.patched():` if it calls torch's function, "
                 'load it with attn_implementation="clearhead", or build it from clearhead.nn; '
                 "some transformers models compute attention themselves, whatever they are loaded "
                 "with."

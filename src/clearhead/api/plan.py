@@ -1,10 +1,12 @@
 """`plan`: which engine would compute a call, why others decline, and what it costs."""
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch import Tensor
 
 from .. import engines
+from ..errors import refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
@@ -76,12 +78,15 @@ def plan(
     dropout: float = 0.0,
     seed: int | None = None,
     engine: str = "auto",
+    **unknown: NoReturn,
 ) -> Plan:
     """Which engine would compute this call, why others decline, and what it costs.
 
     Arguments as in `attention`. Nothing is computed but the mask. If no engine can compute it, the
     plan says so; only an unknown engine name or arguments that do not fit raise.
     """
+    if unknown:
+        refuse_keywords("plan", unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, _ = make_problem(q, k, v, options)
     return plan_of(problem, engine)

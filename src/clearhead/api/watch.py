@@ -189,6 +189,7 @@ class _Watcher:
                 f"The {model} ran, and made no attention call through clearhead.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
+                "run it inside `with clearhead.compat.patched():` if it calls torch's function, "
                 'load it with attn_implementation="clearhead", build it from clearhead.nn, or '
                 "watch the model that is not compiled; some transformers models compute "
                 "attention themselves, whatever they are loaded with.",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..errors import Missing
+from ..errors import Missing, how_to_install
 from .attention import attention_forward
 from .masks import attention_mask
 
@@ -31,6 +31,6 @@ def transformers() -> Any:
         raise Missing(
             "transformers is not installed.",
             "reading a Hugging Face checkpoint needs it.",
-            "pip install 'clearhead[hf]'",
+            how_to_install("hf"),
         ) from error
     return transformers

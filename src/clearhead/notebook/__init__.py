@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import Missing
+from ..errors import Missing, how_to_install
 from ..hf import Checkpoint
 from ..results.trace import Trace
 from ..storyteller import Storyteller
@@ -43,6 +43,6 @@ def explore(
         raise Missing(
             f"{error.name} is not installed.",
             "the explorer in a notebook is an anywidget, which clearhead does not require.",
-            "pip install 'clearhead[notebook]'",
+            how_to_install("notebook"),
         ) from error
     return Explorer(model, text)

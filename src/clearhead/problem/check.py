@@ -151,7 +151,7 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in DTYPES:
         raise BadType(
             f"The dtypes are q {q.dtype}, k {k.dtype}, v {v.dtype}.",
-            "queries, keys and values have one dtype: float16, bfloat16, float32 or float64.",
+            "queries, keys and values are all float16, all bfloat16, all float32 or all float64.",
             "convert them, for example with .float() or .to(q.dtype).",
         )
     if len({x.device for x in (q, k, v)}) > 1:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from ...errors import how_to_install
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ..engine import Engine
@@ -46,7 +47,7 @@ class Triton(Engine):
         if p.device.type not in ("cpu", "cuda", "meta"):
             reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
         if not INSTALLED:
-            reasons.append("triton is not installed: pip install 'clearhead[gpu]'")
+            reasons.append(f"triton is not installed: {how_to_install('gpu')}")
         elif p.device.type == "cuda" and gpu_of(p.device).capability < (8, 0):
             reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
         if p.dtype not in DTYPES:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import Missing
+from ...errors import Missing, how_to_install
 from ...results.trace import AXES
 from ..format import number
 from ..panels import Panel
@@ -40,7 +40,7 @@ def require_matplotlib() -> None:
         raise Missing(
             "A figure was asked for, and matplotlib is not installed.",
             "figures are drawn with matplotlib, which clearhead does not require.",
-            "pip install 'clearhead[plot]'",
+            how_to_install("plot"),
         )
 
 
