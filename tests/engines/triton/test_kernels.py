@@ -191,6 +191,23 @@ def test_where_torch_wants_a_fixed_order_atomic_additions_decline():
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_is_not_finite_in_values_is_told_apart(dtype):
+    """Whole columns of one kind, which fill a tile, and columns in which two kinds meet."""
+    q, k, v = draw(Tq=130, Tk=150, dtype=dtype)
+    nan, inf = float("nan"), float("inf")
+    for column, bad in enumerate((nan, inf, -inf)):
+        v[..., column] = bad
+        v[0, 0, 100, 4 + column] = bad
+    v[0, 0, 3, 8], v[0, 0, 5, 8] = inf, -inf
+    v[0, 0, 3:70, 9], v[0, 0, 70:, 9] = -inf, inf
+    mask = ch.causal & ch.window(before=90, after=0)
+    got, true = triton(q, k, v, mask=mask), steps(q, k, v, mask=mask)
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(got), kind(true))
+        assert kind(true).any()
+
+
 def test_dropout_without_a_seed_follows_torchs_generator():
     q, k, v = draw()
     drawn = []

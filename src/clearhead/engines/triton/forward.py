@@ -249,10 +249,13 @@ def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
     acc = product(powers.to(values.dtype), clean, acc, PRECISION)
     bad = tl.where(finite(values), 0, 1)
     if tl.max(tl.max(bad, 1), 0) > 0:
-        looks, wide = seen.to(tl.float16), values.to(tl.float32)
-        nan = tl.dot(looks, (wide != wide).to(tl.float16))
-        above = tl.dot(looks, (wide == float("inf")).to(tl.float16))
-        below = tl.dot(looks, (wide == float("-inf")).to(tl.float16))
+        # One product counts all three, exactly in fp32 for up to 255 keys: a NaN is 1/256, an
+        # infinity 1, one below 256. Three products would take the registers of the whole loop.
+        wide = values.to(tl.float32)
+        code = tl.where(wide != wide, 1 / 256, tl.where(wide > 0, 1.0, 256.0))
+        code = tl.where(bad > 0, code, 0.0).to(tl.float16)
+        found = (tl.dot(seen.to(tl.float16), code) * 256).to(tl.int32)
+        nan, above, below = found & 255, (found >> 8) & 255, found >> 16
         acc = tl.where(above > 0, float("inf"), acc)
         acc = tl.where(below > 0, float("-inf"), acc)
         acc = tl.where((nan > 0) | ((above > 0) & (below > 0)), float("nan"), acc)
