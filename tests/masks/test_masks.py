@@ -218,7 +218,28 @@ def test_a_rule_for_a_batch_of_none_prints_and_exports(rule):
     assert ch.attention(q, q, q, mask=rule).shape == q.shape
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3), (3, 0), (0,), (0, 2, 1, 5)])
+def test_a_mask_without_cells_prints_what_makes_it(shape):
+    mask = ch.dense(keep=torch.ones(shape, dtype=torch.bool))
+    again = ch.masks.parse(repr(mask))
+    assert (
+        again == mask
+        and again.bits.shape == shape
+        and eval(repr(mask), {"dense": ch.dense}) == mask
+    )
+
+
+@pytest.mark.parametrize(
+    "given, kind",
+    [(5, "an int, 5"), (b"causal", "a bytes, b'causal'"), (ch.causal, "a Causal, causal")],
+)
+def test_only_a_text_is_parsed(given, kind):
+    with pytest.raises(ch.BadType, match=f"^parse got {re.escape(kind)}.\n"):
+        ch.masks.parse(given)
+
+
 @pytest.mark.parametrize("text, why", [
+    ("prefix(n=1, n=2)", "prefix(...) is given a keyword twice"),
     ("causal & window(befor=2)", "unexpected keyword argument 'befor'"),
     ("causal and window(before=2)", "joined by & and |, not by words"),
     ("windw(before=2)", "no mask is called 'windw' (did you mean 'window'?)"),
@@ -319,6 +340,32 @@ def test_a_number_for_each_batch():
         [[[1, 0, 0, 0], [1, 0, 0, 0]]],
     ]
     assert mask.picture(2, 4) == "■ · · ·\n■ ▒ · ·"  # where batches differ, some may
+
+
+def test_a_rule_and_a_padding_mask_of_keys_are_drawn_and_asked():
+    """The padding fixes how many keys there are; causal says as many queries."""
+    padding = torch.ones(2, 1, 1, 17, dtype=torch.bool)
+    padding[1, ..., 11:] = False
+    mask = ch.causal & ch.dense(keep=padding)
+    picture = mask.picture()
+    assert str(mask) == f"{mask}" == f"{mask!r}: {mask.formula}\n{picture}"
+    both = mask.to_bool()
+    marks = {(True, True): "■", (False, False): "·", (True, False): "▒", (False, True): "▒"}
+    cells = zip(both[0, 0].flatten().tolist(), both[1, 0].flatten().tolist(), strict=True)
+    assert picture.split() == [marks[cell] for cell in cells] and len(picture.split("\n")) == 17
+    assert mask.why(5, 3, b=1).startswith("query 5 may look at key 3")
+    assert mask.why(16, 12, b=1).startswith("query 16 may not look at key 12: dense")
+    assert mask.tile(range(0, 2), range(4, 8)) == "empty"
+    assert ch.dense(keep=padding[:1]).why(20, 3).startswith("query 20 may look at key 3")
+    with pytest.raises(ch.BadValue, match="key 17, and there are 17"):
+        mask.why(3, 17)
+
+
+def test_a_mask_without_a_size_that_fits_prints_its_formula():
+    mask = ch.documents([0, 0], queries=[0, 0, 0]) & ch.causal
+    assert str(mask) == f"{mask!r}: (document[q] == document[k]) and (k <= q)"
+    meta = ch.lengths(keys=torch.ones(2, dtype=torch.long, device="meta"))
+    assert str(meta) == "lengths(keys=<2 numbers>): k < keys[b]"
 
 
 def test_a_large_picture_is_drawn_in_blocks():
@@ -695,6 +742,24 @@ ERRORS = {
         """A mask was composed by & with Tensor.
   Rule: masks compose with masks.
   Way out: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
+    ),
+    "a tile before the first key": (
+        lambda: ch.causal.tile(range(0, 2), range(-2, 0), Tq=4, Tk=4),
+        """tile was asked about the keys range(-2, 0), and there are 4.
+  Rule: a tile begins at a position that is there, and may reach beyond the last.
+  Way out: begin at a position from 0 on and below 4, or pass larger sizes.""",
+    ),
+    "a tile after the last query": (
+        lambda: ch.prefix(2).tile(range(6, 8), range(0, 2), Tq=6),
+        """tile was asked about the queries range(6, 8), and there are 6.
+  Rule: a tile begins at a position that is there, and may reach beyond the last.
+  Way out: begin at a position from 0 on and below 6, or pass larger sizes.""",
+    ),
+    "dense of another shape": (
+        lambda: ch.dense(keep=[True, False], shape=(3,)),
+        """dense got 2 cells and shape=(3,).
+  Rule: a shape says the sizes of the booleans, and has as many cells.
+  Way out: pass a shape that fits, or leave it out.""",
     ),
     "why outside": (
         lambda: ch.causal.why(5, 1, Tq=3),

@@ -1,6 +1,6 @@
 """Masks given position by position or cell by cell: documents and dense masks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -133,7 +133,9 @@ class Dense(CachedRanges):
     def __repr__(self) -> str:
         if self.bits.numel() > MOST_SHOWN or not has_values(self.bits):
             return f"dense(keep=<{'x'.join(map(str, self.bits.shape))} booleans>)"
-        return f"dense(keep={self.bits.tolist()})"
+        hidden = 0 in self.bits.shape[:-1]  # a list of nothing does not say the sizes within
+        shape = f", shape={tuple(self.bits.shape)}" if hidden else ""
+        return f"dense(keep={self.bits.tolist()}{shape})"
 
     def sizes(self) -> dict[str, int]:
         names = ("B", "H", "Tq", "Tk")
@@ -157,12 +159,20 @@ class Dense(CachedRanges):
         return f"dense: the cell holds {self.allows(grid, b, h, q, k)}"
 
 
-def dense(bare: object = None, /, *, keep: object = None, drop: object = None) -> Dense:
+def dense(
+    bare: object = None,
+    /,
+    *,
+    keep: object = None,
+    drop: object = None,
+    shape: Sequence[int] | None = None,
+) -> Dense:
     """A mask from booleans that broadcast to (B, H, Tq, Tk), with 1 to 4 dimensions.
 
-    `keep` has True where a query may look, `drop` where it must not; give exactly one.
+    `keep` has True where a query may look, `drop` where it must not; give exactly one. `shape` is
+    for nested lists without a cell, which do not say all of their sizes.
     Raises `BadType` for anything but booleans and for booleans without a keyword, `BadValue` if
-    both or neither are given.
+    both or neither are given, or a shape that does not fit.
     """
     if bare is not None:
         raise BadType(
@@ -180,6 +190,8 @@ def dense(bare: object = None, /, *, keep: object = None, drop: object = None) -
     word, given = ("drop", drop) if keep is None else ("keep", keep)
     try:
         bits = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
+        if isinstance(given, list) and not bits.numel():  # torch makes an empty list floating
+            bits = bits.bool()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"dense got {word}={given!r}.",
@@ -193,6 +205,15 @@ def dense(bare: object = None, /, *, keep: object = None, drop: object = None) -
             f"pass {word}=tensor.bool() for a mask of 0 and 1, or write True and False; an "
             "additive mask (0 and -inf) goes to bias=.",
         )
+    if shape is not None:
+        try:
+            bits = bits.reshape(tuple(shape))
+        except (TypeError, RuntimeError) as error:
+            raise BadValue(
+                f"dense got {bits.numel()} cells and shape={shape!r}.",
+                "a shape says the sizes of the booleans, and has as many cells.",
+                "pass a shape that fits, or leave it out.",
+            ) from error
     if not 1 <= bits.dim() <= 4:
         raise BadValue(
             f"dense got a mask with {bits.dim()} dimensions.",

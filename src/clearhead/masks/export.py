@@ -140,7 +140,14 @@ class Exports(ABC):
                     "a tile is a range of queries and a range of keys, without a step.",
                     "pass for example range(0, 64).",
                 )
-        grid = make_grid(self, Tq, Tk, B, H, default=max(q.stop, k.stop))
+        grid = make_grid(self, Tq, Tk, B, H, default=max(q.stop, k.stop), at_least=(q.stop, 1, 1))
+        for name, positions, size in (("queries", q, grid.Tq), ("keys", k, grid.Tk)):
+            if positions and not 0 <= positions.start < size:
+                raise BadValue(
+                    f"tile was asked about the {name} {positions}, and there are {size}.",
+                    "a tile begins at a position that is there, and may reach beyond the last.",
+                    f"begin at a position from 0 on and below {size}, or pass larger sizes.",
+                )
         queries, keys = slice(q.start, q.stop), slice(k.start, k.stop)
         allowed = self.key_ranges(grid, CPU).to_bool(queries, keys)
         return "full" if allowed.all() else "partial" if allowed.any() else "empty"

@@ -30,23 +30,25 @@ def make_grid(
     H: int | None = None,
     *,
     default: int | None = None,
-    at_least: tuple[int, int] = (1, 1),
+    at_least: tuple[int, int, int] = (0, 1, 1),
 ) -> Grid:
     """The sizes given, checked. A size that is None is the one that the mask itself fixes; else Tq
-    is `default`, Tk is Tq, and B and H are `at_least`."""
+    and Tk are each other, or `default` where neither is known. What nothing fixes of Tq, B and H
+    is `at_least` so large."""
     known = mask.sizes()
-    Tq = known.get("Tq", default) if Tq is None else Tq
-    if Tk is None:
-        Tk = known.get("Tk", Tq if Tq is not None else default)
-    Tq = Tk if Tq is None else Tq
+    Tq = known.get("Tq") if Tq is None else Tq
+    Tk = known.get("Tk", Tq) if Tk is None else Tk
+    Tk = default if Tk is None else Tk
+    if Tq is None and Tk is not None:
+        Tq = max(check_int("Tk", Tk), at_least[0])
     if Tq is None or Tk is None:
         raise BadValue(
             f"{mask!r} does not know how many queries and keys there are.",
             "a rule over positions has no size of its own.",
             "pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).",
         )
-    B = known.get("B", at_least[0]) if B is None else B
-    H = known.get("H", at_least[1]) if H is None else H
+    B = known.get("B", at_least[1]) if B is None else B
+    H = known.get("H", at_least[2]) if H is None else H
     sizes = (("Tq", Tq), ("Tk", Tk), ("B", B), ("H", H))
     grid = Grid(*(check_int(name, size) for name, size in sizes))
     if min(grid) < 0:

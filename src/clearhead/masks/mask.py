@@ -91,8 +91,11 @@ class Mask(Exports):
         return hash((type(self), *(x.shape if isinstance(x, Tensor) else x for x in values)))
 
     def __str__(self) -> str:
-        grid = make_grid(self, None, None, default=8)
-        return f"{self!r}: {self.formula}\n{self.picture(grid.Tq, grid.Tk)}"
+        said = f"{self!r}: {self.formula}"
+        try:
+            return f"{said}\n{self.picture()}"
+        except BadValue:  # for want of sizes that fit all parts, or of numbers (meta tensors)
+            return said
 
     def why(
         self,
@@ -117,7 +120,7 @@ class Mask(Exports):
                 "positions count from 0.",
                 "ask for numbers from 0 on.",
             )
-        grid = make_grid(self, Tq, Tk, default=max(q, k) + 1, at_least=(b + 1, h + 1))
+        grid = make_grid(self, Tq, Tk, default=max(q, k) + 1, at_least=(q + 1, b + 1, h + 1))
         for name, index, size in (
             ("query", q, grid.Tq),
             ("key", k, grid.Tk),

@@ -4,7 +4,7 @@ import ast
 import difflib
 from typing import TypeVar
 
-from ..errors import AttentionError, BadValue
+from ..errors import AttentionError, BadType, BadValue, kind_of
 from .data import dense, documents
 from .mask import Mask
 from .positions import Causal, causal, everything, lengths, prefix, window
@@ -26,8 +26,15 @@ def parse(text: str) -> Mask:
     """A mask from its own notation, for example ``"causal & window(before=3, after=0)"``.
 
     ``parse(repr(mask)) == mask``, except for a mask of more than 4096 cells or numbers, whose repr
-    gives only their shape. Raises `BadValue` for anything that is not a mask.
+    gives only their shape. Raises `BadValue` for a text that is not a mask, `BadType` for what is
+    no text.
     """
+    if not isinstance(text, str):
+        raise BadType(
+            f"parse got {kind_of(text)}, {text!r}.",
+            "it reads a text, such as the repr of a mask.",
+            "pass a text, for example 'causal & window(before=3, after=0)'.",
+        )
     try:
         return _mask(ast.parse(text.strip(), mode="eval").body)
     except AttentionError:
@@ -56,6 +63,8 @@ def _mask(node: ast.expr) -> Mask:
             k.arg for k in keywords
         ):
             given = {str(k.arg): _literal(k.value) for k in keywords}
+            if len(given) < len(keywords):
+                raise ValueError(f"{name}(...) is given a keyword twice")
             make = _look_up(name, CALLS)
             return make(*map(_literal, args), **given)  # type: ignore[operator]  # a class or a function
         case ast.BoolOp():
