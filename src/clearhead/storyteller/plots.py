@@ -3,6 +3,7 @@
 matplotlib is optional: without it training and ablation run, and draw nothing.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from ..views import plot
 def draw_losses(
     curves: Mapping[str, Sequence[float]], path: str | Path, held_out: float | None = None
 ) -> Path | None:
-    """Loss by step, one line per name. Returns None without matplotlib."""
+    """Loss by step, one line per name, without what is not finite. Returns None without
+    matplotlib."""
     if not plot.can_draw():
         return None
     from matplotlib.figure import Figure
@@ -21,11 +23,13 @@ def draw_losses(
     ax = figure.subplots()
     for name, losses in curves.items():
         ax.plot(range(1, len(losses) + 1), losses, linewidth=1, label=name)
-    if held_out is not None:
+    drawn = [loss for losses in curves.values() for loss in losses]
+    if held_out is not None and math.isfinite(held_out):
+        drawn.append(held_out)
         ax.axhline(held_out, color="0.4", linestyle="--", label=f"held out, {held_out:.3f}")
     ax.set_xlabel("step")
     ax.set_ylabel("loss (nats per word)")
-    ax.set_ylim(0, 1.05 * max([held_out or 0.0, *(max(losses) for losses in curves.values())]))
+    ax.set_ylim(0, 1.05 * max(filter(math.isfinite, drawn), default=1.0))
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     return plot.save(figure, path)
