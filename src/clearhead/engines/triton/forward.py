@@ -256,9 +256,9 @@ def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
         code = tl.where(bad > 0, code, 0.0).to(tl.float16)
         found = (tl.dot(seen.to(tl.float16), code) * 256).to(tl.int32)
         nan, above, below = found & 255, (found >> 8) & 255, found >> 16
-        acc = tl.where(above > 0, float("inf"), acc)
-        acc = tl.where(below > 0, float("-inf"), acc)
-        acc = tl.where((nan > 0) | ((above > 0) & (below > 0)), float("nan"), acc)
+        # Added, as an infinity of an earlier tile and one of the other sign give NaN.
+        acc += tl.where(nan > 0, float("nan"), 0.0) + tl.where(above > 0, float("inf"), 0.0)
+        acc += tl.where(below > 0, float("-inf"), 0.0)
     return acc
 
 
