@@ -388,3 +388,43 @@ def test_an_edit_with_a_large_mask_says_how_many_edges_it_is_about():
     assert repr(edit) == "knock_out(dense(keep=<1 of 144 cells>), layers=[0])"
     ids = ch.documents([0] * 60)
     assert repr(ch.edits.keep_only(ids)).endswith("...)")
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [
+        (range(0, 5), [0, 1, 2]),
+        (range(1, 7), [1, 2]),
+        (range(0, 3, 2), [0, 2]),
+        (range(2, -1, -2), [2, 0]),
+        (range(-2, 0), [1, 2]),
+        (range(-3, 2), [0, 1, 2]),
+    ],
+    ids=str,
+)
+def test_a_range_of_the_batch_is_cut_where_the_batch_ends(batch, rows):
+    made = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(3, n, T, D, generator=made) for n, T in ((H, Tq), (G, Tk), (G, Tk)))
+    model = Model(1, mask=END)
+    plain = model(q, k, v)[0]
+    with ch.watch(model, rows=range(Tq)) as seen:
+        model(q.flip(-1), k, v)
+    seen.calls[0].found["rows"] = frozen = seen[0].rows[: len(rows)]
+    by = torch.randn(len(rows), H, Tq, D, generator=made)
+    removed = Model(1, mask=END & ~ch.prefix(2))(q, k, v)[0]
+    for edit, right in (
+        (ch.edits.scale(3.0, batch=batch), 3 * plain[rows]),
+        (ch.edits.ablate(batch=batch), 0 * plain[rows]),
+        (ch.edits.ablate(by=by, batch=batch), by),
+        (ch.edits.knock_out(ch.prefix(2), batch=batch), removed[rows]),
+        (ch.edits.freeze(seen, batch=batch), frozen @ v[rows].repeat_interleave(H // G, 1)),
+    ):
+        with intervene(model, [edit]) as done:
+            found = model(q, k, v)[0]
+        wanted = plain.clone()
+        wanted[rows] = right
+        torch.testing.assert_close(found, wanted, msg=repr(edit))
+        assert done.times(0) == 1
+    with pytest.raises(BadValue, match=r"batch=range\(3, 5\)\) never applied"):
+        with intervene(model, [ch.edits.scale(3.0, batch=range(3, 5))]):
+            model(q, k, v)

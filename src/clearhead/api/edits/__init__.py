@@ -23,7 +23,7 @@ All edits say where they apply:
     heads   the numbers of query heads; -1 is the last
     rows    the positions of queries in the text, from 0 on, whether or not a cache holds what came
             before, and padding counted; -1 is the last query of a call
-    batch   a range of rows of the batch
+    batch   a range of rows of the batch; -1 is the last, and rows beyond the batch are left out
 
 and None means all of them.
 """

@@ -86,7 +86,7 @@ class Edit:
     def applies(self, problem: Problem, here: Here) -> bool:
         """Does it change anything in this call?"""
         self.heads_of(problem)
-        if self.batch is not None and not len(range(problem.B)[self.batch.start : self.batch.stop]):
+        if not self.batch_of(problem):
             return False
         found = self._rows_of(problem, here)
         return found is None or bool(found.any())
@@ -108,13 +108,22 @@ class Edit:
                 )
         return list(range(H)) if self.heads is None else [h % H for h in self.heads]
 
+    def batch_of(self, problem: Problem) -> list[int]:
+        """The rows of the batch that it changes, in the order of its range; -1 is the last, and
+        rows that are not there are left out."""
+        B = problem.B
+        if self.batch is None:
+            return list(range(B))
+        there = sorted((b for b in range(-B, B) if b in self.batch), key=self.batch.index)
+        return list(dict.fromkeys(b % B for b in there))
+
     def where(self, problem: Problem, here: Here) -> Tensor | None:
         """The queries that it changes, (B|1, H|1, Tq|1) booleans; None means all of the call."""
         parts = []
         if self.heads is not None:
             parts.append(at_places(self.heads_of(problem), problem.H).reshape(1, -1, 1))
         if self.batch is not None:
-            parts.append(at_places(list(self.batch), problem.B).reshape(-1, 1, 1))
+            parts.append(at_places(self.batch_of(problem), problem.B).reshape(-1, 1, 1))
         if (rows := self._rows_of(problem, here)) is not None:
             parts.append(rows)
         if not parts:
@@ -161,8 +170,7 @@ def replaced(
     """The output with `value`, which broadcasts to (B, n, queries, Dv), in place of what the edit
     is about: n heads, the rows of its batch, and of the queries (None: all) those that it names.
     Raises `BadValue` where it does not fit."""
-    heads = edit.heads_of(problem)
-    batch = range(problem.B) if edit.batch is None else edit.batch
+    heads, batch = edit.heads_of(problem), edit.batch_of(problem)
     queries = list(range(problem.Tq)) if queries is None else queries
     wanted = (len(batch), len(heads), len(queries), out.shape[-1])
     try:
@@ -173,7 +181,7 @@ def replaced(
             "what replaces an output broadcasts to (B, heads, Tq, Dv).",
             "give each dimension its size or 1, heads in the order in which they are named.",
         ) from None
-    b, h, q = (torch.tensor(x, device=out.device) for x in (list(batch), heads, queries))
+    b, h, q = (torch.tensor(x, device=out.device) for x in (batch, heads, queries))
     full = out.index_put((b[:, None, None], h[:, None], q), value)
     if edit.rows is None:
         return full

@@ -42,7 +42,7 @@ class freeze(Edit):
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         weights, queries = self._weights(problem, here)
-        v = inputs.v if self.batch is None else inputs.v[self.batch.start : self.batch.stop]
+        v = inputs.v if self.batch is None else inputs.v[self.batch_of(problem)]
         heads = torch.tensor(self.heads_of(problem), device=v.device)
         v = v[:, heads // (problem.H // problem.G)].to(problem.wide)
         weights = weights.to(v.device, v.dtype)
