@@ -133,6 +133,94 @@ def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path):
         ch.effects(net, ids(T=5), to=file)
 
 
+def other_run(seed):
+    """A recording of a text of its own."""
+    net = model()
+    with torch.no_grad(), ch.watch(net, outputs=True, rows=range(7)) as seen:
+        net(torch.randint(0, 13, (2, 7), generator=torch.Generator().manual_seed(seed)))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda n: ch.edits.ablate(by=torch.full((4,), float(n)), layers=[1]),
+        lambda n: ch.edits.ablate(by="mean", over=other_run(n), heads=[1]),
+        lambda n: ch.edits.patch(other_run(n), layers=[0]),
+        lambda n: ch.edits.freeze(other_run(n), layers=[1]),
+        lambda n: ch.edits.knock_out(ch.dense(keep=torch.arange(49).reshape(7, 7) % 7 < n)),
+    ],
+)
+def test_a_file_is_read_for_edits_that_hold_the_same(edit, tmp_path):
+    """Whatever they print and are called."""
+    net, tokens, file = model(), ids(), tmp_path / "effects.jsonl"
+    first, second = edit(1), edit(5)
+    kept = [ch.effects(net, tokens, edits={"it": e}, to=file, estimate=False) for e in 2 * [first]]
+    assert len(file.read_text().splitlines()) == 2 and kept[0] == kept[1]
+    for made in (second, edit(5), first, edit(1)):
+        found = ch.effects(net, tokens, edits={"it": made}, to=file, estimate=False)
+        assert found == ch.effects(net, tokens, edits={"it": made}, estimate=False)
+    assert len(file.read_text().splitlines()) == 3
+    assert found.effects[0].exact != ch.effects(net, tokens, edits=[second]).effects[0].exact
+
+
+def test_a_file_is_of_one_models_weights(tmp_path):
+    net, file = model(), tmp_path / "effects.jsonl"
+    ch.effects(net, ids(), lambda logits: logits.sum() * 0, to=file)
+    with torch.no_grad():
+        next(net.parameters())[0, 0] += 1
+    with pytest.raises(BadValue, match="holds other effects"):
+        ch.effects(net, ids(), lambda logits: logits.sum() * 0, to=file)
+
+
+def test_what_cannot_be_compared_is_run_again(tmp_path):
+    class Late(ch.edits.scale):
+        def __init__(self, by):
+            super().__init__(2.0)
+            object.__setattr__(self, "by", by)
+
+        def for_copy(self, batch):
+            return None
+
+    file = tmp_path / "effects.jsonl"
+    for edit in 2 * [Late(lambda: 3)]:
+        ch.effects(model(), ids(), edits=[edit], to=file)
+    assert len(file.read_text().splitlines()) == 3
+
+
+def written(content):
+    """A file that effects began, and what stands after that."""
+
+    def make(folder):
+        file = folder / "effects.jsonl"
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+            return file
+        ch.effects(model(), ids(), edits=[ch.edits.ablate()], to=file)
+        with file.open("a") as opened:
+            opened.write(content)
+        return file
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: folder / "none" / "effects.jsonl", "cannot be written: No such file"),
+        (lambda folder: folder, "cannot be read: Is a directory"),
+        (written(b"\xff\xfe\x00\x01\n"), "holds other effects"),
+        (written("no JSON\n"), "Line 3 of the file .* is no effect: no JSON"),
+        (written("[1]\n"), r"Line 3 of the file .* is no effect: \[1\]"),
+        (written('\n{"name": "layer 0 head 1"}\n'), "Line 4 of the file"),
+    ],
+)
+def test_files_that_cannot_be_continued(make, says, tmp_path):
+    with pytest.raises(BadValue, match=says) as error:
+        ch.effects(model(), ids(), edits=[ch.edits.ablate()], to=make(tmp_path))
+    assert error.value.rule.endswith((".", "}")) and error.value.way_out.endswith(".")
+
+
 def test_progress(capsys):
     ch.effects(model(), ids(), progress=True)
     assert "6/6" in capsys.readouterr().err
@@ -181,6 +269,10 @@ def test_it_is_drawn():
         (lambda: ch.effects(model(), ids(), edits=["ablate"]), BadType, "effects got"),
         (lambda: ch.effects(model(), ids(), edits=2 * [ch.edits.ablate()]), BadValue, "told apart"),
         (lambda: ch.effects(model(), ids(), edits=[]), BadValue, "0 edits"),
+        (lambda: ch.effects(model(), ids(), edits=3), BadType, "edits=3"),
+        (lambda: ch.effects(model(), ids(), edits=ch.edits.ablate()), BadType, r"edits=ablate\(\)"),
+        (lambda: ch.effects(model(), ids(), at_once="x"), BadType, "at_once='x'"),
+        (lambda: ch.effects(model(), ids(), at_once=0), BadValue, "at_once=0"),
         (
             lambda: ch.effects(nn.Linear(2, 2), torch.ones(1, 2), torch.sum),
             BadValue,

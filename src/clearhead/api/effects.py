@@ -1,6 +1,5 @@
 """What each head, or each edit, does to a metric: by running, and estimated from gradients."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import BadType, BadValue, kind_of
+from ..errors import BadType, BadValue, as_count, kind_of, why_failed
 from ..results.effects import Effect, Effects
+from .digest import Digests
 from .edits import Edit, ablate
 from .estimate import Recorder, estimate as estimated
 from .hooks import editing, module_hooks
@@ -57,17 +57,20 @@ def effects(
         exact, estimate: which of the two.
         at_once: how many copies of the batch run together; None means up to 4096 tokens.
         to: a file that takes each exact effect as a line of JSON when it is known. Where it holds
-            those of an earlier call for the same model, inputs and metric, these are not run again.
-            None keeps nothing.
+            those of an earlier call for the same model, weights, inputs and metric, edits of the
+            same name that hold the same are not run again. A metric is known by its name and what
+            it is unedited. None keeps nothing.
         progress: a bar on stderr. None means only in a terminal.
 
     Raises:
-        BadValue, BadType: inputs or metrics that do not fit; a file of other effects; a model that
-            never asks clearhead for attention; what `intervene` raises.
+        BadValue, BadType: inputs or metrics that do not fit; a file of other effects, or one that
+            cannot be read or written; a model that never asks clearhead for attention; what
+            `intervene` raises.
 
     Source: as at `ablate`; the estimate Nanda 2023, "Attribution Patching".
     """
     inputs, B = _checked_inputs(inputs)
+    most = _most(at_once, inputs)
     name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
     measure = _metric(metric, inputs)
     recorder = Recorder(grad=estimate)
@@ -89,14 +92,14 @@ def effects(
     recorder.calls.clear()
     found: dict[str, float] = {}
     if exact:
-        known = _File(to, _header(model, inputs, name, baseline))
+        known = _File(to, model, inputs, name, baseline, groups)
         found = known.values
         rest = {what: group for what, group in groups.items() if what not in found}
         bar = progress_bar(
             "running, edit by edit", len(groups), progress, done=len(groups) - len(rest)
         )
         with bar as advance, torch.no_grad():
-            for copies in _batches(rest, B, _most(at_once, inputs)):
+            for copies in _batches(rest, B, most):
                 for what, value in _together(model, inputs, B, copies, measure, name):
                     known.add(what, value)
                     advance()
@@ -174,15 +177,13 @@ def _groups(
         named = dict(edits)
     elif isinstance(edits, Sequence):
         named = {repr(edit): edit for edit in edits}
+    else:
+        raise _no_edits(f"edits={edits!r}")
     groups = {what: (e,) if isinstance(e, Edit) else e for what, e in named.items()}
     for what, group in groups.items():
         listed = isinstance(group, list | tuple) and group
         if not isinstance(what, str) or not listed or not all(isinstance(e, Edit) for e in group):
-            raise BadType(
-                f"effects got {what!r}: {group!r}.",
-                "edits is a list of what clearhead.edits makes, or a dict of names and of edits.",
-                "pass for example {'first': clearhead.edits.knock_out(clearhead.prefix(1))}.",
-            )
+            raise _no_edits(f"{what!r}: {group!r}")
     if not groups or (isinstance(edits, Sequence) and len(groups) < len(edits)):
         raise BadValue(
             f"effects got {len(edits)} edits, {len(groups)} of them told apart by what they print.",
@@ -190,6 +191,14 @@ def _groups(
             "pass a dict of names and edits, or None for every head.",
         )
     return {what: tuple(group) for what, group in groups.items()}
+
+
+def _no_edits(given: str) -> BadType:
+    return BadType(
+        f"effects got {given}.",
+        "edits is a list of what clearhead.edits makes, or a dict of names and of edits.",
+        "pass for example {'first': clearhead.edits.knock_out(clearhead.prefix(1))}.",
+    )
 
 
 def _head_of(group: Sequence[Edit]) -> tuple[int | None, int | None]:
@@ -249,7 +258,9 @@ def _run(model: nn.Module, inputs: Any) -> Any:
 
 def _most(at_once: int | None, inputs: Any) -> int:
     if at_once is not None:
-        return max(1, at_once)
+        rule = "it says how many copies of the batch run together, 1 or more."
+        way_out = f"pass a whole number, or None for as many as have {TOKENS_AT_ONCE} tokens."
+        return as_count("effects got at_once", at_once, rule, way_out, least=1)
     tensors = [x for x in (inputs.values() if isinstance(inputs, dict) else [inputs])]
     sizes = [x.shape[0] * (x.shape[1] if x.dim() > 1 else 1) for x in tensors if hasattr(x, "dim")]
     return max(1, TOKENS_AT_ONCE // max(1, *sizes, 1))
@@ -258,46 +269,93 @@ def _most(at_once: int | None, inputs: Any) -> int:
 # ------------------------------------------------------------------------- what is kept on the way
 
 
-def _header(model: nn.Module, inputs: Any, metric: str, baseline: float) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    for x in inputs.values() if isinstance(inputs, dict) else [inputs]:
-        if isinstance(x, Tensor):
-            digest.update(repr((x.shape, x.dtype)).encode() + x.cpu().double().numpy().tobytes())
-    return {
-        "model": type(model).__name__,
-        "metric": metric,
-        "inputs": digest.hexdigest()[:16],
-        "baseline": round(baseline, 5),
-    }
-
-
 class _File:
-    """The metric of each edited run, by name, and the file that keeps them."""
+    """The metric of each edited run, by name, and the file that keeps them. A line holds the digest
+    of its edits, and is read for those alone."""
 
-    def __init__(self, path: str | Path | None, header: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | Path | None,
+        model: nn.Module,
+        inputs: Any,
+        metric: str,
+        baseline: float,
+        groups: Mapping[str, Sequence[Edit]],
+    ) -> None:
         self.path, self.values = (None if path is None else Path(path)), dict[str, float]()
         if self.path is None:
             return
-        if not self.path.exists() or not self.path.stat().st_size:
-            self._write(header, "w")
-            return
-        first, *rest = self.path.read_text(encoding="utf-8").split("\n")
-        if first != json.dumps(header):
+        digests = Digests()
+        given = inputs if isinstance(inputs, dict) else {"": inputs}
+        tensors, weights = (
+            {name: x for name, x in held.items() if isinstance(x, Tensor)}
+            for held in (given, model.state_dict())
+        )
+        header = json.dumps(
+            {
+                "model": type(model).__name__,
+                "weights": digests.of(weights),
+                "metric": metric,
+                "inputs": digests.of(tensors),
+                "baseline": round(baseline, 5),
+            }
+        )
+        self.edits = {name: digests.of(group) for name, group in groups.items()}
+        lines = self._read(header)
+        for number, line in enumerate(lines, 2):
+            if not line:
+                continue
+            name, edits, value = self._parsed(number, line)
+            if self.edits.get(name) == edits:
+                self.values[name] = value
+        self._write("".join(f"{line}\n" for line in [header, *lines]), "w")
+
+    def _read(self, header: str) -> list[str]:
+        """The lines after the header. What an interrupted call cut short is lost."""
+        assert self.path is not None
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._failed("read", error) from error
+        first, *rest = text.split("\n")
+        if text and first != header:
             raise BadValue(
-                f"The file {str(path)!r} holds other effects: {first[:200]}",
-                f"it is continued for the same model, inputs and metric: {json.dumps(header)}",
+                f"The file {str(self.path)!r} holds other effects: {first[:200]}",
+                f"it is continued for the same model, weights, inputs and metric: {header}",
                 "pass another file as to=, or delete this one.",
             )
-        lines = [line for line in rest[:-1] if line]  # what an interrupted call cut short is lost
-        self.path.write_text("\n".join([first, *lines, ""]), encoding="utf-8")
-        self.values = {one["name"]: one["value"] for one in map(json.loads, lines)}
+        return rest[:-1]
+
+    def _parsed(self, number: int, line: str) -> tuple[str, str, float]:
+        try:
+            found = json.loads(line)
+            return str(found["name"]), found["edits"], float(found["value"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadValue(
+                f"Line {number} of the file {str(self.path)!r} is no effect: {line[:200]}",
+                "each line after the first is one that effects wrote.",
+                "delete the line, or pass another file as to=.",
+            ) from error
 
     def add(self, name: str, value: float) -> None:
         self.values[name] = value
         if self.path is not None:
-            self._write({"name": name, "value": value}, "a")
+            line = json.dumps({"name": name, "edits": self.edits[name], "value": value})
+            self._write(f"{line}\n", "a")
 
-    def _write(self, line: dict[str, Any], mode: str) -> None:
+    def _write(self, text: str, mode: str) -> None:
         assert self.path is not None
-        with self.path.open(mode, encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with self.path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise self._failed("written", error) from error
+
+    def _failed(self, verb: str, error: OSError) -> BadValue:
+        return BadValue(
+            f"The file {str(self.path)!r} cannot be {verb}: {why_failed(error)}.",
+            "to= is a file that takes each effect as a line.",
+            "pass a file in a folder that exists and may be written to.",
+        )

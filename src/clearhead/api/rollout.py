@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, as_index, kind_of
+from ..errors import BadType, BadValue, as_index, as_number, kind_of
 from .progress import progress_bar
 from .recording import Call, Recording
 
@@ -102,12 +102,13 @@ def _layers(
             f"{name} follows weights that watch recorded.",
             "pass what `with watch(model, rows=range(T)) as recording` gives.",
         )
-    if isinstance(residual, bool) or not 0 <= residual <= 1:  # type: ignore[operator]  # a number, or it raises
-        raise BadValue(
-            f"{name} got residual={residual!r}.",
-            "it is the share of itself that a token keeps in a layer.",
-            "pass a number from 0 to 1, such as 0.5.",
-        )
+    as_number(
+        f"{name} got residual",
+        residual,
+        "it is the share of itself that a token keeps in a layer.",
+        "pass a number from 0 to 1, such as 0.5.",
+        lambda share: 0 <= share <= 1,
+    )
     calls = list({call.layer: call for call in recording}.values())
     if not calls:
         raise BadValue(
