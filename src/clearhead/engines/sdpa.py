@@ -1,7 +1,6 @@
 """torch's own scaled_dot_product_attention, called so that it computes what clearhead defines."""
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # of F.scaled_dot_product_attention.
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
+from ..errors import BadValue
 from ..masks.key_ranges import EVERY_KEY
+from ..problem.biases import TensorBias
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_forward_mode, in_transform
 from .engine import Engine
@@ -22,6 +23,11 @@ from .nonfinite import answer_cleaned, is_finite
 MOST_MASK_BYTES, MOST_ELSEWHERE = 2**28, 2**32
 MOST_UNFUSED_BYTES = 2**26  # of weights that torch forms on a GPU where it has no fused kernel
 MOST_WEIGHTS_BYTES = 2**30  # of float64 that is differentiated
+FUSED = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 
 
 class Sdpa(Engine):
@@ -46,7 +52,10 @@ class Sdpa(Engine):
             need = (2 + p.dtype.itemsize) * p.all_pairs
             if need > (MOST_MASK_BYTES if p.device.type == "cpu" else MOST_ELSEWHERE):
                 reasons.append(f"would write the mask out as a matrix of {need / 1e9:.1f} GB")
-        if p.device.type == "cuda" and not reasons:
+        if _on_gpu(p) and not _bias_is_exact(p):
+            kind = str(p.dtype).removeprefix("torch.")
+            reasons.append(f"on a GPU torch takes a bias in {kind}, which would round this one")
+        if _on_gpu(p) and not reasons:
             reasons += self.forms_weights(p, gpu_of(p.device))
         return reasons
 
@@ -54,16 +63,15 @@ class Sdpa(Engine):
         """On this GPU torch has no fused kernel for it, and what it would form is large: why."""
         p = problem
         said = backends_decline(p, gpu, _needs_matrix(p))
-        need = p.all_pairs * p.wide.itemsize
-        if not all(said.values()) or need <= MOST_UNFUSED_BYTES:
+        if not all(said.values()) or _weights_bytes(p) <= MOST_UNFUSED_BYTES:
             return []
         return [
             f"no fused kernel of torch takes it ({listed(said)}), and without one torch would form "
-            f"weights of {need / 1e9:.1f} GB"
+            f"weights of {_weights_bytes(p) / 1e9:.1f} GB"
         ]
 
     def caption_of(self, problem: Problem) -> str:
-        if problem.device.type != "cuda":
+        if not _on_gpu(problem):
             return self.caption
         said = backends_decline(problem, gpu_of(problem.device), _needs_matrix(problem))
         able = [name for name, reasons in said.items() if not reasons]
@@ -101,6 +109,10 @@ class Sdpa(Engine):
         return answer_cleaned(p, inputs, lambda clean: _call_torch(p, *clean, rule))
 
 
+def _on_gpu(p: Problem) -> bool:
+    return p.device.type == "cuda"
+
+
 def _is_causal(p: Problem) -> bool:
     # torch's fused kernel scales its own -inf, which a scale that rounds to 0 or below turns over.
     return p.scale > 1e-30 and p.mask.band(p.grid) == (EVERY_KEY, 0)
@@ -118,16 +130,60 @@ def _call_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, rule: Mapping[str, 
     # learns; inside a transform torch does not see that it does.
     needs_math = p.dtype == torch.float64 or (p.bias is not None and in_transform())
     is_plain = p.grad and needs_math and p.device.type == "cpu" and _weights_fit(p)
-    with sdpa_kernel(SDPBackend.MATH) if is_plain else nullcontext():
+    is_large = _on_gpu(p) and _weights_bytes(p) > MOST_UNFUSED_BYTES
+    if is_large:  # its fused kernels want features next to each other
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+
+    def call() -> Tensor:
         return torch_attention(q, k, v, dropout_p=p.dropout, scale=p.scale, **rule)  # type: ignore[arg-type]  # rules of several types
+
+    if is_large:
+        return _call_fused(p, call)
+    if is_plain:
+        with sdpa_kernel(SDPBackend.MATH):
+            return call()
+    return call()
+
+
+def _call_fused(p: Problem, call: Callable[[], Tensor]) -> Tensor:
+    """Call torch without its kernel that forms the weights, which it may put before a fused one.
+
+    Raises `BadValue` where no fused kernel takes it, as torch does by then.
+    """
+    enabled = gpu_of(p.device).enabled
+    try:
+        with sdpa_kernel([FUSED[name] for name in enabled]):
+            return call()
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise BadValue(
+            f"None of torch's fused kernels ({', '.join(enabled)}) took this: {p.describe()}.",
+            f"without one torch would form weights of {_weights_bytes(p) / 1e9:.1f} GB, which is "
+            "not done silently; torch's warnings say what each kernel wants.",
+            "pass engine='triton' or engine='tiled', or enable the others of torch's kernels.",
+        ) from error
 
 
 def _weights_fit(p: Problem) -> bool:
     return p.all_pairs * 8 <= MOST_WEIGHTS_BYTES
 
 
+def _weights_bytes(p: Problem) -> int:
+    """What torch would write on a GPU where it has no fused kernel."""
+    return p.all_pairs * p.wide.itemsize
+
+
+def _bias_is_exact(p: Problem) -> bool:
+    """Is it the same in the dtype of the queries, in which torch's kernels on a GPU take it?"""
+    held = p.bias.tensor.dtype if isinstance(p.bias, TensorBias) else p.wide
+    return p.bias is None or p.dtype in (held, p.wide)
+
+
 def _bias(p: Problem) -> Tensor:
     assert p.bias is not None
-    like = torch.empty((), dtype=p.wide, device=p.device)
+    like = torch.empty((), dtype=p.dtype if _on_gpu(p) else p.wide, device=p.device)
     block = p.bias.block(p.grid, slice(None), slice(None), like)
+    if _on_gpu(p):  # torch's kernels want keys next to each other there
+        block = block.expand(*block.shape[:3], p.Tk).contiguous()
     return block.expand(p.B, p.H, p.Tq, p.Tk)

@@ -1,0 +1,171 @@
+"""torch's kernels on a GPU, where there is none: what they would be handed, and what they take."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import clearhead as ch
+from clearhead.engines import SDPA, sdpa
+from clearhead.engines.gpu import Gpu, backends_decline, gpu_of
+from clearhead.problem.check import Options, make_problem
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+@pytest.fixture(autouse=True)
+def ampere(monkeypatch):
+    """A CPU in place of a GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(sdpa, "_on_gpu", lambda problem: True)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What torch's function was called with, and the kernels that it might choose from."""
+    made = []
+
+    def called(*inputs, **keywords):
+        switches = torch.backends.cuda
+        on = {
+            "math": switches.math_sdp_enabled(),
+            "flash": switches.flash_sdp_enabled(),
+            "efficient": switches.mem_efficient_sdp_enabled(),
+            "cudnn": switches.cudnn_sdp_enabled(),
+        }
+        made.append(({name for name, is_on in on.items() if is_on}, inputs, keywords))
+        return inputs[0]
+
+    monkeypatch.setattr(sdpa, "torch_attention", called)
+    return made
+
+
+def problem_of(T=1500, dtype=BF16, transposed=False, **options):
+    x = torch.randn((3, 1, 8, 16, T) if transposed else (3, 1, 8, T, 16), dtype=dtype)
+    q, k, v = (x.transpose(-1, -2) if transposed else x).unbind()
+    return make_problem(q, k, v, Options(**options))
+
+
+def run(**asked):
+    return SDPA.run(*problem_of(**asked))
+
+
+# ------------------------------------------------------------------ weights are not formed silently
+
+
+def test_the_kernel_that_forms_the_weights_is_not_offered_where_they_are_large(calls):
+    run()
+    assert calls[0][0] == {"flash", "efficient", "cudnn"}
+    run(T=64)
+    assert calls[1][0] == {"math", "flash", "efficient", "cudnn"}
+    assert torch.backends.cuda.math_sdp_enabled()
+
+
+def test_what_the_user_disabled_stays_disabled(calls):
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        run()
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
+        run()
+        assert gpu_of(torch.device("cuda")).enabled == ("cudnn",)
+    assert [offered for offered, _, _ in calls] == [{"efficient", "cudnn"}, {"cudnn"}]
+    assert gpu_of(torch.device("cuda")) == Gpu((8, 0), torch.backends.cudnn.is_available())
+
+
+def test_features_lie_next_to_each_other_for_the_fused_kernels(calls):
+    run(transposed=True)
+    assert all(x.stride(-1) == 1 for x in calls[0][1])
+
+
+def test_torch_without_a_kernel_is_told_in_three_parts(monkeypatch):
+    def refuses(*inputs, **keywords):
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setattr(sdpa, "torch_attention", refuses)
+    with pytest.raises(ch.BadValue) as told:
+        run()
+    assert str(told.value) == (
+        "None of torch's fused kernels (cudnn, flash, efficient) took this: B=1 H=8 Tq=1500 "
+        "Tk=1500 D=16, bfloat16 on cpu.\n"
+        "  Rule: without one torch would form weights of 0.1 GB, which is not done silently; "
+        "torch's warnings say what each kernel wants.\n"
+        "  Way out: pass engine='triton' or engine='tiled', or enable the others of torch's "
+        "kernels."
+    )
+
+
+def test_other_errors_of_torch_are_its_own(monkeypatch):
+    def refuses(*inputs, **keywords):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(sdpa, "torch_attention", refuses)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run()
+
+
+def test_it_compiles_in_one_graph():
+    """On a CPU, whose kernels the same context chooses."""
+    problem, inputs = problem_of(dtype=F32)
+    compiled = torch.compile(
+        lambda *x: sdpa._call_torch(problem, *x, {}), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(*inputs), sdpa.torch_attention(*inputs))
+
+
+# ------------------------------------------------------------------------------------------ biases
+
+
+@pytest.mark.parametrize("dtype, held, exact", [
+    (F32, F32, True), (F32, BF16, True), (F32, None, True),
+    (BF16, BF16, True), (BF16, F32, False), (F16, BF16, False), (BF16, None, False),
+])  # fmt: skip
+def test_a_bias_reaches_torch_in_the_dtype_of_the_queries_or_not_at_all(calls, dtype, held, exact):
+    bias = ch.alibi() if held is None else torch.ones(8, 64, 1, dtype=held)
+    kind = str(dtype).removeprefix("torch.")
+    rounds = f"on a GPU torch takes a bias in {kind}, which would round this one"
+    for mask in (None, ch.causal):
+        problem, inputs = problem_of(T=64, dtype=dtype, bias=bias, mask=mask)
+        assert SDPA.why_not(problem) == ([] if exact else [rounds])
+        SDPA.run(problem, inputs)
+        given = calls[-1][2]["attn_mask"]
+        assert given.dtype == dtype and given.shape == (1, 8, 64, 64) and given.stride(-1) == 1
+
+
+# ----------------------------------------------------------------- what each kernel of torch takes
+
+
+@pytest.mark.parametrize("capability, D, dropout, declined", [
+    ((8, 6), 192, 0.0, False), ((8, 6), 200, 0.0, True), ((8, 9), 256, 0.0, False),
+    ((8, 9), 256, 0.1, True), ((12, 0), 224, 0.0, True), ((9, 0), 224, 0.1, False),
+    ((8, 0), 256, 0.1, False),
+])  # fmt: skip
+def test_flash_trains_large_heads_on_large_gpus_alone(capability, D, dropout, declined):
+    for grad in (True, False):
+        q = torch.empty(1, 2, 8, D, dtype=BF16, device="meta", requires_grad=grad)
+        problem = make_problem(q, q, q, Options(dropout=dropout))[0]
+        said = backends_decline(problem, Gpu(capability), False)["flash"]
+        reason = ["on this GPU no gradient for heads of this size"]
+        assert said == (reason if declined and grad else [])
+
+
+@pytest.mark.parametrize("D, Dv, Tk, reasons", [
+    (64, 128, 9, []), (128, 8, 9, []), (64, 136, 9, ["heads of up to 128"]),
+    (64, 60, 9, ["heads of a multiple of 8"]), (64, 64, 1, ["more than one key"]),
+])  # fmt: skip
+def test_cudnn_takes_values_of_another_size(D, Dv, Tk, reasons):
+    q, k, v = (
+        torch.empty(1, 2, T, size, dtype=BF16, device="meta")
+        for T, size in ((7, D), (Tk, D), (Tk, Dv))
+    )
+    assert backends_decline(make_problem(q, k, v)[0], Gpu((9, 0)), False)["cudnn"] == reasons
+
+
+@pytest.mark.parametrize("gpu, reason", [
+    (Gpu((13, 0)), "a GPU of compute capability 8.0 to 12.1"),
+    (Gpu((8, 0), enabled=()), "disabled by torch.backends.cuda or sdpa_kernel"),
+])  # fmt: skip
+def test_no_kernel_is_expected_on_an_unknown_gpu_nor_where_disabled(gpu, reason):
+    q = torch.empty(1, 2, 8, 64, dtype=BF16, device="meta")
+    problem = make_problem(q, q, q)[0]
+    assert set(map(tuple, backends_decline(problem, gpu, False).values())) == {(reason,)}
