@@ -125,7 +125,7 @@ def _score_rule(p: Problem) -> Callable[..., Tensor]:
 def _added(p: Problem) -> Rule | None:
     """The bias of a pair; None without one."""
     if isinstance(p.bias, Alibi):
-        slopes = p.bias.of(p.grid).to(p.device, p.wide)
+        slopes = p.bias.of(p.grid, p.device, p.wide)
         places = query_positions(p.bias.align, p.grid, p.device).expand(p.B, 1, p.Tq)
         return lambda b, h, q, k: -slopes[h] * (places[b, 0, q] - k).abs()
     if isinstance(p.bias, TensorBias):

@@ -57,7 +57,7 @@ def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
     if isinstance(p.bias, TensorBias):
         bias = p.bias.as_4d().resolve_neg()
     elif isinstance(p.bias, Alibi):
-        slopes = p.bias.of(p.grid).to(p.device, torch.float32).resolve_neg()
+        slopes = p.bias.of(p.grid, p.device, torch.float32).resolve_neg()
         shift = shared_offset(p.bias.align, p.grid) or 0  # a position per batch is declined
     if p.sinks is not None:
         sinks = p.sinks.float().resolve_neg()

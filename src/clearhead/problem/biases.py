@@ -5,6 +5,7 @@ Letters: B batch, H query heads, Tq queries, Tk keys.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from ..masks.values import (
     format_numbers,
     query_positions,
 )
-from ..torch_state import requires_grad
+from ..torch_state import is_plain, requires_grad
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of tensors of a problem
 
@@ -117,19 +118,34 @@ class Alibi(Bias):
         check_batch(self, self.align, grid)
         check_align(self, self.align, grid, "alibi")
 
-    def of(self, grid: Grid) -> Tensor:
-        """The slope of each head, (H,); by default 2^(-8/H), 2^(-16/H), ... as in the paper."""
+    def of(
+        self, grid: Grid, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The slope of each head, (H,), to be read alone; by default 2^(-8/H), 2^(-16/H), ... as in
+        the paper, in float64 on the CPU where nothing else is asked for."""
         if self.slopes is not None:
-            return self.slopes.expand(grid.H)
-        slopes = [2.0 ** (-8.0 * (i + 1) / grid.H) for i in range(grid.H)]
-        return torch.tensor(slopes, dtype=torch.float64, device="cpu")
+            return self.slopes.expand(grid.H).to(device=device, dtype=dtype)
+        make = _kept_slopes if is_plain() else _paper_slopes
+        return make(grid.H, device or torch.device("cpu"), dtype or torch.float64)
 
     def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
         q = query_positions(self.align, grid, like.device)[..., queries]
         k = torch.arange(grid.Tk, device=like.device)[keys]
         distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)
-        slopes = self.of(grid).to(device=like.device, dtype=like.dtype)
+        slopes = self.of(grid, like.device, like.dtype)
         return -slopes.reshape(1, -1, 1, 1) * distance
+
+
+def _paper_slopes(H: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    slopes = [2.0 ** (-8.0 * (i + 1) / H) for i in range(H)]
+    return torch.tensor(slopes, dtype=torch.float64, device="cpu").to(device, dtype)
+
+
+@cache
+def _kept_slopes(H: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The same, made once: on a GPU each copy of them would be a wait."""
+    with torch.inference_mode(False):  # else training could not read what inference has made
+        return _paper_slopes(H, device, dtype)
 
 
 def bias(tensor: Tensor) -> TensorBias:
