@@ -42,12 +42,17 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Can these values be read now? Not on the meta device, while tracing, or under vmap."""
+    """Can these values be read now? Not on the meta device, while tracing, under vmap, or on a GPU
+    while a graph is captured, which would end the capture."""
     return (
         not torch.compiler.is_compiling()
         and not is_tracing()
-        and not any(_is_batched(x) or x.device.type == "meta" for x in tensors)
+        and not any(_is_batched(x) or x.device.type == "meta" or _is_captured(x) for x in tensors)
     )
+
+
+def _is_captured(x: Tensor) -> bool:
+    return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def is_batched(*tensors: Tensor) -> bool:

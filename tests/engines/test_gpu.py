@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
+from clearhead import torch_state
 from clearhead.engines import SDPA, sdpa
 from clearhead.engines.gpu import Gpu, backends_decline, gpu_of
 from clearhead.problem.check import Options, make_problem
+from clearhead.torch_state import has_values
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -169,3 +172,25 @@ def test_no_kernel_is_expected_on_an_unknown_gpu_nor_where_disabled(gpu, reason)
     q = torch.empty(1, 2, 8, 64, dtype=BF16, device="meta")
     problem = make_problem(q, q, q)[0]
     assert set(map(tuple, backends_decline(problem, gpu, False).values())) == {(reason,)}
+
+
+# ---------------------------------------------------------------------------------- graphs of calls
+
+
+def test_while_a_graph_is_captured_nothing_is_read_nor_kept(monkeypatch):
+    """On a CPU: the question whether values can be read is answered as during a capture."""
+    with FakeTensorMode():
+        there = torch.empty(3, device="cuda")
+    for capturing in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        assert has_values(there) != capturing and has_values(torch.empty(3))
+
+    q = torch.randn(1, 1, 6, 4)
+    bias = torch.zeros(6, 6)
+    bias[:, 4] = -torch.inf
+    mask = ch.documents([0, 0, 0, 1, 1, 1])
+    expected = ch.attention(q, q, q, mask=mask, bias=bias)
+    mask = ch.documents([0, 0, 0, 1, 1, 1])
+    monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
+    torch.testing.assert_close(ch.attention(q, q, q, mask=mask, bias=bias), expected)
+    assert "_cached" not in mask.__dict__

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue
-from ..torch_state import is_plain
+from ..torch_state import has_values, is_plain
 from . import key_ranges
 from .export import Exports
 from .grid import Grid, check_int, make_grid
@@ -159,7 +159,9 @@ class CachedRanges(Mask):
         if cached is not None and cached[0] == (grid, device):
             return cached[1]
         ranges = self.compute_key_ranges(grid, device)
-        if type(ranges.lo) is Tensor and ranges.bits is None and not ranges.lo.is_inference():
+        whole = type(ranges.lo) is Tensor and ranges.bits is None
+        # What a graph under capture has made, its next replay writes over.
+        if whole and not ranges.lo.is_inference() and has_values(ranges.lo):
             object.__setattr__(self, "_cached", ((grid, device), ranges))
         return ranges
 
