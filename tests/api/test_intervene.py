@@ -10,7 +10,7 @@ import clearhead as ch
 from clearhead.api.intervene import intervene
 from clearhead.errors import BadType, BadValue
 from clearhead.masks import Grid
-from clearhead.masks.without import Placed, Without
+from clearhead.masks.without import Kept, Placed, Without
 
 B, H, G, Tq, Tk, D, Dv = 2, 6, 3, 7, 11, 5, 4
 
@@ -278,7 +278,14 @@ def test_edited_masks_say_the_same_twice(start, heads):
     square = ch.documents([0, 0, 1, 1, 0, 2, 2, 2, 1]) & ch.window(before=3)
     rule = ch.Causal(align=START)
     for text in (square, ch.dense(keep=torch.rand(9, 9, generator=made) > 0.5)):
-        for mask in (Placed(text, start), Without(rule, Placed(text, start), where, "words")):
+        late = Kept(Placed(text, start), 4)
+        for mask in (
+            late,
+            Kept(~late, 2),
+            Kept(ch.prefix(3) | ch.window(before=1, align=START + 4), 4),
+            Placed(text, start),
+            Without(rule, Placed(text, start), where, "words"),
+        ):
             mask.check(grid)
             b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, Tq, Tk)), indexing="ij")
             cells = mask.allowed(grid, b, h, i, j)

@@ -171,6 +171,114 @@ def test_causal_with_padding_on_the_left(kind, name):
     torch.testing.assert_close(found[real], right[real], rtol=2e-4, atol=2e-4)
 
 
+def mistral():
+    """A model whose cache drops what its window of 5 keys has passed."""
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    build("llama", KINDS["llama"])  # which registers clearhead
+    torch.manual_seed(0)
+    made = MistralConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=37, sliding_window=5, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(made, attn_implementation="clearhead").eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(8.0)
+    return model
+
+
+def place(T):
+    return torch.arange(T).expand(T, T)
+
+
+T_LONG = 17
+CELLS = torch.rand(T_LONG, T_LONG, generator=torch.Generator().manual_seed(3)) > 0.6
+ABSOLUTE = {
+    "rows": (lambda: ch.edits.scale(0.0, rows=[4, 11, 13]), None),
+    "rows of a head": (lambda: ch.edits.uniform(rows=[9], heads=[1]), None),
+    "prefix": (lambda: ch.edits.knock_out(ch.prefix(1)), place(T_LONG) < 1),
+    "not the prefix": (lambda: ch.edits.keep_only(ch.prefix(9)), place(T_LONG) >= 9),
+    "lengths": (lambda: ch.edits.keep_only(ch.lengths(keys=11)), place(T_LONG) >= 11),
+    "window": (
+        lambda: ch.edits.knock_out(ch.window(before=1)),
+        place(T_LONG) >= place(T_LONG).mT - 1,
+    ),
+    "dense": (lambda: ch.edits.knock_out(ch.dense(keep=CELLS), rows=[3, 8, 12, 16]), CELLS),
+    "documents": (
+        lambda: ch.edits.knock_out(ch.documents([0] * 3 + [1] * 6 + [2, 1] * 4)),
+        ch.documents([0] * 3 + [1] * 6 + [2, 1] * 4).to_bool(),
+    ),
+    "documents and a window": (
+        lambda: ch.edits.keep_only(ch.documents(8 * [0] + 9 * [1]) | ch.window(before=0)),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("left", [0, 2], ids=["no padding", "padding on the left"])
+def test_places_in_the_text_where_a_cache_drops_keys(name, static, left):
+    """In steps of several tokens and of one, what the whole text at once gives."""
+    from transformers import DynamicCache, StaticCache
+
+    model, text = mistral(), ids(T=T_LONG)
+    mask = torch.ones(2, T_LONG, dtype=torch.long)
+    mask[0, :left] = 0
+    make, removed = ABSOLUTE[name]
+    cache = DynamicCache(config=model.config)
+    if static:
+        cache = StaticCache(config=model.config, max_cache_len=T_LONG)
+    with torch.no_grad():
+        plain = model(text, attention_mask=mask, use_cache=False).logits
+        with ch.intervene(model, [make()]):
+            whole = model(text, attention_mask=mask, use_cache=False).logits
+        parts, ends = [], [3, 7, 8, 9, 12, *range(13, T_LONG + 1)]
+        with ch.intervene(model, [make()]), ch.watch(model, rows=[-1], layers=[0]) as seen:
+            for start, end in zip([0, *ends], ends, strict=False):
+                given = {"attention_mask": mask[:, :end], "past_key_values": cache}
+                parts.append(model(text[:, start:end], **given).logits)
+    found = torch.cat(parts, 1)
+    torch.testing.assert_close(found[mask > 0], whole[mask > 0], rtol=1e-4, atol=1e-4)
+    assert (plain - whole)[mask > 0].abs().max() > 1e-2
+    if removed is not None and not static:
+        weights = seen[len(ends) - 1].rows[1, :, 0]  # of the last token, on the last five
+        assert weights.shape[-1] == 5 and not weights[:, removed[..., -1, -5:]].any()
+
+
+def test_a_mask_written_out_says_where_it_stands():
+    """A function of positions that is not known here, in a cache that drops keys."""
+    from transformers import DynamicCache
+    from transformers.masking_utils import create_sliding_window_causal_mask
+
+    model, text = mistral(), ids(T=T_LONG)
+
+    def even(b, h, q, k):
+        return (q - k) % 3 != 1
+
+    def run(tokens, cache):
+        hidden = model.model.embed_tokens(tokens)
+        mask = create_sliding_window_causal_mask(
+            config=model.config, inputs_embeds=hidden, attention_mask=None,
+            past_key_values=cache, and_mask_function=even,
+        )  # fmt: skip
+        assert type(mask).__name__ == "BooleanMask"
+        layer = model.model.layers[0].self_attn
+        past = 0 if cache is None else cache.get_seq_length()
+        places = torch.arange(past, past + tokens.shape[1]).unsqueeze(0)
+        turned = model.model.rotary_emb(hidden, places)
+        return layer(hidden, turned, mask[..., : mask.shape[-1]], past_key_values=cache)[0]
+
+    for edit in (ch.edits.scale(0.0, rows=[4, 11]), ch.edits.knock_out(ch.prefix(8))):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad(), ch.intervene(model, [edit], must_apply=False):
+            whole = run(text, None)
+            parts = [run(part, cache) for part in text.split([3, 6, 1, 2, 1, 4], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", DECODERS)
 def test_generating(kind):
     """`generate` with an edit is generating token by token with edited weights."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..engines import choose
 from ..problem.problem import Inputs, Problem
-from .edits.edit import Edit, Here, start_of
+from .edits.edit import Edit, Here
 from .layers import Layers, is_selected
 
 
@@ -35,7 +35,7 @@ class Recorder:
         if self.layers.inside:
             layer, name = self.layers.next_call()
             number = sum(call.here.layer == layer for call in self.calls)
-            self._here = Here(layer, name, number, start_of(problem))
+            self._here = Here.of(problem, layer, name, number)
         return problem, inputs
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:

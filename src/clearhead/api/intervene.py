@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue, kind_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
-from .edits.edit import Edit, Here, start_of
+from .edits.edit import Edit, Here
 from .hooks import editing, module_hooks
 from .layers import Layers, check_layers, is_selected
 from .plan import Plan, plan_of
@@ -158,14 +158,14 @@ class _Editor:
             number -= 1
         else:
             self._calls[layer] += 1
-        return self._edited(problem, inputs, Here(layer, name, number, start_of(problem)))
+        return self._edited(problem, inputs, Here.of(problem, layer, name, number))
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The problem of the last call, edited as that was, for who reads its weights."""
         place = self.layers.last_call() if self.layers.inside else None
         if place is None:
             return problem, inputs
-        here = Here(*place, self._calls[place[0]] - 1, start_of(problem))
+        here = Here.of(problem, *place, self._calls[place[0]] - 1)
         return self._edited(problem, inputs, here)
 
     def _edited(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:

@@ -1,12 +1,15 @@
 """The attention function that transformers calls."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..api.attention import attention, matrix
+from ..api.edits.edit import placed_at
+from ..api.hooks import editors
 from ..errors import BadValue
 from ..masks import Mask, causal, dense, documents, everything, intersect
 from ..torch_state import has_values
@@ -94,10 +97,14 @@ def _attend(
         "sinks": s_aux if s_aux is None else s_aux.to(query.dtype),
         "dropout": dropout if module.training else 0.0,
     }
-    out = attention(query, key, value, **keywords)
+    place: AbstractContextManager[None] = nullcontext()
+    if isinstance(attention_mask, BooleanMask | LazyMask) and editors():
+        place = placed_at(attention_mask.place)
     weights = None
-    if output_attentions or _collects_weights():
-        weights = _weights(query, key, keywords)
+    with place:
+        out = attention(query, key, value, **keywords)
+        if output_attentions or _collects_weights():
+            weights = _weights(query, key, keywords)
     return out.transpose(1, 2).contiguous(), weights
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..api.edits.edit import NOWHERE
 from ..errors import BadValue
 from ..masks import Mask, dense
 
@@ -49,6 +50,8 @@ class BooleanMask(Tensor):
     False. What cannot be given a meaning so simply raises `BadValue`.
     """
 
+    place = NOWHERE  # of the call in the text
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -71,7 +74,11 @@ class BooleanMask(Tensor):
         changed = isinstance(result, BooleanMask) and (
             result.dtype != torch.bool or func in _NEGATE
         )
-        return result.as_subclass(Tensor) if changed else result
+        if changed:
+            return result.as_subclass(Tensor)
+        if isinstance(result, BooleanMask) and isinstance(args[0], BooleanMask | LazyMask):
+            result.place = args[0].place
+        return result
 
 
 class LazyMask(Tensor):
@@ -81,6 +88,7 @@ class LazyMask(Tensor):
     """
 
     mask: Mask
+    place = NOWHERE  # of the call in the text
     each_alone: tuple[Mask, Tensor, Mask]  # set by `attention` for packed texts
 
     @staticmethod
@@ -125,7 +133,9 @@ def _computed(x: LazyMask) -> Tensor:
     """Its cells."""
     B, _, Tq, Tk = x.shape
     keep = x.mask.to_bool(Tq, Tk, B=B, device=x.device)
-    return keep.expand(B, 1, Tq, Tk).as_subclass(BooleanMask)
+    cells = keep.expand(B, 1, Tq, Tk).as_subclass(BooleanMask)
+    cells.place = x.place
+    return cells
 
 
 def _may_write(func: Callable[..., Any]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..api.edits.edit import Place
 from ..api.hooks import active_ranks, is_hooked
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
@@ -69,14 +70,20 @@ def attention_mask(
             mask = intersect(mask, padding)
             if mask is everything and q_length == 1 and others.get("allow_is_causal_skip"):
                 return None
-            return LazyMask.of(mask, batch_size, q_length, kv_length, torch.device(device))
+            lazy = LazyMask.of(mask, batch_size, q_length, kv_length, torch.device(device))
+            lazy.place = Place(first or None, keys.start)
+            return lazy
     others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     cells = sdpa_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, function, attention_mask,
         local_size, device=device, **others,
     )  # fmt: skip
     assert isinstance(cells, Tensor)
-    return cells if torch.compiler.is_compiling() else cells.as_subclass(BooleanMask)
+    if torch.compiler.is_compiling():
+        return cells
+    written = cells.as_subclass(BooleanMask)
+    written.place = Place(int(q_offset) or None, kv_offset)
+    return written
 
 
 class _Positions(NamedTuple):

@@ -13,7 +13,7 @@ from . import key_ranges
 from .grid import Grid
 from .key_ranges import KeyRanges
 from .mask import CachedRanges, Mask
-from .values import Align, shared_offset as start_of
+from .values import Align
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,18 +121,59 @@ class Placed(CachedRanges):
         return f"{self!r}, of the text from its first token on"
 
 
-def placed(edges: Mask, grid: Grid, start: int | Tensor | None) -> Mask:
-    """The edges as a call of these sizes sees them, where query 0 stands at `start` (None: the
-    call does not say). A mask that fixes T x T is about a text of T tokens, position by position.
+@dataclass(frozen=True, eq=False, repr=False)
+class Kept(CachedRanges):
+    """The edges of a mask over a text, in a call whose cache has dropped the first `dropped` keys
+    of it."""
+
+    mask: Mask
+    dropped: int
+
+    def __repr__(self) -> str:
+        return repr(self.mask)
+
+    @property
+    def formula(self) -> str:
+        return self.mask.formula
+
+    def check(self, grid: Grid) -> None:
+        self.mask.check(_with_dropped(grid, self.dropped))
+
+    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.mask.allowed(_with_dropped(grid, self.dropped), b, h, q, k + self.dropped)
+
+    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
+        full = self.mask.key_ranges(_with_dropped(grid, self.dropped), device)
+        lo, hi = ((x - self.dropped).clamp(min=0) for x in (full.lo, full.hi))
+        bits = full.bits
+        if bits is not None and bits.shape[-1] > 1:
+            bits = bits[..., self.dropped :]
+        kept = KeyRanges(lo, hi, grid.Tq, grid.Tk, bits)
+        return kept & key_ranges.all_keys(grid.Tq, grid.Tk, lo.device)  # puts empty ranges last
+
+    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
+        return self.mask.reason(_with_dropped(grid, self.dropped), b, h, q, k + self.dropped)
+
+
+def _with_dropped(grid: Grid, dropped: int) -> Grid:
+    return grid._replace(Tk=grid.Tk + dropped)
+
+
+def placed(edges: Mask, grid: Grid, start: int | Tensor | None, dropped: int = 0) -> Mask:
+    """The edges as a call of these sizes sees them, where query 0 stands at `start` in the text
+    (None: the call does not say) and key 0 at `dropped`. A mask that fixes T x T is about a text of
+    T tokens, position by position.
 
     Raises `BadValue` for a mask that fits neither.
     """
+    if dropped:
+        return Kept(placed(edges, _with_dropped(grid, dropped), start), dropped)
     sizes = edges.sizes()
     T = sizes.get("Tk")
     square = T is not None and sizes.get("Tq", T) == T and "Tq" in sizes
     if square and (grid.Tq, grid.Tk) != (T, T) and start is not None:
         edges = Placed(edges, start)
-    elif start is not None and (isinstance(start, Tensor) or start_of(start, grid)):
+    elif start is not None and (isinstance(start, Tensor) or start or grid.Tq != grid.Tk):
         edges = edges.with_align(start)
     edges.check(grid)
     return edges

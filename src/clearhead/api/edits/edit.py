@@ -1,6 +1,8 @@
 """What an edit is: one change of attention, and where it applies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,17 +16,47 @@ from ...problem.problem import Inputs, Problem
 from ..layers import checked_list
 
 
+class Place(NamedTuple):
+    """Where a call stands in the text: the positions of its query 0 (None: as its mask says) and of
+    its key 0, before which a cache has dropped the others."""
+
+    start: int | None = None
+    first_key: int = 0
+
+
+NOWHERE = Place()
+_place: ContextVar[Place] = ContextVar("place", default=NOWHERE)
+
+
+@contextmanager
+def placed_at(place: Place) -> Iterator[None]:
+    """Attention calls inside the `with` block stand there."""
+    before = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(before)
+
+
 class Here(NamedTuple):
     """Which call an edit is applied to: the layer, how many calls it made before, and where its
-    query 0 stands in the text (None if the call does not say)."""
+    query 0 (None if the call does not say) and its key 0 stand in the text."""
 
     layer: int
     module: str
     call: int
     start: int | Tensor | None
+    first_key: int = 0
+
+    @staticmethod
+    def of(problem: Problem, layer: int, module: str, call: int) -> "Here":
+        """A call of this problem that is being answered."""
+        place = _place.get()
+        start = _start_of(problem) if place.start is None else place.start
+        return Here(layer, module, call, start, place.first_key)
 
 
-def start_of(problem: Problem) -> int | Tensor | None:
+def _start_of(problem: Problem) -> int | Tensor | None:
     """Where query 0 stands among the keys. Where no rule says so, several queries begin with the
     first; one alone may be a step of generation."""
     corner = common_align(problem.mask, problem.grid)

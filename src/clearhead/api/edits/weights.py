@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, field, replace
 
-import torch
+from torch import Tensor
 
 from ...errors import BadType, BadValue, kind_of
-from ...masks import Dense, Grid, Mask, intersect
+from ...masks import Dense, Mask, intersect
 from ...masks.without import Without, placed
 from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
@@ -28,11 +28,12 @@ class knock_out(Edit):
 
     Rules over positions that leave `align` open stand where the call's own mask lets the queries
     stand, so they follow a cache. A mask of T x T (`documents`, `dense`) is about a text of T
-    tokens from its first on: it follows a cache too, and edges to what comes after stay.
+    tokens from its first on: it follows a cache too, and edges to what comes after stay. Keys are
+    counted from the first of the text, also where a cache has dropped it.
     """
 
     mask: Mask
-    _made: list[tuple[Mask, Grid, torch.device, Mask]] = field(default_factory=list, init=False)
+    _made: list[tuple[Mask, object, Mask]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,13 +61,16 @@ class knock_out(Edit):
 
     def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         rule, grid, device = problem.mask, problem.grid, problem.device
-        for known, sizes, place, made in self._made:
-            if sizes == grid and place == device and known.equals(rule, read=False):
+        # Where every text of a batch has a start of its own, the rule holds them.
+        start = None if isinstance(here.start, Tensor) else here.start
+        at = grid, device, start, here.first_key
+        for known, place, made in self._made:
+            if place == at and known.equals(rule, read=False):
                 return replace(problem, mask=made), inputs
         where = self.where(problem, here)
-        edges = placed(self.removed(), grid, here.start)
+        edges = placed(self.removed(), grid, here.start, here.first_key)
         made = intersect(rule, ~edges) if where is None else Without(rule, edges, where, repr(self))
-        self._made.append((rule, grid, device, made))
+        self._made.append((rule, at, made))
         del self._made[:-MASKS_KEPT]
         return replace(problem, mask=made), inputs
 
