@@ -149,10 +149,11 @@ def _look_at_storyteller(
     written = write(found, out, beside=beside)  # before anything is printed: a pipe may close
     typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
     typer.echo(f"{found}\n")
-    for head in teller.heads:
+    # That it finds whom a pronoun means shows most plainly what attention is.
+    for head in sorted(teller.heads, key=lambda head: head.label != "antecedent"):
         links = ", ".join(map(str, teller.links(words, head))) or "no word of this text needs it"
         typer.echo(f"{head}; here, right or wrong:\n{wrapped(links)}\n")
-        terminal.heat(teller.explain(words, head.layer), heads=[head.head])
+        terminal.heat(teller.explain(words, head.layer), heads=[head.head], layer=head.layer)
         typer.echo()
     say_written(written)
 
@@ -210,5 +211,4 @@ def _look_at_random(
     page = write_page(trace, out / "look.html", note)
     terminal.heat(trace)
     say(f"\n{note}")
-    say(f"picture  {picture}")
-    say(f"page     {page}")
+    say_written({"picture": picture, "page": page})

@@ -19,7 +19,7 @@ def say_written(paths: dict[str, Path]) -> None:
     from clearhead.views import plot
 
     for kind, path in paths.items():
-        say(f"{kind:<8} {path}")
+        say(f"{kind:<8} {path}" + "  (open it in a browser)" * (kind == "page"))
     if not plot.can_draw():
         say(f"pictures none, without matplotlib: {how_to_install('plot')}")
 

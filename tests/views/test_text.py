@@ -546,9 +546,27 @@ def test_heat_draws_shares_with_characters():
         "1 like ▓▓▓▓ ·",
         "2 it   ██▒▒░░",
         "",
-        "from 0.0000: “ ” to 0.0400, “░” to 0.1600, “▒” to 0.3600, “▓” to 0.6400, “█” to 1.0000; "
-        "· may not look",
+        "░ from 0.04, ▒ 0.16, ▓ 0.36, █ 0.64; · may not look",
     ]
+
+
+def test_the_legend_of_heat_says_where_each_shade_begins():
+    """Also where 0 is not the smallest number; the largest begins no shade."""
+    scores = torch.tensor([[-3.0, -1.0, 0.99, 1.0, 7.0]])
+    trace = Trace((Step("scores", "", "", "q k", scores),))
+    lines = printed(text.heat, trace, "scores").splitlines()
+    assert lines[3] == "0   ░░░░▒▒██"
+    assert lines[-1] == "blank from -3, ░ -1, ▒ 1, ▓ 3, █ 5"
+    trace = Trace((Step("scores", "", "", "q k", torch.tensor([[0.0, 0.05, 2.0]])),))
+    lines = printed(text.heat, trace, "scores").splitlines()
+    assert lines[-1] == "░ from 0.08, ▒ 0.32, ▓ 0.72, █ 1.28"
+
+
+def test_heat_names_the_layer():
+    trace = many(H=3, G=1)
+    assert "layer 5, head 2" in printed(text.heat, trace, heads=[2], layer=5).splitlines()[2]
+    assert "layer 5" in printed(text.heat, small(), layer=5)
+    assert "layer" not in printed(text.heat, trace)
 
 
 def test_heat_draws_the_heads_side_by_side_in_one_range():
@@ -609,7 +627,7 @@ def test_nearly_equal_weights_differ_in_shade():
     """0.2 to 0.3 would all be one shade of a range that begins at 0."""
     weights = torch.tensor([[0.2, 0.25, 0.3, 0.25]])
     page = printed(text.heat, Trace((Step("weights", "", "", "q k", weights),)))
-    assert "from 0.2000" in page and "██" in page and page.count("██") == 1
+    assert "blank from 0.2, ░ 0.22" in page and page.count("██") == 1
 
 
 # ---- to_json -------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -51,15 +51,22 @@ def heat(
     *,
     console: Console | None = None,
     heads: Sequence[int] | None = None,
+    layer: int | None = None,
 ) -> None:
     """Print a map of each head: dark to bright in a terminal with colours, ░ to █ elsewhere.
 
     All maps share one range, so that heads can be compared: from 0, or from the smallest number
     where that is more than half of the largest. A map too large for the page is pooled
-    by its maximum, and the text says so. Raises `BadValue` for a step or a head that is not there.
+    by its maximum, and the text says so. The titles name the `layer`, if it is given. Raises
+    `BadValue` for a step or a head that is not there.
     """
     check_trace(trace, 0)
     shown = panels(trace, trace.step(step), heads)
+    if layer is not None:
+        shown = [
+            replace(panel, title=f"layer {layer}, {panel.title}".removesuffix(", "))
+            for panel in shown
+        ]
     with unwrapped(console) as out:
         out.print(heading(None, trace.step(step)))
         print_batch_note(out, trace)
@@ -180,20 +187,26 @@ def _beside(label: Text, parts: list[Text], margin: int, width: int) -> Text:
     return line
 
 
+def _short(x: float) -> str:
+    """A number with four digits after the point at most: 0.04, not 0.0400."""
+    text = number(x, 4)
+    return text if "e" in text or "." not in text else text.rstrip("0").rstrip(".")
+
+
 def _notes(
     shown: list[Panel], layout: Layout, low: float, high: float, in_colour: bool
 ) -> list[Text]:
     # Five blocks tell few numbers apart, and weights among many keys are small: from 0 on, blocks
     # follow the square root of the number, so that small ones differ.
-    exponent = 2 if low == 0.0 and not in_colour else 1
-    steps = range(len(BLOCKS) + 1)
-    edges = [number(low + (high - low) * (i / len(BLOCKS)) ** exponent, 4) for i in steps]
     if in_colour:
         ramp = [("  ", shade(i / 15)) for i in range(16)]
-        legend = Text.assemble(edges[0], " ", *ramp, " ", edges[-1])
+        legend = Text.assemble(number(low, 4), " ", *ramp, " ", number(high, 4))
     else:
-        blocks = [f"“{block}” to {edge}" for block, edge in zip(BLOCKS, edges[1:], strict=True)]
-        legend = Text(f"from {edges[0]}: " + ", ".join(blocks))
+        exponent = 2 if low == 0.0 else 1
+        edges = [low + (high - low) * (i / len(BLOCKS)) ** exponent for i in range(len(BLOCKS))]
+        named = list(zip(["blank", *BLOCKS[1:]], map(_short, edges), strict=True))
+        (block, edge), *others = named[1:] if low == 0.0 else named
+        legend = Text(", ".join([f"{block} from {edge}", *map(" ".join, others)]))
     if any(bool(panel.blocked.any()) for panel in shown):
         legend.append("; · may not look" if not layout.halves else "; grey may not look")
     notes = [legend]
