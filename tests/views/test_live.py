@@ -12,10 +12,15 @@ from clearhead.report import report_teller
 from clearhead.storyteller import story
 from clearhead.storyteller.model import untrained
 from clearhead.views import html
-from tests.views.test_page import browser, visit  # noqa: F401  # fixtures
+from tests.views.test_page import browser, map_cell, texts, visit  # noqa: F401  # fixtures, too
 
 NONE = {"off": [], "temperature": 1, "scale": None, "mask": None, "softcap": None, "dropout": 0,
         "seed": 0}  # fmt: skip
+STORY = (
+    "Once upon a time there was a quiet queen and a young wizard. She danced in the castle because "
+    "she was proud. He gave his books to her."
+)
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 400, "height": 850}
 SHE = "Once upon a time there was a quiet queen and a young wizard. She danced in the castle."
 
 
@@ -266,3 +271,137 @@ def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
     shorter = report_teller(teller, "She slept.", progress=False)
     with pytest.raises(ch.BadValue, match="are of 'Once upon"):
         html.report_page(found, beside=shorter)
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW])
+def test_where_the_query_looks_is_in_sight_before_and_after(visit, teller, viewport):  # noqa: F811
+    found = report_teller(teller, STORY, progress=False)
+    tab = visit(found, hash="#layer=0&head=7&query=his", viewport=viewport)
+    tab.evaluate("document.getElementById('whatif').click()")
+    tab.evaluate("document.getElementById('edit-off').click()")
+    tab.wait_for_function("() => edited !== null")
+    words = tab.evaluate("""picture.shapes.filter((it) => it.kind === 'text' && it.size > 14)
+        .map((it) => [it.text, it.y])""")
+    for word in ("his", "wizard"):
+        assert [text for text, _ in words].count(word) == 2, "once in each panel"
+    first = {word: next(y for text, y in words if text == word) for word in ("his", "wizard")}
+    assert first["wizard"] < first["his"] < tab.evaluate("byId('view').clientHeight")
+    lines = sorted({y for _, y in words})
+    assert len(lines) < 12 and "⋯" in texts(tab), "what is left out is marked"
+
+
+def test_words_out_of_sight_are_hinted_at(visit, teller):  # noqa: F811
+    found = report_teller(teller, STORY, progress=False)
+    tab = visit(found, hash="#layer=0&head=7&query=his", viewport=NARROW)
+    strip = tab.locator("#strip")
+    assert "more-above" in strip.get_attribute("class")
+    strip.evaluate("it => { it.scrollTop = 0 }")
+    tab.wait_for_function("() => byId('strip').classList.contains('more-below')")
+    assert "more-above" not in strip.get_attribute("class")
+    tab.set_viewport_size(WIDE)
+    tab.wait_for_function("() => !byId('strip').className.includes('more')")
+
+
+def test_a_word_that_is_unknown_is_explained(visit, teller):  # noqa: F811
+    tab = visit(report_teller(teller, "A zebra slept.", progress=False))
+    known = sum(word[0].isalpha() for word in teller.vocabulary.words)
+    said = tab.locator("#unknown")
+    assert said.inner_text() == (
+        "(?) a word this model does not know: it reads all such words as one. "
+        f"It knows {known} words."
+    )
+    tab.locator("#text").fill("A queen slept.")
+    tab.wait_for_function("() => current.tokens.includes('queen')")
+    assert said.is_hidden()
+
+
+def test_while_a_text_is_refused_the_one_before_is_dimmed(visit, teller):  # noqa: F811
+    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
+    faded = "getComputedStyle(byId('{}')).opacity"
+    long = "the " * 129
+    tab.locator("#text").fill(long)
+    tab.wait_for_function("() => byId('typed').textContent.includes('at most 128')")
+    for part in ("strip", "grid", "view", "reading"):
+        assert float(tab.evaluate(faded.format(part))) < 0.5, part
+    tab.locator("[data-place='1.7']").click()
+    assert tab.locator("#text").input_value() == long, "the message is about what stands there"
+    assert float(tab.evaluate(faded.format("grid"))) < 0.5
+    tab.locator("#text").fill("A queen slept.")
+    tab.wait_for_function("() => current.tokens.length === 4")
+    assert tab.locator("#typed").text_content() == ""
+    assert [tab.evaluate(faded.format(part)) for part in ("strip", "grid", "view")] == ["1"] * 3
+    tab.evaluate("edit({ mask: 'causl' })")
+    tab.wait_for_function("() => byId('typed').textContent.includes('causl')")
+    assert tab.evaluate(faded.format("grid")) == "1", "what is shown is of this text"
+
+
+def test_every_word_of_the_map_can_be_read(visit, teller):  # noqa: F811
+    found = report_teller(teller, STORY, progress=False)
+    tab = visit(found, hash="#layer=0&head=7&query=his&view=map", viewport=WIDE)
+    labels = """(turn) => picture.shapes.filter((it) => it.kind === 'text' && it.turn === turn
+        && it.size === 13 && !it.bold === %s && it.x < picture.map.x + picture.map.cell * 31)
+        .map((it) => it.text)"""
+    plain, bold = labels % "true", labels % "false"
+    rows = tab.evaluate(plain, 0)
+    assert [*rows, *tab.evaluate(bold, 0)] == sorted(found.tokens, key=lambda word: word == "his")
+    for row, column in ((24, 11), (24, 12)):
+        tab.mouse.move(*map_cell(tab, row, column))
+        assert tab.evaluate(bold, -90) == [found.tokens[column]]
+        assert tab.evaluate(bold, 0) == [found.tokens[row]]
+    tab.set_viewport_size({"width": 1600, "height": 1100})
+    tab.mouse.move(0, 0)
+    tab.wait_for_function("() => byId('view').clientHeight > 600")
+    assert tab.evaluate(plain, -90) == list(found.tokens)
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW])
+def test_what_a_label_rests_on_is_written_out(visit, teller, viewport):  # noqa: F811
+    found = report_teller(teller, STORY, progress=False)
+    tab = visit(found, hash="#layer=0&head=7", viewport=viewport)
+    lead = tab.locator("#head-lead")
+    assert lead.text_content().endswith(found[0, 7].evidence)
+    assert lead.evaluate(
+        "it => it.scrollWidth <= it.clientWidth && it.scrollHeight <= it.clientHeight"
+    )
+    assert lead.evaluate("it => it.nextElementSibling.offsetTop >= it.offsetTop + it.offsetHeight")
+
+
+def test_every_number_of_a_pair_is_explained(visit, teller):  # noqa: F811
+    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&query=She")
+    titles = {
+        it.get_attribute("data-step"): it.get_attribute("title")
+        for it in tab.locator("#reading [data-step]").all()
+    }
+    assert list(titles) == ["scores", "scaled", "biased", "weights"]
+    for name, words in (
+        ("scores", "query times key"), ("scaled", "divided by the square root of the head size"),
+        ("biased", "learned number for this distance"), ("weights", "share of the query's"),
+    ):  # fmt: skip
+        assert titles[name].startswith(f"{name}: ") and words in titles[name]
+        assert f"{name} = " in titles[name], "its formula"
+
+
+def test_who_else_looks_there_is_said_where_a_strong_label_has_a_small_effect(visit, teller):  # noqa: F811
+    found = report_teller(teller, STORY, effects=True, progress=False)
+    assert abs(found[0, 7].effect) < max(abs(head.effect) for head in found.heads) / 10
+    tab = visit(found, hash="#layer=0&head=7&query=his")
+    query, key = (found.tokens.index(word) for word in ("his", "wizard"))
+    weights = [teller.explain(STORY, layer)["weights"] for layer in (0, 1)]
+    there = [
+        f"{layer}·{head}"
+        for layer in (0, 1)
+        for head in range(8)
+        if weights[layer][head, query, key] >= 0.3 and (layer, head) != (0, 7)
+    ]
+    said = tab.locator("#effect")
+    assert len(there) == 3
+    assert said.text_content().endswith(
+        f"Heads {there[0]}, {there[1]} and {there[2]} look there, too."
+    )
+    assert "without this head alone" in said.get_attribute("title")
+    tab.evaluate("go({ key: 0 })")  # where this head does not look
+    assert "look" not in said.text_content()
+    tab.evaluate("go({ layer: 0, head: 1, key: null })")  # whose effect is the largest
+    assert (
+        said.text_content().startswith("without it: loss +") and "there" not in said.text_content()
+    )

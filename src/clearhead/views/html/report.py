@@ -306,7 +306,8 @@ def _shades(maps: Tensor, allowed: Tensor) -> dict[str, object]:
 
 def _fallback(report: Findings) -> str:
     names = list(dict.fromkeys(name for x in report.layers for h in x.heads for name in h.shares))
-    rows = [["layer, head", "does", "by", "entropy", *map(html.escape, names)]]
+    columns = ("itself" if name == "same" else html.escape(name) for name in names)
+    rows = [["layer, head", "does", "by", "entropy", *columns]]
     for layer in report.layers:
         for head in layer.heads:
             shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)

@@ -4,6 +4,7 @@
 const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3)", "the last 3 before it"],
   ["window(2, 2)", "2 on each side"], ["everything", "everything"]];
 let computing = 0; // the number of the newest request, so that an older answer is not shown
+let isRefused = false; // is the text in the field one that could not be read? what is shown is of the one before
 
 // A host declares pageSource; else the page computes by itself, if it holds a model.
 /** @type {Source | null} */
@@ -76,19 +77,19 @@ function compute(text, edits) {
     if (isNewText && had !== null && chosen.query === null) chosen.query = tellingQuery(chosen.layer, chosen.head);
     if (isNewText) fillAll();
     go({});
-  });
+  }, text !== current.text);
 }
 
-// Waits for what the source answers, and says what went wrong. A host that takes its time can be
-// stopped.
-async function answered(ask) {
+// Waits for what the source answers, and says what went wrong; of another text, that what is shown is
+// of the one before. A host that takes its time can be stopped.
+async function answered(ask, isOfAnother = false) {
   const request = ++computing, isNewest = () => request === computing;
   say("");
   byId("stop").hidden = !source.cancel;
   try {
     await ask(isNewest);
   } catch (error) {
-    if (isNewest()) say(error.message ?? String(error));
+    if (isNewest()) say(error.message ?? String(error), false, isOfAnother);
   } finally {
     if (isNewest()) byId("stop").hidden = true;
   }
@@ -122,8 +123,11 @@ function sameWords(next) {
   return { query: moved(chosen.query), key: null };
 }
 
-// What went wrong, or what is being done.
-function say(words, isProgress = false) {
+// What went wrong, or what is being done. While a text is refused, what is shown of the one before is
+// dimmed.
+function say(words, isProgress = false, isRefusal = false) {
+  isRefused = isRefusal;
+  byId("app").classList.toggle("refused", isRefused);
   for (const id of ["edit-said", "typed"]) {
     byId(id).textContent = words;
     byId(id).classList.toggle("progress", isProgress);
@@ -170,5 +174,5 @@ function drawControls() {
   byId("out-dropout").textContent = ` ${percent(edits.dropout)}`;
   byId("edit-none").disabled = changedEdits(edits).length === 0;
   byId("whatif").classList.toggle("active", changedEdits(edits).length > 0);
-  if (byId("text") !== document.activeElement) byId("text").value = current.text;
+  if (byId("text") !== document.activeElement && !isRefused) byId("text").value = current.text;
 }

@@ -213,9 +213,11 @@ function drawHeadLine() {
   const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
     `Head ${shownTrace().numbered("h", head)}`;
   byId("head-title").replaceChildren(place, ...(it && !isByEntropy(it) ? [": ", make("em", {}, it.label)] : []));
-  const [effect, sentence] = effectOf(it);
-  Object.assign(byId("effect"), { textContent: effect, title: sentence });
+  const [effect, sentence] = effectOf(it), others = othersInWords(it);
+  Object.assign(byId("effect"), { textContent: others ? `${effect}. ${others}` : effect,
+    title: others ? `${sentence} ${STAND_IN}` : sentence });
   const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
+  byId("head-lead").classList.toggle("roomy", Boolean(it));
   byId("head-lead").textContent = isOff ? "It is switched off: its output is 0, whatever it looks at." : it ? leadOf(it) : stepsInWords();
   byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
 }
@@ -237,6 +239,32 @@ function effectOf(it) {
   if (metric !== "loss") return [`without it: ${signed}`, `Without this head ${metric} changes by ${signed}.`];
   return [`without it: loss ${signed} nats`, "Without this head the mean loss of the next token in this text " +
     `${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`];
+}
+
+// A head whose label is strong and whose effect is small: which other heads look where it looks. A
+// small effect is under a tenth of the largest, and looking is at least 0.3 of the query's weight.
+const LOOKS = 0.3, STRONG = 0.5, MOST_NAMED = 3;
+const STAND_IN = "A label says where a head looks, the effect what is missing without this head alone: " +
+  "little, where others bring the same.";
+
+function othersInWords(it) {
+  const { layer, head, query } = state();
+  if (it?.effect === undefined || query === null || isByEntropy(it) || it.number < STRONG) return "";
+  const found = [...snapshot().findings.values()];
+  const largest = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
+  if (Math.abs(it.effect) >= largest / 10 || shownTrace().size.k > MANY_WORDS) return "";
+  const key = keyOr();
+  const looks = (at) => {
+    const trace = snapshot().layer(at.layer);
+    return !trace.cross_attention && trace.row(trace.used, at.head, query)?.[key] >= LOOKS;
+  };
+  if (!looks({ layer, head })) return "";
+  const others = [...snapshot().places()].filter((at) => (at.layer !== layer || at.head !== head) && looks(at));
+  if (!others.length) return "";
+  const named = others.slice(0, MOST_NAMED).map((at) => placeName(at.layer, at.head)), more = others.length - named.length;
+  const names = more ? [...named, `${more} more`] : named;
+  return names.length === 1 ? `Head ${names[0]} looks there, too.`
+    : `Heads ${names.slice(0, -1).join(", ")} and ${names.at(-1)} look there, too.`;
 }
 
 const sharesInWords = (it) => Object.entries(it.shares ?? {})

@@ -73,11 +73,28 @@ function drawReading() {
       (step.name === "weights" ? zoomedWeight(at, key) : undefined)])
     .filter(([, value]) => value !== undefined)
     .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "",
-      title: [trace.step(name).formula, trace.step(name).why].filter(Boolean).join(". ") },
+      title: stepTitle(trace.step(name)) },
       `${name} `, make("b", {}, precise(value))));
   line.replaceChildren(make("strong", {}, queryToken(at)), make("span", { class: "arrow" }, " → "),
     make("strong", {}, keyToken(key)), ...numbers);
   if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
+}
+
+// What the number of a step is, of one query and one key.
+const STEP_WORDS = {
+  scores: "query times key: the products of their features, added up",
+  scaled: "the score times a scale: divided by the square root of the head size, if nothing else was asked for",
+  capped: "bent, so that it stays within the soft cap",
+  biased: pageData.model ? "plus the learned number for this distance" : "plus a number for this query and key",
+  masked: "−∞ where the query may not look at the key",
+  weights: "the share of the query's attention that this key gets; the shares of all keys are 1 together",
+  dropped: "the weight after dropout: 0, or enlarged in return",
+};
+
+function stepTitle({ name, formula, why }) {
+  const words = STEP_WORDS[name];
+  return [words && `${name}: ${words}`, formula && `${name} = ${formula}`, why].filter(Boolean)
+    .map((it) => it.replace(/\.$/, "")).join(".\n") + ".";
 }
 
 // The controls of a view, on the line above the picture.

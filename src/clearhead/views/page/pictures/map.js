@@ -1,6 +1,7 @@
 // 9. The map: a row for each query, a column for each key.
 
 const LARGEST_CELL = 46, DIGITS_FROM = 30; // pixels of a cell; with room for digits
+const LABEL = 14; // pixels from one label to the next
 
 // Blocked cells are minus infinity: in the step itself (the maps of a report hold them, too), or for
 // weights in the step `masked`.
@@ -63,28 +64,42 @@ function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x
   const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) =>
     widthOf(it.slice(0, 20), { size }))));
   const left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
-  const cell = Math.min(LARGEST_CELL, (width - left) / columns, (height - head - above) / rows);
-  const wide = cell >= 2 ? Math.floor(cell) : cell;
-  const [x0, y0] = [x + left, y + above + head];
+  const cellFor = (rowRanks, columnRanks) => {
+    const cell = Math.min(LARGEST_CELL, (width - rowRanks * left) / columns, (height - columnRanks * head - above) / rows);
+    return cell >= 2 ? Math.floor(cell) : cell;
+  };
+  // Every label, in two ranks if need be, where that leaves the cells nearly as large; else every second
+  // label, every third, and so on.
+  const plain = cellFor(1, 1), pairs = plain < LABEL ? [[2, 2], [2, 1], [1, 2]] : [];
+  const [rowRanks, columnRanks] = pairs.map(([down, across]) => [down, across, cellFor(down, across)])
+    .find(([, , size]) => 2 * size >= LABEL && size >= 0.8 * plain) ?? [1, 1];
+  const wide = cellFor(rowRanks, columnRanks);
+  const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
   if (title) scene.text(title, x, y + 8, { bold: true, fill: sideColour(side.colour) });
   scene.cells(x0, y0, wide, wide, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
   scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
   const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
-  const every = Math.max(1, Math.ceil(15 / wide));
-  for (let row = 0; row < rows; row++) {
-    const isHere = query !== null && row === at.row;
-    if (row % every && !isHere) continue;
-    if (!isHere && query !== null && Math.abs(row - at.row) * wide < 13) continue;
-    scene.text(fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size, bold: isHere }), x0 - 6, y0 + (row + 0.5) * wide,
-      { size, align: "right", bold: isHere });
-  }
-  for (let column = 0; column < columns; column++) {
-    const isHere = key !== null && column === at.column;
-    if (column % every && !isHere) continue;
-    if (!isHere && key !== null && Math.abs(column - at.column) * wide < 13) continue;
-    scene.text(fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size, bold: isHere }),
-      x0 + (column + 0.5) * wide, y0 - 6, { size, turn: -90, bold: isHere });
-  }
+  // The label that is pointed at always stands; others give way to it.
+  const labelled = (cells, ranks, here, draw) => {
+    const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / wide));
+    for (let cell = 0; cell < cells; cell++) {
+      const isHere = cell === here, rank = ranks === 2 ? cell % 2 : 0;
+      const gives = here !== null && (ranks === 1 || (cell - here) % 2 === 0) && Math.abs(cell - here) * wide < LABEL;
+      if (isHere || (cell % every === 0 && !gives)) draw(cell, rank, isHere);
+    }
+  };
+  labelled(rows, rowRanks, query === null ? null : at.row, (row, rank, bold) => {
+    const middle = y0 + (row + 0.5) * wide;
+    if (rank) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
+    scene.text(fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size, bold }), x0 - 6 - rank * left, middle,
+      { size, align: "right", bold });
+  });
+  labelled(columns, columnRanks, key === null ? null : at.column, (column, rank, bold) => {
+    const middle = x0 + (column + 0.5) * wide;
+    if (rank) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
+    scene.text(fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size, bold }),
+      middle, y0 - 6 - rank * head, { size, turn: -90, bold });
+  });
   if (wide >= DIGITS_FROM) {
     for (let cell = 0; cell < values.length; cell++) {
       if (isBlocked(cell) || Math.abs(values[cell]) < LEAST) continue;

@@ -18,6 +18,8 @@ function buildStrip() {
     if (event.pointerType === "mouse") point(query === null ? null : { query, key: null });
   });
   strip.addEventListener("pointerleave", () => point(null));
+  strip.addEventListener("scroll", fadeStrip);
+  new ResizeObserver(fadeStrip).observe(strip);
   strip.addEventListener("keydown", (event) => {
     const kept = shownTrace().kept, at = kept.indexOf(queryOr());
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 10, PageUp: -10,
@@ -34,10 +36,19 @@ function fillStrip() {
   const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
   const words = queries.slice(first, first + MANY_WORDS);
   strip.filled = queries;
+  byId("unknown").textContent = unknownInWords();
   strip.replaceChildren(...words.map((word, i) => make("span", {
     role: "option", id: `word-${first + i}`, "data-position": first + i,
     class: snapshot().unknown.has(first + i) ? "word unknown" : "word",
   }, token(word, 24))));
+}
+
+// What "(?)" at a word means, and how many words the model of this page knows.
+function unknownInWords() {
+  if (!snapshot().unknown.size) return "";
+  const known = pageData.model?.words.filter(isWord).length;
+  return "(?) a word this model does not know: it reads all such words as one." +
+    (known ? ` It knows ${known.toLocaleString("en")} words.` : "");
 }
 
 function drawStrip() {
@@ -58,6 +69,14 @@ function drawStrip() {
     strip.setAttribute("aria-activedescendant", `word-${query}`);
     if (!pointed) keepInSight(byId(`word-${query}`), strip);
   }
+  fadeStrip();
+}
+
+// Says that words are scrolled out of sight.
+function fadeStrip() {
+  const strip = byId("strip"), below = strip.scrollHeight - strip.clientHeight - strip.scrollTop;
+  strip.classList.toggle("more-above", strip.scrollTop > 1);
+  strip.classList.toggle("more-below", below > 1);
 }
 
 const STRIP_LINE = 32; // pixels, as in the style sheet
@@ -143,16 +162,18 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
     lines.at(-1).push({ position: first + i, x: left, width: wide, height: high, text });
     left += wide + 4;
   });
-  // As many lines as there is room for, around the query.
-  const fits = Math.max(1, Math.floor(most / line)), here = trace.isOneText ? query ?? 0 : key ?? 0;
-  const at = Math.max(0, lines.findIndex((words) => words.some((it) => it.position === here)));
-  const firstLine = Math.max(0, Math.min(lines.length - fits, at - Math.floor(fits / 2)));
+  // As many lines as there is room for: at least that of the query, and that of where it looks most.
+  const kept = linesToShow(lines, Math.max(2, Math.floor(most / line)), row, [trace.isOneText ? query : null, key]);
   const boxes = new Map();
-  let top = y - line;
-  for (const words of lines.slice(firstLine, firstLine + fits)) {
+  let top = y - line, before = -1;
+  const cut = (at) => scene.text("⋯", x + 4, at, { size: 12, fill: "soft" });
+  for (const i of kept) {
     top += line;
-    for (const word of words) boxes.set(word.position, { ...word, y: top });
+    if (i > before + 1) cut(top - 9);
+    for (const word of lines[i]) boxes.set(word.position, { ...word, y: top });
+    before = i;
   }
+  if (before < lines.length - 1) cut(top + high + 9);
   const from = difference || !trace.isOneText ? undefined : boxes.get(query);
   for (const [position, to] of boxes) {
     const weight = row[position];
@@ -177,6 +198,22 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
       side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }));
   }
   return top + line;
+}
+
+// Which lines are shown, in order: those of the `wanted` positions, then those with the largest weight,
+// then those nearest to one of them.
+function linesToShow(lines, most, row, wanted) {
+  const all = lines.map((_, i) => i);
+  if (lines.length <= most) return all;
+  const heaviestIn = lines.map((words) => Math.max(0, ...words.map((it) => Math.abs(row[it.position] || 0))));
+  const holding = wanted.map((position) => lines.findIndex((words) => words.some((it) => it.position === position)))
+    .filter((line) => line >= 0);
+  const byWeight = all.toSorted((a, b) => heaviestIn[b] - heaviestIn[a])
+    .filter((line, i) => i === 0 || (holding.length && heaviestIn[line] >= chosen.threshold));
+  const first = [...new Set([...holding, ...byWeight])].slice(0, most);
+  const distance = (line) => Math.min(...first.map((it) => Math.abs(it - line)));
+  const near = all.toSorted((a, b) => distance(a) - distance(b));
+  return [...new Set([...first, ...near])].slice(0, most).sort((a, b) => a - b);
 }
 
 // Lists below the text: where the query looks, who looks at it, what comes next.
