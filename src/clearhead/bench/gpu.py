@@ -2,14 +2,18 @@
 
 Written without a GPU and not yet run on one: its logic is tested on a CPU, its times are not.
 
-Times are those of the device, between two events, of calls that follow each other without a pause.
-A ceiling is measured before and after each peer: products of large matrices of the case's dtype,
-or, for decoding, a sum over more memory than the caches hold.
+Times are those of the device, between two events, of calls that follow each other without a pause:
+they queue up while the device is kept busy, so that the host is not timed. Decoding reads copies
+of its keys and values in turn, more than a cache holds, as a model with many layers does.
+A ceiling is measured before and after each peer: products of large random matrices of the case's
+dtype (of constants they would be faster), or, for decoding, a sum over more memory than the caches
+hold.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -19,13 +23,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..api.attention import attention, look
 from ..errors import BadValue
-from ..masks import Causal, Everything, causal, prefix, window
+from ..masks import Causal, Everything, Grid, causal, documents, prefix, window
+from ..masks.key_ranges import EVERY_KEY
 from ..problem.check import Options, make_problem
 from ..stats import map, topk
 from .cases import BF16, F32, Case, documents_of
 
 DEVICE = torch.device("cuda")
-SAMPLE_SECONDS = 0.1
+SAMPLE_SECONDS, MOST_CALLS = 0.1, 200
+HEAD_START = 40_000_000  # cycles, about 20 ms, in which the host queues so many calls
+BEYOND_CACHE = 2**28  # bytes, about twice the L2 cache of the largest GPUs
 EDGE = 8192  # of the matrices whose product is the ceiling
 
 HEADS: dict[str, Any] = dict(H=32, G=8, D=128, dtype=BF16)
@@ -107,19 +114,19 @@ def measure_gpu(
 
 def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
     q, k, v = (x.detach().to(DEVICE).requires_grad_(case.training) for x in case.tensors())
-    tensors = q, k, v
+    inputs = [(q, k, v)]
+    if case.decode:
+        inputs += [(q, k.clone(), v.clone()) for _ in range(BEYOND_CACHE // (2 * k.nbytes))]
     runs: dict[str, Run] = {}
     declined = {}
     for name, make in (_looks() if looks else PEERS).items():
         try:
             with torch.set_grad_enabled(case.training):
-                run = make(case, *tensors)
-                runs[name] = _with_backward(run, tensors) if case.training else run
+                run = _in_turn([make(case, *tensors) for tensors in inputs])
+                runs[name] = _with_backward(run, inputs[0]) if case.training else run
                 runs[name]()
-        except BadValue:  # an error of clearhead must not pass as "declined"
-            raise
         except Exception as error:  # any error of a peer is its reason in the table
-            declined[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+            declined[name] = _reason(error)
             runs.pop(name, None)
     problem, _ = make_problem(q, k, v, Options(mask=case.mask))
     work = case.work(problem)
@@ -129,12 +136,17 @@ def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
     tops = []
     for _ in range(rounds):
         tops.append(ceiling())
-        for name, run in runs.items():
-            with torch.set_grad_enabled(case.training):
-                seconds[name].append(seconds_per_call(run))
+        for name, run in list(runs.items()):
+            try:
+                with torch.set_grad_enabled(case.training):
+                    seconds[name].append(seconds_per_call(run))
+            except Exception as error:  # such as too little memory beside the others
+                declined[name] = _reason(error)
+                del runs[name], seconds[name], shares[name]
+                continue
             tops.append(ceiling())
             shares[name].append(work / seconds[name][-1] / statistics.mean(tops[-2:]))
-    ours = seconds["clearhead"]
+    ours = seconds.get("clearhead")
     return {
         "case": case.name,
         "unit": "GB/s" if case.decode else "GFLOP/s",
@@ -145,11 +157,23 @@ def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
                 "seconds": statistics.median(times),
                 "rate": work / statistics.median(times) / 1e9,
                 "share": statistics.median(shares[name]),
-                "times ours": statistics.median(s / o for s, o in zip(times, ours, strict=True)),
+                "times ours": ours
+                and statistics.median(s / o for s, o in zip(times, ours, strict=True)),
             }
             for name, times in seconds.items()
         },
     }
+
+
+def _in_turn(runs: list[Run]) -> Run:
+    """A call that is the next of these each time."""
+    turns = cycle(runs)
+    return lambda: next(turns)()
+
+
+def _reason(error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0][:80]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 # ---------------------------------------------------------------------------------- clock, ceilings
@@ -159,11 +183,13 @@ def seconds_per_call(run: Run) -> float:
     """Seconds of the device per call."""
     for _ in range(2):
         run()
-    return _between_events(run, max(1, int(SAMPLE_SECONDS / max(_between_events(run, 1), 1e-6))))
+    calls = int(SAMPLE_SECONDS / max(_between_events(run, 1), 1e-6))
+    return _between_events(run, min(max(calls, 1), MOST_CALLS))
 
 
 def _between_events(run: Run, calls: int) -> float:
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(HEAD_START)
     start.record()
     for _ in range(calls):
         run()
@@ -174,14 +200,24 @@ def _between_events(run: Run, calls: int) -> float:
 
 def product_ceiling(dtype: torch.dtype) -> float:
     """Operations per second of torch's product of large matrices."""
-    a = torch.ones(EDGE, EDGE, dtype=dtype, device=DEVICE)
-    return 2 * EDGE**3 / seconds_per_call(lambda: a @ a)
+    a, b = _matrices(dtype)
+    return 2 * EDGE**3 / seconds_per_call(lambda: a @ b)
 
 
 def read_ceiling() -> float:
     """Bytes per second of torch's sum over 16 times EDGE^2 bytes."""
-    memory = torch.ones(EDGE * 4, EDGE, device=DEVICE)
+    memory = _memory()
     return memory.numel() * 4 / seconds_per_call(memory.sum)
+
+
+@cache
+def _matrices(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return torch.randn(2, EDGE, EDGE, dtype=dtype, device=DEVICE).unbind()
+
+
+@cache
+def _memory() -> Tensor:
+    return torch.randn(EDGE * 4, EDGE, device=DEVICE)
 
 
 # ------------------------------------------------------------------------------------------- peers
@@ -208,10 +244,22 @@ def _sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> R
 def _flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     from torch.nn.attention.flex_attention import flex_attention
 
-    block = case.mask.to_block_mask(case.Tq, case.Tk, device=q.device) if case.masked else None
+    # What it reads of the mask, it reads on the device.
+    mask = documents(case.mask.ids.to(q.device)) if isinstance(case.mask, documents) else case.mask  # type: ignore[union-attr]  # a tensor by then
+    block = mask.to_block_mask(case.Tq, case.Tk, device=q.device) if case.masked else None
     torch._dynamo.reset()  # after eight shapes it would stop compiling
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(q, k, v, block_mask=block, enable_gqa=case.G != case.H)
+
+
+def _flash_attn(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
+    from flash_attn import flash_attn_func  # type: ignore[import-not-found]  # optional
+
+    if (band := case.mask.band(Grid(case.Tq, case.Tk))) is None:
+        raise ValueError("it knows full, causal and window masks")
+    sides = tuple(-1 if side == EVERY_KEY else side for side in band)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return lambda: flash_attn_func(q, k, v, window_size=sides)
 
 
 PEERS: dict[str, Callable[..., Run]] = {
@@ -222,6 +270,7 @@ PEERS: dict[str, Callable[..., Run]] = {
     "sdpa cudnn": partial(_sdpa, backend=SDPBackend.CUDNN_ATTENTION),
     "sdpa efficient": partial(_sdpa, backend=SDPBackend.EFFICIENT_ATTENTION),
     "torch flex": _flex,
+    "flash-attn": _flash_attn,
 }
 
 
