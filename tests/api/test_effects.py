@@ -1,11 +1,13 @@
 """What edits do to a metric: run by run, together in one batch, and estimated from gradients."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
@@ -78,6 +80,28 @@ def test_the_estimate_is_the_gradient_times_the_change():
     assert found.correlation == pytest.approx(1.0)
     deep = ch.effects(model(layers=3), tokens, metric=lambda out: out[:, -1, 3].sum())
     assert deep.correlation > 0.5
+
+
+class Saves(nn.Module):
+    """A model whose blocks are checkpointed."""
+
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.net, self.use_reentrant = model(), use_reentrant
+        for block in self.net.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=use_reentrant)
+
+    def forward(self, tokens):
+        return self.net(tokens)
+
+
+def test_a_checkpointed_model_has_the_same_estimates():
+    plain = ch.effects(model(), ids())
+    found = ch.effects(Saves(use_reentrant=False), ids())
+    assert [e.estimate for e in found] == pytest.approx([e.estimate for e in plain])
+    assert [e.exact for e in found] == pytest.approx([e.exact for e in plain])
+    with pytest.raises(BadValue, match="Layer 0 computes attention without gradients"):
+        ch.effects(Saves(use_reentrant=True), ids())
 
 
 def test_metrics():

@@ -388,6 +388,161 @@ def test_checkpointed_layers_compute_the_same_again():
     torch.testing.assert_close(*grads)
 
 
+class Shared(nn.Module):
+    """One block that is used three times, each under a checkpoint, or all under one."""
+
+    def __init__(self, how=None, whole=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.whole = how, whole
+        self.block = ch.nn.TransformerBlock(15, 3, causal=True).double()
+        self.other = ch.nn.TransformerBlock(15, 3, causal=True).double()
+
+    def three(self, x):
+        for _ in range(3):
+            x = self.saved(self.block, x) if not self.whole else self.block(x)
+        return x
+
+    def saved(self, part, x):
+        return part(x) if self.how is None else self.how(part, x)
+
+    def forward(self, x):
+        x = self.saved(self.three, x) if self.whole else self.three(x)
+        return self.saved(self.other, x)
+
+
+def checkpointed(use_reentrant):
+    from functools import partial
+
+    from torch.utils.checkpoint import checkpoint
+
+    return partial(checkpoint, use_reentrant=use_reentrant)
+
+
+def gradients(model, edits, around=None, runs=1):
+    made = torch.Generator().manual_seed(2)
+    given = torch.randn(2, 7, 15, generator=made, dtype=torch.float64).requires_grad_()
+    with intervene(model, edits):
+        for _ in range(runs):
+            out = (model(given) if around is None else around(model, given)).square().sum()
+            out.backward()
+    return [given.grad, *(p.grad for p in model.parameters())]
+
+
+def same_text(runs=1):
+    """A recording of the block's three layers and the other one, of another text."""
+    model = Shared()
+    with torch.no_grad(), ch.watch(model, outputs=True, rows=range(7)) as seen:
+        for n in range(runs):
+            made = torch.Generator().manual_seed(20 + n)
+            model(torch.randn(2, 7, 15, generator=made, dtype=torch.float64))
+    return seen
+
+
+OF_ONE_LAYER = {
+    "three": lambda: [ch.edits.scale(n, layers=[i]) for i, n in enumerate((3.0, 1.0, 5.0))],
+    "one": lambda: [ch.edits.knock_out(ch.prefix(1), layers=[2], heads=[0])],
+    "patch": lambda: [ch.edits.patch(same_text())],
+    "freeze": lambda: [ch.edits.freeze(same_text(), heads=[1])],
+    "mean": lambda: [ch.edits.ablate(by="mean", over=same_text(), rows=[3])],
+}
+OF_ALL_ALIKE = {
+    "all": lambda: [ch.edits.scale(3.0), ch.edits.uniform(heads=[0], rows=[4])],
+    "the three": lambda: [ch.edits.knock_out(ch.window(before=0), layers=[0, 1, 2], heads=[2])],
+    "the module": lambda: [ch.edits.temperature(0.5, layers=["block.*"])],
+    "the other": lambda: [ch.edits.patch(same_text(), layers=[3])],
+}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_that_does_not_say_which_layer_it_computes_again(use_reentrant):
+    """An edit that tells them apart is refused; else gradients are those without checkpoints."""
+    how = checkpointed(use_reentrant)
+    for name, make in OF_ONE_LAYER.items():
+        with pytest.raises(BadValue, match="3 calls, of layers 0, 1, 2, and a") as error:
+            gradients(Shared(how), make())
+        assert error.value.rule.endswith(".") and error.value.way_out.endswith("."), name
+    for make in OF_ALL_ALIKE.values():
+        torch.testing.assert_close(gradients(Shared(how), make()), gradients(Shared(), make()))
+
+
+@pytest.mark.parametrize("name", [*OF_ONE_LAYER, *OF_ALL_ALIKE])
+def test_a_model_that_is_checkpointed_as_a_whole_counts_its_layers_again(name):
+    edits = {**OF_ONE_LAYER, **OF_ALL_ALIKE}[name]()
+    found = gradients(Shared(), edits, around=checkpointed(False))
+    torch.testing.assert_close(found, gradients(Shared(), edits))
+
+
+def test_a_checkpoint_around_several_layers():
+    """As a function of the model, of which no module tells that it runs."""
+    how = checkpointed(False)
+    for make in OF_ALL_ALIKE.values():
+        torch.testing.assert_close(
+            gradients(Shared(how, whole=True), make()), gradients(Shared(), make())
+        )
+    for make in OF_ONE_LAYER.values():
+        with pytest.raises(BadValue, match="3 calls, of layers 0, 1, 2, and a"):
+            gradients(Shared(how, whole=True), make())
+
+
+def test_call_n_of_a_recording_under_a_checkpoint():
+    how = checkpointed(False)
+    once, twice = (ch.edits.patch(same_text(n), layers=[3]) for n in (1, 2))
+    for edit, runs in ((once, 2), (twice, 1), (ch.edits.scale(0.5, layers=[3]), 3)):
+        found = gradients(Shared(how), [edit], runs=runs)
+        torch.testing.assert_close(found, gradients(Shared(), [edit], runs=runs))
+    with pytest.raises(BadValue, match="tells apart 2 calls, of layer 3, and a checkpoint"):
+        gradients(Shared(how), [twice], runs=2)
+
+
+class Calls(nn.Module):
+    """Attention in a function of a module, which is checkpointed."""
+
+    def __init__(self, how=None, layers=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(15, 45).double()
+        self.how, self.layers = how, layers
+
+    def attend(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, 3, 5)).permute(2, 0, 3, 1, 4)
+        return ch.attention(q, k, v, mask=ch.causal).transpose(1, 2).flatten(2)
+
+    def forward(self, x):
+        for _ in range(self.layers):
+            x = self.attend(x) if self.how is None else self.how(self.attend, x)
+        return x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_function_of_a_module_is_edited_again(use_reentrant):
+    how = checkpointed(use_reentrant)
+    edits = [ch.edits.scale(3.0), ch.edits.uniform(heads=[1])]
+    for layers in (1, 2):
+        found = gradients(Calls(how, layers), edits)
+        torch.testing.assert_close(found, gradients(Calls(None, layers), edits))
+    with pytest.raises(BadValue, match="tells apart 2 calls, of layers 0, 1"):
+        gradients(Calls(how, 2), [ch.edits.scale(3.0, layers=[1])])
+
+
+def test_the_backward_pass_of_another_model_is_not_edited():
+    edits, student = [ch.edits.scale(3.0)], Calls(checkpointed(False))
+    right = gradients(student, [])
+    student.zero_grad()
+    x = torch.randn(2, 7, 15, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x.requires_grad_()
+    with intervene(Shared(), edits, must_apply=False):
+        student(x).square().sum().backward()
+    torch.testing.assert_close([x.grad, *(p.grad for p in student.parameters())], right)
+
+
+def test_the_backward_pass_runs_in_the_thread_of_the_block():
+    before = torch._C._is_multithreading_enabled()
+    with intervene(Shared(), [ch.edits.ablate()], must_apply=False):
+        assert not torch._C._is_multithreading_enabled()
+    assert torch._C._is_multithreading_enabled() == before
+
+
 def test_an_edit_with_a_large_mask_says_how_many_edges_it_is_about():
     cells = torch.zeros(12, 12, dtype=torch.bool)
     cells[7, 2] = True

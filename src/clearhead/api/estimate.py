@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from ..engines import choose
+from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
+from ..torch_state import in_backward
 from .edits.edit import Edit, Here
 from .layers import Layers, is_selected
 
@@ -32,7 +34,7 @@ class Recorder:
         self._here = Here(0, "", 0, None)
 
     def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        if self.layers.inside:
+        if self.layers.inside and not in_backward():
             layer, name = self.layers.next_call()
             number = sum(call.here.layer == layer for call in self.calls)
             self._here = Here.of(problem, layer, name, number)
@@ -45,8 +47,15 @@ class Recorder:
         return problem, inputs
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        if not self.layers.inside:
+        if not self.layers.inside or in_backward():  # where a checkpoint repeats a call
             return out
+        if self.grad and not torch.is_grad_enabled():
+            raise BadValue(
+                f"Layer {self._here.layer} computes attention without gradients.",
+                "an estimate is made of gradients, which no_grad and a checkpoint with "
+                "use_reentrant=True do not record.",
+                "pass estimate=False, or use_reentrant=False to the checkpoint.",
+            )
         detached = Inputs(*(x.detach() for x in inputs)) if self.grad else inputs
         zeros = torch.zeros_like(out, requires_grad=True) if self.grad else None
         self.calls.append(UneditedCall(self._here, problem, detached, out.detach(), zeros))

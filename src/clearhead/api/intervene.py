@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.autograd import set_multithreading_enabled
 
 from ..errors import BadType, BadValue, kind_of
 from ..problem.problem import Inputs, Problem
@@ -31,7 +32,8 @@ def intervene(
     ``attn_implementation="clearhead"``, and whatever else calls `attention` inside a module of the
     model, in this thread. `watch` sees the edited attention, in whatever order the two blocks
     stand. Blocks nest: the outer edits come first. Gradients flow through edits; where activations
-    are checkpointed, the backward pass computes layers again, so it belongs into the block.
+    are checkpointed, the backward pass computes layers again, so it belongs into the block, in
+    which it runs in this thread on a GPU too.
 
     Args:
         edits: what changes, of `clearhead.edits`, in the order in which it changes.
@@ -40,7 +42,8 @@ def intervene(
     Raises:
         BadValue, BadType: what is no edit; a pattern that names no module; a compiled model, whose
             graph holds attention as it was; heads that a layer does not have; what an edit does not
-            fit; and at the end of the block an edit that never applied.
+            fit; an edit of some of the calls that a checkpoint may be computing again, for it does
+            not say which; and at the end of the block an edit that never applied.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -58,7 +61,13 @@ def intervene(
             "intervene on the model that is not compiled.",
         )
     editor = _Editor(edits)
-    with module_hooks(model, editor.layers.enter, editor.layers.leave), editing(editor):
+    # Else a GPU's backward pass, and what a checkpoint computes in it, runs in a thread of torch's,
+    # which knows no edits.
+    with (
+        module_hooks(model, editor.layers.enter, editor.layers.leave),
+        editing(editor),
+        set_multithreading_enabled(False),
+    ):
         yield editor.done
     if must_apply:
         editor.done.must_have_applied(type(model).__name__, editor.layers)
@@ -144,21 +153,51 @@ class _Editor:
         self.edits, self.done = edits, Intervention(edits)
         self.layers = Layers()
         self._calls: Counter[int] = Counter()  # of each layer, in the block
+        self._elsewhere = False  # were there calls outside of the model?
         self._now: list[tuple[int, Edit]] = []  # those that apply to the current call
         self._here = Here(0, "", 0, None)
 
     def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The edited problem of a call."""
         self._now = []
+        if in_backward():  # a checkpoint computes its layers again
+            here = self._computed_again(problem)
+            return (problem, inputs) if here is None else self._edited(problem, inputs, here)
         if not self.layers.inside:
+            self._elsewhere = True
             return problem, inputs
         layer, name = self.layers.next_call()
-        number = self._calls[layer]
-        if in_backward():  # a checkpoint computes its layers again
-            number -= 1
-        else:
-            self._calls[layer] += 1
-        return self._edited(problem, inputs, Here.of(problem, layer, name, number))
+        self._calls[layer] += 1
+        return self._edited(problem, inputs, Here.of(problem, layer, name, self._calls[layer] - 1))
+
+    def _computed_again(self, problem: Problem) -> Here | None:
+        """One of the calls that this one may repeat, all of which are edited alike; None if it
+        repeats none of the block. Raises `BadValue` where an edit tells them apart."""
+        if self._elsewhere and not self.layers.inside:
+            return None
+        found = [
+            Here.of(problem, layer, self.layers.names[layer], call)
+            for layer in self.layers.computed_again()
+            if self._calls[layer]
+            for call in sorted({0, self._calls[layer] - 1})
+        ]
+        for edit in self.edits:
+            read = {
+                edit.reads(here) if is_selected(edit.layers, here.layer, here.module) else None
+                for here in found
+            }
+            if len(read) > 1:
+                layers = sorted({here.layer for here in found})
+                raise BadValue(
+                    f"{edit!r} tells apart {sum(self._calls[layer] for layer in layers)} calls, of "
+                    f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}, and a "
+                    "checkpoint computes one of them again.",
+                    "in the backward pass a checkpoint does not say which call it repeats, so an "
+                    "edit does the same to all that it may be.",
+                    "checkpoint no module that runs several times, and open a with block for each "
+                    "run; or pass an edit of all these layers that reads one recorded call.",
+                )
+        return found[-1] if found else None
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The problem of the last call, edited as that was, for who reads its weights."""

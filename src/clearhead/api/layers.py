@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import BadType, BadValue, whole_number
+from ..torch_state import in_backward
 
 
 class Layers:
@@ -26,6 +27,7 @@ class Layers:
         self._running: list[str] = []  # names of modules, outermost first
         self._calls: Counter[str] = Counter()  # of each module, in this run of the model
         self._numbers: dict[tuple[str, int], int] = {}  # the layer of each call of a module
+        self._repeated: set[str] = set()  # modules that ran again after a call, in one run
 
     def _in_other_thread(self) -> bool:
         # Not while torch.compile traces, which knows no threads and runs in one.
@@ -39,6 +41,8 @@ class Layers:
             self._running.clear()
         if not self._running:
             self._calls.clear()
+        if self._calls[name] and not in_backward():
+            self._repeated.add(name)
         self._running.append(name)
 
     def leave(self, *_: object) -> None:
@@ -58,6 +62,19 @@ class Layers:
             self.names.append(name)
         self._calls[name] += 1
         return layer, name
+
+    def computed_again(self) -> list[int]:
+        """The layers that a call in the backward pass may be of, where a checkpoint computes a part
+        of the model again: it does not say which part, and may be about a function that calls
+        attention outside of any module."""
+        if not self._running:
+            return list(range(len(self.names)))
+        name = self._running[-1]
+        layer = self._numbers.get((name, self._calls[name]))
+        self._calls[name] += 1
+        if layer is None or (name in self._repeated and self._running[0]):
+            return [number for number, other in enumerate(self.names) if other == name]
+        return [layer]  # it is counted as in the forward pass
 
     def last_call(self) -> tuple[int, str] | None:
         """The same for the last call that the running module made, if it made one."""

@@ -115,6 +115,11 @@ class Edit:
         """The edited problem whose weights are those of the edited call."""
         return problem, inputs
 
+    def reads(self, here: Here) -> tuple[int, ...]:
+        """What it reads of another run for this call: where that is the same, it does the same to
+        calls of the same problem."""
+        return ()
+
     def applies(self, problem: Problem, here: Here) -> bool:
         """Does it change anything in this call?"""
         self.heads_of(problem)

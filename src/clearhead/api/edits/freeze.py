@@ -12,7 +12,7 @@ from ...problem.nan_safe import weighted_sum
 from ...problem.problem import Inputs, Problem
 from ..recording import Recording
 from .edit import Edit, Here, at_places, replaced
-from .recorded import call_for, check_recording, heads_in, other_sizes
+from .recorded import call_for, check_recording, heads_in, other_sizes, part_for
 
 MOST_CELLS = 2**27  # of a matrix of frozen weights, that is formed for who watches
 
@@ -39,6 +39,9 @@ class freeze(Edit):
 
     def arguments(self) -> list[str]:
         return [f"<{len(self.recording)} calls>"]
+
+    def reads(self, here: Here) -> tuple[int, ...]:
+        return part_for(self.recording, here)
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         weights, queries = self._weights(problem, here)

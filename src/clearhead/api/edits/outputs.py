@@ -9,7 +9,15 @@ from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ..recording import Recording
 from .edit import Edit, Here, finite_number, replaced
-from .recorded import call_for, calls_of, check_recording, heads_in, other_sizes, output_of
+from .recorded import (
+    call_for,
+    calls_of,
+    check_recording,
+    heads_in,
+    other_sizes,
+    output_of,
+    part_for,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,6 +58,9 @@ class ablate(Edit):
         over = [] if self.over is None else [f"over=<{len(self.over)} calls>"]
         zero = isinstance(self.by, str) and self.by == "zero"
         return [] if zero else [f"by={_word(self.by)}", *over]
+
+    def reads(self, here: Here) -> tuple[int, ...]:
+        return () if self.over is None else (here.layer,)
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         if isinstance(self.by, Tensor):
@@ -114,6 +125,9 @@ class patch(Edit):
 
     def arguments(self) -> list[str]:
         return [f"<{len(self.recording)} calls>"]
+
+    def reads(self, here: Here) -> tuple[int, ...]:
+        return part_for(self.recording, here)
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         call = call_for(self, self.recording, here)

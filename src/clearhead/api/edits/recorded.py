@@ -54,6 +54,12 @@ def call_for(edit: Edit, recording: Recording, here: Here) -> Call:
     return found[here.call]
 
 
+def part_for(recording: Recording, here: Here) -> tuple[int, ...]:
+    """The layer that is read for a call; with the call of it, where there are several."""
+    several = sum(call.layer == here.layer for call in recording) > 1
+    return (here.layer, here.call) if several else (here.layer,)
+
+
 def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:
     """Where the heads that the edit is about stand in what was recorded, (B, heads, ...)."""
     wanted = edit.heads_of(problem)
