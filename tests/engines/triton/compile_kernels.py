@@ -1,7 +1,8 @@
 """Compile the Triton kernels for a GPU that is not there, down to its machine code: python
-compile_kernels.py CAPABILITY (80, 86 or 90). The calls are the engine's own, on CPU tensors; its
-launch is replaced by its `warmup`. Fails if one does not compile, or wants more shared memory than
-the GPU has; prints the registers and the stack of each.
+compile_kernels.py CAPABILITY [all], of 80, 86, 89, 90, 100 and 120; `all` tries every head size,
+dtype and variant. The calls are the engine's own, on CPU tensors; its launch is replaced by its
+`warmup`. Fails if one does not compile, or wants more shared memory than the GPU has; prints the
+registers and the stack of each.
 """
 
 import subprocess
@@ -17,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 import clearhead as ch
 from clearhead import stats
+from clearhead.engines.triton import launch
 from clearhead.engines.triton.arguments import args_of
 from clearhead.engines.triton.launch import attend
 from clearhead.engines.triton.operator import FOR_GRADIENTS
@@ -25,7 +27,9 @@ from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats
 
 CAPABILITY = int(sys.argv[1])
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}[CAPABILITY]  # bytes a program may take
+# KB that a block may have (CUDA programming guide, technical specifications by capability).
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}[CAPABILITY] * 1024
+BF16, FP32 = torch.bfloat16, torch.float32
 
 
 class Absent:
@@ -41,13 +45,13 @@ class Absent:
         return GPUTarget("cuda", CAPABILITY, 32)
 
 
-launch = JITFunction.run
+run = JITFunction.run
 compiled: set[str] = set()
+too_large: list[str] = []
 
 
 def compile_only(self, *args, grid, warmup, **keywords):
-    kernel = launch(self, *args, grid=grid, warmup=True, **keywords)
-    assert kernel.metadata.shared <= SHARED, (self.__name__, kernel.metadata.shared)
+    kernel = run(self, *args, grid=grid, warmup=True, **keywords)
     compiled.add(self.__name__)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -57,7 +61,10 @@ def compile_only(self, *args, grid, warmup, **keywords):
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     registers = next(line for line in used.splitlines() if "REG" in line).split()[:2]
-    print(f"{self.__name__:18} {kernel.metadata.shared:7} B shared,", *registers, flush=True)
+    line = f"{self.__name__:18} {kernel.metadata.shared:7} B shared,"
+    print(line, *registers, flush=True)
+    if kernel.metadata.shared > SHARED:
+        too_large.append(f"{line} {keywords}")
 
 
 def problem_of(dtype, Tq, Tk, D, H=8, G=8, **keywords):
@@ -65,21 +72,29 @@ def problem_of(dtype, Tq, Tk, D, H=8, G=8, **keywords):
     return make_problem(q, k, k, Options(**keywords))
 
 
-def forward_and_back(dtype, Tq, Tk, D, atomic=False, **keywords):
-    print(str(dtype).removeprefix("torch."), f"Tq={Tq} Tk={Tk} D={D}", *keywords)
+def forward_and_back(dtype, Tq, Tk, D, atomic=False, forward=True, **keywords):
+    print(str(dtype).removeprefix("torch."), f"Tq={Tq} Tk={Tk} D={D} atomic={atomic}", *keywords)
     problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
     rule = args_of(problem)
-    out, found, _ = attend(*inputs, rule, FOR_GRADIENTS)
-    arguments = out, found["lse"], out, found["lse"], found["max"][0], found["share"]
+    out, sums = torch.zeros(1, 8, Tq, D, dtype=dtype), torch.zeros(1, 8, Tq)
+    if forward:
+        attend(*inputs, rule, FOR_GRADIENTS)
     torch.ops.clearhead.triton_attend_backward(
-        *arguments, *inputs, *rule, atomic, isinstance(rule.bias, torch.Tensor)
-    )
+        out, sums, out, sums, sums, sums, *inputs, *rule, atomic,
+        isinstance(rule.bias, torch.Tensor),
+    )  # fmt: skip
 
 
-def count(dtype, Tq, Tk, D, **keywords):
-    print("statistics")
+def few_queries(dtype, D, **keywords):
+    print("few queries", str(dtype).removeprefix("torch."), f"D={D}", *keywords)
+    problem, inputs = problem_of(dtype, 1, 4096, D, H=32, G=8, **keywords)
+    attend(*inputs, args_of(problem), frozenset())
+
+
+def count(dtype, Tq, Tk, D, n=8, **keywords):
+    print("statistics", str(dtype).removeprefix("torch."), f"D={D}", *keywords)
     problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
-    asked = ["entropy", stats.topk(8), stats.mass({"sink": ch.prefix(1)}), "received",
+    asked = ["entropy", stats.topk(n), stats.mass({"sink": ch.prefix(1)}), "received",
              stats.map(8, 8), stats.rows([0])]  # fmt: skip
     answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
 
@@ -87,24 +102,30 @@ def count(dtype, Tq, Tk, D, **keywords):
 if __name__ == "__main__":
     driver.set_active(Absent())
     JITFunction.run = compile_only
-    full = sys.argv[2:] == ["all"]
+    launch.shared_memory = lambda device: SHARED
     ranges = ch.window(before=99, after=0) | ch.prefix(4)
-    forward_and_back(torch.bfloat16, 512, 512, 128, mask=ch.causal)
-    forward_and_back(torch.bfloat16, 512, 512, 128, atomic=True, mask=ch.causal)
-    forward_and_back(
-        torch.bfloat16, 512, 512, 64, mask=ranges, softcap=30.0, dropout=0.1, seed=1,
-        bias=torch.zeros(512, 512), sinks=torch.zeros(8),
+    everything = dict(
+        mask=ranges, softcap=30.0, dropout=0.1, seed=1, bias=torch.zeros(512, 512),
+        sinks=torch.zeros(8),
     )  # fmt: skip
-    attend(
-        *(x := problem_of(torch.float16, 1, 4096, 128, H=32, G=8))[1], args_of(x[0]), frozenset()
-    )
-    count(torch.bfloat16, 512, 512, 64, mask=ch.causal)
-    if full:
-        for dtype in (torch.bfloat16, torch.float32):
+    forward_and_back(BF16, 512, 512, 128, mask=ch.causal)
+    forward_and_back(BF16, 512, 512, 128, atomic=True, forward=False, mask=ch.causal)
+    forward_and_back(BF16, 512, 512, 64, **everything)
+    few_queries(torch.float16, 128)
+    count(BF16, 512, 512, 64, mask=ch.causal)
+    if sys.argv[2:] == ["all"]:
+        for dtype in (BF16, FP32):
             for D in (64, 128, 256):
-                for atomic in (False, True):
-                    forward_and_back(dtype, 512, 512, D, atomic, mask=ch.causal)
-        count(torch.float32, 512, 512, 128, mask=ranges)
+                forward_and_back(dtype, 512, 512, D, mask=ch.causal)
+                forward_and_back(dtype, 512, 512, D, atomic=True, forward=False, mask=ch.causal)
+                forward_and_back(dtype, 512, 512, D, **everything)
+                few_queries(dtype, D, bias=torch.zeros(4096))
+            forward_and_back(dtype, 17, 512, 128, mask=ch.Causal(align="end"))
+            count(dtype, 512, 512, 256, mask=ranges)
+        count(BF16, 512, 512, 128, n=64, mask=ch.causal)
+        torch.set_float32_matmul_precision("high")
+        forward_and_back(FP32, 512, 512, 256, atomic=True, mask=ch.causal)
     missing = {"attend_tiles", "merge_splits", "row_products", "query_gradients", "key_gradients",
                "bias_gradients", "sum_weights", "exact_rows"} - compiled  # fmt: skip
     assert not missing, missing
+    assert not too_large, f"more than {SHARED} bytes:\n" + "\n".join(too_large)

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 
 from .tile import (
+    above,
     allowed_cells,
     anchor,
     cleaned,
-    exp_above,
     finite,
     key_range,
     load_keys,
@@ -56,7 +56,7 @@ def weights_of_tile(
     """(M, N): the weights, and tanh of the soft cap. Rows that are not real have weight 0."""
     products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED)
-    w = exp_above(x, anchor(top), rule) * share[:, None]
+    w = tl.exp2(above(x, anchor(top), rule)) * share[:, None]
     if MASKED or rule.bias is not None:
         w = tl.where((x == float("-inf")) | (real[:, None] == 0), 0.0, w)
     return w, t_cap
@@ -83,7 +83,7 @@ def score_gradients(
 def query_gradients(
     q, k, v, dout, top, share, delta, dq, scale, rule, sizes, tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr, SKIP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ of M queries of one head: the walk of the forward sweep, once more."""
@@ -114,17 +114,17 @@ def query_gradients(
             full_stop = full_start
         acc = walk_keys(
             acc, start, full_start, queries, dout_tile, row_top, row_share, row_delta, real, k, v,
-            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, SKIP,
+            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
             DROPS, PRECISION,
         )  # fmt: skip
         acc = walk_keys(
             acc, full_start, full_stop, queries, dout_tile, row_top, row_share, row_delta, real,
             k, v, rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, False,
-            False, DROPS, PRECISION,
+            DROPS, PRECISION,
         )  # fmt: skip
         acc = walk_keys(
             acc, full_stop, stop, queries, dout_tile, row_top, row_share, row_delta, real, k, v,
-            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, SKIP,
+            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
             DROPS, PRECISION,
         )  # fmt: skip
     d = tl.arange(0, BLOCK_D)
@@ -137,7 +137,7 @@ def walk_keys(
     acc, start, stop, queries, dout_tile, top, share, delta, real, k, v, rule, sizes, hashes,
     b, g, h, t, lo, hi,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    N: tl.constexpr, MASKED: tl.constexpr, SKIP: tl.constexpr, DROPS: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add dS K of the tiles of N keys from `start` up to `stop`."""
@@ -147,7 +147,7 @@ def walk_keys(
         if MASKED:
             allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
         wanted = True
-        if SKIP:
+        if MASKED and rule.bits is not None:
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
         if wanted:
             key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
@@ -169,7 +169,7 @@ def walk_keys(
 def key_gradients(
     q, k, v, dout, top, share, delta, dq_sum, dk, dv, first, last, scale, rule, sizes, tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr, SKIP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of N keys of one key head: over all heads that read it, the queries that see one of
@@ -207,19 +207,19 @@ def key_gradients(
                 full_stop = stop
             state = walk_queries(
                 state, start, full_start, key_tile, value_tile, q, dout, top, share, delta, dq_sum,
-                rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True, SKIP,
+                rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True,
                 DROPS, PRECISION,
             )  # fmt: skip
             if BAND:
                 state = walk_queries(
                     state, full_start, full_stop, key_tile, value_tile, q, dout, top, share, delta,
                     dq_sum, rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    False, False, DROPS, PRECISION,
+                    False, DROPS, PRECISION,
                 )  # fmt: skip
                 state = walk_queries(
                     state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta,
                     dq_sum, rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    True, SKIP, DROPS, PRECISION,
+                    True, DROPS, PRECISION,
                 )  # fmt: skip
     dk_acc, dv_acc = state
     at = (b.to(tl.int64) * sizes.G + g) * sizes.Tk + keys
@@ -239,7 +239,7 @@ def walk_queries(
     state, start, stop, key_tile, value_tile, q, dout, top, share, delta, dq_sum, rule, sizes,
     b, h, at_head, keys, j,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr, SKIP: tl.constexpr,
+    M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add dS^T Q and w^T dO of the tiles of M queries from `start` up to `stop`."""
@@ -253,7 +253,7 @@ def walk_queries(
             lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
             allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
         wanted = True
-        if SKIP:
+        if MASKED and rule.bits is not None:
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
         if wanted:
             queries = load_rows(q, b, h, t, D, BLOCK_D)

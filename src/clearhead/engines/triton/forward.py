@@ -8,7 +8,9 @@ and a running weighted sum (problem/online_softmax.py). Cost of a tile of M rows
 
 so M is as large as registers hold the (M, Dv) sum in fp32, and N only as large as shared memory
 holds two or three tiles of keys and values in flight. Of each range of keys the middle, which all
-rows of the tile see, is computed without a mask; tiles that no row sees are never loaded.
+rows of the tile see, is computed without a mask; what lies outside of all rows' ranges is never
+loaded. Inside few tiles are empty (none of a window with a prefix), and a test of each would keep
+their loads from being pipelined: only where a mask is given by bits they are tested.
 Where queries are few, programs split the keys, and `merge_splits` joins what they found: then the
 floor is one read of the keys and values.
 Source: Dao 2023, "FlashAttention-2"; Dao, Haziza, Massa & Sizov 2023, "Flash-Decoding".
@@ -21,10 +23,10 @@ import triton.language as tl
 
 from .arguments import Cells
 from .tile import (
+    above,
     allowed_cells,
     anchor,
     cleaned,
-    exp_above,
     finite,
     key_range,
     line_offsets,
@@ -68,7 +70,7 @@ def attend_tiles(
     q, k, v, out, sums, groups, rule, sizes, tiles, splits, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr,
-    BAND: tl.constexpr, SKIP: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    BAND: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
     MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
     WITH_OUT: tl.constexpr,
 ):  # fmt: skip
@@ -117,17 +119,17 @@ def attend_tiles(
             full_stop = full_start
         state = walk(
             state, start, full_start, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, SKIP, DROPS, PRECISION, MOMENT, GROUPS,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, DROPS, PRECISION, MOMENT, GROUPS,
             TOP, WITH_OUT,
         )  # fmt: skip
         state = walk(
             state, full_start, full_stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, False, False, DROPS, PRECISION, MOMENT, GROUPS,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, False, DROPS, PRECISION, MOMENT, GROUPS,
             TOP, WITH_OUT,
         )  # fmt: skip
         state = walk(
             state, full_stop, stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, SKIP, DROPS, PRECISION, MOMENT, GROUPS,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, DROPS, PRECISION, MOMENT, GROUPS,
             TOP, WITH_OUT,
         )  # fmt: skip
 
@@ -164,7 +166,7 @@ class Out(NamedTuple):
 def walk(
     state, start, stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, lo, hi,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    N: tl.constexpr, MASKED: tl.constexpr, SKIP: tl.constexpr, DROPS: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
     WITH_OUT: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +177,7 @@ def walk(
             allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
         else:
             allowed = (keys >= 0)[None, :]
-        if SKIP:  # a tile may be empty between the ranges of its rows
+        if MASKED and rule.bits is not None:  # no range says which tiles are empty
             if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
                 state = take(
                     state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
@@ -206,12 +208,13 @@ def take(
 
     new_top = tl.maximum(top, tl.max(x, 1))
     base = anchor(new_top)
-    powers = exp_above(x, base, rule)
+    exponents = above(x, base, rule)
+    powers = tl.exp2(exponents)
     rescale = tl.exp2((top - base) * rule.unit)
     if MOMENT:
         # exp2 of -1000 is 0, and unlike -inf it may be multiplied by 0.
         shift = tl.maximum((top - base) * rule.unit, -1000.0)
-        below = tl.maximum((x - base[:, None]) * rule.unit, -1000.0)
+        below = tl.maximum(exponents, -1000.0)
         moment = rescale * (moment + shift * total) + tl.sum(powers * below, 1)
     total = total * rescale + tl.sum(powers, 1)
     if groups is not None:
@@ -316,29 +319,27 @@ def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOC
 @triton.jit
 def merge_splits(
     out, partial, sums, split_max, split_sum, rule, sizes, splits, count,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """The output from what the splits of the keys found, one after the other, M rows a program.
+    """The output from what the splits of the keys found: a row a program, all its splits at once.
     Reads splits x (Dv + 2) numbers a row, a few thousandths of what the splits read."""
-    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    real = row < count
-    at = tl.minimum(row, count - 1)
-    d = tl.arange(0, BLOCK_DV)
-    top = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, BLOCK_DV], tl.float32)
-    for split in range(0, splits):
-        here = split * count + at
-        other = tl.load(split_max + here)
-        new_top = tl.maximum(top, other)
-        base = anchor(new_top)
-        ours = tl.exp2((top - base) * rule.unit)
-        theirs = tl.exp2((other - base) * rule.unit)
-        total = total * ours + tl.load(split_sum + here) * theirs
-        part = tl.load(partial + here[:, None] * DV + d[None, :], mask=d[None, :] < DV, other=0.0)
-        acc = acc * ours[:, None] + part * theirs[:, None]
-        top = new_top
+    at = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
+    there = split < splits
+    here = split.to(tl.int64) * count + tl.program_id(0)
+    tops = tl.load(split_max + here, mask=there, other=float("-inf"))
+    totals = tl.load(split_sum + here, mask=there, other=0.0)
+    parts = tl.load(
+        partial + here[:, None] * DV + d[None, :],
+        mask=there[:, None] & (d[None, :] < DV),
+        other=0.0,
+    )
+    top = tl.max(tops, 0)
+    factors = tl.exp2((tops - anchor(top)) * rule.unit)
+    one = tl.zeros([1], tl.float32)  # `finish` takes rows, and this is one
+    acc = tl.sum(parts * factors[:, None], 0)[None, :]
     h = ((at // sizes.Tq) % sizes.H).to(tl.int32)
-    if sums.max is not None:
-        tl.store(sums.max + at, tl.where(total != total, total, top), mask=real)
-    finish(out, sums, rule, top, total, acc, at, h, real, DV, BLOCK_DV)
+    finish(
+        out, sums, rule, top + one, tl.sum(totals * factors, 0) + one, acc, at, h, at < count, DV,
+        BLOCK_DV,
+    )  # fmt: skip

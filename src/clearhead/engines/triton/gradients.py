@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from ..operators import KernelArgs
@@ -19,17 +18,34 @@ from .arguments import (
     with_rows,
 )
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
-from .launch import FUSED, dot_precision, head_block, on_device
+from .launch import FUSED, Table, Tiles, dot_precision, head_block, on_device, tile_from
 
-
-def backward_tiles(Tq: int, D: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """(queries, keys, warps) of a tile. Two (tile, D) sums in fp32 stay in registers, beside four
-    tiles of products."""
-    if dtype == torch.float32:
-        queries, keys = (32, 32) if D <= 64 else (16, 32) if D <= 128 else (16, 16)
-    else:
-        queries, keys = (64, 64) if D <= 64 else (32, 64) if D <= 128 else (32, 32)
-    return min(queries, max(16, triton.next_power_of_2(Tq))), keys, 4
+# As `FORWARD` (launch.py). In `query_gradients` and `bias_gradients` a program keeps queries and
+# walks over keys; in `key_gradients` it keeps the keys, and two (keys, D) sums in fp32.
+QUERY_GRADIENTS: Table = {
+    False: {
+        64: ((128, 64, 8, 2), (128, 64, 8, 2)),
+        128: ((128, 64, 8, 2), (128, 32, 8, 2)),
+        256: ((64, 32, 8, 2), (32, 32, 4, 2)),
+    },
+    True: {
+        64: ((32, 32, 4, 2), (32, 32, 4, 2)),
+        128: ((16, 32, 4, 2), (16, 32, 4, 2)),
+        256: ((16, 16, 4, 2), (16, 16, 4, 2)),
+    },
+}
+KEY_GRADIENTS: Table = {
+    False: {
+        64: ((64, 64, 4, 2), (64, 64, 4, 2)),
+        128: ((64, 64, 8, 2), (32, 64, 8, 2)),
+        256: ((32, 32, 8, 2), (32, 32, 8, 1)),
+    },
+    True: {
+        64: ((32, 32, 8, 2), (32, 32, 8, 2)),
+        128: ((16, 32, 8, 2), (16, 32, 8, 2)),
+        256: ((16, 16, 8, 2), (16, 16, 8, 1)),
+    },
+}
 
 
 def gradients(
@@ -63,17 +79,11 @@ def gradients(
         return dq, dk, dv, dbias, dsinks
 
     delta = q.new_empty((B, H, Tq), dtype=torch.float32)
-    M, N, warps = backward_tiles(Tq, max(head_block(D), head_block(DV)), q.dtype)
-    q_tiles, k_tiles = math.ceil(Tq / M), math.ceil(Tk / N)
     of_kernel = kernel_rule(rule, sizes)
-    blocks: dict[str, Any] = dict(
-        D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), M=M, N=N
-    )
-    how: dict[str, Any] = dict(
-        BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
-        num_warps=warps, num_stages=2, **FUSED,
+    for_all: dict[str, Any] = dict(
+        D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), BAND=rule.lo is None,
+        DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype), **FUSED,
     )  # fmt: skip
-    skip = rule.bits is not None or of_kernel.ranges > 1
     saved = top, share, delta
     with on_device(q):
         row_products[(math.ceil(B * H * Tq / 32),)](
@@ -83,27 +93,37 @@ def gradients(
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
             dq_sum = torch.zeros(dq.shape, device=q.device) if atomic else None
+            for_tiles = Tq, max(head_block(D), head_block(DV)), q.dtype, q.device
+            tile = tile_from(QUERY_GRADIENTS, *for_tiles)
             if dq_sum is None:
-                query_gradients[(q_tiles * H * B,)](
-                    *tensors, *saved, dq, rule.scale, of_kernel, sizes, q_tiles, SKIP=skip,
-                    **blocks, **how,
+                tiles = math.ceil(Tq / tile.queries)
+                query_gradients[(tiles * H * B,)](
+                    *tensors, *saved, dq, rule.scale, of_kernel, sizes, tiles,
+                    **_launched(tile), **for_all,
                 )  # fmt: skip
-            first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
-            key_gradients[(k_tiles * G * B,)](
+            if bias is not None and bias.numel():
+                dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
+            tile = tile_from(KEY_GRADIENTS, *for_tiles)
+            first, last = None, None
+            if rule.lo is not None:
+                first, last = seen_from(rule, sizes, tile.queries, tile.keys)
+            tiles = math.ceil(Tk / tile.keys)
+            key_gradients[(tiles * G * B,)](
                 *tensors, *saved, dq_sum, dk, dv, cells_if(first), cells_if(last), rule.scale,
-                of_kernel, sizes, k_tiles, SKIP=skip, **blocks, **how,
+                of_kernel, sizes, tiles, **_launched(tile), **for_all,
             )  # fmt: skip
             if dq_sum is not None:
                 dq = dq_sum.mul_(rule.scale).to(q.dtype)
-            if bias is not None and bias.numel():
-                dbias = _of_bias(
-                    bias, tensors, saved, of_kernel, sizes, q_tiles, k_tiles, {**blocks, **how}
-                )
     if rule.sinks is not None:
         share_of_sink = torch.exp(rule.sinks.view(-1, 1) - lse)
         share_of_sink = share_of_sink.masked_fill(lse == -math.inf, 0.0)
         dsinks = -(share_of_sink * delta).sum((0, 2))
     return dq, dk, dv, dbias, dsinks
+
+
+def _launched(tile: Tiles) -> dict[str, int]:
+    """A tile as a launch of the backward kernels names it."""
+    return dict(M=tile.queries, N=tile.keys, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def _of_bias(
@@ -112,11 +132,11 @@ def _of_bias(
     saved: tuple[Tensor, ...],
     rule: KernelRule,
     sizes: Sizes,
-    q_tiles: int,
-    k_tiles: int,
-    how: dict[str, Any],
+    tile: Tiles,
+    for_all: dict[str, Any],
 ) -> Tensor:
     """The gradient of a bias, in its shape and dtype."""
+    q_tiles, k_tiles = math.ceil(sizes.Tq / tile.queries), math.ceil(sizes.Tk / tile.keys)
     B, H, Tq, Tk = bias.shape
     if Tq == 1 or Tk == 1:  # O(T) numbers for each head, then added up
         B, H = sizes.B, sizes.H
@@ -125,7 +145,7 @@ def _of_bias(
     programs = B * H * (q_tiles if per_q else 1) * (k_tiles if per_k else 1)
     bias_gradients[(programs,)](
         *tensors, *saved, found, rule, sizes, q_tiles, k_tiles,
-        PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **how,
+        PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **_launched(tile), **for_all,
     )  # fmt: skip
     broadcast = [d for d in (0, 1) if found.shape[d] != bias.shape[d]]
     return (found.sum(broadcast, keepdim=True) if broadcast else found).to(bias.dtype)

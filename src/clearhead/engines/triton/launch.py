@@ -1,11 +1,13 @@
 """Launching the forward kernel: tile sizes, splits of the keys, buffers.
 
-The sizes follow from registers and shared memory (forward.py) and were not yet measured.
+The sizes follow from registers and shared memory (forward.py), as the compiler counts them; no
+kernel was timed yet.
 """
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,12 +20,24 @@ from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
 # A split has at least so many keys, and a row at most so many splits. Neither depends on the batch
 # or the device, so an example's bits are the same in any batch.
 LEAST_SPLIT, MOST_SPLITS = 512, 64
-# By fp32 or not and by head size: queries, keys, warps and stages of a tile. The largest that spill
-# few or no registers, as ptxas counts them for compute capability 9.0 (causal).
-LARGEST = {
-    False: {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2)},
-    True: {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 4, 1)},
+# By fp32 or not and by head size: queries, keys, warps and stages of a tile, where a block may have
+# `ROOMY` bytes of shared memory (capability 8.0, 9.0 and 10.0) and where it has 99 KB (8.6, 8.9 and
+# 12.0). The largest that fit and spill few or no registers in their loops, as ptxas counts them
+# (causal); 64 rows at least where they can be had, as the matrix units of 9.0 ask.
+Table = dict[bool, dict[int, tuple[tuple[int, int, int, int], tuple[int, int, int, int]]]]
+FORWARD: Table = {
+    False: {
+        64: ((128, 64, 8, 3), (128, 64, 8, 3)),
+        128: ((128, 64, 8, 3), (128, 64, 8, 2)),
+        256: ((64, 32, 8, 2), (64, 32, 8, 2)),
+    },
+    True: {
+        64: ((64, 32, 8, 2), (64, 32, 8, 2)),
+        128: ((32, 32, 8, 2), (32, 32, 8, 2)),
+        256: ((16, 16, 4, 1), (16, 16, 4, 1)),
+    },
 }
+ROOMY = 160 * 1024
 # A product and a sum may round once: Triton 3.9 does so with a warning, 3.10 only where it is said.
 FUSED = {"enable_fp_fusion": True}
 FEW_QUERIES = 16  # up to which heads that read the same keys share a tile, and keys are split
@@ -39,19 +53,33 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def forward_tiles(sizes: Sizes, D: int, dtype: torch.dtype) -> Tiles:
+def forward_tiles(sizes: Sizes, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """The running sum, rows x head size in fp32, stays in registers; `stages` tiles of keys and
-    values in shared memory: at D = 128 in bf16 3 x 64 x 256 x 2 bytes = 98 KB of the 163 (A100) to
-    227 KB (H100). `D` is the larger head size, a power of 2."""
+    values in shared memory. Where queries are few a tile is small on every device."""
     wide = dtype == torch.float32
     if sizes.Tq <= FEW_QUERIES:
-        heads = triton.next_power_of_2(max(sizes.H // max(sizes.G, 1), 1))
-        queries = triton.next_power_of_2(max(sizes.Tq, 1))
+        heads = power_of_2(sizes.H // max(sizes.G, 1))
+        queries = power_of_2(sizes.Tq)
         heads = min(heads, max(64 // queries, 1))
         queries = max(queries, 16 // heads)  # the matrix units take 16 rows at least
         return Tiles(heads, queries, 32 if wide or D > 128 else 64, 4, 2 if wide else 3)
-    most, keys, warps, stages = LARGEST[wide][min(max(D, 64), 256)]
-    return Tiles(1, min(most, max(16, triton.next_power_of_2(sizes.Tq))), keys, warps, stages)
+    return tile_from(FORWARD, sizes.Tq, D, dtype, device)
+
+
+def tile_from(table: Table, Tq: int, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """What a table says of a device; no more queries than there are. `D` is as above."""
+    large, small = table[dtype == torch.float32][min(max(D, 64), 256)]
+    queries, keys, warps, stages = large if shared_memory(device) >= ROOMY else small
+    return Tiles(1, min(queries, max(16, power_of_2(Tq))), keys, warps, stages)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have; the interpreter knows no bound."""
+    if device.type != "cuda":
+        return ROOMY
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack the next name
+    return properties.shared_memory_per_block_optin
 
 
 def splits_of(sizes: Sizes, tile: Tiles) -> tuple[int, int]:
@@ -81,7 +109,7 @@ def attend(
     B, H, _, Tq, _ = sizes
     D, DV = q.shape[3], 1 if v is None else v.shape[3]
     block_d, block_dv = head_block(D), head_block(DV)
-    tile = forward_tiles(sizes, max(block_d, block_dv), q.dtype)
+    tile = forward_tiles(sizes, max(block_d, block_dv), q.dtype, q.device)
     if rule.bias is not None and tile.heads == 1:  # a tile of it lies in each stage
         tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
     splits, chunk = splits_of(sizes, tile)
@@ -93,8 +121,8 @@ def attend(
         lead = () if name in ("share", "lse", "final") else (splits,)
         return q.new_empty((*lead, B, H, Tq, *more), dtype=dtype)
 
-    top_block = max(2, triton.next_power_of_2(top)) if top else 1
-    group_block = triton.next_power_of_2(max(n_groups, 1))
+    top_block = max(2, power_of_2(top)) if top else 1
+    group_block = power_of_2(n_groups)
     sums = RowSums(
         buffer("max"), buffer("sum"), buffer("share"), buffer("lse"), buffer("moment"),
         buffer("masses", group_block), buffer("best", top_block),
@@ -127,30 +155,33 @@ def attend(
             kernel_args, sizes, tiles, splits, chunk,
             D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
             HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
-            BAND=rule.lo is None, SKIP=rule.bits is not None or kernel_args.ranges > 1,
-            DROPS=rule.seed is not None, PRECISION=precision,
+            BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=precision,
             MOMENT="moment" in wanted, GROUPS=group_block, TOP=top_block,
             WITH_OUT=v is not None,
             num_warps=tile.warps, num_stages=tile.stages, **FUSED,
         )  # fmt: skip
         if merges:
-            height = 16
-            merge_splits[(math.ceil(B * H * Tq / height),)](
-                out, partial, sums._replace(max=None), split_max, split_sum, kernel_args, sizes,
-                splits, B * H * Tq, DV=DV, BLOCK_DV=block_dv, M=height, **FUSED,
+            merge_splits[(B * H * Tq,)](
+                out, partial, sums, split_max, split_sum, kernel_args, sizes, splits, B * H * Tq,
+                DV=DV, BLOCK_DV=block_dv, SPLITS=power_of_2(splits), **FUSED,
             )  # fmt: skip
     return out, found, splits
 
 
+def power_of_2(n: int) -> int:
+    """The least that is not below n, 1 at least; Triton's own takes microseconds a call."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def head_block(D: int) -> int:
     """What a head takes in a tile: the matrix units want a power of 2, 16 at least."""
-    return max(16, triton.next_power_of_2(max(D, 1)))
+    return max(16, power_of_2(D))
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """fp32 products are exact in fp32 ("ieee"), unless torch was told that tf32 will do:
-    `torch.set_float32_matmul_precision("high")`."""
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    """fp32 products are exact in fp32 ("ieee"), unless torch was told that tf32 will do, by
+    `torch.backends.cuda.matmul.fp32_precision` or one of the two older ways, which set it too."""
+    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "tf32"
     if dtype == torch.bfloat16 and interprets():
         return "widened"

@@ -3,15 +3,13 @@ one. They come back as what `stats/state.py` describes, on the device, and finis
 other `Partial`."""
 
 import math
-from functools import reduce
 from typing import cast
 
 import torch
-import triton
 from torch import Tensor
 
 from ...masks.key_ranges import KeyRanges
-from ...problem.online_softmax import Accumulator, State, WeightedSum, merge
+from ...problem.online_softmax import Accumulator, State, WeightedSum, anchor, moved
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, map, mass, rows as exact, topk
 from ...stats.row_statistics import Moment
@@ -21,7 +19,7 @@ from ...torch_state import is_plain
 from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of, with_rows
 from .forward import Groups
 from .gradients import seen_from
-from .launch import FUSED, attend, dot_precision, head_block, on_device
+from .launch import FUSED, attend, dot_precision, head_block, on_device, power_of_2
 from .weight_sums import exact_rows, sum_weights
 
 LN2 = math.log(2.0)
@@ -60,17 +58,14 @@ def answer_and_stats(
     wanted |= {"moment"} if "moment" in empty.more else set()
     wanted |= {"masses"} if groups else set()
     wanted |= {"best", "where"} if top is not None else set()
-    out, found, splits = attend(
+    out, found, _ = attend(
         inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted),
         _stacked(groups) if groups else None, len(groups),
         0 if top is None else max(top.keys.shape[-1], 1),
     )  # fmt: skip
     natural = kernel_rule(rule, sizes_of(inputs.q, inputs.k)).natural
     p = p.undropped
-    parts = (
-        _state({name: x[i] for name, x in found.items()}, natural, empty) for i in range(splits)
-    )
-    state = reduce(merge, parts)
+    state = _state(found, natural, empty)
     sums = None
     if any(s.sweep == "second" for s in statistics):
         share = finish_rows(state, p.sinks).share
@@ -80,23 +75,29 @@ def answer_and_stats(
 
 
 def _state(found: dict[str, Tensor], natural: float, empty: State) -> State:
-    """What one split found, in nats."""
+    """What the splits found, (splits, ...) each, merged and in nats."""
     more: dict[str, Accumulator] = {}
     if "moment" in empty.more:
         more["moment"] = Moment(found["moment"] * LN2)
     if "groups" in empty.more:
         (sums,) = empty.more["groups"]
         more["groups"] = WeightedSum(found["masses"][..., : sums.shape[-1]])
+    splits = State(found["max"] * natural, found["sum"], more)
+    top = splits.max.amax(0)
+    # All at once, where `merge` would take them pair by pair.
+    summed = moved(splits, anchor(top)).map(lambda x: x.sum(0))
+    more = dict(summed.more)
     if "top" in empty.more:  # which the kernel does not sort
-        unsorted = TopScores(found["best"] * natural, found["where"].long())
+        best, where = (found[name].movedim(0, -2).flatten(-2) for name in ("best", "where"))
+        unsorted = TopScores(best * natural, where.long())
         more["top"] = cast(TopScores, empty.more["top"]).merged(unsorted)
-    return State(found["max"] * natural, found["sum"], more)
+    return State(top, summed.sum, more)
 
 
 def _stacked(groups: list[KeyRanges]) -> Groups:
     """The ranges of all groups side by side, as many for each; the added ones are empty."""
     most = max(g.lo.shape[-1] for g in groups)
-    count = triton.next_power_of_2(len(groups))
+    count = power_of_2(len(groups))
     shape = torch.broadcast_shapes(*(g.lo.shape[:3] for g in groups))
     device = groups[0].lo.device
     lo = torch.zeros(*shape, count, most, dtype=torch.int32, device=device)
@@ -154,7 +155,7 @@ def _sum_weights(
 def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int]:
     """Queries and keys of a tile; no more queries than a bin has, which would be idle."""
     wide = p.dtype == torch.float32 or block_d > 128
-    rows_of_bin = triton.next_power_of_2(max(p.Tq // q_bins, 1))
+    rows_of_bin = power_of_2(p.Tq // q_bins)
     return min(32 if wide else 64, max(16, rows_of_bin)), 32 if wide else 64
 
 

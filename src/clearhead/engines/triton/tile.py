@@ -173,10 +173,10 @@ def anchor(top):
 
 
 @triton.jit
-def exp_above(x, base, rule):
-    """exp(x - base), (M, N), of logits in units of the rule. Of bare products in one instruction,
-    rounded at the size of the difference but for what all cells of a row share; a bias may be as
-    large as a float, and then only the difference is multiplied."""
+def above(x, base, rule):
+    """x - base, (M, N), of logits in units of the rule as an exponent of 2. Of bare products in one
+    instruction, rounded at the size of the difference but for what all cells of a row share; a bias
+    may be as large as a float, and then only the difference is multiplied."""
     if rule.scale is None:
-        return tl.exp2(tl.fma(x, rule.unit, -(base * rule.unit)[:, None]))
-    return tl.exp2((x - base[:, None]) * rule.unit)
+        return tl.fma(x, rule.unit, -(base * rule.unit)[:, None])
+    return (x - base[:, None]) * rule.unit

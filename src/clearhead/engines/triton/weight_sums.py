@@ -37,7 +37,7 @@ def sum_weights(
     for q_bin in range(0, q_bins):
         bin_start = ((tile * 0 + q_bin).to(tl.int64) * sizes.Tq // q_bins).to(tl.int32)
         bin_stop = ((tile * 0 + q_bin + 1).to(tl.int64) * sizes.Tq // q_bins).to(tl.int32)
-        acc = tl.zeros([N], tl.float32)
+        cells = tl.zeros([M, N], tl.float32)
         for j in range(0, rule.ranges):
             if BAND:
                 start = tl.maximum(tile * N - rule.after, 0)
@@ -59,7 +59,8 @@ def sum_weights(
                         queries, key_tile, tl.load(top + at_head + t), tl.load(share + at_head + t),
                         rule, b, h, t, keys, allowed, real, True, PRECISION,
                     )  # fmt: skip
-                    acc += tl.sum(w, 0)
+                    cells += w
+        acc = tl.sum(cells, 0)
         total += acc
         if pooled is not None:
             line = ((at_head // sizes.Tq * q_bins + q_bin) * tiles + tile) * slots
