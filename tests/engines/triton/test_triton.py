@@ -68,11 +68,51 @@ def test_kernels_interpreted():
     interpret("tests/engines/triton/test_kernels.py", "-m", "slow or not slow")
 
 
+COMPILE = str(Path(__file__).parent / "compile_kernels.py")
+
+
 @needs_triton
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.timeout(300)
-def test_kernels_compile_for_a_gpu(capability):
-    python(str(Path(__file__).parent / "compile_kernels.py"), str(capability), interpret=False)
+def test_kernels_compile_for_a_gpu():
+    python(COMPILE, "90", interpret=False)
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("capability", ["80", "89", "90", "120"])
+@pytest.mark.timeout(3600)
+def test_all_kernels_compile_and_fit(capability):
+    """Every head size, dtype and variant; 89 and 120 have the least shared memory, as has 86."""
+    python(COMPILE, capability, "all", interpret=False)
+
+
+@needs_triton
+def test_tiles_follow_what_a_block_may_have(monkeypatch):
+    """A card of 99 KB gets the smaller tiles; no tile has fewer rows than the matrix units take."""
+    from clearhead.engines.triton import launch
+    from clearhead.engines.triton.gradients import KEY_GRADIENTS, QUERY_GRADIENTS
+
+    cpu = torch.device("cpu")
+    for table in (launch.FORWARD, QUERY_GRADIENTS, KEY_GRADIENTS):
+        for kind, D in ((torch.bfloat16, 128), (torch.float32, 256)):
+            large, small = table[kind == torch.float32][D]
+            for bytes_there, tile in ((163 * 1024, large), (99 * 1024, small)):
+                monkeypatch.setattr(
+                    launch, "shared_memory", lambda device, found=bytes_there: found
+                )
+                assert launch.tile_from(table, 4096, D, kind, cpu) == (1, *tile)
+                assert launch.tile_from(table, 3, D, kind, cpu).queries == 16
+
+
+@needs_triton
+def test_a_power_of_2_is_tritons_own():
+    import triton
+
+    from clearhead.engines.triton.launch import power_of_2
+
+    for n in range(1, 5000):
+        assert power_of_2(n) == triton.next_power_of_2(n)
+    assert power_of_2(0) == 1
 
 
 # ------------------------------------------------------------------------------ choosing on a GPU

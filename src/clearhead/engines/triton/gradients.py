@@ -18,7 +18,7 @@ from .arguments import (
     with_rows,
 )
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
-from .launch import FUSED, Table, Tiles, dot_precision, head_block, on_device, tile_from
+from .launch import FUSED, Table, Tiles, dot_precision, head_block, on_device, roomy, tile_from
 
 # As `FORWARD` (launch.py). In `query_gradients` and `bias_gradients` a program keeps queries and
 # walks over keys; in `key_gradients` it keeps the keys, and two (keys, D) sums in fp32.
@@ -80,9 +80,13 @@ def gradients(
 
     delta = q.new_empty((B, H, Tq), dtype=torch.float32)
     of_kernel = kernel_rule(rule, sizes)
+    block = max(head_block(D), head_block(DV))
+    precision = dot_precision(q.dtype)
+    if precision == "tf32" and atomic and block > 128 and not roomy(q.device):
+        precision = "ieee"  # tf32 is allowed, not asked for; its operands would take 128 KB
     for_all: dict[str, Any] = dict(
         D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), BAND=rule.lo is None,
-        DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype), **FUSED,
+        DROPS=rule.seed is not None, PRECISION=precision, **FUSED,
     )  # fmt: skip
     saved = top, share, delta
     with on_device(q):
@@ -93,7 +97,7 @@ def gradients(
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
             dq_sum = torch.zeros(dq.shape, device=q.device) if atomic else None
-            for_tiles = Tq, max(head_block(D), head_block(DV)), q.dtype, q.device
+            for_tiles = Tq, block, q.dtype, q.device
             tile = tile_from(QUERY_GRADIENTS, *for_tiles)
             if dq_sum is None:
                 tiles = math.ceil(Tq / tile.queries)

@@ -55,22 +55,28 @@ class Tiles(NamedTuple):
 
 def forward_tiles(sizes: Sizes, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """The running sum, rows x head size in fp32, stays in registers; `stages` tiles of keys and
-    values in shared memory. Where queries are few a tile is small on every device."""
+    values in shared memory. Where queries are few a tile fits every device, and is the same on all
+    of them, as the splits of the keys follow from it. `D` is the larger head size, a power of 2."""
     wide = dtype == torch.float32
     if sizes.Tq <= FEW_QUERIES:
         heads = power_of_2(sizes.H // max(sizes.G, 1))
         queries = power_of_2(sizes.Tq)
         heads = min(heads, max(64 // queries, 1))
         queries = max(queries, 16 // heads)  # the matrix units take 16 rows at least
-        return Tiles(heads, queries, 32 if wide or D > 128 else 64, 4, 2 if wide else 3)
+        keys = 64 // (2 if wide else 1) // (2 if D > 128 else 1)
+        return Tiles(heads, queries, keys, 4, 2 if wide else 3)
     return tile_from(FORWARD, sizes.Tq, D, dtype, device)
 
 
 def tile_from(table: Table, Tq: int, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """What a table says of a device; no more queries than there are. `D` is as above."""
     large, small = table[dtype == torch.float32][min(max(D, 64), 256)]
-    queries, keys, warps, stages = large if shared_memory(device) >= ROOMY else small
+    queries, keys, warps, stages = large if roomy(device) else small
     return Tiles(1, min(queries, max(16, power_of_2(Tq))), keys, warps, stages)
+
+
+def roomy(device: torch.device) -> bool:
+    return shared_memory(device) >= ROOMY
 
 
 @cache
