@@ -119,6 +119,7 @@ if __name__ == "__main__":
                 forward_and_back(dtype, 512, 512, D, mask=ch.causal)
                 forward_and_back(dtype, 512, 512, D, atomic=True, forward=False, mask=ch.causal)
                 forward_and_back(dtype, 512, 512, D, **everything)
+                forward_and_back(dtype, 512, 512, D, atomic=True, forward=False, **everything)
                 few_queries(dtype, D, bias=torch.zeros(4096))
             forward_and_back(dtype, 17, 512, 128, mask=ch.Causal(align="end"))
             count(dtype, 512, 512, 256, mask=ranges)
