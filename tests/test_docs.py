@@ -1,5 +1,6 @@
 """The documentation: its code runs, its links resolve, every public name is in the reference."""
 
+import json
 import re
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def test_every_public_name_is_in_the_reference():
     for part in (ch.nn, ch.distributed, ch.edits, ch.hf):
         for name in part.__all__:
             assert re.search(rf"\b{name}\b", REFERENCE), f"{part.__name__}.{name}"
+
+
+@pytest.mark.parametrize("level, heading", [("avx512", "## AVX-512"), ("avx2", "## AVX2")])
+def test_the_tables_of_benchmarks_are_whole(level, heading):
+    """Every case that was measured, ours and torch's share of the ceiling as they were."""
+    text = (ROOT / "docs" / "benchmarks.md").read_text().split(heading)[1].split("## ")[0]
+    measured = json.loads((ROOT / "bench" / "results" / f"{level}.json").read_text())["results"]
+    shown = dict(re.findall(r"^\| ([^|]+?) \| (\d+ % \| \d+ %) \|", text, re.MULTILINE))
+    expected = {
+        x["case"]: " | ".join(
+            f"{100 * x['peers'][peer]['share']:.0f} %" for peer in ("clearhead", "torch sdpa")
+        )
+        for x in measured
+        if x["group"] in ("prefill", "decode", "training")
+    }
+    assert shown == expected
 
 
 def test_the_table_of_errors_was_made_by_its_command():

@@ -5,6 +5,7 @@ A cell says by its tags what it is. `figure-ID`: its output shows that figure of
 exercise, and the checker answers.
 """
 
+import asyncio
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import jupytext
 import numpy as np
 import pytest
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
@@ -88,17 +90,29 @@ def with_odd_attempts(notebook):
     return notebook
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One kernel for all lessons: half of a lesson's time would be for importing torch again."""
+    manager = AsyncKernelManager(kernel_name="python3")
+    yield manager
+    asyncio.run(manager.shutdown_kernel(now=True))
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_lesson(path):
+def test_lesson(path, kernel):
     before = set(FOLDER.iterdir())
     notebook = with_odd_attempts(jupytext.read(path))
-    NotebookClient(
+    notebook.cells.insert(0, new_code_cell("%reset -f"))  # each lesson begins with no names
+    client = NotebookClient(
         notebook,
+        km=kernel,
         timeout=100,
         coalesce_streams=True,
         resources={"metadata": {"path": str(FOLDER)}},
         extra_arguments=["--log-level=ERROR"],  # each kernel warns that it is not encrypted
-    ).execute()
+    )
+    client.execute()
+    client.kc.stop_channels()
     assert set(FOLDER.iterdir()) == before
 
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -20,7 +20,7 @@ def printed(world: int, script: str, *options: str) -> list[str]:
 @pytest.mark.parametrize(
     "script, options",
     [
-        ("train_long_text.py", ("--tokens=257", "--steps=3")),
+        pytest.param("train_long_text.py", ("--tokens=257", "--steps=3"), marks=pytest.mark.slow),
         ("look_at_long_text.py", ("--tokens=311",)),
     ],
 )

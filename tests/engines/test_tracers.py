@@ -64,7 +64,7 @@ def given(kind):
     }[kind]
 
 
-@pytest.mark.parametrize("engine", ["auto", "sdpa"])
+@pytest.mark.parametrize("engine", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "outside"])
 def test_rules_of_tensors_are_one_graph(kind, engine):
     rule, numbers = given(kind)

@@ -45,7 +45,8 @@ class Report(Findings):
     def __str__(self) -> str:
         names = [n for n in LABELS if any(n in x.shares for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
-        rows = [("layer", "head", "does", "by", "entropy", last, *names)]
+        titles = ["itself" if name == "same" else name for name in names]
+        rows = [("layer", "head", "does", "by", "entropy", last, *titles)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
