@@ -40,10 +40,7 @@ def train(
       clearhead train book.txt --steps 2000 --size 64
     """
     from clearhead import storyteller
-    from clearhead.errors import as_number
 
-    rule = "a learning rate is a finite number: weights of a larger one are no numbers."
-    as_number("--rate", rate, rule, "pass a rate such as 2.5e-3.")
     teller = storyteller.train(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
         heads=heads, context=length, every=every,

@@ -23,4 +23,4 @@ def test_a_rate_that_is_not_finite_is_refused_before_anything_is_written(tmp_pat
     out = tmp_path / "out"
     ran = CliRunner().invoke(app, ["train", "--steps", "1", "--rate", "inf", "--out", str(out)])
     assert isinstance(ran.exception, BadValue)
-    assert ran.exception.gave == "--rate=inf." and not out.exists()
+    assert ran.exception.gave == "rate=inf." and not out.exists()

@@ -134,3 +134,8 @@ def test_of_a_long_table_the_middle_is_left_out():
     rows = [("number",), *((str(i),) for i in range(1000))]
     found = re.findall("<td>(.*?)</td>", cells.cell("", rows))
     assert len(found) == cells.MOST_ROWS and found[0] == "0" and found[-2:] == ["…", "999"]
+
+
+def test_a_mask_without_a_size_that_fits_shows_its_formula():
+    shown = (ch.documents([0, 0], queries=[0, 0, 0]) & ch.causal)._repr_html_()
+    assert "(k &lt;= q)" in shown and "<svg" not in shown

@@ -256,8 +256,8 @@ def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
 
 
 def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
-    """Move -inf in a bias to the mask, so that a NaN in a blocked value has no effect. Whether there
-    is one is read, for which a call on a GPU waits; else all of it would become a mask."""
+    """Move -inf in a bias to the mask, so that a NaN in a blocked value has no effect. Whether it
+    has one is read, for which a call on a GPU waits; else all of it would become a mask."""
     numbers, known = bias.tensor.detach(), has_values(bias.tensor)
     if known and (not numbers.numel() or math.isfinite(numbers.amin().item())):
         return mask, bias

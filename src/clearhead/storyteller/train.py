@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim import AdamW
 
-from ..errors import BadValue, writable_folder
+from ..errors import BadValue, as_number, writable_folder
 from . import checkpoint
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST
@@ -53,6 +53,8 @@ class Recipe:
                     "a training has at least one step, of at least one story.",
                     f"pass a larger {name}.",
                 )
+        rule = "a learning rate is a finite number: weights of a larger one are no numbers."
+        as_number("rate", self.rate, rule, "pass a rate such as 2.5e-3.")
 
 
 @dataclass

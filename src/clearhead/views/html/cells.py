@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...errors import BadValue
 from ...masks import Mask
 from ...masks.grid import make_grid
 from ...results.trace import Trace
@@ -76,8 +77,11 @@ def trace_cell(trace: Trace) -> str:
 def mask_cell(mask: Mask) -> str:
     """The mask's notation and formula, and a picture of its first batch and head: dark may look. Of
     a mask larger than 64 x 64 evenly spaced queries and keys are drawn."""
-    grid = make_grid(mask, None, None, default=8)
     caption = f"{mask!r}: {mask.formula}"
+    try:
+        grid = make_grid(mask, None, None, default=8)
+    except BadValue:  # no sizes fit all of its parts
+        return cell(caption)
     if not grid.Tq or not grid.Tk:
         return cell(caption)
     zero = torch.zeros((), dtype=torch.long)
