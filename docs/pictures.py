@@ -28,7 +28,7 @@ STORY = (
 CASES = {
     "fp32 full": "a text of 2048 tokens, float32",
     "fp32 causal": "the same, causal",
-    "bf16 full": "the same in bfloat16",
+    "bf16 full": "2048 tokens, bfloat16",
     "decode float32 B=1 H=32 G=32 Tk=4096": "decode, 4096 keys, float32",
     "decode bfloat16 B=1 H=32 G=8 Tk=65536": "decode, 65,536 keys, bfloat16",
     "training fp32 causal": "training, causal, float32",
@@ -42,7 +42,7 @@ PEERS = {
 
 def explorer(path: Path) -> None:
     """The page of the storyteller as it opens."""
-    found = report_teller(storyteller.load(), STORY, progress=False)
+    found = report_teller(storyteller.load(), STORY, effects=True, progress=False)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         page = ch.views.html.write_report(found, Path(folder) / "page.html")
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
