@@ -79,11 +79,11 @@ def test_kernels_compile_for_a_gpu():
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.parametrize("capability", ["80", "89", "90", "120"])
-@pytest.mark.timeout(3600)
-def test_all_kernels_compile_and_fit(capability):
-    """Every head size, dtype and variant; 89 and 120 have the least shared memory, as has 86."""
-    python(COMPILE, capability, "all", interpret=False)
+@pytest.mark.timeout(1800)
+def test_all_kernels_compile_and_fit():
+    """Every head size, dtype and variant, in minutes; for the architecture with the least shared
+    memory, and so for 8.6 and 12.0, too. The others are compiled by hand (CONTRIBUTING)."""
+    python(COMPILE, "89", "all", interpret=False)
 
 
 @needs_triton
