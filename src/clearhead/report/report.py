@@ -45,8 +45,7 @@ class Report(Findings):
     def __str__(self) -> str:
         names = [n for n in LABELS if any(n in x.shares for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
-        titles = ["itself" if name == "same" else name for name in names]
-        rows = [("layer", "head", "does", "by", "entropy", last, *titles)]
+        rows = [("layer", "head", "does", "by", "entropy", last, *names)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
