@@ -193,6 +193,12 @@ TYPES = {
   Rule: that is a keyword of torch's scaled_dot_product_attention. Here a mask is mask=, a matrix that is added bias=, dropout is dropout=, and grouped heads need no flag.
   Way out: pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.""",
     ),
+    "an unknown keyword of a call that takes more": (
+        lambda: ch.look(Q, K, V, stat=["lse"]),
+        """look got stat=['lse'].
+  Rule: it takes stats, mask, bias, scale, softcap, sinks, dropout, seed and engine.
+  Way out: see help(clearhead.look).""",
+    ),
     "an unknown keyword": (
         lambda: ch.plan(Q, K, V, causal=True),
         """plan got causal=True.

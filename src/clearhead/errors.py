@@ -3,14 +3,17 @@
 And the checks of arguments: whole numbers, positions, numbers, a folder to write to.
 """
 
+import inspect
 import math
 import operator
 import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -56,6 +59,7 @@ class BadType(AttentionError, TypeError):
     """An argument of a kind (a type or a dtype) that the rule does not allow."""
 
 
+@cache  # an engine that lacks its library may be asked at each call
 def how_to_install(extra: str) -> str:
     """The command that installs what an optional part of clearhead needs, into this Python: the
     libraries by name, so that it works wherever clearhead itself came from."""
@@ -70,23 +74,28 @@ def how_to_install(extra: str) -> str:
     )
 
 
-def refuse_keywords(verb: str, given: Mapping[str, object]) -> None:
-    """Raises `BadType` for keywords that a call does not know; those of torch's function, `verb`'s
-    counterpart, are told their names here."""
-    for name, value in given.items():
-        rule = "it takes mask, bias, scale, softcap, sinks, dropout, seed and engine."
-        way = f"see help(clearhead.{verb})."
-        if name in ("attn_mask", "is_causal", "dropout_p", "enable_gqa"):
-            rule = (
-                "that is a keyword of torch's scaled_dot_product_attention. Here a mask is mask=, "
-                "a matrix that is added bias=, dropout is dropout=, and grouped heads need no flag."
-            )
-            way = (
-                "pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call "
-                "clearhead.compat.scaled_dot_product_attention, which takes torch's keywords."
-            )
-        shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-        raise BadType(f"{verb} got {name}={shown}.", rule, way)
+def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) -> NoReturn:
+    """Raises `BadType` for the first of the keywords that `call` does not know; those of torch's
+    function are told their names here."""
+    verb = call.__name__
+    parameters = inspect.signature(call).parameters.values()
+    *others, last = (x.name for x in parameters if x.kind is x.KEYWORD_ONLY)
+    name, value = next(iter(unknown.items()))
+    shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+    gave = f"{verb} got {name}={shown}."
+    if name in ("attn_mask", "is_causal", "dropout_p", "enable_gqa"):
+        raise BadType(
+            gave,
+            "that is a keyword of torch's scaled_dot_product_attention. Here a mask is mask=, a "
+            "matrix that is added bias=, dropout is dropout=, and grouped heads need no flag.",
+            "pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call "
+            "clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.",
+        )
+    raise BadType(
+        gave,
+        f"it takes {', '.join(others)} and {last}.",
+        f"see help(clearhead.{verb}).",
+    )
 
 
 def whole_number(value: object) -> int | None:

@@ -85,7 +85,7 @@ def attention(
     Streaming Language Models with Attention Sinks", as a learned logit OpenAI 2025, "gpt-oss".
     """
     if unknown:
-        refuse_keywords("attention", unknown)
+        refuse_keywords(attention, unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     if (ranks := active_ranks()) is not None:
         return ranks.attention(q, k, v, options, engine)
@@ -144,7 +144,7 @@ def look(
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
     """
     if unknown:
-        refuse_keywords("look", unknown)
+        refuse_keywords(look, unknown)
     must_not_be_sharded("look")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
@@ -177,7 +177,7 @@ def matrix(
     computed as the reference does. Other arguments and errors as in `attention`.
     """
     if unknown:
-        refuse_keywords("matrix", unknown)
+        refuse_keywords(matrix, unknown)
     must_not_be_sharded("matrix")
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, k, options)

@@ -16,6 +16,7 @@ from .edits import Edit, ablate
 from .estimate import Recorder, estimate as estimated
 from .hooks import editing, module_hooks
 from .intervene import intervene
+from .layers import THROUGH_CLEARHEAD
 from .metrics import Metric, next_token_loss
 from .progress import progress_bar
 
@@ -81,8 +82,7 @@ def effects(
         raise BadValue(
             f"The {type(model).__name__} ran, and made no attention call through clearhead.",
             "effects are of edits of attention calls that go through clearhead.",
-            "call this inside `with clearhead.compat.patched():` if it uses torch's function, load "
-            'it with attn_implementation="clearhead", or build it from clearhead.nn.',
+            f"{THROUGH_CLEARHEAD}.",
         )
     groups = _groups(edits, recorder)
     baseline = float(unedited.detach())

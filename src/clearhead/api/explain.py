@@ -47,7 +47,7 @@ def explain(
     Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
     """
     if unknown:
-        refuse_keywords("explain", unknown)
+        refuse_keywords(explain, unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     must_not_be_sharded("explain")
     problem, inputs = make_problem(q, k, v, options)

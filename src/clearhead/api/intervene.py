@@ -13,7 +13,7 @@ from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
 from .edits.edit import Edit, Here
 from .hooks import editing, module_hooks
-from .layers import Layers, check_layers, is_selected
+from .layers import THROUGH_CLEARHEAD, Layers, check_layers, is_selected
 from .plan import Plan, plan_of
 
 
@@ -133,10 +133,8 @@ class Intervention:
                 f"outside of compiled graphs; the {model} ran and made none."
             )
             way = (
-                "run it inside `with clearhead.compat.patched():` if it calls torch's function, "
-                'load it with attn_implementation="clearhead", or build it from clearhead.nn; '
-                "some transformers models compute attention themselves, whatever they are loaded "
-                "with."
+                f"{THROUGH_CLEARHEAD}; some transformers models compute attention themselves, "
+                "whatever they are loaded with."
             )
         else:
             last = len(layers.names) - 1

@@ -12,6 +12,12 @@ from torch import nn
 from ..errors import BadType, BadValue, whole_number
 from ..torch_state import in_backward
 
+# How attention of a model comes to be seen and edited, for errors.
+THROUGH_CLEARHEAD = (
+    "run it inside `with clearhead.compat.patched():` if it calls torch's function, load it with "
+    'attn_implementation="clearhead", or build it from clearhead.nn'
+)
+
 
 class Layers:
     """Tracks which modules of a model are running (`enter` and `leave` are for `module_hooks`).

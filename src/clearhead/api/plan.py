@@ -86,7 +86,7 @@ def plan(
     plan says so; only an unknown engine name or arguments that do not fit raise.
     """
     if unknown:
-        refuse_keywords("plan", unknown)
+        refuse_keywords(plan, unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, _ = make_problem(q, k, v, options)
     return plan_of(problem, engine)

@@ -19,7 +19,7 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Statistic, each, parse_stats, rows as exact_rows
 from ..torch_state import in_backward, in_transform, is_batched
 from .hooks import active_ranks, listening, module_hooks, statistics_of
-from .layers import Layers, check_layers, checked_list, is_selected
+from .layers import THROUGH_CLEARHEAD, Layers, check_layers, checked_list, is_selected
 from .recording import INDEX, Call, Recording, new_folder, write_call
 
 GAUGES = ("entropy", "max")
@@ -189,10 +189,8 @@ class _Watcher:
                 f"The {model} ran, and made no attention call through clearhead.",
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
-                "run it inside `with clearhead.compat.patched():` if it calls torch's function, "
-                'load it with attn_implementation="clearhead", build it from clearhead.nn, or '
-                "watch the model that is not compiled; some transformers models compute "
-                "attention themselves, whatever they are loaded with.",
+                f"{THROUGH_CLEARHEAD}; watch the model that is not compiled; some transformers "
+                "models compute attention themselves, whatever they are loaded with.",
             )
         if self.running.ran and not self.recorded:
             count = len(self.running.names)

@@ -1,6 +1,6 @@
 """Statistics by the Triton kernels: those of rows in the forward sweep, sums of weights in a second
-one. They come back as what `stats/state.py` describes, on the device, and finish and merge like any
-other `Partial`."""
+one. They come back as what `problem/online_softmax.py` describes, on the device, and finish and
+merge like any other `Partial`."""
 
 import math
 from typing import cast
