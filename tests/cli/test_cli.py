@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -322,21 +323,28 @@ def test_lines_fit_the_terminal(run, monkeypatch, verb, columns):
         assert all(line[:16].isspace() and line[16] != " " for line in wrapped)
 
 
-def test_without_a_terminal_lines_have_80_columns(tmp_path):
-    command = [str(Path(sys.executable).parent / "clearhead"), "plan", "--mask", "causal", "--grad"]
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    piped = subprocess.run(command, capture_output=True, text=True, env=environment)
-    lines = piped.stdout.splitlines()
-    assert piped.returncode == 0 and 60 < max(map(len, lines)) <= 80
-
-
 def test_a_real_shell_and_a_real_pipe(tmp_path):
-    """The installed command, its exit code, and plain text when piped."""
-    command = [str(Path(sys.executable).parent / "clearhead"), "explain"]
-    good = subprocess.run([*command, SENTENCE], capture_output=True, text=True, cwd=tmp_path)
-    assert good.returncode == 0 and "\x1b" not in good.stdout and "weights" in good.stdout
-    bad = subprocess.run([*command, " "], capture_output=True, text=True, cwd=tmp_path)
+    """The installed command: its exit code, and 80 columns where there is no terminal."""
+    command = str(Path(sys.executable).parent / "clearhead")
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    given = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment}
+    good = subprocess.run([command, "plan", "--mask", "causal", "--grad"], **given)
+    assert good.returncode == 0 and 60 < max(map(len, good.stdout.splitlines())) <= 80
+    bad = subprocess.run([command, "explain", " "], **given)
     assert bad.returncode == 2 and bad.stderr.startswith("Error: The text is empty.")
+
+
+def test_an_encoding_without_arrows_gets_question_marks(monkeypatch):
+    """As with redirected output on Windows, where half of the output would be lost. Plain text."""
+    said = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "argv", ["clearhead", "explain", SENTENCE])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", said)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    said.flush()
+    out = said.buffer.getvalue().decode("cp1252")
+    assert not end.value.code and "\x1b" not in out and "weights" in out and "Q K?" in out
 
 
 def test_a_file_that_is_not_text(run, tmp_path):
@@ -399,14 +407,27 @@ def test_words_without_quotes_are_a_text_and_files_come_alone(run, words):
     assert code == 2 and "alone" in err
 
 
-@pytest.mark.parametrize("options", [[], ["--random"]])
-def test_files_are_written_even_if_the_pipe_closes(options, tmp_path):
+def test_files_are_written_even_if_the_pipe_closes(tmp_path):
     command = [str(Path(sys.executable).parent / "clearhead"), "look", "The cat sat.", "--out"]
-    shell = subprocess.Popen(
-        [*command, tmp_path, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    shell = subprocess.Popen([*command, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     shell.stdout.close()
     shell.communicate()
+    assert {path.suffix for path in tmp_path.iterdir()} >= {".png", ".html"}
+
+
+def test_files_of_a_random_model_are_written_before_anything_is_printed(tmp_path, monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    command = ["clearhead", "look", "The cat sat.", "--random", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    closed = open(write, "w", buffering=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", closed)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    assert end.value.code == 1
+    with suppress(BrokenPipeError):
+        closed.close()
     assert {path.suffix for path in tmp_path.iterdir()} >= {".png", ".html"}
 
 
@@ -418,15 +439,6 @@ def test_one_head_alone_is_written(run, tmp_path):
     [weights] = [step for step in found["steps"] if step["name"] == "weights"]
     assert torch.tensor(weights["values"]).allclose(whole["weights"][1:2])
     assert '"first":{"h":1,"g":1}' in page.read_text()
-
-
-def test_an_encoding_without_arrows_gets_question_marks(tmp_path):
-    """As with redirected output on Windows, where half of the output would be lost."""
-    command = [str(Path(sys.executable).parent / "clearhead"), "explain", "The cat sat"]
-    narrow = {**os.environ, "PYTHONIOENCODING": "cp1252"}
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=narrow)
-    assert done.returncode == 0 and not done.stderr
-    assert "Q K?" in done.stdout.decode("cp1252")
 
 
 def test_the_error_for_utf_16_says_how_to_convert(run, tmp_path):

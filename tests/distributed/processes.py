@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 
 KINDS = "llama", "mistral", "gemma2", "gpt_oss", "gpt2"  # the models of the tests
-IMPORTED = ["clearhead", "torch.distributed.fsdp", "transformers.models.auto.modeling_auto"]
+IMPORTED = [
+    "pytest",
+    "clearhead",
+    "torch.distributed.fsdp",
+    "transformers.models.auto.modeling_auto",
+]
 IMPORTED += [f"transformers.models.{kind}.modeling_{kind}" for kind in KINDS]
 
 

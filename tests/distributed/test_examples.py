@@ -1,15 +1,21 @@
 """The scripts in examples/ print the same for one process and for two."""
 
+import io
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+
+from tests.distributed.processes import on_processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def printed(world: int, script: str, *options: str) -> list[str]:
+def by_torchrun(world: int, script: str, *options: str) -> list[str]:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run += [f"--nproc-per-node={world}", str(EXAMPLES / script), *options]
     done = subprocess.run(run, capture_output=True, text=True, timeout=100)
@@ -17,16 +23,32 @@ def printed(world: int, script: str, *options: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script, options",
     [
-        pytest.param("train_long_text.py", ("--tokens=257", "--steps=3"), marks=pytest.mark.slow),
+        ("train_long_text.py", ("--tokens=257", "--steps=3")),
         ("look_at_long_text.py", ("--tokens=311",)),
     ],
 )
 def test_two_processes_print_what_one_prints(script, options):
-    one, two = (printed(world, script, *options) for world in (1, 2))
+    one, two = (by_torchrun(world, script, *options) for world in (1, 2))
     assert one == two and len(one) >= 3
+
+
+def looked(rank: int) -> list[str]:
+    """What the script prints in a group that stands already, as torchrun would have it made."""
+    script = str(EXAMPLES / "look_at_long_text.py")
+    sys.argv = [script, "--tokens=311"]
+    dist.init_process_group = lambda backend: None
+    with redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(script, run_name="__main__")
+    return said.getvalue().splitlines()
+
+
+def test_two_ranks_print_what_one_prints(tmp_path):
+    (one,), (two, other) = (on_processes(n, looked, tmp_path / str(n)) for n in (1, 2))
+    assert one == two and len(one) >= 3 and not other
 
 
 def test_no_thread_of_the_group_outlives_it():

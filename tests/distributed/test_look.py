@@ -10,6 +10,7 @@ from clearhead.distributed.look import looked
 from clearhead.problem.biases import TensorBias
 from clearhead.testing import PROBLEMS
 from tests.distributed.threads import on_ranks
+from tests.pairs import pairs
 
 GROUPS = {"start": ch.prefix(3), "local": ch.window(before=2, after=1, align="end")}
 ROWS = ["lse", "max", "entropy", "effective"]
@@ -22,9 +23,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("problem", [n for n in PROBLEMS if n not in ("no batch", "large scores")])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+LOOKED_AT = [name for name in PROBLEMS if name not in ("no batch", "large scores")]
+
+
+@pytest.mark.parametrize(
+    "problem, layout, dtype", pairs(LOOKED_AT, LAYOUTS, [torch.float64, torch.float32]), ids=str
+)
 def test_statistics_are_those_of_one_machine(problem, layout, dtype):
     case = PROBLEMS[problem](dtype, 0)
     keywords = dict(case.keywords)

@@ -8,8 +8,6 @@ import copy
 import math
 import os
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -491,12 +489,12 @@ class Largest(TorchDispatchMode):
 
 
 def test_tiles_never_form_the_square():
-    """16,384 tokens: the square has 268 million cells, a tile 131,072."""
-    T = 16384
-    q, k, v = (torch.randn(1, 1, T, 16) for _ in range(3))
+    """8,192 tokens: the square has 67 million cells, a tile 131,072."""
+    T = 8192
+    q, k, v = (torch.randn(1, 1, T, 32) for _ in range(3))
     with Largest() as forward:
         ch.attention(q, k, v, engine="tiled")
-    assert forward.numel == T * 16 < T * T / 1000
+    assert forward.numel == T * 32 < T * T / 200
 
 
 def test_tiles_never_form_the_square_on_the_way_back():
@@ -523,6 +521,9 @@ FOR_JAX = {  # where Dv = D, as it wants
 @pytest.mark.parametrize("problem", FOR_JAX)
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_jax(name, problem):
+    import jax  # here, because each process of tests/distributed imports this file
+    import jax.numpy as jnp
+
     case = FOR_JAX[problem](torch.float32, 0)
     engine_or_skip(name, *case.tensors, **case.keywords)
     (B, H, Tq, _), Tk = case.q.shape, case.k.shape[2]
@@ -590,7 +591,7 @@ def test_vmap_over_the_numbers_of_a_rule(name, kind):
 
 TWICE = {
     "causal": {"mask": ch.Causal(align="end")},
-    "dense": {"mask": ch.dense(keep=torch.arange(12).reshape(3, 4) % 5 > 0)},
+    "dense": {"mask": ch.dense(keep=torch.arange(6).reshape(2, 3) % 4 > 0)},
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": torch.linspace(-1, 1, 4, dtype=torch.float64)},
 }
@@ -599,7 +600,7 @@ TWICE = {
 @pytest.mark.parametrize("rule", TWICE.values(), ids=TWICE)
 def test_derivatives_of_derivatives_in_float64(rule):
     source = torch.Generator().manual_seed(1)
-    shapes = ((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3))
+    shapes = ((1, 4, 2, 3), (1, 2, 3, 3), (1, 2, 3, 2))
     qkv = [torch.randn(s, generator=source, dtype=torch.float64) for s in shapes]
     qkv = [x.requires_grad_() for x in qkv]
     assert torch.autograd.gradgradcheck(lambda *x: ch.attention(*x, **rule), qkv, atol=1e-5)

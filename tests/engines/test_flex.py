@@ -13,9 +13,11 @@ from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
 
 CASES = [
-    "full", "one query", "causal to the end, blind queries", "window", "prefix", "documents",
-    "scattered and causal", "not causal", "nobody sees anything", "grouped", "bias per key",
-    "alibi", "soft cap", "sinks and blind queries", "everything at once", "wide values",
+    "causal to the end, blind queries", "window", "documents", "scattered and causal",
+    "nobody sees anything", "grouped", "bias per key", "alibi", "soft cap",
+    "sinks and blind queries", "everything at once", "wide values",
+    *(pytest.param(name, marks=pytest.mark.slow)
+      for name in ("full", "one query", "prefix", "not causal")),
 ]  # fmt: skip
 
 

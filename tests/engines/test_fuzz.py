@@ -148,12 +148,12 @@ print("to the end")
 LONG_WAY_BACK = """
 import torch, clearhead as ch
 torch.set_num_threads(1)
-q = torch.randn(1, 16, 16384, 64, requires_grad=True)
+q = torch.randn(1, 16, 8192, 64, requires_grad=True)
 out = ch.attention(q, q, q, mask=ch.window(before=9, after=0), engine="cpu")
 torch.autograd.grad(out.sum(), q)
 out = ch.attention(q, q, q, mask=ch.causal, engine="cpu").sum()
 print("begun", flush=True)
-out.backward()  # a head of it takes a second, and all of them a quarter of a minute
+out.backward()  # all of its heads take seconds, one after another
 print("to the end")
 """
 
