@@ -313,6 +313,48 @@ TYPES = {
   Rule: queries, keys and values are dense tensors with strides.
   Way out: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
     ),
+    "nested keys beside dense queries": (
+        lambda: call(k=torch.nested.nested_tensor([K[0], K[1]])),
+        """k is nested.
+  Rule: queries, keys and values are dense tensors with strides.
+  Way out: pass k.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
+    ),
+    "a nested bias": (
+        lambda: call(bias=torch.nested.nested_tensor([Q[0], Q[1]])),
+        """bias is nested.
+  Rule: bias is a dense tensor with strides.
+  Way out: pass it padded, as bias.to_padded_tensor(0) gives it.""",
+    ),
+    "sparse sinks": (
+        lambda: call(sinks=torch.ones(6).to_sparse()),
+        """sinks is of layout torch.sparse_coo.
+  Rule: sinks is a dense tensor with strides.
+  Way out: pass sinks.to_dense().""",
+    ),
+    "sparse slopes": (
+        lambda: ch.alibi(torch.ones(6).to_sparse()),
+        """slopes is of layout torch.sparse_coo.
+  Rule: slopes is a dense tensor with strides.
+  Way out: pass slopes.to_dense().""",
+    ),
+    "a sparse mask": (
+        lambda: ch.dense(keep=torch.ones(5, 7).bool().to_sparse()),
+        """keep is of layout torch.sparse_coo.
+  Rule: keep is a dense tensor with strides.
+  Way out: pass keep.to_dense().""",
+    ),
+    "sparse ids": (
+        lambda: ch.documents(torch.ones(5).long().to_sparse()),
+        """ids is of layout torch.sparse_coo.
+  Rule: ids is a dense tensor with strides.
+  Way out: pass ids.to_dense().""",
+    ),
+    "complex counts": (
+        lambda: ch.lengths(keys=torch.ones(2, dtype=torch.complex64)),
+        """lengths got keys with dtype torch.complex64.
+  Rule: keys counts positions or names documents, in whole numbers.
+  Way out: pass integers.""",
+    ),
     "booleans & a rule": (
         lambda: torch.ones(5, 5, dtype=torch.bool) & ch.causal,
         """A mask was composed by & with Tensor.

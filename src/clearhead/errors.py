@@ -1,6 +1,6 @@
 """Errors in three parts: what you gave, the rule, the way out.
 
-And the checks of arguments: whole numbers, positions, numbers, a folder to write to.
+And the checks of arguments: dense tensors, whole numbers, positions, numbers, a folder to write to.
 """
 
 import inspect
@@ -96,6 +96,18 @@ def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) 
         f"it takes {', '.join(others)} and {last}.",
         f"see help(clearhead.{verb}).",
     )
+
+
+def must_be_strided(name: str, x: torch.Tensor) -> None:
+    """Raises `BadType` for a tensor that is nested, sparse or of another layout without strides."""
+    if x.is_nested or x.layout is not torch.strided:
+        raise BadType(
+            f"{name} is {'nested' if x.is_nested else f'of layout {x.layout}'}.",
+            f"{name} is a dense tensor with strides.",
+            f"pass it padded, as {name}.to_padded_tensor(0) gives it."
+            if x.is_nested
+            else f"pass {name}.to_dense().",
+        )
 
 
 def whole_number(value: object) -> int | None:

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of
+from ..errors import BadType, BadValue, kind_of, must_be_strided
 from ..torch_state import has_values
 from . import key_ranges
 from .grid import Grid
@@ -205,6 +205,7 @@ def dense(
             f"pass {word}=tensor.bool() for a mask of 0 and 1, or write True and False; an "
             "additive mask (0 and -inf) goes to bias=.",
         )
+    must_be_strided(word, bits)
     if shape is not None:
         try:
             bits = bits.reshape(tuple(shape))

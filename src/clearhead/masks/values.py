@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, BadValue, must_be_strided, whole_number
 from ..torch_state import has_values
 from .grid import Grid
 
@@ -47,11 +47,14 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
         )
     except (TypeError, ValueError, RuntimeError):
         pass  # refused below
+    if isinstance(value, Tensor):
+        must_be_strided(name, value)
     empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
     if (
         numbers is None
         or numbers.dtype == torch.bool
         or (numbers.is_floating_point() and not empty)
+        or numbers.is_complex()
     ):
         given = f"={value!r}" if numbers is None else f" with dtype {numbers.dtype}"
         raise BadType(

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, must_be_strided
 from ..masks import Grid, Mask
 from ..masks.values import (
     Align,
@@ -174,6 +174,7 @@ def bias(tensor: Tensor) -> TensorBias:
             "pass tensor.float(), or torch.tensor(...) of numbers; booleans go to "
             "mask=dense(keep=...) or mask=dense(drop=...).",
         )
+    must_be_strided("bias", tensor)
     if tensor.dim() > 4:
         raise BadValue(
             f"bias got a tensor with {tensor.dim()} dimensions.",
@@ -210,6 +211,8 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
             "pass a floating tensor or a list of floats; alibi() has the paper's own, for as many "
             "heads as there are.",
         ) from error
+    if numbers is not None:
+        must_be_strided("slopes", numbers)
     if numbers is not None and (numbers.is_complex() or numbers.dtype == torch.bool):
         raise BadType(
             f"alibi got slopes of {numbers.dtype}.",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, as_count, as_number, kind_of
+from ..errors import BadType, BadValue, as_count, as_number, kind_of, must_be_strided
 from ..masks import Dense, Grid, Mask, everything, intersect
 from ..masks.values import as_4d
 from ..torch_state import has_values, is_autocast, one_thread_after_fork, requires_grad
@@ -100,7 +100,7 @@ def _is_usual(q: object, k: object, v: object) -> bool:
     checked here at once, because a tiny call spends most of its time in checks."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
-    if q.is_nested or not (
+    if (q.is_nested or k.is_nested or v.is_nested) or not (
         q.dim() == 4 == k.dim() == v.dim() and q.dtype is k.dtype is v.dtype in DTYPES
     ):
         return False
@@ -275,6 +275,7 @@ def _checked_sinks(sinks: object, H: int) -> Tensor:
             "sinks are extra logits, one floating-point number per query head.",
             f"pass a floating tensor of shape ({H},).",
         )
+    must_be_strided("sinks", sinks)
     # Compared one by one: while torch.compile traces with dynamic shapes, `in (1, H)` fails.
     if sinks.dim() > 1 or (sinks.dim() and sinks.shape[0] != 1 and sinks.shape[0] != H):
         raise BadValue(
