@@ -193,13 +193,25 @@ def events(monkeypatch):
             return 1e-3 * (end - begin - 1)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (seen.clear(), seen.append("sleep")))
+    monkeypatch.setattr(
+        torch.cuda, "_sleep", lambda cycles: (seen.clear(), seen.append(("sleep", cycles)))
+    )
     return seen
 
 
 def test_calls_queue_up_behind_a_pause_and_are_few(events):
     assert gpu.seconds_per_call(lambda: events.append("call")) == pytest.approx(1e-6)
-    assert events == ["sleep", "event", *["call"] * gpu.MOST_CALLS, "event"]
+    (sleeps, _), *others = events
+    assert sleeps == "sleep" and others == ["event", *["call"] * gpu.MOST_CALLS, "event"]
+
+
+def test_the_pause_is_as_long_as_the_host_takes(events, monkeypatch):
+    """300 us a call: 200 calls would outlast a pause of 20 ms, and the device would wait."""
+    clock = iter((0.0, 3e-4))
+    monkeypatch.setattr(gpu, "perf_counter", lambda: next(clock))
+    gpu.seconds_per_call(lambda: None)
+    (_, cycles), *_ = events
+    assert cycles >= gpu.MOST_CALLS * 3e-4 * 2e9
 
 
 def test_the_matrices_of_the_ceilings_are_random_and_made_once(monkeypatch):

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import cycle
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from .cases import BF16, F32, Case, documents_of
 
 DEVICE = torch.device("cuda")
 SAMPLE_SECONDS, MOST_CALLS = 0.1, 200
-HEAD_START = 40_000_000  # cycles, about 20 ms, in which the host queues so many calls
+CLOCK = 2e9  # cycles per second, at most
 BEYOND_CACHE = 2**28  # bytes, about twice the L2 cache of the largest GPUs
 EDGE = 8192  # of the matrices whose product is the ceiling
 
@@ -183,13 +184,17 @@ def seconds_per_call(run: Run) -> float:
     """Seconds of the device per call."""
     for _ in range(2):
         run()
-    calls = int(SAMPLE_SECONDS / max(_between_events(run, 1), 1e-6))
-    return _between_events(run, min(max(calls, 1), MOST_CALLS))
+    begin = perf_counter()
+    run()
+    host = perf_counter() - begin
+    calls = int(SAMPLE_SECONDS / max(_between_events(run, 1, host), 1e-6))
+    return _between_events(run, min(max(calls, 1), MOST_CALLS), host)
 
 
-def _between_events(run: Run, calls: int) -> float:
+def _between_events(run: Run, calls: int, host: float) -> float:
+    """Per call, where the host takes so long to queue one: the device pauses for twice that."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(HEAD_START)
+    torch.cuda._sleep(round(2 * calls * host * CLOCK))
     start.record()
     for _ in range(calls):
         run()
