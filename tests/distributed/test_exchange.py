@@ -14,6 +14,7 @@ from clearhead.problem.biases import TensorBias
 from clearhead.testing import PROBLEMS, make
 from tests.distributed.test_ring import LAYOUTS, check
 from tests.distributed.threads import on_ranks
+from tests.pairs import pairs
 
 
 def can_exchange(name: str) -> bool:
@@ -29,9 +30,10 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("world", [2, 4])  # one team, and two in a ring
-@pytest.mark.parametrize("layout", ["contiguous", "head-tail", "all on one rank"])
-@pytest.mark.parametrize("problem", EXCHANGED)
+@pytest.mark.parametrize(
+    "problem, layout, world",
+    pairs(EXCHANGED, ["contiguous", "head-tail", "all on one rank"], [2, 4]),
+)  # one team, and two in a ring
 def test_teams_are_as_exact_as_one_machine(problem, layout, world):
     check(world, layout, PROBLEMS[problem], torch.float32, heads=2)
 

@@ -14,6 +14,7 @@ from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yard
 from tests.distributed.threads import on_ranks
 from tests.engines.test_engines import forward_and_back, wanting
 from tests.masks.test_masks import masks
+from tests.pairs import pairs
 
 LAYOUTS = {
     "contiguous": contiguous,
@@ -107,9 +108,11 @@ def check(
             assert not zeros_fit, f"{what}: zeros would have passed"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "problem, layout, dtype",
+    pairs(PROBLEMS, LAYOUTS, [torch.float64, torch.float32, torch.bfloat16]),
+    ids=str,
+)
 def test_ranks_are_as_exact_as_one(problem, layout, dtype):
     check(3, layout, PROBLEMS[problem], dtype)
 

@@ -172,8 +172,8 @@ def test_generation_gives_the_same_text(kind, cache):
         lambda: model.generate(
             tokens,
             attention_mask=real,
-            max_new_tokens=50,
-            min_new_tokens=50,
+            max_new_tokens=20,
+            min_new_tokens=20,
             do_sample=False,
             cache_implementation=cache,
             pad_token_id=0,
@@ -181,7 +181,7 @@ def test_generation_gives_the_same_text(kind, cache):
             disable_compile=True,
         ),
     )
-    assert ours.shape == (2, 57) and ours.equal(eager)
+    assert ours.shape == (2, 27) and ours.equal(eager)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -417,7 +417,7 @@ def test_an_unknown_mask_function_is_written_out():
     assert mask[0, 0].equal((k <= q) & (k % 2 == 0))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_layers_that_are_compiled_one_by_one(kind):
     """The mask is made outside of their graphs, so it comes to them as a lazy one."""
     model = build(kind, "AutoModel")
@@ -556,7 +556,7 @@ def test_a_report_follows_a_cache_of_fixed_size():
         assert one.shares == pytest.approx(other.shares, abs=1e-6) and one.shares["previous"] > 0
 
 
-@pytest.mark.parametrize("how", ["dynamic", "as it comes"])
+@pytest.mark.parametrize("how", [pytest.param("dynamic", marks=pytest.mark.slow), "as it comes"])
 def test_a_compiled_model_has_one_graph_for_every_length(how):
     from torch._dynamo.testing import CompileCounter
 
@@ -623,11 +623,11 @@ def test_weights_beyond_the_limit_of_to_dense(monkeypatch):
 def test_weights_that_no_memory_holds():
     from clearhead.hf.attention import _weights
 
-    q = torch.zeros(1, 1, 1, 1).expand(1, 2, 2**23, 1)
+    q = torch.zeros(1, 1, 1, 1).expand(1, 2, 2**22, 1)
     with pytest.raises(BadValue) as error:
         _weights(q, q, {})
     assert str(error.value) == (
-        "output_attentions=True asks for 1 x 2 x 8388608 x 8388608 weights a layer, 562950.0 GB in "
+        "output_attentions=True asks for 1 x 2 x 4194304 x 4194304 weights a layer, 140737.5 GB in "
         "fp32.\n  Rule: the weights of a layer are given where memory has room for a few times as "
         "much.\n  Way out: pass fewer or shorter texts, or leave output_attentions out and ask for "
         "what you need of the weights: with clearhead.watch(model, stats=[...], rows=[...])."

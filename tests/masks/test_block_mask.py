@@ -70,6 +70,7 @@ def test_random_masks_give_the_blocks_that_torch_finds(asked, height, width):
     assert torch.equal(got.mask_mod(*places), cell_by_cell(mask, grid))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_flex_attention_computes_with_it_what_we_compute():
     q, k, v = (torch.randn(2, 3, 83, 8, generator=torch.Generator().manual_seed(1)) for _ in "qkv")

@@ -16,6 +16,7 @@ import clearhead as ch
 from clearhead.errors import BadValue
 from clearhead.report import report
 from clearhead.serve import Reader
+from tests.cli.test_cli import run as run
 from tests.serve.models import save_gpt2, words
 
 pytest.importorskip("uvicorn")
@@ -442,9 +443,9 @@ def test_a_port_that_is_taken_and_a_model_that_is_not_there(tmp_path):
     assert done.returncode == 2 and "is not a checkpoint folder" in done.stderr
 
 
-def test_without_its_libraries_it_says_what_to_install():
-    hide = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['clearhead', 'serve', 'a text'];"
-    run = f"{hide} from clearhead_cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install 'starlette>=0.45' 'uvicorn>=0.32'" in done.stderr
+def test_without_its_libraries_it_says_what_to_install(run, monkeypatch):
+    monkeypatch.delitem(sys.modules, "clearhead.serve.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delattr("clearhead.serve.server")
+    code, _, err = run("serve", "a text")
+    assert code == 2 and "pip install 'starlette>=0.45' 'uvicorn>=0.32'" in err
