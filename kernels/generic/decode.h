@@ -36,13 +36,13 @@ template <class A, int R> class Decode {
   static constexpr int KEY_BLOCK = 1024;                // keys between two updates of the maximum
   static constexpr int EDGE_BLOCK = 64;         // the same where some row does not see every key
   static constexpr int PIECE = 64 / sizeof(E);  // keys whose values stay in L1 across columns
-  static constexpr int64_t LINE = 64 / sizeof(E);
-  static constexpr int64_t AHEAD = 16384;  // bytes between the prefetch of a row and its use
-  static constexpr int64_t PAGE = 4096, PAGE_START = 256;  // bytes; the start is prefetched
+  static constexpr int64_t AHEAD = 16384;       // bytes between the prefetch of a row and its use
   // Vectors of values that are summed together: as many as the registers hold, with a value each
-  // and a weight. Few rows of float32 are limited by memory, which one pass over wide columns reads
-  // best (bench/LOG.md, "columns that fit").
-  static constexpr int COLUMNS = sizeof(E) == 4 && R <= 4 ? 8 : min(8, (REGISTERS - 1) / (R + 1));
+  // and a weight. With 32 registers, few rows of float32 are limited by memory, which one pass over
+  // wide columns reads best; with 16 they would be limited by the sums that go through memory
+  // (bench/LOG.md, "columns that fit", "what AVX2 alone shows").
+  static constexpr bool WIDE = REGISTERS >= 32 && sizeof(E) == 4 && R <= 4;
+  static constexpr int COLUMNS = WIDE ? 8 : min(8, (REGISTERS - 1) / (R + 1));
 
  public:
   static size_t scratch(const Problem& p) {
@@ -140,22 +140,9 @@ template <class A, int R> class Decode {
   struct UpcomingRows {
     const E* first;
     int64_t step, size, count;
-    // The rows are contiguous and read one after another. The processor's own prefetchers follow
-    // that, but not into the next page: prefetching the first lines of each page is enough for
-    // vectors of half a line, and more gets in their way. Vectors of a whole line take a third
-    // fewer instructions, and prefetching all of them pays (bench/LOG.md, "the first lines of a
-    // page").
-    bool page_starts;
 
-    void prefetch(int64_t i, int64_t from, int64_t to) const {
-      if (i >= count) return;
-      const E* row = first + i * step;
-      if (page_starts) {
-        const int64_t past = uintptr_t(row) % PAGE, page = past < PAGE_START ? -past : PAGE - past;
-        from = max(from, page / int64_t(sizeof(E)));
-        to = min(to, (page + PAGE_START) / int64_t(sizeof(E)));
-      }
-      if (from < to) prefetch_row(row + from, to - from);
+    void prefetch(int64_t i) const {
+      if (i < count) prefetch_row(first + i * step, size);
     }
   };
 
@@ -168,8 +155,7 @@ template <class A, int R> class Decode {
     const int64_t size = same_matrix ? current_size : next_size;
     const int64_t key = same_matrix ? key_block_.hi + k - same_until_ : start + k - same_until_;
     const int64_t left = hull_.hi - key;
-    return {left > 0 ? key_row(x, key) : nullptr, x.t, size, left,
-            W < 16 && KEYS_PER_STEP == 1 && x.t == size};
+    return {left > 0 ? key_row(x, key) : nullptr, x.t, size, left};
   }
 
   // Pass 2: scores of the block, KEYS_PER_STEP keys together. One row is limited by memory, and
@@ -198,7 +184,7 @@ template <class A, int R> class Decode {
     F part[R * KEYS_PER_STEP];
 #pragma GCC unroll 16
     for (int i = 0; i < KEYS_PER_STEP; i++) {
-      next.prefetch(k % PIECE + i, 0, next.size);
+      next.prefetch(k % PIECE + i);
       key[i] = keys + min(k + i, count_ - 1) * p_.k.t;  // past the end: masked below
     }
 #pragma GCC unroll 16
@@ -313,28 +299,20 @@ template <class A, int R> class Decode {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++) sum[r][c] = load(block_sum_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, key_block_.lo + k) + j * W;
-    // Of the rows to prefetch, the columns that are summed here. Several rows are limited by
-    // instructions, and prefetch all of them with the first columns (bench/LOG.md, "prefetching
-    // costs instructions").
-    UpcomingRows next{};
-    if (R == 1 || j == 0) next = upcoming(k, p_.v, p_.Dv, p_.k, p_.D, key_block_.hi);
-    const bool whole_row = R > 1 || j + N >= v_vectors_;
-    const int64_t from = j * W, to = whole_row ? next.size : min(from + N * W, next.size);
+    // Every pass over the piece prefetches its share of the rows, so that memory works all the time.
+    const UpcomingRows next = upcoming(k, p_.v, p_.Dv, p_.k, p_.D, key_block_.hi);
+    const int64_t passes = (v_vectors_ + COLUMNS - 1) / COLUMNS, pass = j / COLUMNS;
+    int64_t row = n * pass / passes;
+    const int64_t rows_end = n * (pass + 1) / passes;
     for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
       const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
       const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
-      if (R == 1 || j == 0)
-        for (int u = i; u < i + PER_WEIGHT; u++) next.prefetch(u - k, from, to);
+      for (int u = 0; u < PER_WEIGHT && row < rows_end; u++) next.prefetch(row++);
       typename Values::Vector y[N];
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)
         y[c] = Values::as_vector(Values::load_values(x + c * W, odd ? odd + c * W : odd,
                                                      c + 1 < N || tail >= W ? W : tail));
-      if (j == 0)  // the other columns of these rows: now, while their lines are near
-        for (int64_t at = N * W; at < p_.Dv; at += LINE) {
-          touch(x + at);
-          if (odd) touch(odd + at);
-        }
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         auto a = Values::broadcast(w[r * U / PER_WEIGHT]);

@@ -23,9 +23,6 @@ template <class E> inline void prefetch_row(const E* row, int64_t size) {
   for (int64_t at = 0; at < size; at += 64 / int64_t(sizeof(E))) prefetch(row + at);
 }
 
-// Reads one byte, to fetch its line.
-inline void touch(const void* p) { (void)*(const volatile char*)p; }
-
 // Allocates the arrays of one task from a block that the caller owns. Without a block it only
 // counts how many bytes that takes.
 class Arena {
