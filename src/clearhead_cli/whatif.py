@@ -81,14 +81,21 @@ def _edit(given: str, kind: str, tokens: list[str]) -> "edit.Edit":
     from clearhead.errors import BadValue
 
     place, colon, edges = given.rpartition(":") if kind != "ablate" else (given, ":", "")
+    option = f"--{kind.replace('_', '-')}"
     found: dict[str, list[int]] = {}
     at = 0
     while match := PLACE.match(place, at):
+        if f"{match[1]}s" in found:
+            raise BadValue(
+                f"{option} {given!r} names {match[1]}s twice.",
+                "a place names its layers, heads and rows once, in lists: 'layers 0,1 head 7'.",
+                f"join them with a comma, or give {option} once for each place.",
+            )
         found[f"{match[1]}s"] = [int(n) for n in match[2].split(",")]
         at = match.end()
     if at < len(place.strip()) or (colon and not found):
         raise BadValue(
-            f"--{kind.replace('_', '-')} {given!r} names no place.",
+            f"{option} {given!r} names no place.",
             "a place is layers, heads and rows with their numbers, and a colon before the edges.",
             "write for example 'layer 0 head 7: she -> queen', or 'layers 0,1: prefix(1)'.",
         )
@@ -118,7 +125,7 @@ def _positions(given: str, tokens: list[str]) -> list[int]:
     """Every position of a token, or the position that is given as a number."""
     from clearhead.errors import BadValue
 
-    if given.isdigit() and int(given) < len(tokens):
+    if given.isdecimal() and int(given) < len(tokens):
         return [int(given)]
     found = [i for i, t in enumerate(tokens) if t.strip("Ġ▁# ").lower() == given.lower()]
     if not found:

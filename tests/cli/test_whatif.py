@@ -62,6 +62,8 @@ def test_edges_by_tokens_and_numbers():
         ([], "No edit was given"),
         (["--knock-out", "layer zero: prefix(1)"], "names no place"),
         (["--ablate", "head"], "names no place"),
+        (["--ablate", "layer 0 head 1 layer 1 head 2"], "names layers twice"),
+        (["--knock-out", "layer 0: ² -> 0"], "'²' is not in the text"),
         (["--ablate", "layer 7"], "never applied"),
         (["--keep-only", "prefix"], "cannot be read"),
     ],
