@@ -61,7 +61,8 @@ def test_importing_is_light():
     """Optional parts are imported when they are used, not before."""
     script = (
         "import sys, clearhead; heavy = set(sys.modules) & "
-        "{'transformers', 'matplotlib', 'jax', 'onnx', 'torch._dynamo'}; assert not heavy, heavy"
+        "{'transformers', 'matplotlib', 'jax', 'onnx', 'torch._dynamo', "
+        "'torch.distributed.tensor'}; assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -439,6 +439,18 @@ def test_torchs_signature_answers_with_shapes_alone():
     assert ch.compat.scaled_dot_product_attention(x, x, x).shape == (2, 4, 5, 8)
 
 
+@pytest.mark.parametrize("learns", ["q", "k", "v", "bias", "sinks"])
+def test_shapes_alone_know_what_learns(learns):
+    shapes = {"q": (5, 8), "k": (7, 8), "v": (7, 6), "bias": (5, 7), "sinks": (4,)}
+    x = {
+        name: torch.zeros(shape if name == "sinks" else (2, 4, *shape), device="meta")
+        for name, shape in shapes.items()
+    }
+    x[learns].requires_grad_()
+    assert ch.attention(**x).requires_grad
+    assert not ch.attention(**{**x, learns: x[learns].detach()}).requires_grad
+
+
 # ------------------------------------------------------------------------------------- errors
 
 

@@ -34,6 +34,7 @@ class Zeros(Engine):
 def only(monkeypatch, *engines: Engine) -> None:
     """These engines and no other."""
     monkeypatch.setattr(room, "ENGINES", engines)
+    monkeypatch.setattr(room, "BY_NAME", engines)
 
 
 @pytest.fixture

@@ -98,15 +98,15 @@ class Intervention:
         return sum(n for where, n in self.applied.items() if where.edit == edit)
 
     def plan(self, layer: int) -> Plan:
-        """The plan of the last edited call of a layer. Raises `BadValue` for a layer in
-        which no edit applied."""
+        """The plan of the last edited call of a layer, for the engine that answered it. Raises
+        `BadValue` for a layer in which no edit applied."""
         if layer not in self._problems:
             raise BadValue(
                 f"The plan of layer {layer!r} was asked for.",
                 f"edits applied in layers {sorted(self._problems) or 'none'}.",
                 "ask for one of these, or run the model inside the with block first.",
             )
-        return plan_of(self._problems[layer][0], "auto")
+        return plan_of(*self._problems[layer])
 
     def __repr__(self) -> str:
         lines = []

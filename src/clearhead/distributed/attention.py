@@ -186,7 +186,8 @@ def agreed(
         drawn,
     )
     queries = _laid_out("queries", call.layout, shards.queries)
-    keys = _laid_out("keys", _layout_of_keys(call, shards.keys), shards.keys)
+    of_keys = call.layout if call.key_layout is None else call.key_layout
+    keys = _laid_out("keys", of_keys, shards.keys)
     grid = Grid(queries.length, keys.length, p.B, p.H)
     check_on_all_positions(p, call.mask, bias, grid)
     seed = shards.drawn if draws else p.seed
@@ -223,10 +224,6 @@ class _Attend(torch.autograd.Function):
             dsinks = dsinks.to(ring.problem.sinks.dtype)
         wide = zip((found.q, found.k, found.v), (q, k, v), strict=True)
         return None, *(x.to(like.dtype) for x, like in wide), dbias, dsinks
-
-
-def _layout_of_keys(call: Call, sizes: list[int]) -> Layout | str | None:
-    return call.layout if call.key_layout is None else call.key_layout
 
 
 def _laid_out(name: str, layout: Layout | str | None, sizes: list[int]) -> Layout:

@@ -1,11 +1,10 @@
 """DTensors whose sequence is sharded over a dimension of their mesh: in and out of `attention`."""
 
+import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial, Shard
 
 from ..errors import BadType, BadValue, kind_of
 from .transport import Group, process_group
@@ -20,6 +19,11 @@ def of_dtensors(
     Raises `BadType` for DTensors beside plain tensors, `BadValue` for placements that do not fit.
     """
     tensors = q, k, v
+    # Importing them takes longer than all of clearhead, and nobody has one who has not.
+    if "torch.distributed.tensor" not in sys.modules:
+        return tensors, group, lambda out: out
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
     if not any(isinstance(x, DTensor) for x in tensors):
         return tensors, group, lambda out: out
     if not (isinstance(q, DTensor) and isinstance(k, DTensor) and isinstance(v, DTensor)):

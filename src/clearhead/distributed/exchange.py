@@ -167,16 +167,6 @@ class OfHeads(CachedRanges):
     def __repr__(self) -> str:
         return f"{self.mask!r} of heads {self.first} to {self.first + self.count - 1}"
 
-    def __hash__(self) -> int:
-        return hash((self.mask, self.grid, self.first, self.count))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, OfHeads)
-            and (self.grid, self.first, self.count) == (other.grid, other.first, other.count)
-            and self.mask == other.mask
-        )
-
     @property
     def formula(self) -> str:
         return self.mask.formula

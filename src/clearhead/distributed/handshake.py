@@ -44,7 +44,7 @@ def agree(
     heads = [HEAD.unpack(row[: HEAD.size]) for row in rows]
     texts = [row[HEAD.size : HEAD.size + head[3]] for row, head in zip(rows, heads, strict=True)]
     if len(set(texts)) > 1:
-        raise _differs(transport.rank, [text.decode(errors="replace") for text in texts])
+        raise _differs([text.decode(errors="replace") for text in texts])
     return Shards([h[0] for h in heads], [h[1] for h in heads], heads[0][2])
 
 
@@ -53,7 +53,7 @@ def refuse(transport: Transport, error: AttentionError) -> None:
     agree(transport, {"refused": error.gave}, 0, 0)
 
 
-def _differs(rank: int, texts: list[str]) -> BadValue:
+def _differs(texts: list[str]) -> BadValue:
     most = Counter(texts).most_common(1)[0][1]
     usual = next(text for text in texts if texts.count(text) == most)
     other = next(r for r, text in enumerate(texts) if text != usual)

@@ -78,7 +78,7 @@ def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, 
 
 
 def named(engine: object) -> Engine:
-    for candidate in (*ENGINES, *BY_NAME):
+    for candidate in BY_NAME:
         if candidate.name == engine:
             return candidate
     names = ", ".join(repr(e.name) for e in BY_NAME)

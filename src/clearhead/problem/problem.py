@@ -104,6 +104,12 @@ class Problem:
         """Is autograd recording now? `grad` says whether it was when the problem was made."""
         return self.grad and torch.is_grad_enabled()
 
+    def with_zero_grad(self, x: Tensor, *inputs: Tensor) -> Tensor:
+        """`x`, made to require a gradient (of 0) where the inputs, the sinks or the bias learn."""
+        bias = None if self.bias is None else self.bias.numbers
+        learning = (y for y in (*inputs, self.sinks, bias) if y is not None)
+        return x + sum(y.flatten()[:0].sum() for y in learning)
+
     @property
     def undropped(self) -> "Problem":
         """The same problem without dropout, which statistics of the weights leave out."""

@@ -1,6 +1,6 @@
 """Edits as a page asks for them: JSON in, edits of `clearhead.edits` out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from .. import masks
@@ -25,10 +25,10 @@ class settings(edit.Edit):
     dropout: float = 0.0
     seed: int = 0
 
-    def said(self) -> list[str]:
+    def arguments(self) -> list[str]:
         values = {name: getattr(self, name) for name in ("scale", "softcap", "dropout")}
-        said = [f"{name}={value:g}" for name, value in values.items() if value]
-        return [*said, f"seed={self.seed}"] if self.dropout else said
+        given = [f"{name}={value:g}" for name, value in values.items() if value]
+        return [*given, f"seed={self.seed}"] if self.dropout else given
 
     def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         changes: dict[str, float | int] = {}
@@ -46,6 +46,8 @@ def read_edits(given: object) -> list[edit.Edit]:
 
     >>> read_edits({"off": [[0, 7], [0, 3]], "temperature": 2, "mask": "window(3, 0)"})
     [keep_only(window(before=3, after=0)), temperature(2), ablate(layers=[0], heads=[3, 7])]
+    >>> read_edits({"softcap": 30, "dropout": 0.1, "seed": 7})
+    [settings(softcap=30, dropout=0.1, seed=7)]
 
     `given` may have: off, a list of [layer, head]; temperature; scale; mask, the notation of
     `masks.parse`; softcap; dropout; seed. What is left out, or None, is as the model does it.
@@ -78,12 +80,12 @@ def _mask(given: object) -> list[edit.Edit]:
 
 def _settings(given: Mapping[str, object]) -> list[edit.Edit]:
     found: list[edit.Edit] = []
-    temperature = _number(given, "temperature", 1.0, "a positive number", lambda x: 0 < x < 1e30)
+    temperature = _number(given, "temperature", "a positive number", 2, lambda x: 0 < x < 1e30)
     if temperature not in (None, 1.0):
         found.append(edit.temperature(temperature))
-    scale = _number(given, "scale", None, "a number", lambda x: abs(x) < 1e30)
-    softcap = _number(given, "softcap", None, "a positive number", lambda x: 0 < x < 1e30)
-    dropout = _number(given, "dropout", 0.0, "a share from 0 to below 1", lambda x: 0 <= x < 1)
+    scale = _number(given, "scale", "a number", 0.125, lambda x: abs(x) < 1e30)
+    softcap = _number(given, "softcap", "a positive number", 30, lambda x: 0 < x < 1e30)
+    dropout = _number(given, "dropout", "a share from 0 to below 1", 0.1, lambda x: 0 <= x < 1)
     seed = given.get("seed")
     seed = as_count(
         "seed",
@@ -97,11 +99,18 @@ def _settings(given: Mapping[str, object]) -> list[edit.Edit]:
     return found
 
 
-def _number(given, name, default, what, allowed):  # type: ignore[no-untyped-def]
+def _number(
+    given: Mapping[str, object],
+    name: str,
+    what: str,
+    example: float,
+    allowed: Callable[[float], bool],
+) -> float | None:
     value = given.get(name)
     if value is None:
-        return default
-    return as_number(name, value, f"the {name} is {what}.", "leave it out, or send 1.", allowed)
+        return None
+    way = f"leave it out, or send for example {example}."
+    return as_number(name, value, f"the {name} is {what}.", way, allowed)
 
 
 def _off(given: object) -> list[edit.Edit]:

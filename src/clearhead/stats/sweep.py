@@ -200,12 +200,9 @@ class _Sweep:
 
     def with_zero_grad(self, x: Tensor) -> Tensor:
         """`x`, made to require a gradient (of 0) if the mask skipped every tile."""
-        p = self.problem
-        if x.requires_grad or not p.records_grad or not x.is_floating_point():
+        if x.requires_grad or not self.problem.records_grad or not x.is_floating_point():
             return x
-        bias = None if p.bias is None else p.bias.numbers
-        learning = (y for y in (self.q, self.k, p.sinks, bias) if y is not None)
-        return x + sum(y.flatten()[:0].sum() for y in learning)
+        return self.problem.with_zero_grad(x, self.q, self.k)
 
     def statistics_of(self, queries: slice) -> tuple[State | None, WeightSums]:
         """A tile of queries beside all the keys, in one sweep or two."""

@@ -8,11 +8,10 @@ markup.
 
 from .document import in_notebook
 from .report import report_page, write_report
-from .steps import notebook, page, write_page
+from .steps import page, write_page
 
 __all__ = [
     "in_notebook",
-    "notebook",
     "page",
     "report_page",
     "write_page",

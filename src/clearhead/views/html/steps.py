@@ -11,7 +11,7 @@ from ...errors import BadType, BadValue, kind_of
 from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
 from ..format import ends, evenly
-from .document import document, encoded, in_notebook, table, write
+from .document import document, encoded, table, write
 
 # Limits on what a page holds of a long text, so that a page of five maps stays below 50 MB.
 MAP_SIDE = 256  # cells a side of a map, which is about 600 pixels wide on a screen
@@ -65,13 +65,6 @@ def write_page(
     """Write `page(trace)` to `path` and return the path. Raises `BadValue` if it cannot be
     written."""
     return write(page(trace, title=title, note=note, query=query), path)
-
-
-def notebook(trace: Trace) -> str:
-    """A trace in a notebook: its page, or its text if a step is empty."""
-    if any(step.tensor.numel() == 0 for step in trace):
-        return f"<pre>{html.escape(repr(trace))}</pre>"
-    return in_notebook(page(trace))
 
 
 def _data(trace: Trace, query: int | None) -> dict[str, object]:

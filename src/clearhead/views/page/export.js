@@ -25,7 +25,7 @@ function buildSave() {
 // The picture with what it is about above it. Numbers have no picture: the map stands for them.
 function pictureToSave() {
   const width = Math.max(640, byId("view").clientWidth), height = Math.max(360, byId("view").clientHeight);
-  const scene = PICTURES[state().view]?.(width, height) ?? drawMap(width, height);
+  const scene = TABS[state().view].draw?.(width, height) ?? drawMap(width, height);
   const whole = new Scene(scene.width + 32, scene.height + 60);
   whole.text(`${byId("head-title").textContent} · ${pageData.name ?? ""}`, 16, 20, { size: 16, bold: true });
   whole.text(fitted(byId("sentence").textContent, scene.width), 16, 42, { fill: "soft" });

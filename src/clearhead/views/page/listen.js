@@ -61,7 +61,7 @@ function buildViews() {
   const views = byId("views");
   views.replaceChildren(...VIEWS.map((view) => {
     const tab = make("button", { type: "button", role: "tab", "data-view": view, id: `view-${view}`,
-      "aria-controls": "view", title: VIEW_TITLES[view] }, VIEW_WORDS[view]);
+      "aria-controls": "view", title: TABS[view].says }, TABS[view].word);
     tab.addEventListener("click", () => chooseView(view));
     return tab;
   }));

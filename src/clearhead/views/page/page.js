@@ -1,13 +1,13 @@
 // 17. The page: drawing what is chosen, and the first view.
 
-const PICTURES = { text: drawText, lines: drawLines, map: drawMap, walk: drawWalk };
-const VIEW_WORDS = { text: "Text", lines: "Lines", map: "Map", numbers: "Numbers", walk: "Walk" };
-const VIEW_TITLES = {
-  text: "The words, shaded by where the chosen one looks",
-  lines: "A line from each word to each word it looks at",
-  map: "All weights: a row for each word that looks, a column for each word looked at",
-  numbers: "Every step of one word, with all its numbers",
-  walk: "The same steps as a moving picture",
+// What stands on a view's tab, what the tab says of it, and the function that draws its scene.
+const TABS = {
+  text: { word: "Text", says: "The words, shaded by where the chosen one looks", draw: drawText },
+  lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
+  map: { word: "Map", draw: drawMap,
+    says: "All weights: a row for each word that looks, a column for each word looked at" },
+  numbers: { word: "Numbers", says: "Every step of one word, with all its numbers" }, // no picture
+  walk: { word: "Walk", says: "The same steps as a moving picture", draw: drawWalk },
 };
 let picture = null; // the scene on the canvas
 
@@ -39,7 +39,7 @@ function fillAll() {
 function drawPicture() {
   const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
   if (!width || !height) return;
-  picture = PICTURES[view]?.(width, height - 4) ?? null;
+  picture = TABS[view].draw?.(width, height - 4) ?? null;
   byId("frame").hidden = !picture;
   byId("panel").hidden = Boolean(picture);
   if (view === "numbers") drawNumbers();
@@ -49,7 +49,7 @@ function drawPicture() {
     canvas.style.width = `${picture.width}px`;
     canvas.style.height = `${picture.height}px`;
     paint(canvas, picture);
-    canvas.setAttribute("aria-label", `${VIEW_WORDS[view]} of ${byId("head-title").textContent}. ` +
+    canvas.setAttribute("aria-label", `${TABS[view].word} of ${byId("head-title").textContent}. ` +
       `${byId("sentence").textContent} Arrow keys move the query and the key.`);
   }
   drawReading();
@@ -104,7 +104,7 @@ function drawOptions() {
     shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold, canZoom(), isZoomed()]);
   if (options.wanted === wanted) return;
   options.wanted = wanted;
-  if (canDiffer() && PICTURES[view] && view !== "walk") {
+  if (canDiffer() && TABS[view].draw && view !== "walk") {
     const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
     both.addEventListener("click", () => go({ difference: !chosen.difference }));
     parts.push(both);
