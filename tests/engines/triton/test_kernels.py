@@ -135,6 +135,28 @@ def test_a_bias_learns_of_all_it_is_added_to(shape):
     torch.testing.assert_close(got, true, rtol=1e-4, atol=3e-5)
 
 
+def test_which_queries_see_a_tile_is_found_once_for_a_mask(monkeypatch):
+    from clearhead.engines.triton import gradients
+
+    made = []
+    compute = gradients.compute_seen_from
+    monkeypatch.setattr(
+        gradients, "compute_seen_from", lambda *a: (made.append(a[2:]), compute(*a))[1]
+    )
+    mask = ch.window(before=9, after=0) | ch.prefix(2)
+    grads = {}
+    for T in (40, 40, 24, 40):
+        q, k, v = (x.requires_grad_() for x in draw(Tq=T, Tk=T))
+        (grad,) = torch.autograd.grad(triton(q, k, v, mask=mask).sum(), k)
+        assert torch.equal(grad, grads.setdefault(T, grad))
+    assert len(made) == 3  # a mask keeps its last ranges
+    monkeypatch.setattr(gradients, "has_values", lambda *tensors: False)  # as during a capture
+    mask = ch.window(before=9, after=0) | ch.prefix(3)
+    for _ in range(2):
+        torch.autograd.grad(triton(q, k, v, mask=mask).sum(), k)
+    assert len(made) == 5
+
+
 def test_gradients_have_the_same_bits_each_time():
     q, k, v = (x.requires_grad_() for x in draw(Tq=50, Tk=50))
     keywords = {"bias": torch.randn(50, 50, requires_grad=True), "sinks": torch.randn(2)}

@@ -105,6 +105,59 @@ def test_tiles_follow_what_a_block_may_have(monkeypatch):
 
 
 @needs_triton
+def test_kinds_tell_apart_what_triton_compiles_apart():
+    """Held against what Triton's own launcher asks of each argument."""
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    from clearhead.engines.triton.arguments import Rows
+    from clearhead.engines.triton.start import kinds
+
+    memory = torch.zeros(64, dtype=torch.int8)
+    values = [
+        0, 1, 2, 16, -1, -16, 2**31 - 1, 2**31, 2**31 - 16, -(2**31), -(2**31) - 1, 2**40,
+        2**40 + 1, None, 1.0, 2.5, memory, memory[1:], memory[16:], memory.view(torch.uint8),
+        Rows(memory, 1, 16, 3), Rows(memory, 2, 16, 3), Rows(memory, 2, 16, 5),
+        Rows(memory[1:], 2, 16, 3),
+    ]  # fmt: skip
+    theirs = [native_specialize_impl(CUDABackend, x, False, True, True) for x in values]
+    for x, of_x in zip(values, theirs, strict=True):
+        for y, of_y in zip(values, theirs, strict=True):
+            assert of_x == of_y or kinds((x,)) != kinds((y,)), (x, y)
+    assert kinds((3, 32, 2.0, Rows(memory, 2, 16, 3))) == kinds(
+        (5, 64, 3.0, Rows(memory, 7, 48, 9))
+    )
+
+
+@needs_triton
+def test_what_triton_compiled_is_started_without_its_launcher(monkeypatch):
+    import triton
+
+    from clearhead.engines.triton.start import start
+
+    class Compiled:
+        def __getitem__(self, grid):
+            return lambda *args: started.append((grid, args))
+
+    class Kernel:
+        arg_names, fn = ["x", "n", "A", "B"], object()
+
+        def __getitem__(self, grid):
+            return lambda *args, **keywords: (compiled.append(keywords), Compiled())[1]
+
+    monkeypatch.setattr(triton.compiler, "CompiledKernel", Compiled)
+    compiled, started, kernel = [], [], Kernel()
+    x = torch.zeros(4)
+    for n in (3, 5, 32, 7):
+        start(kernel, n, 0, x, n, B=2, A=True, warps=8)
+    start(kernel, 9, 1, x, 7, B=2, A=True, warps=8)  # another device
+    assert len(compiled) == 3 and compiled[0]["num_warps"] == 8
+    assert [(grid, args[1:]) for grid, args in started] == [
+        ((5, 1, 1), (5, True, 2)), ((7, 1, 1), (7, True, 2)),
+    ]  # fmt: skip
+
+
+@needs_triton
 def test_a_power_of_2_is_tritons_own():
     import triton
 

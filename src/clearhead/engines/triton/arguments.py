@@ -5,6 +5,7 @@ None in a field is known when the kernel is compiled: what was not asked costs n
 """
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from ...problem.problem import Problem
 from ..operators import KernelArgs, kernel_args
 
 LOG2E = 1 / math.log(2.0)
+FAR = 2**30 - 1  # no distance is larger, and the sum of it and a position stays in 32 bits
 
 
 def args_of(p: Problem) -> KernelArgs:
@@ -79,8 +81,19 @@ class KernelRule(NamedTuple):
     keep_factor: float
 
 
-def kernel_rule(rule: KernelArgs, sizes: Sizes) -> KernelRule:
-    far = sizes.Tq + sizes.Tk  # no distance is larger, and the sums of positions stay in 32 bits
+def kernel_rule(rule: KernelArgs) -> KernelRule:
+    if rule.lo is rule.bias is rule.slopes is rule.sinks is rule.seed is None:
+        return _numbers(*rule[:4])
+    return _kernel_rule(rule)
+
+
+@lru_cache(maxsize=64)
+def _numbers(scale: float, softcap: float, before: int, after: int) -> KernelRule:
+    """Most problems have no tensors there, and many the same numbers."""
+    return _kernel_rule(KernelArgs(scale, softcap, before, after))
+
+
+def _kernel_rule(rule: KernelArgs) -> KernelRule:
     capped = rule.softcap != 0.0
     # The largest product is the largest logit if the scale is positive, also when rounded.
     bare = not capped and rule.scale > 1e-30
@@ -90,15 +103,15 @@ def kernel_rule(rule: KernelArgs, sizes: Sizes) -> KernelRule:
         natural=rule.scale if bare else 1.0,
         scale=None if bare else rule.scale / rule.softcap if capped else rule.scale,
         cap=rule.softcap if capped else None,
-        before=max(-far, min(rule.before, far)),
-        after=max(-far, min(rule.after, far)),
+        before=max(-FAR, min(rule.before, FAR)),
+        after=max(-FAR, min(rule.after, FAR)),
         lo=cells_if(rule.lo),
         hi=cells_if(rule.hi),
         ranges=1 if rule.lo is None else rule.lo.shape[-1],
         bits=None if rule.bits is None else cells(rule.bits.view(torch.uint8)),
         bias=cells_if(rule.bias),
         slopes=None if rule.slopes is None else rule.slopes.contiguous(),
-        shift=max(-(2**30), min(rule.shift, 2**30)),
+        shift=max(-FAR, min(rule.shift, FAR)),
         sinks=None if rule.sinks is None else rule.sinks.contiguous(),
         seed=rule.seed,
         drop_below=round(rule.dropout * 2**32),
@@ -113,7 +126,8 @@ def sizes_of(q: Tensor, k: Tensor) -> Sizes:
 
 def rows(x: Tensor) -> Rows:
     """Of a tensor from `with_rows`."""
-    return Rows(x, *x.stride()[:3])
+    b, h, t, _ = x.stride()
+    return Rows(x, b, h, t)
 
 
 def with_rows(x: Tensor) -> Tensor:

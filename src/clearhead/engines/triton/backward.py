@@ -34,13 +34,13 @@ from .tile import (
 
 
 @triton.jit
-def row_products(dout, out, dlse, delta, sizes, count, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
                  M: tl.constexpr):  # fmt: skip
     """delta = Σ dO O - dlse for each row: M rows a program, two reads of (M, Dv)."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     real = row < count
     at = tl.minimum(row, count - 1)
-    b, h, t = at // sizes.Tq // sizes.H, at // sizes.Tq % sizes.H, at % sizes.Tq
+    b, h, t = at // Tq // H, at // Tq % H, at % Tq
     of_out = load_rows(dout, b, h, t, DV, BLOCK_DV).to(tl.float32)
     product = tl.sum(of_out * load_rows(out, b, h, t, DV, BLOCK_DV).to(tl.float32), 1)
     if dlse is not None:
@@ -200,7 +200,7 @@ def key_gradients(
                 full_stop = tl.maximum(full_stop, full_start)
                 full_stop = tl.where(tile * N + N > sizes.Tk, full_start, full_stop)
             else:
-                line = b.to(tl.int64) * first.b + (g * group_size + head) * first.h
+                line = b.to(tl.int64) * first.b + (g * group_size + head).to(tl.int64) * first.h
                 start = tl.load(first.at + line + tile * first.q + j * first.k)
                 stop = tl.load(last.at + line + tile * last.q + j * last.k)
                 full_start = stop

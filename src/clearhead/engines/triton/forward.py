@@ -65,7 +65,9 @@ class Groups(NamedTuple):
     ranges: int
 
 
-@triton.jit
+# What changes from one step of decoding to the next compiles no kernel anew, but for whether the
+# number of keys is a multiple of 16.
+@triton.jit(do_not_specialize=["splits", "chunk"])
 def attend_tiles(
     q, k, v, out, sums, groups, rule, sizes, tiles, splits, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -148,18 +150,29 @@ def attend_tiles(
         column = tl.arange(0, TOP)
         tl.store(sums.best + at[:, None] * TOP + column[None, :], best, mask=real[:, None])
         tl.store(sums.where + at[:, None] * TOP + column[None, :], where, mask=real[:, None])
-    if out.partial is not None:
-        store_rows(out.partial, at, acc, real, DV, BLOCK_DV)
+    if out.parts is not None:
+        store_rows(out.parts, at, acc, real, DV, BLOCK_DV)
+        tops, totals = beside_parts(out.parts, sizes.B * sizes.H, sizes.Tq, splits, DV)
+        tl.store(tops + at, top, mask=real)
+        tl.store(totals + at, total, mask=real)
     if out.whole is not None:
         finish(out.whole, sums, rule, top, total, acc, at, h, real, DV, BLOCK_DV)
 
 
 class Out(NamedTuple):
-    """Where the output goes, contiguous: `whole` (B, H, Tq, Dv), or of each split a `partial` sum
-    before the division, (splits, B, H, Tq, Dv) in fp32."""
+    """Where the output goes, contiguous: `whole` (B, H, Tq, Dv), or in fp32 the `parts`: of each
+    split the sum before the division, (splits, B, H, Tq, Dv), and behind all of them the largest
+    logits and the sums of powers, (splits, B, H, Tq) each."""
 
     whole: Any = None
-    partial: Any = None
+    parts: Any = None
+
+
+@triton.jit
+def beside_parts(parts, heads, Tq, splits, DV: tl.constexpr):
+    """Where in `Out.parts` the largest logits begin, and the sums of powers."""
+    count = splits.to(tl.int64) * heads * Tq
+    return parts + count * DV, parts + count * (DV + 1)
 
 
 @triton.jit
@@ -316,9 +329,9 @@ def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOC
         tl.store(sums.lse + at, tl.where(blind, float("-inf"), lse), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "count"])
 def merge_splits(
-    out, partial, sums, split_max, split_sum, rule, sizes, splits, count,
+    out, parts, sums, rule, H, Tq, splits, count,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """The output from what the splits of the keys found: a row a program, all its splits at once.
@@ -327,18 +340,19 @@ def merge_splits(
     split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
     there = split < splits
     here = split.to(tl.int64) * count + tl.program_id(0)
+    split_max, split_sum = beside_parts(parts, count, 1, splits, DV)
     tops = tl.load(split_max + here, mask=there, other=float("-inf"))
     totals = tl.load(split_sum + here, mask=there, other=0.0)
-    parts = tl.load(
-        partial + here[:, None] * DV + d[None, :],
+    sums_of_values = tl.load(
+        parts + here[:, None] * DV + d[None, :],
         mask=there[:, None] & (d[None, :] < DV),
         other=0.0,
     )
     top = tl.max(tops, 0)
     factors = tl.exp2((tops - anchor(top)) * rule.unit)
     one = tl.zeros([1], tl.float32)  # `finish` takes rows, and this is one
-    acc = tl.sum(parts * factors[:, None], 0)[None, :]
-    h = ((at // sizes.Tq) % sizes.H).to(tl.int32)
+    acc = tl.sum(sums_of_values * factors[:, None], 0)[None, :]
+    h = ((at // Tq) % H).to(tl.int32)
     finish(
         out, sums, rule, top + one, tl.sum(totals * factors, 0) + one, acc, at, h, at < count, DV,
         BLOCK_DV,

@@ -1,11 +1,13 @@
 """Launching the backward kernels: tile sizes, which queries see a tile of keys, buffers."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...torch_state import has_values
 from ..operators import KernelArgs
 from .arguments import (
     KernelRule,
@@ -18,7 +20,8 @@ from .arguments import (
     with_rows,
 )
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
-from .launch import FUSED, Table, Tiles, dot_precision, head_block, on_device, roomy, tile_from
+from .launch import Table, Tiles, dot_precision, head_block, on_device, roomy, tile_from
+from .start import start
 
 # As `FORWARD` (launch.py). In `query_gradients` and `bias_gradients` a program keeps queries and
 # walks over keys; in `key_gradients` it keeps the keys, and two (keys, D) sums in fp32.
@@ -68,7 +71,8 @@ def gradients(
     sizes = sizes_of(q, k)
     B, H, G, Tq, Tk = sizes
     D, DV = q.shape[3], v.shape[3]
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    new = torch.empty if Tk else torch.zeros  # the kernels write all of it, or do not start
+    dq, dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     bias = rule.bias if bias_grad else None
     dbias, dsinks = q.new_zeros(0, dtype=torch.float32), q.new_zeros(0, dtype=torch.float32)
     if bias is not None:
@@ -76,23 +80,24 @@ def gradients(
     if rule.sinks is not None:
         dsinks = torch.zeros_like(rule.sinks)
     if not B * H * Tq:
-        return dq, dk, dv, dbias, dsinks
+        return dq, dk.zero_(), dv.zero_(), dbias, dsinks
 
     delta = q.new_empty((B, H, Tq), dtype=torch.float32)
-    of_kernel = kernel_rule(rule, sizes)
+    of_kernel = kernel_rule(rule)
     block = max(head_block(D), head_block(DV))
     precision = dot_precision(q.dtype)
     if precision == "tf32" and atomic and block > 128 and not roomy(q.device):
         precision = "ieee"  # tf32 is allowed, not asked for; its operands would take 128 KB
     for_all: dict[str, Any] = dict(
         D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), BAND=rule.lo is None,
-        DROPS=rule.seed is not None, PRECISION=precision, **FUSED,
+        DROPS=rule.seed is not None, PRECISION=precision,
     )  # fmt: skip
     saved = top, share, delta
     with on_device(q):
-        row_products[(math.ceil(B * H * Tq / 32),)](
+        start(
+            row_products, math.ceil(B * H * Tq / 32), q.get_device(),
             rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), delta,
-            sizes, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV), M=32, **FUSED,
+            H, Tq, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV), M=32,
         )  # fmt: skip
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
@@ -101,7 +106,8 @@ def gradients(
             tile = tile_from(QUERY_GRADIENTS, *for_tiles)
             if dq_sum is None:
                 tiles = math.ceil(Tq / tile.queries)
-                query_gradients[(tiles * H * B,)](
+                start(
+                    query_gradients, tiles * H * B, q.get_device(),
                     *tensors, *saved, dq, rule.scale, of_kernel, sizes, tiles,
                     **_launched(tile), **for_all,
                 )  # fmt: skip
@@ -112,7 +118,8 @@ def gradients(
             if rule.lo is not None:
                 first, last = seen_from(rule, sizes, tile.queries, tile.keys)
             tiles = math.ceil(Tk / tile.keys)
-            key_gradients[(tiles * G * B,)](
+            start(
+                key_gradients, tiles * G * B, q.get_device(),
                 *tensors, *saved, dq_sum, dk, dv, cells_if(first), cells_if(last), rule.scale,
                 of_kernel, sizes, tiles, **_launched(tile), **for_all,
             )  # fmt: skip
@@ -127,7 +134,7 @@ def gradients(
 
 def _launched(tile: Tiles) -> dict[str, int]:
     """A tile as a launch of the backward kernels names it."""
-    return dict(M=tile.queries, N=tile.keys, num_warps=tile.warps, num_stages=tile.stages)
+    return dict(M=tile.queries, N=tile.keys, warps=tile.warps, stages=tile.stages)
 
 
 def _of_bias(
@@ -147,7 +154,8 @@ def _of_bias(
     per_q, per_k = Tq > 1, Tk > 1
     found = torch.zeros(B, H, Tq, Tk, device=bias.device)
     programs = B * H * (q_tiles if per_q else 1) * (k_tiles if per_k else 1)
-    bias_gradients[(programs,)](
+    start(
+        bias_gradients, programs, found.get_device(),
         *tensors, *saved, found, rule, sizes, q_tiles, k_tiles,
         PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **_launched(tile), **for_all,
     )  # fmt: skip
@@ -155,7 +163,36 @@ def _of_bias(
     return (found.sum(broadcast, keepdim=True) if broadcast else found).to(bias.dtype)
 
 
+class Seen(NamedTuple):
+    """What `seen_from` found for ranges that end at `hi`, by sizes."""
+
+    hi: Tensor
+    found: dict[tuple[int, ...], tuple[Tensor, Tensor]]
+
+
+_seen = WeakTensorKeyDictionary()  # by `lo`: the layers of a model have the same ranges
+
+
 def seen_from(rule: KernelArgs, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]:
+    """`compute_seen_from`, some 170 operations of torch, once for a mask that keeps its ranges. All
+    that was found stays as long as they do: a captured graph may read it."""
+    assert rule.lo is not None and rule.hi is not None
+    kept: Seen | None = _seen.get(rule.lo)
+    if kept is None or kept.hi is not rule.hi:
+        kept = Seen(rule.hi, {})
+    of = sizes.Tq, sizes.Tk, M, N
+    if of not in kept.found:
+        found = compute_seen_from(rule.lo, rule.hi, sizes, M, N)
+        if not has_values(rule.lo):  # what a graph under capture makes, its next replay writes over
+            return found
+        kept.found[of] = found
+        _seen[rule.lo] = kept
+    return kept.found[of]
+
+
+def compute_seen_from(
+    lo: Tensor, hi: Tensor, sizes: Sizes, M: int, N: int
+) -> tuple[Tensor, Tensor]:
     """For each tile of N keys and each range of the mask the queries [first, last), in steps of M,
     among which are all that see one of these keys in that range: (B|1, H|1, tiles, ranges) both.
 
@@ -163,9 +200,8 @@ def seen_from(rule: KernelArgs, sizes: Sizes, M: int, N: int) -> tuple[Tensor, T
     so the least strip is written to those (`low[level]`), and every level handed down to the two
     halves: O((strips + tiles) log tiles), where tiles x strips would grow with the square.
     """
-    assert rule.lo is not None and rule.hi is not None
     strips, tiles = math.ceil(sizes.Tq / M), math.ceil(sizes.Tk / N)
-    lo, hi = (x.expand(*x.shape[:2], sizes.Tq, -1) for x in (rule.lo, rule.hi))
+    lo, hi = (x.expand(*x.shape[:2], sizes.Tq, -1) for x in (lo, hi))
     missing = (0, 0, 0, strips * M - sizes.Tq)
     sees = lo < hi
     begin = torch.where(sees, lo // N, tiles)

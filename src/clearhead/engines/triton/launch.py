@@ -6,7 +6,7 @@ kernel was timed yet.
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from ..operators import KernelArgs
 from .arguments import Sizes, kernel_rule, rows, sizes_of, with_rows
 from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
+from .start import start
 
 # A split has at least so many keys, and a row at most so many splits. Neither depends on the batch
 # or the device, so an example's bits are the same in any batch.
@@ -38,8 +39,6 @@ FORWARD: Table = {
     },
 }
 ROOMY = 160 * 1024
-# A product and a sum may round once: Triton 3.9 does so with a warning, 3.10 only where it is said.
-FUSED = {"enable_fp_fusion": True}
 FEW_QUERIES = 16  # up to which heads that read the same keys share a tile, and keys are split
 
 
@@ -53,19 +52,25 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def forward_tiles(sizes: Sizes, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+@lru_cache(maxsize=64)
+def forward_tiles(
+    H: int, G: int, Tq: int, D: int, dtype: torch.dtype, device: torch.device, biased: bool
+) -> Tiles:
     """The running sum, rows x head size in fp32, stays in registers; `stages` tiles of keys and
     values in shared memory. Where queries are few a tile fits every device, and is the same on all
     of them, as the splits of the keys follow from it. `D` is the larger head size, a power of 2."""
     wide = dtype == torch.float32
-    if sizes.Tq <= FEW_QUERIES:
-        heads = power_of_2(sizes.H // max(sizes.G, 1))
-        queries = power_of_2(sizes.Tq)
-        heads = min(heads, max(64 // queries, 1))
+    if Tq <= FEW_QUERIES:
+        queries = power_of_2(Tq)
+        heads = min(power_of_2(H // max(G, 1)), max(64 // queries, 1))
         queries = max(queries, 16 // heads)  # the matrix units take 16 rows at least
         keys = 64 // (2 if wide else 1) // (2 if D > 128 else 1)
-        return Tiles(heads, queries, keys, 4, 2 if wide else 3)
-    return tile_from(FORWARD, sizes.Tq, D, dtype, device)
+        tile = Tiles(heads, queries, keys, 4, 2 if wide else 3)
+    else:
+        tile = tile_from(FORWARD, Tq, D, dtype, device)
+    if biased and tile.heads == 1:  # a tile of the bias lies in each stage
+        tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
+    return tile
 
 
 def tile_from(table: Table, Tq: int, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
@@ -112,64 +117,48 @@ def attend(
     q, k = with_rows(q), with_rows(k)
     v = None if v is None else with_rows(v)
     sizes = sizes_of(q, k)
-    B, H, _, Tq, _ = sizes
+    B, H, G, Tq, _ = sizes
     D, DV = q.shape[3], 1 if v is None else v.shape[3]
     block_d, block_dv = head_block(D), head_block(DV)
-    tile = forward_tiles(sizes, max(block_d, block_dv), q.dtype, q.device)
-    if rule.bias is not None and tile.heads == 1:  # a tile of it lies in each stage
-        tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
+    biased = rule.bias is not None
+    tile = forward_tiles(H, G, Tq, max(block_d, block_dv), q.dtype, q.device, biased)
     splits, chunk = splits_of(sizes, tile)
-    split = splits > 1
-
-    def buffer(name: str, *more: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        if name not in wanted:
-            return None
-        lead = () if name in ("share", "lse", "final") else (splits,)
-        return q.new_empty((*lead, B, H, Tq, *more), dtype=dtype)
-
     top_block = max(2, power_of_2(top)) if top else 1
     group_block = power_of_2(n_groups)
-    sums = RowSums(
-        buffer("max"), buffer("sum"), buffer("share"), buffer("lse"), buffer("moment"),
-        buffer("masses", group_block), buffer("best", top_block),
-        buffer("where", top_block, dtype=torch.int32),
-    )  # fmt: skip
-    out = None if v is None else q.new_empty((B, H, Tq, DV))
-    found = {name: x for name, x in sums._asdict().items() if x is not None}
+    more = {"masses": (group_block,), "best": (top_block,), "where": (top_block,)}
+    found = {
+        name: q.new_empty(
+            (*(() if name in ("share", "lse") else (splits,)), B, H, Tq, *more.get(name, ())),
+            dtype=torch.int32 if name == "where" else torch.float32,
+        )
+        for name in wanted
+    }
+    out = None if v is None else q.new_empty(B, H, Tq, DV)
     if not B * H * Tq:
         return out, found, splits
-    merges = split and (out is not None or sums.share is not None or sums.lse is not None)
-    partial = q.new_empty((splits, B, H, Tq, DV), dtype=torch.float32) if merges else None
-    of_kernel = sums
+    sums = RowSums(**found)
+    where, merges = Out(whole=out), splits > 1 and out is not None
     if merges:
-        shape = (splits, B, H, Tq)
-        split_max, split_sum = (
-            q.new_empty(shape, dtype=torch.float32) if x is None else x for x in sums[:2]
-        )
-        of_kernel = sums._replace(max=split_max, sum=split_sum, share=None, lse=None)
-    where = Out(
-        whole=None if split else out if out is not None else None,
-        partial=partial if out is not None else None,
-    )
-    kernel_args = kernel_rule(rule, sizes)
-    tiles = math.ceil(Tq / tile.queries)
-    parts = math.ceil(H // sizes.G / tile.heads)
-    precision = dot_precision(q.dtype)
+        numbers = splits * B * H * Tq * (DV + 2)
+        where = Out(parts=q.new_empty(numbers, dtype=torch.float32))
+    of_kernel = kernel_rule(rule)
+    tiles, parts = math.ceil(Tq / tile.queries), math.ceil(H // G / tile.heads)
     with on_device(q):
-        attend_tiles[(tiles * splits * parts * sizes.G * B,)](
-            rows(q), rows(k), None if v is None else rows(v), where, of_kernel, groups,
-            kernel_args, sizes, tiles, splits, chunk,
+        start(
+            attend_tiles, tiles * splits * parts * G * B, q.get_device(),
+            rows(q), rows(k), None if v is None else rows(v), where, sums, groups, of_kernel,
+            sizes, tiles, splits, chunk,
             D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
             HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
-            BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=precision,
-            MOMENT="moment" in wanted, GROUPS=group_block, TOP=top_block,
-            WITH_OUT=v is not None,
-            num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+            BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
+            MOMENT="moment" in wanted, GROUPS=group_block, TOP=top_block, WITH_OUT=v is not None,
+            warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
         if merges:
-            merge_splits[(B * H * Tq,)](
-                out, partial, sums, split_max, split_sum, kernel_args, sizes, splits, B * H * Tq,
-                DV=DV, BLOCK_DV=block_dv, SPLITS=power_of_2(splits), **FUSED,
+            start(
+                merge_splits, B * H * Tq, q.get_device(),
+                out, where.parts, sums, of_kernel, H, Tq, splits, B * H * Tq,
+                DV=DV, BLOCK_DV=block_dv, SPLITS=power_of_2(splits),
             )  # fmt: skip
     return out, found, splits
 

@@ -6,6 +6,7 @@ the output, the log-sum-exp, and per row the largest logit and the share of a we
 from which the backward pass computes the weights again.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
-from ...torch_state import in_transform, is_plain
+from ...torch_state import in_transform, is_plain, is_unbatched
 from ..operators import (
     BIAS,
     SIGNATURE,
@@ -46,8 +47,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool, atomic: bool) -> tuple[Tensor,
     """The output, and with `lse` the log-sum-exp of every query: directly by the kernel where
     nothing is recorded, else by the operator. `atomic` is for its gradient (gradients.py)."""
     rule = args_of(p)
-    tensors = [x for x in rule if isinstance(x, Tensor)]
-    if not p.grad and is_plain(*inputs, *tensors):
+    if not p.grad and is_plain(*inputs, *tensors_of(rule)):
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
         assert out is not None
         return out, found.get("lse")
@@ -141,13 +141,23 @@ torch.library.register_autograd("clearhead::triton_attend_backward", _no_second,
 
 
 def _dispatch(*arguments: Any) -> Any:
-    call = Attend.apply if in_transform() else torch.ops.clearhead.triton_attend
-    return call(*arguments)
+    if in_transform():
+        return Attend.apply(*arguments)
+    if is_plain(*tensors_of(arguments)):
+        return Eager.apply(*arguments)
+    return torch.ops.clearhead.triton_attend(*arguments)
 
 
 def _dispatch_back(*arguments: Any) -> Any:
-    call = AttendBackward.apply if in_transform() else torch.ops.clearhead.triton_attend_backward
-    return call(*arguments)
+    if in_transform():
+        return AttendBackward.apply(*arguments)
+    if not torch.is_grad_enabled() and is_unbatched(*tensors_of(arguments)):
+        return _attend_backward(*arguments)
+    return torch.ops.clearhead.triton_attend_backward(*arguments)
+
+
+def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:
+    return [x for x in arguments if isinstance(x, Tensor)]
 
 
 attend_one_by_one = partial(one_by_one, _dispatch)
@@ -156,7 +166,18 @@ torch.library.register_vmap("clearhead::triton_attend", attend_one_by_one, lib=_
 torch.library.register_vmap("clearhead::triton_attend_backward", backward_one_by_one, lib=_library)
 
 
-# torch.func refuses an operator's own autograd, which has no `setup_context`.
+# Eager calls take `Eager`, for the time of the host; torch.func refuses an operator's own autograd,
+# which has no `setup_context` (cpu/operator.py).
+
+
+class Eager(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = _attend(*arguments)
+        _save(ctx, arguments, output)
+        return output
+
+    backward = staticmethod(_back)
 
 
 class Attend(torch.autograd.Function):

@@ -3,7 +3,7 @@ one. They come back as what `problem/online_softmax.py` describes, on the device
 merge like any other `Partial`."""
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from ...torch_state import is_plain
 from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of, with_rows
 from .forward import Groups
 from .gradients import seen_from
-from .launch import FUSED, attend, dot_precision, head_block, on_device, power_of_2
+from .launch import attend, dot_precision, head_block, on_device, power_of_2
+from .start import start
 from .weight_sums import exact_rows, sum_weights
 
 LN2 = math.log(2.0)
@@ -63,7 +64,7 @@ def answer_and_stats(
         _stacked(groups) if groups else None, len(groups),
         0 if top is None else max(top.keys.shape[-1], 1),
     )  # fmt: skip
-    natural = kernel_rule(rule, sizes_of(inputs.q, inputs.k)).natural
+    natural = kernel_rule(rule).natural
     p = p.undropped
     state = _state(found, natural, empty)
     sums = None
@@ -122,11 +123,10 @@ def _sum_weights(
     M, N = _tile(p, block_d, q_bins)
     tiles = math.ceil(p.Tk / N)
     first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
-    how = dict(
-        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype),
-        **FUSED,
+    how: dict[str, Any] = dict(
+        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype)
     )  # fmt: skip
-    of_kernel = kernel_rule(rule, sizes)
+    of_kernel = kernel_rule(rule)
     share = share.contiguous()
     with on_device(q):
         if "received" in sums or maps:
@@ -135,7 +135,8 @@ def _sum_weights(
             pooled = None
             if maps:
                 pooled = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
-            sum_weights[(tiles * p.H * p.B,)](
+            start(
+                sum_weights, tiles * p.H * p.B, q.get_device(),
                 rows(q), rows(k), top, share, sums.get("received"), pooled, cells_if(first),
                 cells_if(last), of_kernel, sizes, tiles, q_bins, k_bins, slots, **how,
             )  # fmt: skip
@@ -145,7 +146,8 @@ def _sum_weights(
         if requested:
             places = torch.tensor(requested, dtype=torch.int32).to(p.device)
             strips = math.ceil(len(requested) / M)
-            exact_rows[(tiles * strips * p.H * p.B,)](
+            start(
+                exact_rows, tiles * strips * p.H * p.B, q.get_device(),
                 rows(q), rows(k), top, share, places, sums["rows"], of_kernel, sizes, tiles,
                 len(requested), **how,
             )  # fmt: skip

@@ -43,7 +43,7 @@ def sum_weights(
                 start = tl.maximum(tile * N - rule.after, 0)
                 stop = tl.minimum(tile * N + N + rule.before, sizes.Tq)
             else:
-                line = b.to(tl.int64) * first.b + one_head * first.h
+                line = b.to(tl.int64) * first.b + one_head.to(tl.int64) * first.h
                 start = tl.load(first.at + line + tile * first.q + j * first.k)
                 stop = tl.load(last.at + line + tile * last.q + j * last.k)
             stop = tl.minimum(stop, bin_stop)
