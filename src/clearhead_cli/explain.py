@@ -63,9 +63,8 @@ def explain(
       clearhead explain "The cat sat" --model DIR --layer 2 --json
     """
     from clearhead import masks
-    from clearhead.hf import Checkpoint
     from clearhead.nn.explain_text import explain_text
-    from clearhead.storyteller import is_storyteller, load
+    from clearhead.report.text_model import load_text_model
     from clearhead.views import plot, text as terminal
     from clearhead.views.text.follow import find
 
@@ -75,8 +74,7 @@ def explain(
         plot.suffix_of(png)
     words = read_text(text)
     if model is not None:
-        trained = load(model) if is_storyteller(model) else Checkpoint(model)
-        trace = trained.explain(words, layer)
+        trace = load_text_model(model).explain(words, layer)
     else:
         trace = explain_text(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), dropout=dropout,

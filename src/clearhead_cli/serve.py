@@ -46,18 +46,18 @@ def serve(
 
     start, app = _library()
     words = EXAMPLE if text is None else read_text(text)
-    listener = _listen(port)
-    reader = Reader(model)
-    found = reader.report(words, progress=None)
-    port = listener.getsockname()[1]
-    token = secrets.token_urlsafe(24)
-    page = hosted(html.report_page(found), "hosts/remote.js", connects=True)
-    address = f"http://127.0.0.1:{port}/{token}/"
-    typer.echo(address)
-    say(f"{visible(reader.name, 200)}, for this machine alone; Ctrl-C ends it")
-    if open_:
-        webbrowser.open(address)
-    start(app(reader, page, token, port), listener)
+    with _listen(port) as listener:
+        reader = Reader(model)
+        found = reader.report(words, progress=None)
+        port = listener.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        page = hosted(html.report_page(found), "hosts/remote.js", connects=True)
+        address = f"http://127.0.0.1:{port}/{token}/"
+        typer.echo(address)
+        say(f"{visible(reader.model.name, 200)}, for this machine alone; Ctrl-C ends it")
+        if open_:
+            webbrowser.open(address)
+        start(app(reader, page, token, port), listener)
     say("ended")
 
 

@@ -53,16 +53,12 @@ def whatif(
       clearhead whatif story.txt --model DIR --ablate "layer 0 heads 1,3"
     """
     from clearhead.errors import BadValue
-    from clearhead.hf import Checkpoint
+    from clearhead.report.text_model import load_text_model
     from clearhead.report.whatif import whatif as read_twice
-    from clearhead.storyteller import Storyteller, is_storyteller, load
 
     words = read_text(text)
-    reader: Checkpoint | Storyteller
-    reader = Checkpoint(model) if model is not None and not is_storyteller(model) else load(model)
-    tokens = reader.read(words)[0] if isinstance(reader, Checkpoint) else None
-    tokens = list(reader.encode(words).labels()) if isinstance(reader, Storyteller) else tokens
-    assert tokens is not None
+    reader = load_text_model(model)
+    tokens, _ = reader.tokens_and_inputs(words)
     edits = [_edit(given, "knock_out", tokens) for given in knock_out or ()]
     edits += [_edit(given, "keep_only", tokens) for given in keep_only or ()]
     edits += [_edit(given, "ablate", tokens) for given in ablate or ()]

@@ -198,14 +198,14 @@ def test_a_text_without_tokens_of_a_tokenizer_that_adds_none(checkpoint, monkeyp
 
 
 def test_unknown_words_are_words(checkpoint):
-    assert checkpoint.read("\u2603")[0] == ["[CLS]", "[UNK]", "[SEP]"]
+    assert checkpoint.tokens_and_inputs("\u2603")[0] == ["[CLS]", "[UNK]", "[SEP]"]
 
 
 def test_a_text_that_is_too_long_is_an_error_and_no_warning(checkpoint, monkeypatch):
     monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", pytest.fail)
     checkpoint.tokenizer.deprecation_warnings.clear()  # transformers warns once
     with pytest.raises(BadValue, match="602 tokens"):
-        checkpoint.read("cat " * 600)
+        checkpoint.tokens_and_inputs("cat " * 600)
 
 
 def test_code_in_a_checkpoint_is_never_run(folder, tmp_path, monkeypatch):

@@ -477,7 +477,7 @@ def test_minilm_in_numbers(checkpoint):
 
     eager = AutoModel.from_pretrained(checkpoint.folder, attn_implementation="eager").eval()
     with torch.no_grad():
-        weights = eager(**checkpoint.read(TEXT)[1], output_attentions=True).attentions
+        weights = eager(**checkpoint.tokens_and_inputs(TEXT)[1], output_attentions=True).attentions
     for layer, w in zip(found.layers, weights, strict=True):
         torch.testing.assert_close(layer.map, w[0], atol=1e-5, rtol=0)
         for h, head in enumerate(layer.heads):
@@ -505,7 +505,7 @@ def test_what_heads_of_an_encoder_cause_is_how_far_its_vectors_turn(checkpoint):
     found = report(checkpoint, TEXT, effects=True)
     assert found.effect_metric == "turn" and "as 1 - cosine," in str(found)
     eager = AutoModel.from_pretrained(checkpoint.folder, attn_implementation="eager").eval()
-    given = checkpoint.read(TEXT)[1]
+    given = checkpoint.tokens_and_inputs(TEXT)[1]
     with torch.no_grad():
         before = eager(**given).last_hidden_state
         for layer, head in ((0, 2), (3, 11), (5, 0)):

@@ -140,7 +140,7 @@ class Intervention:
             last = len(layers.names) - 1
             rule = f"an edit applies in the layers and rows it names; the {model} has layers 0"
             rule += f" to {last}." if last else " alone."
-            way = "name others, or pass must_apply=False."
+            way = "name others; in Python, must_apply=False lets an edit stay idle."
         raise BadValue(f"{idle[0]!r} never applied.", rule, way)
 
 

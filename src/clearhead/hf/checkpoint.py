@@ -119,7 +119,12 @@ class Checkpoint:
         most = getattr(self.model.config, "max_position_embeddings", None)
         return most if most is not None and most > 0 else None  # XLNet says -1
 
-    def read(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
+    @property
+    def depth(self) -> int | None:
+        """How many layers there are; None if the config does not say."""
+        return getattr(self.model.config, "num_hidden_layers", None)
+
+    def tokens_and_inputs(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
         """The tokens of a text, and the inputs of the model for it."""
         # verbose=False: a text that is too long is an error below, and needs no warning above it.
         encoded = self.tokenizer(text, return_tensors="pt", verbose=False)
@@ -175,7 +180,7 @@ class Checkpoint:
 
         Raises `BadValue` for a layer that the model does not have.
         """
-        tokens, given = self.read(text)
+        tokens, given = self.tokens_and_inputs(text)
         call, count = capture_call(lambda: self.run(given), layer)
         if call is None:
             raise BadValue(

@@ -206,7 +206,7 @@ def prepare(model: Any, text: Any) -> ModelRun:
             )
         checkpoint: Checkpoint = model
         given: dict[str, Any]
-        tokens, given = checkpoint.read(text)
+        tokens, given = checkpoint.tokens_and_inputs(text)
         if getattr(checkpoint.model.config, "use_cache", False) and not checkpoint.has_decoder:
             # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
             given = {**given, "use_cache": False}

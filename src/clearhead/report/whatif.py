@@ -13,9 +13,8 @@ from ..api.metrics import most_probable
 from ..api.recording import Recording
 from ..api.watch import watch
 from ..errors import BadValue
-from ..hf import Checkpoint
-from ..storyteller import Storyteller
 from ..views.escape import visible
+from .text_model import TextModel
 
 MOST_TOKENS = 1024  # whose attention matrices are kept, twice
 GUESSES, MOST_HEADS = 5, 8
@@ -54,20 +53,13 @@ class WhatIf:
         return "\n".join(lines)
 
 
-def whatif(model: Checkpoint | Storyteller, text: str, edits: Sequence[Edit]) -> WhatIf:
+def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     """Read a text without and with edits.
 
     Raises `BadValue` for fewer than 2 or more than 1024 tokens, and what `intervene` raises.
     """
-    module: torch.nn.Module
-    words: Sequence[str] = ()
-    if isinstance(model, Storyteller):
-        encoded = model.encode(text)
-        tokens, given = encoded.labels(), {"ids": torch.tensor([encoded.ids])}
-        module, words = model.model, model.vocabulary.words
-    else:
-        tokens, given = model.read(text)
-        module = model.predictor or model.module
+    tokens, given = model.tokens_and_inputs(text)
+    module = model.predictor or model.module
     if not 2 <= len(tokens) <= MOST_TOKENS:
         raise BadValue(
             f"The text has {len(tokens)} tokens.",
@@ -85,8 +77,7 @@ def whatif(model: Checkpoint | Storyteller, text: str, edits: Sequence[Edit]) ->
     logits = [getattr(output, "logits", output) for output in outputs]
     if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
         return WhatIf(tuple(tokens), None, None, moved, done)
-    if isinstance(model, Checkpoint):
-        words = model.words
+    words = model.words
     guesses = tuple(most_probable(x[0, -1:], words, GUESSES)[0] for x in logits)
     losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
     return WhatIf(tuple(tokens), losses, guesses, moved, done)

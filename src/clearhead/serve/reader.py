@@ -1,12 +1,12 @@
 """A model that reads one text after another, for a page that asks for them."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..api.hooks import listening
 from ..api.intervene import intervene
@@ -14,8 +14,9 @@ from ..errors import BadValue
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..report import Report, report, report_teller, tile
+from ..report.text_model import TextModel, load_text_model
 from ..results.trace import Trace
-from ..storyteller import Storyteller, is_storyteller, load
+from ..storyteller import Storyteller
 from ..views.html.report import snapshot
 from .edits import read_edits
 
@@ -47,27 +48,11 @@ class Reader:
     Raises `BadValue` for a model that cannot be loaded.
     """
 
-    def __init__(self, model: str | Path | Checkpoint | Storyteller | None = None) -> None:
-        if model is None or (isinstance(model, (str, Path)) and is_storyteller(model)):
-            model = load(model)
-        self.model = Checkpoint(model) if isinstance(model, (str, Path)) else model
+    def __init__(self, model: str | Path | TextModel | None = None) -> None:
+        if model is None or isinstance(model, (str, Path)):
+            model = load_text_model(model)
+        self.model = model
         self._turn = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        return "storyteller" if isinstance(self.model, Storyteller) else self.model.name
-
-    @property
-    def module(self) -> nn.Module:
-        """What runs: of an encoder and a decoder the encoder."""
-        return self.model.module if isinstance(self.model, Checkpoint) else self.model.model
-
-    @property
-    def depth(self) -> int | None:
-        """How many layers there are, None if the model does not say."""
-        if isinstance(self.model, Storyteller):
-            return self.model.layers
-        return getattr(self.model.model.config, "num_hidden_layers", None)
 
     def report(
         self,
@@ -101,13 +86,10 @@ class Reader:
     ) -> Trace:
         """The exact weights of a part of one head: see `report.tile`."""
         with self._reading(text, edits, on_call):
-            given: str | Mapping[str, Tensor] = text
             if isinstance(self.model, Checkpoint):
-                return tile(self.model, given, layer, head, queries, keys)
-            encoded = self.model.encode(text)
-            ids = torch.tensor([encoded.ids])
-            tokens = encoded.labels()
-            return tile(self.model.model, ids, layer, head, queries, keys, tokens=tokens)
+                return tile(self.model, text, layer, head, queries, keys)
+            tokens, given = self.model.tokens_and_inputs(text)
+            return tile(self.model.module, given, layer, head, queries, keys, tokens=tokens)
 
     @contextmanager
     def _reading(self, text: str, edits: object, on_call: OnCall) -> Iterator[None]:
@@ -125,11 +107,11 @@ class Reader:
         def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
             nonlocal done
             done += 1
-            on_call(done, self.depth)
+            on_call(done, self.model.depth)
 
         with self._turn:
-            on_call(0, self.depth)
-            with intervene(self.module, parsed, must_apply=False) as seen:
+            on_call(0, self.model.depth)
+            with intervene(self.model.module, parsed, must_apply=False) as seen:
                 with listening(listen), torch.no_grad():
                     yield
         for number, edit in enumerate(parsed):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..api.explain import explain_problem
 from ..api.hooks import capture_call
@@ -106,9 +106,30 @@ class Storyteller:
         """The measured heads that are right for more than half of the held-out words."""
         return tuple(head for head in _heads(self.table) if head.rate > 0.5)
 
+    name = "storyteller"
+
     @property
-    def layers(self) -> int:
+    def module(self) -> nn.Module:
+        """What runs on a text: `model`, which is also what predicts the next word."""
+        return self.model
+
+    predictor = module
+
+    @property
+    def depth(self) -> int:
+        """How many layers there are."""
         return self.model.config.layers
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The word of each id."""
+        return self.vocabulary.words
+
+    def tokens_and_inputs(self, text: str | Sequence[str]) -> tuple[list[str], dict[str, Tensor]]:
+        """The words of a text, unknown ones marked, and the inputs of the model for it. Raises
+        `BadValue` for a text without words."""
+        encoded = self.encode(text)
+        return list(encoded.labels()), {"ids": torch.tensor([encoded.ids])}
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
         """The text as numbers. Raises `BadValue` for a text without words."""
@@ -140,8 +161,8 @@ class Storyteller:
 
         Raises `BadValue` for a layer that the model does not have, and as `read` does.
         """
-        last = self.layers - 1
-        rule = f"this model has {self.layers} layers, numbered from 0."
+        last = self.depth - 1
+        rule = f"this model has {self.depth} layers, numbered from 0."
         number = as_count("layer", layer, rule, f"pass a layer from 0 to {last}.", most=last)
         encoded = self.encode(text)
         with torch.no_grad():
