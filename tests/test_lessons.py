@@ -98,7 +98,13 @@ def kernel():
     asyncio.run(manager.shutdown_kernel(now=True))
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+LONG = ("15-a-real-model", "16-many-machines")
+
+
+@pytest.mark.parametrize("path", [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG))
+    for path in LESSONS
+])  # fmt: skip
 def test_lesson(path, kernel):
     before = set(FOLDER.iterdir())
     notebook = with_odd_attempts(jupytext.read(path))

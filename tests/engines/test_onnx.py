@@ -236,6 +236,7 @@ class Each(torch.nn.ModuleList):
         return [layer(x) for layer in self]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's exporter uses what torch calls deprecated
 def test_exported_layers_answer_in_onnxruntime_for_every_length(tmp_path):
     layer = Each(
