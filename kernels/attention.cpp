@@ -140,11 +140,17 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
     states = (float*)memory.reserve(size_t(at_once * head_bytes));
     if (!states) return NO_MEMORY;
   }
+  // Where the heads of a key lie side by side, (B, T, H, D), so do their pages of memory: all heads
+  // read one split before the next, and a page's address is translated once (bench/LOG.md, "heads
+  // that lie side by side").
+  const bool side_by_side = p.k.t > p.k.h;
   for (int64_t first = 0; first < heads; first += at_once) {
     int64_t count = std::min(at_once, heads - first);
     auto decode_split = [&](int64_t i, char* block, Queue&) {
-      int64_t head = first + i / splits, key = i % splits * split_keys;
-      float* to = state ? states + i * state : nullptr;
+      int64_t at = side_by_side ? i % count : i / splits;
+      int64_t split = side_by_side ? i / count : i % splits;
+      int64_t head = first + at, key = split * split_keys;
+      float* to = state ? states + (at * splits + split) * state : nullptr;
       level.decode(p, {head / p.G, head % p.G, key, std::min(key + split_keys, p.Tk), to}, block);
     };
     auto merge = [&](int64_t i, char*, Queue&) {
