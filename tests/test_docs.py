@@ -1,5 +1,6 @@
 """The documentation: its code runs, its links resolve, every public name is in the reference."""
 
+import builtins
 import json
 import re
 from pathlib import Path
@@ -57,8 +58,12 @@ def test_every_page_is_in_a_table_of_contents():
     assert set(PAGES) - alone <= listed
 
 
+def test_a_star_import_hides_no_name_of_python():
+    assert not set(ch.__all__) & set(dir(builtins))
+
+
 def test_every_public_name_is_in_the_reference():
-    for name in ch.__all__:
+    for name in ["map", *ch.__all__]:
         assert re.search(rf"\b{name}\b", REFERENCE), name
     for part in (ch.nn, ch.distributed, ch.edits, ch.hf):
         for name in part.__all__:

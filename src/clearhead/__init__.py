@@ -48,8 +48,9 @@ from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
 from .results.effects import Effect, Effects
 from .results.trace import Step, Trace
-from .stats import Look, map, mass, rows, topk
+from .stats import Look, map as map, mass, rows, topk
 
+# Without `map`: `from clearhead import *` would take Python's own.
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "attention",
     "explain",
@@ -60,7 +61,6 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Look",
     "topk",
     "mass",
-    "map",
     "rows",
     "matrix",
     "Matrix",
