@@ -429,6 +429,36 @@ def test_a_cuda_graph_replays_the_kernels():
     )
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter launches nothing")
+def test_a_cuda_graph_replays_what_is_counted():
+    """Not yet run: there was no GPU."""
+    q, k, v = map(there, draw())
+    wanted = ["entropy", ch.topk(3), "received", ch.map(4, 4), ch.rows([0, 5, -1])]
+
+    def look():
+        return ch.look(q, k, v, mask=ch.causal, stats=wanted, engine="triton")
+
+    look()  # compiles first
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        seen = look()
+    q.copy_(q.flip(-1))
+    graph.replay()
+    again = look()
+    for name in ("entropy", "received", "map", "rows"):
+        assert torch.equal(getattr(seen, name), getattr(again, name)), name
+
+
+def test_positions_are_made_on_the_device(monkeypatch):
+    """Nothing is copied from the host, in whatever order and however often they are asked for."""
+    from clearhead.engines.triton.statistics import _positions
+
+    monkeypatch.setattr(torch, "tensor", None)
+    for places in ([0], [3, 4, 5], [7, 2, 3, 3, 4, 11], [5, 4, 3]):
+        found = _positions(places, DEVICE)
+        assert found.tolist() == places and found.dtype == torch.int32
+
+
 def test_counts_beside_torchs_kernel():
     """`look` by torch's kernel has torch's bits, and the statistics of ours."""
     q, k, v = map(there, draw(Tk=37))

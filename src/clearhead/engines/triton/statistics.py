@@ -144,7 +144,7 @@ def _sum_weights(
                 sums["map"] = _map(pooled, p.Tk, k_bins, N)
         requested = [i for s in statistics if isinstance(s, exact) for i in s.places(p.grid)]
         if requested:
-            places = torch.tensor(requested, dtype=torch.int32).to(p.device)
+            places = _positions(requested, p.device)
             strips = math.ceil(len(requested) / M)
             start(
                 exact_rows, tiles * strips * p.H * p.B, q.get_device(),
@@ -152,6 +152,19 @@ def _sum_weights(
                 len(requested), **how,
             )  # fmt: skip
     return sums
+
+
+def _positions(places: list[int], device: torch.device) -> Tensor:
+    """Positions as a tensor, made on the device from their runs: a copy from the host's memory
+    would wait for it, and cannot be captured in a graph."""
+    runs: list[range] = []
+    for i in places:
+        if runs and i == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, i + 1)
+        else:
+            runs.append(range(i, i + 1))
+    parts = (torch.arange(r.start, r.stop, dtype=torch.int32, device=device) for r in runs)
+    return torch.cat([*parts])
 
 
 def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int]:
