@@ -98,13 +98,14 @@ def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) 
     )
 
 
-def must_be_strided(name: str, x: torch.Tensor) -> None:
-    """Raises `BadType` for a tensor that is nested, sparse or of another layout without strides."""
+def must_be_strided(name: str, x: torch.Tensor, rule: str = "", if_nested: str = "") -> None:
+    """Raises `BadType` for a tensor that is nested, sparse or of another layout without strides.
+    `rule` and the way out of a nested one may be said in other words."""
     if x.is_nested or x.layout is not torch.strided:
         raise BadType(
             f"{name} is {'nested' if x.is_nested else f'of layout {x.layout}'}.",
-            f"{name} is a dense tensor with strides.",
-            f"pass it padded, as {name}.to_padded_tensor(0) gives it."
+            rule or f"{name} is a dense tensor with strides.",
+            if_nested or f"pass it padded, as {name}.to_padded_tensor(0) gives it."
             if x.is_nested
             else f"pass {name}.to_dense().",
         )

@@ -19,6 +19,7 @@ from ..problem import online_softmax
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import State
 from ..problem.problem import Inputs, Problem, repeat_heads
+from ..problem.tiles import runs_of
 from ..stats import Statistic, Top, each, map, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
@@ -263,14 +264,9 @@ class Transposed:
 
 
 def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
-    """The positions as runs of consecutive ones, in the order given."""
-    runs: list[slice] = []
-    for i in _positions(which, size, name):
-        if runs and runs[-1].stop == i:
-            runs[-1] = slice(runs[-1].start, i + 1)
-        else:
-            runs.append(slice(i, i + 1))
-    return runs or [slice(0, 0)]
+    """The positions as runs of consecutive ones, in the order given; an empty one if there are
+    none."""
+    return [slice(r.start, r.stop) for r in runs_of(_positions(which, size, name)) or [range(0)]]
 
 
 def _positions(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:

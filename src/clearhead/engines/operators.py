@@ -4,7 +4,7 @@ What they cannot answer, their arguments, what autograd saves of a call, the sha
 and vmap.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,6 +88,10 @@ def why_not_operator(p: Problem, kernels: str) -> list[str]:
 BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))  # among all
 
 
+def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:
+    return [x for x in arguments if isinstance(x, Tensor)]
+
+
 def savable(x: Any) -> Any:
     """Copies a mask or a bias made under torch.inference_mode, which autograd refuses to save."""
     refused = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
@@ -99,7 +103,7 @@ def save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
     ctx.tensors = [isinstance(x, Tensor) for x in arguments]
-    ctx.save_for_backward(*output, *(x for x in arguments if isinstance(x, Tensor)))
+    ctx.save_for_backward(*output, *tensors_of(arguments))
 
 
 def saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
@@ -137,6 +141,24 @@ def gradient_shapes(arguments: Sequence[Any], bias_grad: bool) -> tuple[Tensor, 
         bias.new_empty(bias.shape) if bias_grad else q.new_empty(0, dtype=torch.float32),
         q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape),
     )
+
+
+def eager(
+    attend: Callable[..., Any], save: Callable[..., None], back: Callable[..., Any]
+) -> type[torch.autograd.Function]:
+    """What records an eager call: a function without `setup_context`, which takes less of the
+    host's time than one that has it, or an operator (cpu/operator.py)."""
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            output = attend(*arguments)
+            save(ctx, arguments, output)
+            return output
+
+        backward = staticmethod(back)
+
+    return Eager
 
 
 def one_by_one(

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Missing, how_to_install
-from ..hf import Checkpoint
+from ..report.text_model import TextModel
 from ..results.trace import Trace
-from ..storyteller import Storyteller
 
 if TYPE_CHECKING:
     from .widget import Explorer
@@ -15,7 +14,7 @@ __all__ = ["explore"]
 
 
 def explore(
-    model: str | Path | Checkpoint | Storyteller | Trace | None = None, text: str | None = None
+    model: str | Path | TextModel | Trace | None = None, text: str | None = None
 ) -> "Explorer":
     """A widget that shows every head of a model on a text, or the steps of a trace.
 

@@ -10,17 +10,16 @@ import anywidget
 import traitlets
 
 from ..errors import BadType, kind_of
-from ..hf import Checkpoint
+from ..report.text_model import TextModel
 from ..results.trace import Trace
 from ..serve import Reader
 from ..serve.answer import answer
 from ..serve.reader import Cancelled
-from ..storyteller import Storyteller
 from ..views import html
 from ..views.escape import visible_in_browser
 from ..views.html.hosted import as_json, hosted
 
-Model: TypeAlias = str | Path | Checkpoint | Storyteller | Trace | None
+Model: TypeAlias = str | Path | TextModel | Trace | None
 
 
 class Explorer(anywidget.AnyWidget):

@@ -131,15 +131,13 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
                 "queries, keys and values are torch tensors.",
                 f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor.",
             )
-        if x.is_nested or x.layout is not torch.strided:
-            raise BadType(
-                f"{name} is {'nested' if x.is_nested else f'of layout {x.layout}'}.",
-                "queries, keys and values are dense tensors with strides.",
-                f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one "
-                "after the other with mask=documents(...)."
-                if x.is_nested
-                else f"pass {name}.to_dense().",
-            )
+        must_be_strided(
+            name,
+            x,
+            "queries, keys and values are dense tensors with strides.",
+            f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one "
+            "after the other with mask=documents(...).",
+        )
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
         raise BadValue(

@@ -5,7 +5,7 @@ are skipped, and in those it leaves full no mask is applied.
 Source: Dao, Fu, Ermon, Rudra & Ré 2022, "FlashAttention"; Rabe & Staats 2021.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +29,17 @@ def for_queries(p: Problem, queries: slice, compute: Callable[[slice], Result]) 
         return compute(queries)
     draws = p.dropout > 0 and p.seed is None
     return checkpoint(compute, queries, use_reentrant=False, preserve_rng_state=draws)
+
+
+def runs_of(positions: Iterable[int]) -> list[range]:
+    """The positions as runs of consecutive ones, in the order given."""
+    runs: list[range] = []
+    for i in positions:
+        if runs and runs[-1].stop == i:
+            runs[-1] = range(runs[-1].start, i + 1)
+        else:
+            runs.append(range(i, i + 1))
+    return runs
 
 
 def key_tiles(

@@ -77,7 +77,7 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     logits = [getattr(output, "logits", output) for output in outputs]
     if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
         return WhatIf(tuple(tokens), None, None, moved, done)
-    words = model.words
+    words = model.words  # a checkpoint lists them anew each time
     guesses = tuple(most_probable(x[0, -1:], words, GUESSES)[0] for x in logits)
     losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
     return WhatIf(tuple(tokens), losses, guesses, moved, done)

@@ -92,6 +92,8 @@ class Storyteller:
     if the model was not measured.
     """
 
+    name = "storyteller"
+
     def __init__(
         self,
         model: Decoder,
@@ -105,8 +107,6 @@ class Storyteller:
     def heads(self) -> tuple[MeasuredHead, ...]:
         """The measured heads that are right for more than half of the held-out words."""
         return tuple(head for head in _heads(self.table) if head.rate > 0.5)
-
-    name = "storyteller"
 
     @property
     def module(self) -> nn.Module:
@@ -129,7 +129,7 @@ class Storyteller:
         """The words of a text, unknown ones marked, and the inputs of the model for it. Raises
         `BadValue` for a text without words."""
         encoded = self.encode(text)
-        return list(encoded.labels()), {"ids": torch.tensor([encoded.ids])}
+        return encoded.labels(), {"ids": torch.tensor([encoded.ids])}
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
         """The text as numbers. Raises `BadValue` for a text without words."""

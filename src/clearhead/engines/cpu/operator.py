@@ -18,12 +18,14 @@ from ..operators import (
     BIAS,
     SIGNATURE,
     KernelArgs,
+    eager,
     gradient_shapes,
     in_their_places,
     one_by_one,
     savable,
     save,
     saved,
+    tensors_of,
 )  # fmt: skip
 from .backward import OutputGrads, gradients
 from .pack import all_plain, args_of, attend, with_rows
@@ -152,7 +154,7 @@ torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_l
 def _dispatch(*arguments: Any) -> Any:
     if in_transform():
         return Attend.apply(*arguments)
-    if is_plain(*_tensors(arguments)):
+    if is_plain(*tensors_of(arguments)):
         return Eager.apply(*arguments)
     return torch.ops.clearhead.attend(*arguments)
 
@@ -160,7 +162,7 @@ def _dispatch(*arguments: Any) -> Any:
 def _dispatch_back(*arguments: Any) -> Any:
     if in_transform():
         return AttendBackward.apply(*arguments)
-    tensors = _tensors(arguments)
+    tensors = tensors_of(arguments)
     if has_tangents(*tensors):
         raise BadValue(
             "A gradient of attention is to be differentiated in forward mode.",
@@ -170,10 +172,6 @@ def _dispatch_back(*arguments: Any) -> Any:
     if not torch.is_grad_enabled() and is_unbatched(*tensors):
         return _attend_backward(*arguments)
     return torch.ops.clearhead.attend_backward(*arguments)
-
-
-def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
-    return [x for x in arguments if isinstance(x, Tensor)]
 
 
 attend_one_by_one = partial(one_by_one, _dispatch)
@@ -189,14 +187,7 @@ torch.library.register_vmap("clearhead::attend_backward", backward_one_by_one, l
 #   hence `AttendBackward`.
 
 
-class Eager(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        output = _attend(*arguments)
-        _save(ctx, arguments, output)
-        return output
-
-    backward = staticmethod(_back)
+Eager = eager(_attend, _save, _back)
 
 
 class Attend(torch.autograd.Function):

@@ -125,11 +125,14 @@ def attend(
     splits, chunk = splits_of(sizes, tile)
     top_block = max(2, power_of_2(top)) if top else 1
     group_block = power_of_2(n_groups)
-    more = {"masses": (group_block,), "best": (top_block,), "where": (top_block,)}
+    row, of_splits = (B, H, Tq), (splits, B, H, Tq)
+    shapes = {
+        "share": row, "lse": row, "masses": (*of_splits, group_block),
+        "best": (*of_splits, top_block), "where": (*of_splits, top_block),
+    }  # fmt: skip
     found = {
         name: q.new_empty(
-            (*(() if name in ("share", "lse") else (splits,)), B, H, Tq, *more.get(name, ())),
-            dtype=torch.int32 if name == "where" else torch.float32,
+            shapes.get(name, of_splits), dtype=torch.int32 if name == "where" else torch.float32
         )
         for name in wanted
     }

@@ -6,7 +6,6 @@ the output, the log-sum-exp, and per row the largest logit and the share of a we
 from which the backward pass computes the weights again.
 """
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -20,12 +19,14 @@ from ..operators import (
     BIAS,
     SIGNATURE,
     KernelArgs,
+    eager,
     gradient_shapes,
     in_their_places,
     one_by_one,
     savable,
     save,
     saved,
+    tensors_of,
 )  # fmt: skip
 from .arguments import args_of
 from .gradients import gradients
@@ -156,10 +157,6 @@ def _dispatch_back(*arguments: Any) -> Any:
     return torch.ops.clearhead.triton_attend_backward(*arguments)
 
 
-def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:
-    return [x for x in arguments if isinstance(x, Tensor)]
-
-
 attend_one_by_one = partial(one_by_one, _dispatch)
 backward_one_by_one = partial(one_by_one, _dispatch_back)
 torch.library.register_vmap("clearhead::triton_attend", attend_one_by_one, lib=_library)
@@ -170,14 +167,7 @@ torch.library.register_vmap("clearhead::triton_attend_backward", backward_one_by
 # which has no `setup_context` (cpu/operator.py).
 
 
-class Eager(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        output = _attend(*arguments)
-        _save(ctx, arguments, output)
-        return output
-
-    backward = staticmethod(_back)
+Eager = eager(_attend, _save, _back)
 
 
 class Attend(torch.autograd.Function):

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...masks.key_ranges import KeyRanges
 from ...problem.online_softmax import Accumulator, State, WeightedSum, anchor, moved
 from ...problem.problem import Inputs, Problem
+from ...problem.tiles import runs_of
 from ...stats import Partial, Statistic, map, mass, rows as exact, topk
 from ...stats.row_statistics import Moment
 from ...stats.statistic import RowStatistic, WeightSums, bin_of, empty_rows, empty_sums, finish_rows
@@ -157,14 +158,10 @@ def _sum_weights(
 def _positions(places: list[int], device: torch.device) -> Tensor:
     """Positions as a tensor, made on the device from their runs: a copy from the host's memory
     would wait for it, and cannot be captured in a graph."""
-    runs: list[range] = []
-    for i in places:
-        if runs and i == runs[-1].stop:
-            runs[-1] = range(runs[-1].start, i + 1)
-        else:
-            runs.append(range(i, i + 1))
-    parts = (torch.arange(r.start, r.stop, dtype=torch.int32, device=device) for r in runs)
-    return torch.cat([*parts])
+    runs = runs_of(places)
+    return torch.cat(
+        [torch.arange(r.start, r.stop, dtype=torch.int32, device=device) for r in runs]
+    )
 
 
 def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int]:
