@@ -151,7 +151,10 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
       int64_t split = side_by_side ? i / count : i % splits;
       int64_t head = first + at, key = split * split_keys;
       float* to = state ? states + (at * splits + split) * state : nullptr;
-      level.decode(p, {head / p.G, head % p.G, key, std::min(key + split_keys, p.Tk), to}, block);
+      level.decode(p,
+                   {head / p.G, head % p.G, key, std::min(key + split_keys, p.Tk), to,
+                    prefetches_within_pages()},
+                   block);
     };
     auto merge = [&](int64_t i, char*, Queue&) {
       level.merge_splits(p, (first + i) / p.G, (first + i) % p.G, splits,

@@ -111,6 +111,7 @@ constexpr int64_t STATE_HEADER = 2;  // numbers of a row before its out
 struct DecodeTask {
   int64_t b, group, key, key_end;
   float* state;
+  bool page_starts;  // prefetches_within_pages()
 };
 
 // Weight sums: all queries of one head against a range of keys that no other task has.

@@ -14,11 +14,12 @@ std::atomic<const Level*> chosen{nullptr};
 
 #if defined(__x86_64__)
 struct Features {
-  bool avx2 = false, avx512 = false, avx512bf16 = false, amx = false;
+  bool avx2 = false, avx512 = false, avx512bf16 = false, amx = false, zen4 = false;
 
   Features() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
     bool fma = c >> 12 & 1, xsave = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
     if (!xsave || !avx) return;
     // The processor having wide registers is not enough: the system must save them (XCR0).
@@ -33,6 +34,7 @@ struct Features {
     amx = tiles && (d >> 22 & 1) && (d >> 24 & 1);
     if (most_leaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
       avx512bf16 = avx512 && (a >> 5 & 1);
+    zen4 = family == 25 && avx512;  // Zen 3 is of the same family, without AVX-512
   }
 };
 const Features& features() {
@@ -73,6 +75,14 @@ bool choose_level(const char* name) {
 bool has_amx() {
 #if defined(__x86_64__)
   return features().amx;
+#else
+  return false;
+#endif
+}
+
+bool prefetches_within_pages() {
+#if defined(__x86_64__)
+  return features().zen4;
 #else
   return false;
 #endif

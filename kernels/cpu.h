@@ -22,4 +22,9 @@ bool choose_level(const char* name);
 // Does this machine have AMX, tiles of bf16 that it multiplies as matrices? No level uses them.
 bool has_amx();
 
+// Does the processor's own prefetcher carry one stream, read a whole line at a time, to the end of a
+// page of memory, so that asking for every line would only get in its way? So does Zen 4; Zen 3 and
+// Zen 5 want every line (bench/LOG.md, "the first lines of a page, again"). Others were not measured.
+bool prefetches_within_pages();
+
 }  // namespace clearhead

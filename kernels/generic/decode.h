@@ -140,9 +140,12 @@ template <class A, int R> class Decode {
   struct UpcomingRows {
     const E* first;
     int64_t step, size, count;
+    bool page_starts;
 
     void prefetch(int64_t i) const {
-      if (i < count) prefetch_row(first + i * step, size);
+      if (i >= count) return;
+      if (page_starts) prefetch_page_start(first + i * step, size);
+      else prefetch_row(first + i * step, size);
     }
   };
 
@@ -155,7 +158,9 @@ template <class A, int R> class Decode {
     const int64_t size = same_matrix ? current_size : next_size;
     const int64_t key = same_matrix ? key_block_.hi + k - same_until_ : start + k - same_until_;
     const int64_t left = hull_.hi - key;
-    return {left > 0 ? key_row(x, key) : nullptr, x.t, size, left};
+    const bool whole_lines = W == 16 && KEYS_PER_STEP == 1 && x.t == size;
+    return {left > 0 ? key_row(x, key) : nullptr, x.t, size, left,
+            whole_lines && task_.page_starts};
   }
 
   // Pass 2: scores of the block, KEYS_PER_STEP keys together. One row is limited by memory, and
@@ -299,11 +304,14 @@ template <class A, int R> class Decode {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++) sum[r][c] = load(block_sum_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, key_block_.lo + k) + j * W;
-    // Every pass over the piece prefetches its share of the rows, so that memory works all the time.
+    // Every pass over the piece prefetches its share of the rows, so that memory works all the time:
+    // several rows are limited by arithmetic, and their passes take as long as they have columns;
+    // one row is limited by memory, and its passes share equally.
     const UpcomingRows next = upcoming(k, p_.v, p_.Dv, p_.k, p_.D, key_block_.hi);
-    const int64_t passes = (v_vectors_ + COLUMNS - 1) / COLUMNS, pass = j / COLUMNS;
-    int64_t row = n * pass / passes;
-    const int64_t rows_end = n * (pass + 1) / passes;
+    constexpr int64_t SHARE = R == 1 ? COLUMNS : 1;
+    const int64_t shares = (v_vectors_ + SHARE - 1) / SHARE;
+    int64_t row = n * (j / SHARE) / shares;
+    const int64_t rows_end = n * ((j + N + SHARE - 1) / SHARE) / shares;
     for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
       const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
       const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;

@@ -23,6 +23,15 @@ template <class E> inline void prefetch_row(const E* row, int64_t size) {
   for (int64_t at = 0; at < size; at += 64 / int64_t(sizeof(E))) prefetch(row + at);
 }
 
+// Of a row, only the lines among the first PAGE_START bytes of a page: most rows have none.
+template <class E> inline void prefetch_page_start(const E* row, int64_t size) {
+  constexpr uintptr_t PAGE = 4096, PAGE_START = 256;
+  const uintptr_t past = uintptr_t(row) % PAGE, bytes = uintptr_t(size) * sizeof(E);
+  if (past >= PAGE_START && past + bytes <= PAGE) return;
+  for (uintptr_t at = 0; at < bytes; at += 64)
+    if ((past + at) % PAGE < PAGE_START) prefetch((const char*)row + at);
+}
+
 // Allocates the arrays of one task from a block that the caller owns. Without a block it only
 // counts how many bytes that takes.
 class Arena {
