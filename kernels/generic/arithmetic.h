@@ -5,6 +5,8 @@
 // weighted sum. The register tiles are written once and serve both.
 #pragma once
 
+#include "functions.h"
+
 namespace clearhead::CLEARHEAD_LEVEL {
 
 // E is the type in memory: float, bf16 or half. All are computed in float32.
@@ -25,6 +27,9 @@ template <class E> struct Singles {
   static F load_values(const E* x, const E*, int n) { return n == W ? load(x) : load_part(x, n); }
   // A sum that stays 0 until a value is NaN or infinite, and is never 0 again afterwards.
   static F nonfinite(F so_far, F values) { return fma(values, zero(), so_far); }
+  static F finite_or_zero(F values) {
+    return select(less(abs(values), splat(INF)), values, zero());
+  }
   static void store_weights(Weight* p, F x) { store(p, x); }
   static Unit masked(Unit x, uint64_t bits) { return bits & 1 ? x : 0; }
 };
@@ -49,7 +54,9 @@ struct Pairs {
   static F nonfinite(F so_far, F values) {
     return select(nonfinite_pairs(values), splat(1), so_far);
   }
+  static F finite_or_zero(F values) { return finite_pairs_or_zero(values); }
   static void store_weights(Weight* p, F x) { store_narrow(p, x); }
+  static F units_of(F even, F odd) { return pairs_of(even, odd); }
   static Unit masked(Unit x, uint64_t bits) {
     return x & ((bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0));
   }

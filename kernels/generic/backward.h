@@ -21,11 +21,12 @@
 // columns of K, and its dK and dV, 240 KB at D = 64. A query block and a key block give two squares
 // in L1, w and dY, which enter three products: two transposed, over the queries, one over the keys.
 //
-// Precision. Scores and dP are products of the inputs as given, in pairs for bf16 where the
-// processor has them, as in forward. The other operands of w and dY are float32, for bf16 too: dY
-// spans more powers of two than the eight significant bits of bf16 can hold. So does dP - delta
-// where values lie far from 0 and both are large; delta is therefore computed from the unrounded
-// output, of which forward keeps the rest (`rounding`, like out).
+// Precision. For bf16, where the processor has dot products of pairs, all five products are of
+// pairs: scores and dP of the inputs as given, in the other three with w and dY rounded to bf16, as
+// forward and torch round the weights. dq, dk and dv then err by less than torch's (bench/LOG.md,
+// "all five in pairs"). Everywhere else w and dY are float32. Where values lie far from 0, dP and
+// delta are both large and dP - delta is not; delta is therefore computed from the unrounded output,
+// of which forward keeps the rest (`rounding`, like out).
 // The order of every sum depends on the sizes alone, so threads do not change a bit.
 //
 // NaN and infinity. A hidden cell is exactly 0 in w and dY, but 0 * NaN is NaN in the products, so
@@ -46,8 +47,7 @@ template <class A> class Backward : BlockScores<A> {
       Base::hull_, Base::key_block_, Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of,
       Base::query_row, Base::key_row, Base::find_ranges, Base::pack_groups, Base::pack_panels,
       Base::any_query_sees_block, Base::sees_block, Base::scores, Base::score_tile_for,
-      Base::visible_to;
-  using FloatProducts = Products<Singles<E>>;  // of w and dY with the columns
+      Base::value_tile_for, Base::visible_to, Base::PER_UNIT, Base::WEIGHT_STRIDE;
   // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, "the way back").
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
 
@@ -96,13 +96,15 @@ template <class A> class Backward : BlockScores<A> {
     value_steps_ = Base::unit_count(p.Dv);
     dout_ = arena.allocate<Unit>(all_rows * value_steps_);
     v_ = arena.allocate<Unit>(KEY_BLOCK * value_steps_);
-    q_columns_ = arena.allocate<float>(all_rows * keys_.stride());
-    dout_columns_ = arena.allocate<float>(all_rows * values_.stride());
-    k_columns_ = arena.allocate<float>(KEY_BLOCK * keys_.stride());
+    q_columns_ = arena.allocate<Unit>(all_rows / PER_UNIT * keys_.stride());
+    dout_columns_ = arena.allocate<Unit>(all_rows / PER_UNIT * values_.stride());
+    k_columns_ = arena.allocate<Unit>(KEY_BLOCK / PER_UNIT * keys_.stride());
+    no_row_ = arena.allocate<E>(max(p.D, p.Dv));
     dq_ = arena.allocate<float>(all_rows * keys_.stride());
     dk_ = arena.allocate<float>(KEY_BLOCK * keys_.stride());
     dv_ = arena.allocate<float>(KEY_BLOCK * values_.stride());
     dp_ = arena.allocate<float>(QUERY_BLOCK * SCORE_STRIDE);
+    key_pairs_ = PER_UNIT == 1 ? (Unit*)dp_ : arena.allocate<Unit>(QUERY_BLOCK * WEIGHT_STRIDE);
     cap_slope_ = logits_.capped() ? arena.allocate<float>(QUERY_BLOCK * SCORE_STRIDE) : nullptr;
     for (float& x : ones_) x = 1;
   }
@@ -120,6 +122,7 @@ template <class A> class Backward : BlockScores<A> {
         scores(i);
         value_scores(i);
         logit_gradients(i);
+        if constexpr (PER_UNIT == 2) round_to_pairs(i);
         accumulate_grads(i);
       }
       write_key_grads();
@@ -131,13 +134,16 @@ template <class A> class Backward : BlockScores<A> {
   void pack_queries() {
     pack_groups(p_.q, p_.D, q_);
     pack_groups(g_.dout, p_.Dv, dout_);
-    for (int64_t i = 0; i < n_rows_; i++) {
-      // A query that sees no key contributes nothing, whatever it contains.
-      bool sees_nothing = row_[i].hull.empty();
-      write_columns(sees_nothing ? nullptr : query_row(p_.q, row_[i]), p_.D, keys_, q_columns_,
-                    n_blocks_ * QUERY_BLOCK, i, true);
-      write_columns(sees_nothing ? nullptr : query_row(g_.dout, row_[i]), p_.Dv, values_,
-                    dout_columns_, n_blocks_ * QUERY_BLOCK, i, false);
+    __builtin_memset(no_row_, 0, size_t(max(p_.D, p_.Dv)) * sizeof(E));
+    // A query that sees no key contributes nothing, whatever it contains.
+    auto row = [&](const TensorView& x, int64_t i) {
+      return i >= n_rows_ ? nullptr : row_[i].hull.empty() ? no_row_ : query_row(x, row_[i]);
+    };
+    for (int64_t i = 0; i < n_rows_; i += PER_UNIT) {
+      write_columns<true>(row(p_.q, i), row(p_.q, i + 1), p_.D, keys_, q_columns_,
+                          n_blocks_ * QUERY_BLOCK, i);
+      write_columns<false>(row(g_.dout, i), row(g_.dout, i + 1), p_.Dv, values_, dout_columns_,
+                           n_blocks_ * QUERY_BLOCK, i);
     }
     for (int64_t i = 0; i < n_blocks_ * QUERY_BLOCK * keys_.stride(); i += W)
       store(dq_ + i, zero());
@@ -145,22 +151,24 @@ template <class A> class Backward : BlockScores<A> {
   void pack_keys() {
     pack_panels(p_.k, p_.D, k_);
     pack_panels(p_.v, p_.Dv, v_);
-    for (int64_t k = 0; k < key_block_.size(); k++)
-      write_columns(key_row(p_.k, key_block_.lo + k), p_.D, keys_, k_columns_, KEY_BLOCK, k, true);
+    for (int64_t k = key_block_.lo; k < key_block_.hi; k += PER_UNIT)
+      write_columns<true>(key_row(p_.k, k), k + 1 < key_block_.hi ? key_row(p_.k, k + 1) : nullptr,
+                          p_.D, keys_, k_columns_, KEY_BLOCK, k - key_block_.lo);
     for (int64_t i = 0; i < KEY_BLOCK * keys_.stride(); i += W) store(dk_ + i, zero());
     for (int64_t i = 0; i < KEY_BLOCK * values_.stride(); i += W) store(dv_ + i, zero());
   }
 
-  // Writes row i of `rows` into columns: zeros without a row and, if `clean`, for NaN and inf.
-  static void write_columns(const E* x, int64_t size, const Columns& c, float* to, int64_t rows,
-                            int64_t i, bool clean) {
+  // Writes row i of `rows` into columns, or rows i and i + 1 (`odd`, null after the last) as pairs.
+  // CLEAN: zeros in place of NaN and infinity.
+  template <bool CLEAN> static void write_columns(const E* x, const E* odd, int64_t size,
+                                                  const Columns& c, Unit* to, int64_t rows,
+                                                  int64_t i) {
     for (int64_t j = 0; j < c.count; j++) {
-      float* here = to + c.start(j) * W * rows + i * c.width(j) * W;
+      Unit* here = to + (c.start(j) * rows + i * c.width(j)) * (W / PER_UNIT);
       for (int n = 0; n < c.width(j); n++) {
         int64_t from = (c.start(j) + n) * W;
-        F y = x ? load_part(x + from, in_vector(size - from)) : zero();
-        if (clean) y = select(less(abs(y), splat(INF)), y, zero());
-        store(here + n * W, y);
+        F y = A::load_values(x + from, odd ? odd + from : odd, in_vector(size - from));
+        store((float*)here + n * W, CLEAN ? A::finite_or_zero(y) : y);
       }
     }
   }
@@ -257,6 +265,26 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
+  // Pass 4b: the weights and dY, rounded, as pairs of queries, where those of the first query lay;
+  // and dY as pairs of keys.
+  void round_to_pairs(int64_t i) {
+    int rows = rows_of(i);
+    for (int r = 0; r < rows; r += 2) {
+      float *s = s_ + r * SCORE_STRIDE, *d = dp_ + r * SCORE_STRIDE;
+      const bool odd = r + 1 < rows;
+      auto *first = (typename A::Weight*)(key_pairs_ + r * WEIGHT_STRIDE),
+           *second = (typename A::Weight*)(key_pairs_ + (r + 1) * WEIGHT_STRIDE);
+      for (int k = begin_; k < end_; k += W) {
+        F w = odd ? load(s + SCORE_STRIDE + k) : zero(), dy = load(d + k);
+        F next_dy = odd ? load(d + SCORE_STRIDE + k) : zero();
+        A::store_weights(first + k, dy);
+        A::store_weights(second + k, next_dy);
+        store(s + k, A::units_of(load(s + k), w));
+        store(d + k, A::units_of(dy, next_dy));
+      }
+    }
+  }
+
   void accumulate_bias_grad(const Row& x, const float* d) const {
     const MatrixView& g = g_.dbias;
     float* to = row_at<float>(g, task_.b, x.h, x.q);
@@ -273,30 +301,33 @@ template <class A> class Backward : BlockScores<A> {
   // Pass 5: three products. In the transposed ones a row is a key, and the sum is over queries.
   void accumulate_grads(int64_t i) {
     int rows = rows_of(i);
-    accumulate_transposed(s_, values_, dout_columns_, i, rows, dv_);
-    accumulate_transposed(dp_, keys_, q_columns_, i, rows, dk_);
+    accumulate_transposed((const Unit*)s_, values_, dout_columns_, i, rows, dv_);
+    accumulate_transposed((const Unit*)dp_, keys_, q_columns_, i, rows, dk_);
     for (int64_t j = 0; j < keys_.count; j++) {
       int width = keys_.width(j);
       for (int r = 0; r < rows; r += VALUE_ROWS) {
         int here = min(VALUE_ROWS, rows - r);
         KeyRange range = visible_to(i * QUERY_BLOCK + r, here);
         if (range.empty()) continue;
-        const float* keys = k_columns_ + (keys_.start(j) * KEY_BLOCK + range.lo * width) * W;
-        FloatProducts::value_tile_for(here, width)(
-            dp_ + r * SCORE_STRIDE + range.lo, keys, range.size(), ones_,
+        int64_t from = range.lo / PER_UNIT, to = (range.hi + PER_UNIT - 1) / PER_UNIT;
+        const Unit* keys =
+            k_columns_ + (keys_.start(j) * (KEY_BLOCK / PER_UNIT) + from * width) * W;
+        value_tile_for(here, width)(
+            key_pairs_ + r * WEIGHT_STRIDE + from, keys, to - from, ones_,
             dq_ + (i * QUERY_BLOCK + r) * keys_.stride() + keys_.start(j) * W, keys_.stride());
       }
     }
   }
-  void accumulate_transposed(const float* weights, const Columns& c, const float* from, int64_t i,
+  void accumulate_transposed(const Unit* weights, const Columns& c, const Unit* from, int64_t i,
                              int rows, float* to) const {
+    int64_t steps = (rows + PER_UNIT - 1) / PER_UNIT;
     for (int64_t j = 0; j < c.count; j++) {
       int width = c.width(j);
-      const float* x = from + (c.start(j) * n_blocks_ + i * width) * (W * QUERY_BLOCK);
+      const Unit* x = from + (c.start(j) * n_blocks_ + i * width) * (W * QUERY_BLOCK / PER_UNIT);
       for (int k = lo_; k < hi_; k += VALUE_ROWS) {
         int here = min(VALUE_ROWS, hi_ - k);
-        FloatProducts::template value_tile_for<true>(here, width)(
-            weights + k, x, rows, ones_, to + k * c.stride() + c.start(j) * W, c.stride());
+        Base::template value_tile_for<true>(here, width)(
+            weights + k, x, steps, ones_, to + k * c.stride() + c.start(j) * W, c.stride());
       }
     }
   }
@@ -336,9 +367,11 @@ template <class A> class Backward : BlockScores<A> {
   Columns keys_, values_;
   int64_t value_steps_;
   Unit *dout_, *v_;  // as groups, as panels
-  float *q_columns_, *dout_columns_, *k_columns_;
+  Unit *q_columns_, *dout_columns_, *k_columns_;
+  E* no_row_;              // zeros
   float *dq_, *dk_, *dv_;  // of the chunk; of the key block
   float* dp_;              // dP, then dY
+  Unit* key_pairs_;        // dY for the sums over keys; in float32 it is dp_
   float ones_[QUERY_BLOCK];
 };
 

@@ -99,11 +99,13 @@ template <class A> struct Products {
   }
 
   // R queries x N vectors of values stay in registers over the keys of the block; at the end the
-  // old sums are rescaled and added, by one FMA each. TRANSPOSED: R keys, summed over queries.
+  // old sums are rescaled and added, by one FMA each. TRANSPOSED: R keys, summed over queries; the
+  // weights of a pair of queries lie where the scores of its first one lay.
   template <bool TRANSPOSED, int R, int N>
   static void value_tile(const Unit* w, const Unit* v, int64_t steps, const float* rescale,
                          float* o, int64_t o_stride) {
-    constexpr int ROW = TRANSPOSED ? 1 : WEIGHT_STRIDE, STEP = TRANSPOSED ? WEIGHT_STRIDE : 1;
+    constexpr int ROW = TRANSPOSED ? 1 : WEIGHT_STRIDE;
+    constexpr int STEP = TRANSPOSED ? PER_UNIT * SCORE_STRIDE : 1;
     F sum[R][N];
     multiply<R, N, ROW, STEP, N * W>(w, v, steps, sum);
 #pragma GCC unroll 8

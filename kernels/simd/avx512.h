@@ -158,10 +158,21 @@ inline F interleave(const bf16* even, const bf16* odd, int n) {
   __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd ? first(n) : 0, odd));
   return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-inline Lanes nonfinite_pairs(F x) {  // lane 0 if any half of any lane is NaN or infinite
+// Two vectors of floats, narrowed, become the pairs of their lanes.
+inline F pairs_of(F even, F odd) {
+  __m512i a = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+  __m512i b = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+  return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+}
+inline __mmask32 nonfinite_halves(F x) {
   const __m512i e = _mm512_set1_epi32(0x7f807f80);
-  __mmask32 m = _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_castps_si512(x), e), e);
-  return Lanes(m != 0 ? 1 : 0);
+  return _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_castps_si512(x), e), e);
+}
+inline Lanes nonfinite_pairs(F x) {  // lane 0 if any half of any lane is NaN or infinite
+  return Lanes(nonfinite_halves(x) != 0 ? 1 : 0);
+}
+inline F finite_pairs_or_zero(F x) {
+  return _mm512_castsi512_ps(_mm512_maskz_mov_epi16(~nonfinite_halves(x), _mm512_castps_si512(x)));
 }
 #endif
 
