@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..operators import KernelArgs
+from ..operators import KernelArgs, with_rows
 from .extension import core, layout
-from .pack import check, matrix_view, pack, tensor_view, with_rows
+from .pack import check, matrix_view, pack, tensor_view
 
 (GRADIENTS,) = layout(
     "Gradients",

@@ -5,30 +5,26 @@ the output, what rounding took from it, and the log-sum-exp (kernels/generic/bac
 a fake implementation for tracers, and a rule for vmap: a call for each example.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
-from ...torch_state import has_tangents, in_transform, is_plain, is_unbatched
 from ..operators import (
     BIAS,
     SIGNATURE,
     KernelArgs,
-    eager,
     gradient_shapes,
     in_their_places,
-    one_by_one,
     savable,
     save,
     saved,
-    tensors_of,
+    under_autograd,
+    with_rows,
 )  # fmt: skip
 from .backward import OutputGrads, gradients
-from .pack import all_plain, args_of, attend, with_rows
+from .pack import all_plain, args_of, attend
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")
@@ -51,7 +47,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None
         args = args._replace(seed=torch.tensor([args.seed], device="cpu"))
     # torch.jit.trace runs a trace again without gradients, and compares the outputs.
     keep = lse or p.grad or torch._C._get_tracing_state() is not None
-    out, sums, _ = _dispatch(*inputs, *args, keep)
+    out, sums, _ = _recorded.attend(*inputs, *args, keep)
     return out, sums if lse else None
 
 
@@ -128,86 +124,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
     (out, lse, rounding), args = saved(ctx, 3)
     if not ctx.has_lse:  # exported without gradients, and differentiated now
-        out, lse, rounding = _dispatch(*args, True)
+        out, lse, rounding = _recorded.attend(*args, True)
     dout = torch.zeros_like(out) if dout is None else dout
     bias_grad = ctx.needs_input_grad[BIAS]
-    grads = _dispatch_back(dout, dlse, out, lse, rounding, *args, bias_grad)
+    grads = _recorded.backward(dout, dlse, out, lse, rounding, *args, bias_grad)
     return *in_their_places(grads, args, bias_grad), None
 
 
-def _no_second(ctx: Any, *gradients: Any) -> None:
-    raise BadValue(
-        "A gradient of attention is to be differentiated again.",
-        "the C++ core has first derivatives.",
-        "pass engine='tiled' (or 'steps', for short inputs), which torch differentiates any number "
-        "of times; layers of clearhead.nn have second derivatives in float64.",
-    )
-
-
-torch.library.register_autograd("clearhead::attend", _back, setup_context=_save, lib=_library)
-torch.library.register_autograd("clearhead::attend_backward", _no_second, lib=_library)
-
-
-# ------------------------------------------------------------------------ dispatch, and torch.func
-
-
-def _dispatch(*arguments: Any) -> Any:
-    if in_transform():
-        return Attend.apply(*arguments)
-    if is_plain(*tensors_of(arguments)):
-        return Eager.apply(*arguments)
-    return torch.ops.clearhead.attend(*arguments)
-
-
-def _dispatch_back(*arguments: Any) -> Any:
-    if in_transform():
-        return AttendBackward.apply(*arguments)
-    tensors = tensors_of(arguments)
-    if has_tangents(*tensors):
-        raise BadValue(
-            "A gradient of attention is to be differentiated in forward mode.",
-            "the C++ core has no forward-mode derivatives, of its gradients neither.",
-            "pass engine='tiled', which torch differentiates in every mode.",
-        )
-    if not torch.is_grad_enabled() and is_unbatched(*tensors):
-        return _attend_backward(*arguments)
-    return torch.ops.clearhead.attend_backward(*arguments)
-
-
-attend_one_by_one = partial(one_by_one, _dispatch)
-backward_one_by_one = partial(one_by_one, _dispatch_back)
-torch.library.register_vmap("clearhead::attend", attend_one_by_one, lib=_library)
-torch.library.register_vmap("clearhead::attend_backward", backward_one_by_one, lib=_library)
-
-# Autograd has three more ways in, each for a reason that was measured or found in torch (2.13):
-# - Eager calls take `Eager`. A training step of (1, 1, 5, 4) takes 108 us with it, 128 us with a
-#   Function that has `setup_context`, and 188 us through torch.library.
-# - torch.func refuses an operator's own autograd, which has no `setup_context`: hence `Attend`.
-# - The same holds for the backward operator, where gradients are batched or taken in a graph:
-#   hence `AttendBackward`.
-
-
-Eager = eager(_attend, _save, _back)
-
-
-class Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return torch.ops.clearhead.attend(*arguments)
-
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_back)
-    vmap = staticmethod(attend_one_by_one)
-
-
-class AttendBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return torch.ops.clearhead.attend_backward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    backward = staticmethod(_no_second)
-    vmap = staticmethod(backward_one_by_one)
+_recorded = under_autograd(
+    _library, "attend", "the C++ core", _attend, _attend_backward, _save, _back
+)

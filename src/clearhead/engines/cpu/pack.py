@@ -15,7 +15,7 @@ from ...errors import BadValue
 from ...problem.dropout import draw_seed
 from ...problem.problem import Inputs, Problem
 from ...torch_state import is_plain
-from ..operators import KernelArgs, kernel_args
+from ..operators import KernelArgs, kernel_args, with_rows
 from .extension import core, layout
 
 # A problem is packed in two parts: where its tensors are, and the rest, which is often the same.
@@ -114,12 +114,6 @@ def mask_numbers(
 def check(code: int) -> None:
     if code:
         raise RuntimeError(f"the C++ core refused a checked problem: {core.describe(code)}")
-
-
-def with_rows(x: Tensor) -> Tensor:
-    """The same numbers with a contiguous last dimension; any other strides may stay."""
-    x = x.resolve_neg() if x.is_neg() else x
-    return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
 
 
 def tensor_view(x: Tensor | None) -> tuple[int, int, int, int]:

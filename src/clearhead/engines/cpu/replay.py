@@ -21,9 +21,9 @@ from ...masks.mask import Not
 from ...problem.check import Options
 from ...problem.problem import Inputs, Problem
 from ...torch_state import in_forward_mode, is_plain, one_thread_after_fork
-from ..operators import KernelArgs
+from ..operators import KernelArgs, with_rows
 from .extension import core, level
-from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule, with_rows
+from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
 
 MOST = 64  # calls that are remembered
 FEW = 1 << 12  # key ranges that are kept with a call

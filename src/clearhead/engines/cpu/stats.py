@@ -15,8 +15,9 @@ from ...stats import Partial, Statistic, map, mass, rows
 from ...stats.row_statistics import Moment
 from ...stats.statistic import RowStatistic, WeightSums, empty_rows, empty_sums, finish_rows
 from ...stats.top_scores import TopScores
+from ..operators import with_rows
 from .extension import core, layout
-from .pack import MASK, args_of, check, mask_numbers, matrix_view, pack, tensor_view, with_rows
+from .pack import MASK, args_of, check, mask_numbers, matrix_view, pack, tensor_view
 
 (ROW_STATS,) = layout(
     "RowStats", "max sum moment n_top top_scores top_keys n_groups group_sums group_masks"

@@ -130,12 +130,6 @@ def rows(x: Tensor) -> Rows:
     return Rows(x, b, h, t)
 
 
-def with_rows(x: Tensor) -> Tensor:
-    """The same numbers with a contiguous last dimension; any other strides may stay."""
-    x = x.resolve_neg() if x.is_neg() else x
-    return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
-
-
 def cells(x: Tensor) -> Cells:
     steps = zip(x.stride(), x.shape, strict=True)
     return Cells(x, *(0 if size == 1 else step for step, size in steps))

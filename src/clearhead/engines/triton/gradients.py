@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...torch_state import has_values
-from ..operators import KernelArgs
+from ..operators import KernelArgs, with_rows
 from .arguments import (
     KernelRule,
     Rows,
@@ -17,7 +17,6 @@ from .arguments import (
     kernel_rule,
     rows,
     sizes_of,
-    with_rows,
 )
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
 from .launch import Table, Tiles, dot_precision, head_block, on_device, roomy, tile_from

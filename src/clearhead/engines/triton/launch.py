@@ -13,8 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..operators import KernelArgs
-from .arguments import Sizes, kernel_rule, rows, sizes_of, with_rows
+from ..operators import KernelArgs, with_rows
+from .arguments import Sizes, kernel_rule, rows, sizes_of
 from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
 from .start import start
 

@@ -6,27 +6,24 @@ the output, the log-sum-exp, and per row the largest logit and the share of a we
 from which the backward pass computes the weights again.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
-from ...torch_state import in_transform, is_plain, is_unbatched
+from ...torch_state import is_plain
 from ..operators import (
     BIAS,
     SIGNATURE,
     KernelArgs,
-    eager,
     gradient_shapes,
     in_their_places,
-    one_by_one,
     savable,
     save,
     saved,
     tensors_of,
+    under_autograd,
 )  # fmt: skip
 from .arguments import args_of
 from .gradients import gradients
@@ -52,7 +49,7 @@ def answer(p: Problem, inputs: Inputs, lse: bool, atomic: bool) -> tuple[Tensor,
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
         assert out is not None
         return out, found.get("lse")
-    out, sums, _, _ = _dispatch(*inputs, *map(savable, rule), atomic)
+    out, sums, _, _ = _recorded.attend(*inputs, *map(savable, rule), atomic)
     return out, sums if lse else None
 
 
@@ -119,75 +116,10 @@ def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple
     (out, lse, top, share), args = saved(ctx, 4)
     dout = torch.zeros_like(out) if dout is None else dout
     bias_grad = ctx.needs_input_grad[BIAS]
-    grads = _dispatch_back(dout, dlse, out, lse, top, share, *args, bias_grad)
+    grads = _recorded.backward(dout, dlse, out, lse, top, share, *args, bias_grad)
     return tuple(in_their_places(grads, args, bias_grad))
 
 
-def _no_second(ctx: Any, *gradients: Any) -> None:
-    raise BadValue(
-        "A gradient of attention is to be differentiated again.",
-        "the Triton engine has first derivatives.",
-        "pass engine='tiled' (or 'steps', for short inputs), which torch differentiates any number "
-        "of times.",
-    )
-
-
-torch.library.register_autograd(
-    "clearhead::triton_attend", _back, setup_context=_save, lib=_library
+_recorded = under_autograd(
+    _library, "triton_attend", "the Triton engine", _attend, _attend_backward, _save, _back
 )
-torch.library.register_autograd("clearhead::triton_attend_backward", _no_second, lib=_library)
-
-
-# ------------------------------------------------------------------------ dispatch, and torch.func
-
-
-def _dispatch(*arguments: Any) -> Any:
-    if in_transform():
-        return Attend.apply(*arguments)
-    if is_plain(*tensors_of(arguments)):
-        return Eager.apply(*arguments)
-    return torch.ops.clearhead.triton_attend(*arguments)
-
-
-def _dispatch_back(*arguments: Any) -> Any:
-    if in_transform():
-        return AttendBackward.apply(*arguments)
-    if not torch.is_grad_enabled() and is_unbatched(*tensors_of(arguments)):
-        return _attend_backward(*arguments)
-    return torch.ops.clearhead.triton_attend_backward(*arguments)
-
-
-attend_one_by_one = partial(one_by_one, _dispatch)
-backward_one_by_one = partial(one_by_one, _dispatch_back)
-torch.library.register_vmap("clearhead::triton_attend", attend_one_by_one, lib=_library)
-torch.library.register_vmap("clearhead::triton_attend_backward", backward_one_by_one, lib=_library)
-
-
-# Eager calls take `Eager`, for the time of the host; torch.func refuses an operator's own autograd,
-# which has no `setup_context` (cpu/operator.py).
-
-
-Eager = eager(_attend, _save, _back)
-
-
-class Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return torch.ops.clearhead.triton_attend(*arguments)
-
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_back)
-    vmap = staticmethod(attend_one_by_one)
-
-
-class AttendBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return torch.ops.clearhead.triton_attend_backward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    backward = staticmethod(_no_second)
-    vmap = staticmethod(backward_one_by_one)

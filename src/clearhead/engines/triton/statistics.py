@@ -17,7 +17,8 @@ from ...stats.row_statistics import Moment
 from ...stats.statistic import RowStatistic, WeightSums, bin_of, empty_rows, empty_sums, finish_rows
 from ...stats.top_scores import TopScores
 from ...torch_state import is_plain
-from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of, with_rows
+from ..operators import with_rows
+from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of
 from .forward import Groups
 from .gradients import seen_from
 from .launch import attend, dot_precision, head_block, on_device, power_of_2
