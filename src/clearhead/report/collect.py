@@ -20,9 +20,10 @@ from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..views.format import evenly
 from ..views.html.steps import MAP_SIDE
 from .cross_attention import CallSite, TextTracker
-from .head_label import LABELS, REPEAT_GROUPS, is_separator, label_of
+from .head_label import LABELS, REPEAT_GROUPS, label_of
 from .induction import repeat_shares
 from .label_counts import label_counts
+from .token_groups import separators
 
 ALL_HEADS = 32  # tokens up to which all steps are kept: of 12 heads x 6 layers, 2 MB in a page
 ONE_HEAD = 512  # tokens up to which one head's steps are kept: 1 MB a matrix
@@ -169,9 +170,9 @@ class Collector:
         # These groups have the same keys for every query: their share follows from the weight that
         # each key receives.
         first = _first_key(problem)
-        separators = _separators(site.key_tokens, problem.Tk, first).to(received.device)
+        is_separator = separators(site.key_tokens, problem.Tk, first).to(received.device)
         shares["first"] = received[:, first] / count
-        shares["separators"] = received[:, separators].sum(-1) / count
+        shares["separators"] = received[:, is_separator].sum(-1) / count
         if one_text and site.key_tokens is not None and problem.Tq == problem.Tk:
             shares |= repeat_shares(problem, inputs, site.key_tokens, first)
         if problem.sinks is not None:
@@ -212,15 +213,6 @@ class Collector:
         # Copied, so that the memory of the other heads is freed.
         steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)
         return replace(one, steps=steps), (chosen,)
-
-
-def _separators(keys: Sequence[str] | None, Tk: int, first: int) -> Tensor:
-    """Which keys are punctuation or special. The first key is not, as it is a group of its own."""
-    if keys is None:
-        return torch.zeros(Tk, dtype=torch.bool)
-    separators = torch.tensor([is_separator(key) for key in keys])
-    separators[first] = False
-    return separators
 
 
 def _of_one_text(problem: Problem) -> bool:

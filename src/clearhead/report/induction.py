@@ -16,6 +16,7 @@ from ..problem.biases import bias
 from ..problem.problem import Inputs, Problem
 from ..stats import mass
 from ..views.format import evenly
+from .token_groups import repeat_groups, repeated, token_ids
 
 # Of more queries whose token occurred before, so many are used, evenly spaced: their mean is within
 # 0.03 of the mean of all, at least 95 times in 100.
@@ -30,28 +31,20 @@ def repeat_shares(
     """The mean weight on earlier occurrences of the query's token ("duplicate"), and on the keys
     right after those ("induction"), (H,) each, over the queries that see such keys.
 
-    The first key, the query itself and the key before it do not count: a head may look there
-    whatever the token. A mean over too few queries is NaN. Source: Olsson et al. 2022, "In-context
-    Learning and Induction Heads"; Wang et al. 2022, "Interpretability in the Wild" (duplicate token
-    heads).
+    `repeat_groups` says which keys these are. A mean over too few queries is NaN. Source: Olsson et
+    al. 2022, "In-context Learning and Induction Heads"; Wang et al. 2022, "Interpretability in the
+    Wild" (duplicate token heads).
     """
-    p, keys = problem, torch.arange(problem.Tk)
-    numbers: dict[str, int] = {}
-    ids = torch.tensor([numbers.setdefault(token, len(numbers)) for token in tokens])
-    earliest = torch.full((len(numbers),), p.Tk).scatter_reduce(
-        0, ids[first:], keys[first:], "amin"
-    )
-    repeated = (earliest[ids] < keys - 1).nonzero().flatten()
-    repeated = repeated[evenly(len(repeated), MOST)]
+    p, ids = problem, token_ids(tokens)
+    asked = repeated(ids, first).nonzero().flatten()
+    asked = asked[evenly(len(asked), MOST)].to(p.device)
+    ids, keys = ids.to(p.device), torch.arange(p.Tk, device=p.device)
     total = {name: torch.zeros(p.H) for name in ("induction", "duplicate")}
     count = {name: torch.zeros(p.H) for name in total}
-    for positions in repeated.split(max(1, CELLS // (p.H * p.Tk))):
-        queries, every = positions.to(p.device), slice(0, p.Tk)
-        keep = p.key_ranges.to_bool(queries, every)
-        earlier = ((keys > first) & (keys < positions.unsqueeze(-1) - 1)).to(p.device)
-        same = (ids[positions].unsqueeze(-1) == ids).to(p.device)
-        after_same = torch.cat([torch.zeros_like(same[:, :1]), same[:, :-1]], 1)
-        cells = {"induction": after_same & earlier & keep, "duplicate": same & earlier & keep}
+    for queries in asked.split(max(1, CELLS // (p.H * p.Tk))):
+        keep = p.key_ranges.to_bool(queries, slice(0, p.Tk))
+        groups = repeat_groups(ids, queries.unsqueeze(-1), keys, first)
+        cells = {name: group & keep for name, group in groups.items()}
         ranks = active_ranks()
         found = (_masses if ranks is None else ranks.masses)(p, inputs, queries, cells)
         for name, weights in found.items():
