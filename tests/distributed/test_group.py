@@ -120,6 +120,21 @@ def test_ranks_that_make_different_calls_are_named(tmp_path):
     assert [*here[:6], *here[7:]] == [*there[:6], *there[7:]]
 
 
+def alone(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(1))
+    y = shard(x)
+    if rank == 1:  # what sends nothing, on one rank only
+        shard(x)
+        with ch.distributed.sharded(9) as here:
+            here.shard(x, -2)
+    return unshard(ch.distributed.attention(y, y, y, timeout=20)), ch.attention(x, x, x)
+
+
+def test_a_rank_may_cut_alone(tmp_path):
+    for found, expected in on_processes(2, alone, tmp_path):
+        torch.testing.assert_close(found, expected)
+
+
 def lost(rank: int, how: str) -> tuple[str, float]:
     """What rank 0 sees when rank 1 dies or stalls in the middle of its work."""
     q, k, v = shards()

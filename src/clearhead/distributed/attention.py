@@ -20,7 +20,7 @@ from .handshake import agree, refuse
 from .layouts import Layout, layout_of
 from .local import Finished
 from .ring import Ring
-from .transport import Group, GroupTransport, Transport
+from .transport import Group, GroupTransport, Transport, rank_and_world
 
 TIMEOUT = 300.0  # seconds
 
@@ -271,7 +271,8 @@ def _version() -> str:
 def shard(
     x: Tensor, group: Group = None, layout: Layout | str = "contiguous", dim: int = -2
 ) -> Tensor:
-    """This rank's part of a tensor that every rank holds whole; nothing is sent.
+    """This rank's part of a tensor that every rank holds whole. Nothing is sent, so a rank may call
+    it alone.
 
     Args:
         x: positions along `dim`, for example (B, H, T, D), or with dim=1 token ids (B, T).
@@ -284,9 +285,8 @@ def shard(
 
     Raises `BadValue` for a layout of another length or for another number of ranks.
     """
-    transport = GroupTransport(group, TIMEOUT)
-    found = layout_of(layout, x.shape[dim], transport.world)
-    return found.held[transport.rank].cut(x, dim)
+    rank, world = rank_and_world(group)
+    return layout_of(layout, x.shape[dim], world).held[rank].cut(x, dim)
 
 
 def unshard(

@@ -20,7 +20,7 @@ from .handshake import agree
 from .layouts import Layout, layout_of
 from .look import counted, masses, whole
 from .ring import Ring
-from .transport import Group, GroupTransport
+from .transport import Group, GroupTransport, rank_and_world
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +183,8 @@ def sharded(
     `watch(model)` and `report(model, ...)` inside of it give every rank the numbers of the whole
     text.
     """
-    transport = GroupTransport(group, timeout)
-    found = layout_of(layout, length, transport.world)
+    rank, world = rank_and_world(group)
     rule = everything if mask is None else mask
-    here = Shard(found, group, rule, timeout, transport.rank, heads)
+    here = Shard(layout_of(layout, length, world), group, rule, timeout, rank, heads)
     with computed_by(here):
         yield here

@@ -85,11 +85,14 @@ class Transport(ABC):
 
 
 class GroupTransport(Transport):
-    """Over a process group of torch.distributed: gloo on CPUs, NCCL on GPUs."""
+    """Over a process group of torch.distributed: gloo on CPUs, NCCL on GPUs.
+
+    Making one counts a call, so every rank of the group makes it, or none does.
+    """
 
     def __init__(self, group: Group, timeout: float) -> None:
         self.group = process_group(group)
-        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.rank, self.world = rank_and_world(self.group)
         self.timeout = timeout
         self.calls = _calls[self.group] = _calls.get(self.group, 0) + 1
         if dist.get_backend(self.group) == "nccl":
@@ -151,6 +154,12 @@ class _Works(Pending):
                 work.wait(limit)
             except RuntimeError as error:
                 raise self.transport.lost(ranks, error) from error
+
+
+def rank_and_world(group: Group) -> tuple[int, int]:
+    """This rank's number in the group, and how many ranks it has. Nothing is sent or counted."""
+    group = process_group(group)
+    return dist.get_rank(group), dist.get_world_size(group)
 
 
 def process_group(group: Group) -> dist.ProcessGroup:
