@@ -93,7 +93,7 @@ def report_and_output(
     with bar as advance, torch.no_grad():
 
         def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-            collector.on_call(problem, inputs)
+            collector.add_layer(problem, inputs)
             advance()
 
         with module_hooks(run.module, texts.enter, texts.leave), listening(on_call):
