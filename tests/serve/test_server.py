@@ -36,13 +36,13 @@ class Waits(Reader):
         super().__init__()
         self.calls, self.go = 0, threading.Event()
 
-    def snapshot(self, text, edits=None, on_call=None):
+    def snapshot(self, text, edits=None, on_progress=None):
         def wait(done, total):
             self.calls += 1
-            on_call(done, total)
+            on_progress(done, total)
             if done:
                 assert self.go.wait(20)
-                on_call(done, total)
+                on_progress(done, total)
 
         return super().snapshot(text, edits, wait)
 

@@ -111,7 +111,7 @@ class Explorer(anywidget.AnyWidget):
         """Answer a request, in a thread, so that a message to end it is received meanwhile."""
         ended = self._runs[number]
 
-        def on_call(done: int, total: int | None) -> None:
+        def on_progress(done: int, total: int | None) -> None:
             if ended.is_set():
                 raise Cancelled
             tell({"progress": [done, total]})
@@ -120,7 +120,7 @@ class Explorer(anywidget.AnyWidget):
             self.send({"id": number, "line": as_json(line)})
 
         try:
-            found = answer(reader, path, request, on_call)
+            found = answer(reader, path, request, on_progress)
             snapshot: Any = found.get("snapshot")
             if snapshot is not None:
                 self._tokens = list(snapshot["tokens"])

@@ -5,15 +5,15 @@ from typing import TypeAlias
 
 from ..errors import AttentionError, BadType, BadValue, as_count, kind_of
 from ..views.html.steps import trace_data
-from .reader import OnCall, Reader
+from .reader import OnProgress, Reader
 
 Answer: TypeAlias = dict[str, object]
 
 
-def answer(reader: Reader, path: str, request: object, on_call: OnCall) -> Answer:
+def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) -> Answer:
     """The answer to a request: ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}``
     for "tile", and in place of both ``{"error": ...}`` in three parts. It raises only what
-    `on_call` does."""
+    `on_progress` does."""
     try:
         if not isinstance(request, dict):
             raise BadType(
@@ -21,7 +21,7 @@ def answer(reader: Reader, path: str, request: object, on_call: OnCall) -> Answe
                 'a request is an object such as {"text": "a text"}.',
                 "send one.",
             )
-        return ANSWERS[path](reader, request, on_call)
+        return ANSWERS[path](reader, request, on_progress)
     except AttentionError as error:
         return said(error)
     except Exception as error:  # a model raises whatever it happens to, and its host goes on
@@ -39,17 +39,17 @@ def said(error: AttentionError) -> Answer:
     return {"error": {"gave": error.gave, "rule": error.rule, "way_out": error.way_out}}
 
 
-def _compute(reader: Reader, given: Mapping[str, object], on_call: OnCall) -> Answer:
+def _compute(reader: Reader, given: Mapping[str, object], on_progress: OnProgress) -> Answer:
     text = given.get("text")
-    return {"snapshot": reader.snapshot(text, given.get("edits"), on_call)}  # type: ignore[arg-type]  # it is checked there
+    return {"snapshot": reader.snapshot(text, given.get("edits"), on_progress)}  # type: ignore[arg-type]  # it is checked there
 
 
-def _tile(reader: Reader, given: Mapping[str, object], on_call: OnCall) -> Answer:
+def _tile(reader: Reader, given: Mapping[str, object], on_progress: OnProgress) -> Answer:
     rule, way = "a tile has a layer and a head, numbered from 0.", 'send "layer": 0, "head": 0.'
     layer, head = (as_count(name, given.get(name), rule, way) for name in ("layer", "head"))
     queries, keys = (_span(name, given.get(name)) for name in ("queries", "keys"))
     text, edits = given.get("text"), given.get("edits")
-    trace = reader.tile(text, layer, head, queries, keys, edits, on_call)  # type: ignore[arg-type]  # as above
+    trace = reader.tile(text, layer, head, queries, keys, edits, on_progress)  # type: ignore[arg-type]  # as above
     return {"layer": trace_data(trace)}
 
 

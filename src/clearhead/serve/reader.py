@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from .edits import read_edits
 
 MOST_LETTERS = 200_000  # of a text
 
-OnCall = Callable[[int, int | None], None]
+OnProgress: TypeAlias = Callable[[int, int | None], None]
 
 
 class Cancelled(BaseException):
@@ -30,8 +31,8 @@ class Cancelled(BaseException):
     it."""
 
 
-def run_on(done: int, total: int | None) -> None:
-    """Lets a run go on: the `on_call` of who wants no progress."""
+def no_progress(done: int, total: int | None) -> None:
+    """The `on_progress` of who wants none: the run goes on."""
 
 
 class Reader:
@@ -41,9 +42,9 @@ class Reader:
         model: as for `clearhead look`, a folder or file: a Hugging Face checkpoint or a
             storyteller. None means the storyteller that comes with clearhead.
 
-    The methods take `edits` as `read_edits` does, and `on_call`, which is called after each
-    attention call with how many there were and how many there will be (None: unknown); what it
-    raises ends the run. One run at a time: calls from several threads take turns.
+    The methods take `edits` as `read_edits` does. ``on_progress(done, total)`` is called when a run
+    starts and after each attention call: so many were made, of so many, None if that is unknown.
+    What it raises ends the run. One run at a time: calls from several threads take turns.
 
     Raises `BadValue` for a model that cannot be loaded.
     """
@@ -58,21 +59,21 @@ class Reader:
         self,
         text: str,
         edits: object = None,
-        on_call: OnCall = run_on,
+        on_progress: OnProgress = no_progress,
         *,
         progress: bool | None = False,
     ) -> Report:
         """What every head does with the text, under the edits. `progress` is as in `report`."""
-        with self._reading(text, edits, on_call):
+        with self._reading(text, edits, on_progress):
             if isinstance(self.model, Storyteller):
                 return report_teller(self.model, text, progress=progress)
             return report(self.model, text, progress=progress)
 
     def snapshot(
-        self, text: str, edits: object = None, on_call: OnCall = run_on
+        self, text: str, edits: object = None, on_progress: OnProgress = no_progress
     ) -> dict[str, object]:
         """The same as what a page holds."""
-        return snapshot(self.report(text, edits, on_call))
+        return snapshot(self.report(text, edits, on_progress))
 
     def tile(
         self,
@@ -82,18 +83,18 @@ class Reader:
         queries: range,
         keys: range,
         edits: object = None,
-        on_call: OnCall = run_on,
+        on_progress: OnProgress = no_progress,
     ) -> Trace:
         """The exact weights of a part of one head: see `report.tile`."""
-        with self._reading(text, edits, on_call):
+        with self._reading(text, edits, on_progress):
             if isinstance(self.model, Checkpoint):
                 return tile(self.model, text, layer, head, queries, keys)
             tokens, given = self.model.tokens_and_inputs(text)
             return tile(self.model.module, given, layer, head, queries, keys, tokens=tokens)
 
     @contextmanager
-    def _reading(self, text: str, edits: object, on_call: OnCall) -> Iterator[None]:
-        """The model's turn: under the edits, calling `on_call` after each attention call."""
+    def _reading(self, text: str, edits: object, on_progress: OnProgress) -> Iterator[None]:
+        """The model's turn: under the edits, calling `on_progress` after each attention call."""
         if not isinstance(text, str) or not text.strip() or len(text) > MOST_LETTERS:
             size = f"has {len(text):,} letters" if isinstance(text, str) else "is no text"
             raise BadValue(
@@ -107,10 +108,10 @@ class Reader:
         def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
             nonlocal done
             done += 1
-            on_call(done, self.model.depth)
+            on_progress(done, self.model.depth)
 
         with self._turn:
-            on_call(0, self.model.depth)
+            on_progress(0, self.model.depth)
             with intervene(self.model.module, parsed, must_apply=False) as seen:
                 with listening(listen), torch.no_grad():
                     yield

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import AttentionError, BadValue
 from ..views.html.hosted import as_json
 from .answer import Answer, answer, said
-from .reader import MOST_LETTERS, Cancelled, OnCall, Reader
+from .reader import MOST_LETTERS, Cancelled, OnProgress, Reader
 
 MOST_BYTES = 8 * MOST_LETTERS  # of a request: a letter is at most 6 bytes of JSON
 MOST_REQUESTS = 8  # that run or wait for their turn
@@ -34,7 +35,7 @@ LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is s
 
 NDJSON = "application/x-ndjson"
 
-Job = Callable[[OnCall], Answer]
+Job: TypeAlias = Callable[[OnProgress], Answer]
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -57,13 +58,13 @@ def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
     async def compute(request: Request) -> Response:
         return await _answered(request, model, reader, "compute")
 
-    async def cut(request: Request) -> Response:
+    async def tile(request: Request) -> Response:
         return await _answered(request, model, reader, "tile")
 
     routes = [
         Route("/{token}/", show),
         Route("/{token}/compute", compute, methods=["POST"]),
-        Route("/{token}/tile", cut, methods=["POST"]),
+        Route("/{token}/tile", tile, methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes), token, (f"127.0.0.1:{port}", f"localhost:{port}"))
 
@@ -211,9 +212,9 @@ class _Run:
     def _run(self) -> None:
         with suppress(Cancelled):
             if not self.ended.is_set():
-                self._tell(self.job(self._on_call))
+                self._tell(self.job(self._on_progress))
 
-    def _on_call(self, done: int, total: int | None) -> None:
+    def _on_progress(self, done: int, total: int | None) -> None:
         if self.ended.is_set():
             raise Cancelled
         self._tell({"progress": [done, total]})
