@@ -36,16 +36,16 @@ template <class E> inline void prefetch_page_start(const E* row, int64_t size) {
 // counts how many bytes that takes.
 class Arena {
  public:
-  explicit Arena(char* block) : key_block_(block) {}
+  explicit Arena(char* block) : block_(block) {}
   template <class T> T* allocate(int64_t count) {
     size_t start = used_;
     used_ += (size_t(count) * sizeof(T) + 127) / 64 * 64;  // whole cache lines, and one to spare
-    return key_block_ ? (T*)(key_block_ + start) : nullptr;
+    return block_ ? (T*)(block_ + start) : nullptr;
   }
   size_t used() const { return used_; }
 
  private:
-  char* key_block_;
+  char* block_;
   size_t used_ = 0;
 };
 

@@ -108,7 +108,7 @@ def test_without_a_seed_the_reference_draws_as_nn_dropout_on_the_weights(qkv):
 
 @pytest.mark.parametrize("name", [e.name for e in ENGINES])
 def test_without_a_seed_the_generator_decides(name, qkv, monkeypatch):
-    monkeypatch.setattr(cpu, "FEW", 0)
+    monkeypatch.setattr(cpu, "FEW_WEIGHTS", 0)
     asked, _ = make_problem(*qkv, Options(dropout=0.5))
     if reasons := next(e for e in ENGINES if e.name == name).why_not(asked):
         pytest.skip(f"{name}: {'; '.join(reasons)}")
@@ -135,7 +135,7 @@ def test_dropout_of_everything_gives_zero_and_of_nothing_changes_nothing(name, s
 @pytest.mark.parametrize("name", ["steps", "tiled", needs_core])
 def test_the_way_back_drops_what_the_way_there_dropped(name, monkeypatch):
     """Tiles are computed again on the way back; an unseeded draw must come out the same."""
-    monkeypatch.setattr(cpu, "FEW", 0)
+    monkeypatch.setattr(cpu, "FEW_WEIGHTS", 0)
     monkeypatch.setattr(tiled, "TILE_QUERIES", 3)
     monkeypatch.setattr(tiled, "TILE_KEYS", 2)
     q, k = torch.randn(1, 1, 7, 4), torch.randn(1, 1, 5, 4)
@@ -150,7 +150,7 @@ def test_the_way_back_drops_what_the_way_there_dropped(name, monkeypatch):
 
 def many() -> list[Tensor]:
     B, H, Tq, Tk, D = MANY
-    assert B * H * Tq * Tk > dropout.FEW
+    assert B * H * Tq * Tk > dropout.FEW_WEIGHTS
     source = torch.Generator().manual_seed(3)
     return [torch.randn(B, H, t, D, generator=source, requires_grad=True) for t in (Tq, Tk, Tk)]
 

@@ -64,7 +64,7 @@ def attention(
             it draws up to 65536 weights (B H Tq Tk) one by one, as `nn.Dropout` would, and for more
             it draws a seed where the C++ core answers.
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
-        unknown: nothing. A keyword of torch's function is refused with its name here.
+        unknown: no other keyword is taken; one of torch's function is refused with its name here.
 
     Returns:
         (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0. Sums over keys are
@@ -87,11 +87,14 @@ def attention(
     if unknown:
         refuse_keywords(attention, unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    # 1. Inside `distributed.sharded` the ranks answer together.
     if (ranks := active_ranks()) is not None:
         return ranks.attention(q, k, v, options, engine)
+    # 2. A call like an earlier one goes to the core at once.
     signature = None if engine != "auto" or is_hooked() else replay.signature(q, k, v, options)
     if signature is not None and (out := replay.replay(signature, q, k, v)) is not None:
         return out
+    # 3. Any other is checked, answered by the engine that is chosen, and remembered if it can be.
     problem, inputs = make_problem(q, k, v, options)
     if signature is not None and choose(problem, engine) is CORE:
         out = replay.run_and_remember(signature, Inputs(q, k, v), mask, problem, inputs)
@@ -137,11 +140,17 @@ def look(
 
     The first six need one sweep over the keys, the last three a second. Weights never carry
     dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
-    core stays in the graph. Other arguments and errors as in `attention`, and `BadValue` for
-    statistics that are unknown or do not fit.
+    core stays in the graph. Other arguments as in `attention`.
+
+    Args:
+        stats: names, or statistics that take arguments, as in the table; a list of them.
 
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
+
+    Raises:
+        BadValue, BadType: as `attention`; statistics that are unknown, do not fit or are no list;
+            meta tensors; a call inside of `distributed.sharded`.
     """
     if unknown:
         refuse_keywords(look, unknown)
@@ -170,11 +179,19 @@ def matrix(
     engine: str = "auto",
     **unknown: NoReturn,
 ) -> Matrix:
-    """The attention matrix, lazy and exact: `rows`, `cols`, `block`, `A @ x`, `A.T @ x`.
+    """The attention matrix, lazy and exact: ``A[b, h] = softmax(scale * Q K^T + ...)``, the weights
+    that `attention` sums the values with.
 
-    Nothing of the size Tq x Tk is formed but by `to_dense()`. Weights never carry dropout, so
-    `dropout` and `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are
-    computed as the reference does. Other arguments and errors as in `attention`.
+    It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Nothing
+    of the size Tq x Tk is formed but by `to_dense()`. Weights never carry dropout, so `dropout` and
+    `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are computed as the
+    reference does. Other arguments as in `attention`.
+
+    Returns:
+        A `Matrix` of shape (B, H, Tq, Tk), each row of which sums to 1, or to less beside a sink.
+
+    Raises:
+        BadValue, BadType: as `attention`; meta tensors; a call inside of `distributed.sharded`.
     """
     if unknown:
         refuse_keywords(matrix, unknown)
@@ -187,7 +204,7 @@ def matrix(
     problem, inputs = shown(problem, inputs)
     if engine != "auto":
         named(engine)
-    return Matrix(problem.undropped, inputs, engine)
+    return Matrix(problem.without_dropout, inputs, engine)
 
 
 def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:

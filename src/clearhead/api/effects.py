@@ -55,7 +55,8 @@ def effects(
             a tensor of one number.
         edits: a list of edits, each by itself, or a dict of names and edits or lists of edits that
             apply together. None means ``ablate(layers=[l], heads=[h])`` for every head.
-        exact, estimate: which of the two.
+        exact: run every edit, and measure.
+        estimate: estimate every edit from one gradient. Either of the two may be off.
         at_once: how many copies of the batch run together; None means up to 4096 tokens.
         to: a file that takes each exact effect as a line of JSON when it is known. Where it holds
             those of an earlier call for the same model, weights, inputs and metric, edits of the

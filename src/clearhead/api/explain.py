@@ -37,14 +37,23 @@ def explain(
 ) -> Trace:
     """Attention step by step: a `Trace` with every intermediate matrix.
 
-    `tokens` name the queries and, where Tq = Tk and `key_tokens` is None, the keys too; None means
-    numbers. The steps are `query`, `key`, `value`, `scores`, `scaled`, `capped`, `biased`,
-    `masked`, `weights` (the softmax), `dropped` and `output` (the context vectors), without those
-    that the call does not need. The reference computes them; if `engine` names another engine,
-    `output` is that engine's. All other arguments are those of `attention`: three dimensions are
-    (H, T, D), so a batch of one head is x.unsqueeze(1).
+    The steps are `query`, `key`, `value`, `scores`, `scaled`, `capped`, `biased`, `masked`,
+    `weights` (the softmax), `dropped` and `output` (the context vectors), without those that the
+    call does not need.
 
-    Raises what `attention` raises, and `BadValue` when the matrices would not fit in memory.
+    Args:
+        tokens: the names of the queries, and of the keys where Tq = Tk and `key_tokens` is None;
+            None means numbers.
+        key_tokens: the names of the keys.
+        engine: the reference computes the steps; another engine, by name, computes `output`.
+
+    All other arguments are those of `attention`: three dimensions are (H, T, D), so a batch of one
+    head is x.unsqueeze(1).
+
+    Raises:
+        BadValue, BadType: as `attention`; tokens that are no list of words, or not one for each
+            query or key; matrices that would not fit in memory; meta tensors; with another engine,
+            dropout without a seed, as each engine makes its own draw.
     """
     if unknown:
         refuse_keywords(explain, unknown)
@@ -88,7 +97,7 @@ def explain_problem(
                 step = replace(step, tensor=named.run(problem, inputs))
             if step.name == "weights":
                 step = replace(step, why=step.why + _note_on_sums(problem, step.tensor))
-            made.append(_without_added_dims(step, problem.rank))
+            made.append(_without_added_dims(step, problem.given_dims))
     answered = "" if named is None else f", answered by {named.name}"
     settings = {
         "mask": repr(problem.mask),

@@ -36,8 +36,12 @@ def intervene(
     which it runs in this thread on a GPU too.
 
     Args:
+        model: any torch.nn.Module that is not compiled.
         edits: what changes, of `clearhead.edits`, in the order in which it changes.
         must_apply: at the end of the block, raise if one of the edits never applied.
+
+    Yields:
+        An `Intervention`, which says what the edits did, as soon as they have.
 
     Raises:
         BadValue, BadType: what is no edit; a pattern that names no module; a compiled model, whose

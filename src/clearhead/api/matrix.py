@@ -49,7 +49,7 @@ class Matrix:
     def shape(self) -> tuple[int, ...]:
         """(B, H, Tq, Tk), without the leading dimensions that q and k did not have."""
         p = self._problem
-        return (p.B, p.H, p.Tq, p.Tk)[4 - p.rank :]
+        return (p.B, p.H, p.Tq, p.Tk)[4 - p.given_dims :]
 
     @property
     def lse(self) -> Tensor:
@@ -215,8 +215,7 @@ class Matrix:
 
     def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
         p = self._problem
-        q = self._inputs.q[:, :, queries].to(p.wide)
-        k = repeat_heads(self._inputs.k[:, :, keys].to(p.wide), p.H)
+        q, k = self._inputs.q[:, :, queries], self._inputs.k[:, :, keys]
         with no_autocast(p.device):
             return p.logits(q, k, queries, keys)
 
@@ -228,7 +227,7 @@ class Matrix:
                 "the attention matrix is multiplied with a tensor.",
                 "pass torch.as_tensor(x).",
             )
-        fits = x.dim() == p.rank and x.shape[-2] == length
+        fits = x.dim() == p.given_dims and x.shape[-2] == length
         if fits:
             B, heads = as_4d(x).shape[:2]
             fits = B in (1, p.B) and heads in (1, p.G, p.H)

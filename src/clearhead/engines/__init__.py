@@ -95,7 +95,7 @@ def compute_stats(
     """Statistics of all queries on all keys, without the output: by the C++ core or the Triton
     kernels where they can, else by torch, tile by tile (`stats.sweep`). Raises what `parse_stats`
     raises."""
-    problem, parsed = problem.undropped, parse_stats(statistics, problem.grid)
+    problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
     for engine in (CORE, TRITON):
         if not engine.why_not(problem):
             return engine.count(problem, inputs, parsed)
@@ -107,6 +107,7 @@ def look(
 ) -> tuple[Tensor, Partial]:
     """`engine.look`. Where torch's kernels answer on a GPU, which count nothing, the Triton kernels
     count beside them: the output has the bits that it has without looking."""
-    if engine in (SDPA, FLEX) and not TRITON.why_not(problem.undropped):
-        return engine.run(problem, inputs), TRITON.count(problem.undropped, inputs, statistics)
+    counted = problem.without_dropout
+    if engine in (SDPA, FLEX) and not TRITON.why_not(counted):
+        return engine.run(problem, inputs), TRITON.count(counted, inputs, statistics)
     return engine.look(problem, inputs, statistics)

@@ -37,9 +37,9 @@ def make_problem(
     """Check the arguments and return the problem, with its tensors brought to four dimensions."""
     one_thread_after_fork()
     mask, bias, scale, softcap, sinks, dropout, seed = options
-    rank = 4
+    given_dims = 4
     if not _is_usual(q, k, v):
-        q, k, v, rank = _four_dimensions(*_as_autocast(q, k, v))
+        q, k, v, given_dims = _four_dimensions(*_as_autocast(q, k, v))
     (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
     grid = Grid(Tq, Tk, B, H)
     mask = _checked_mask(mask, grid)
@@ -77,7 +77,7 @@ def make_problem(
         dropout=_checked_dropout(dropout),
         seed=None if seed is None else _checked_seed(seed),
         grad=grad,
-        rank=rank,
+        given_dims=given_dims,
     )
     return problem, Inputs(q, k, v)
 
@@ -158,8 +158,8 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             "queries, keys and values live on one device.",
             "move them, for example with .to(q.device).",
         )
-    rank = q.dim()
-    q, k, v = (as_4d(x) if rank < 4 else x for x in (q, k, v))
+    given_dims = q.dim()
+    q, k, v = (as_4d(x) if given_dims < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1]:
         raise BadValue(
             f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",
@@ -189,7 +189,7 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
         )
     B = batches.pop() if batches else 1
     q, k, v = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
-    return q, k, v, rank
+    return q, k, v, given_dims
 
 
 def _checked_mask(mask: object, grid: Grid) -> Mask:

@@ -12,7 +12,7 @@ Without a seed torch's generator decides. So few weights as a lesson has are dra
 import torch
 from torch import Tensor
 
-FEW = 2**16  # weights, over all batches and heads
+FEW_WEIGHTS = 2**16  # weights, over all batches and heads
 
 _WORD = 0xFFFFFFFF
 

@@ -77,7 +77,7 @@ class Problem:
     dropout: float
     seed: int | None
     grad: bool
-    rank: int
+    given_dims: int  # of q, k and v as they were given; here they have four
 
     @property
     def grid(self) -> Grid:
@@ -95,7 +95,7 @@ class Problem:
         return self.mask.key_ranges(self.grid, torch.device("cpu") if meta else self.device)
 
     @cached
-    def unmasked(self) -> "Problem":
+    def without_mask(self) -> "Problem":
         """The same problem without its mask, for tiles in which the mask allows every pair."""
         return replace(self, mask=everything)
 
@@ -111,7 +111,7 @@ class Problem:
         return x + sum(y.flatten()[:0].sum() for y in learning)
 
     @property
-    def undropped(self) -> "Problem":
+    def without_dropout(self) -> "Problem":
         """The same problem without dropout, which statistics of the weights leave out."""
         return replace(self, dropout=0.0, seed=None) if self.dropout else self
 
@@ -208,7 +208,7 @@ class Problem:
 
     def shape_back(self, out: Tensor) -> Tensor:
         """Remove the leading dimensions that the caller's tensors did not have."""
-        return out if self.rank == 4 else out.reshape(out.shape[4 - self.rank :])
+        return out if self.given_dims == 4 else out.reshape(out.shape[4 - self.given_dims :])
 
 
 def repeat_heads(x: Tensor, H: int) -> Tensor:

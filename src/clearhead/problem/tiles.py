@@ -53,5 +53,5 @@ def key_tiles(
     for tile, any_pair in enumerate(some):
         part = slice(max(tile * width, keys.start), min((tile + 1) * width, keys.stop))
         if any_pair and part.start < part.stop:
-            found.append((part, p.unmasked if full[tile] else p))
+            found.append((part, p.without_mask if full[tile] else p))
     return found

@@ -17,15 +17,7 @@ w = softmax(x) and the output o = w V of each head and query:
 The first four make another problem, which an engine solves like any other, in O(S) memory.
 Edits apply in the order of the list; those of the weights before those of the output.
 
-All edits say where they apply:
-
-    layers  numbers as in `Call.layer`, or patterns for module names such as ``"*.5.*"``
-    heads   the numbers of query heads; -1 is the last
-    rows    the positions of queries in the text, from 0 on, whether or not a cache holds what came
-            before, and padding counted; -1 is the last query of a call
-    batch   a range of rows of the batch; -1 is the last, and rows beyond the batch are left out
-
-and None means all of them.
+All edits take `layers`, `heads`, `rows` and `batch`, which say where they apply (`Edit`).
 """
 
 from .edit import Edit

@@ -67,7 +67,15 @@ def _start_of(problem: Problem) -> int | Tensor | None:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Edit:
-    """One change, and where it applies."""
+    """One change, and where it applies. None means to all of them.
+
+    Args:
+        layers: numbers as in `Call.layer`, or patterns for module names such as ``"*.5.*"``.
+        heads: the numbers of query heads; -1 is the last.
+        rows: the positions of queries in the text, from 0 on, whether or not a cache holds what
+            came before, and padding counted; -1 is the last query of a call.
+        batch: a range of rows of the batch; -1 is the last, and rows beyond the batch are left out.
+    """
 
     layers: Sequence[int | str] | None = None
     heads: Sequence[int] | None = None

@@ -85,7 +85,10 @@ class ablate(Edit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class scale(Edit):
-    """The output of the heads is multiplied by `factor`."""
+    """The output of the heads is multiplied by `factor`: o becomes factor * o, and 0 is `ablate()`.
+
+    Raises `BadValue` for a factor that is not finite, `BadType` for one that is no number.
+    """
 
     factor: float
 

@@ -8,7 +8,7 @@ same sweep (`stats`), and their gradients (`stats_backward`).
 import torch
 from torch import Tensor
 
-from ...problem.dropout import FEW
+from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ..engine import Engine
@@ -73,7 +73,7 @@ class Cpu(Engine):
         return out, core_stats(problem, inputs, statistics, out)
 
     def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
-        problem = problem.undropped
+        problem = problem.without_dropout
         if not can_count(problem, inputs, statistics):
             return super().count(problem, inputs, statistics)
         if problem.records_grad:
@@ -83,7 +83,7 @@ class Cpu(Engine):
 
 def _few_weights(p: Problem) -> bool:
     """Few enough that torch draws as `nn.Dropout` does. A graph does not depend on the sizes."""
-    return not torch.compiler.is_compiling() and p.all_pairs <= FEW
+    return not torch.compiler.is_compiling() and p.all_pairs <= FEW_WEIGHTS
 
 
 def can_count(problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:

@@ -26,7 +26,7 @@ from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
 
 MOST = 64  # calls that are remembered
-FEW = 1 << 12  # key ranges that are kept with a call
+FEW_RANGES = 1 << 12  # key ranges that are kept with a call
 ONE_QUERY = (1,)
 
 Signature: TypeAlias = tuple[object, ...]
@@ -130,13 +130,13 @@ def run_and_remember(
         q,
         () if decodes and given.k.is_contiguous() else k,
         () if decodes and given.v.is_contiguous() else v,
-        (p.B, p.H, p.Tq, p.Dv)[4 - p.rank :],
+        (p.B, p.H, p.Tq, p.Dv)[4 - p.given_dims :],
         (p.H * p.Tq * p.Dv, p.Tq * p.Dv, p.Dv),
         rule(args),
         (mask, args.lo, args.hi, args.bits),
     )
     out = _run(call, *given)
-    if args.bits is None and (args.lo is None or args.lo.numel() <= FEW):
+    if args.bits is None and (args.lo is None or args.lo.numel() <= FEW_RANGES):
         if len(_calls) >= MOST:
             _calls.clear()
         _calls[of] = call

@@ -85,7 +85,7 @@ class Triton(Engine):
 
         if not can_count(problem, inputs, statistics):
             return super().count(problem, inputs, statistics)
-        return answer_and_stats(problem.undropped, inputs, statistics, False)[1]
+        return answer_and_stats(problem.without_dropout, inputs, statistics, False)[1]
 
 
 class TritonAtomic(Triton):

@@ -67,7 +67,7 @@ def answer_and_stats(
         0 if top is None else max(top.keys.shape[-1], 1),
     )  # fmt: skip
     natural = kernel_rule(rule).natural
-    p = p.undropped
+    p = p.without_dropout
     state = _state(found, natural, empty)
     sums = None
     if any(s.sweep == "second" for s in statistics):
