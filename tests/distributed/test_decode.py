@@ -6,7 +6,7 @@ import torch
 
 import clearhead as ch
 from clearhead.distributed import Layout, sharded
-from clearhead.distributed.decode import TURN, Decoding, decoded
+from clearhead.distributed.decode import TURN, Decoding, decode_step
 from clearhead.distributed.layouts import layout_of
 from clearhead.problem.check import Options
 from clearhead.testing import within_yardstick
@@ -42,7 +42,7 @@ def test_a_step_is_as_exact_as_one_machine(name, dtype, world):
 
     def rank(transport):
         held = layout.held[transport.rank]
-        return decoded(transport, Options(**problem), layout, q, held.cut(k, 2), held.cut(v, 2))
+        return decode_step(transport, Options(**problem), layout, q, held.cut(k, 2), held.cut(v, 2))
 
     first, *others = on_ranks(world, rank)
     assert all(torch.equal(first, other) for other in others)
@@ -63,7 +63,9 @@ def test_a_step_sends_the_same_however_long_the_cache():
             start = transport.start
             transport.start = lambda out, into: posted.extend(out) or start(out, into)
             held = layout.held[transport.rank].cut(k, 2)
-            decoded(transport, Options(), layout, torch.randn(1, 4, 1, 8), held, held, meet=False)
+            decode_step(
+                transport, Options(), layout, torch.randn(1, 4, 1, 8), held, held, meet=False
+            )
             return sum(x.nbytes for _, x in posted)
 
         (bytes_,) = set(on_ranks(4, rank))

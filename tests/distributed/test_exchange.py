@@ -11,6 +11,7 @@ from clearhead.distributed.exchange import OfHeads, of_teams
 from clearhead.distributed.layouts import head_tail
 from clearhead.masks import Grid
 from clearhead.problem.biases import TensorBias
+from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS, make
 from tests.distributed.test_ring import LAYOUTS, check
 from tests.distributed.threads import on_ranks
@@ -75,7 +76,7 @@ def test_teams_divide_ranks_and_heads(heads):
 
 def test_a_bias_of_numbers_is_not_exchanged():
     x = torch.randn(1, 2, 4, 8)
-    call = Call(heads=2, bias=torch.zeros(4, 8))
+    call = Call(Options(bias=torch.zeros(4, 8)), heads=2)
     with pytest.raises(ch.BadValue, match="heads=2 was asked for with a bias of numbers"):
         on_ranks(2, lambda transport: answer(transport, call, x, x, x))
 
@@ -90,7 +91,7 @@ def test_one_team_gives_the_same_bits_for_any_number_of_ranks():
         def rank(transport):
             held = layout.held[transport.rank]
             mine = [held.cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
-            call = Call(mask=ch.causal, layout=layout, heads=world)
+            call = Call(Options(ch.causal), layout, heads=world)
             out = answer(transport, call, *mine)
             return out, *torch.autograd.grad(out, mine, held.cut(dout, 2))
 

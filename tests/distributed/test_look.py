@@ -8,6 +8,7 @@ from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call
 from clearhead.distributed.look import looked
 from clearhead.problem.biases import TensorBias
+from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
@@ -43,7 +44,7 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
         if isinstance(bias, TensorBias):
             rows = bias.as_4d()
             mine = ch.bias(rows if rows.shape[2] == 1 else at.cut(rows, 2))
-        call = Call(layout=queries, key_layout=keys, bias=mine, **keywords)
+        call = Call(Options(bias=mine, **keywords), queries, keys)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
         return looked(transport, call, q, k, v, asked)
 
@@ -71,7 +72,7 @@ def test_gathered_statistics_are_whole_on_every_rank():
 
     def rank(transport):
         at, on = queries.held[transport.rank], keys.held[transport.rank]
-        call = Call(layout=queries, key_layout=keys, **case.keywords)
+        call = Call(Options(**case.keywords), queries, keys)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
         return looked(transport, call, q, k, v, [*STATS, *SHARED], gather=True)
 

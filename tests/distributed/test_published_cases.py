@@ -18,6 +18,7 @@ from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call, answer
 from clearhead.distributed.look import looked
 from clearhead.masks import Mask
+from clearhead.problem.check import Options
 from clearhead.testing import within_yardstick
 from tests.distributed.threads import on_ranks
 
@@ -77,10 +78,10 @@ def check(
     def rank(transport):
         held = layout.held[transport.rank]
         mine = [held.cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
-        out = answer(transport, Call(mask=mask, layout=layout, heads=heads), *mine)
+        out = answer(transport, Call(Options(mask), layout, heads=heads), *mine)
         learned = torch.autograd.grad(out, mine, held.cut(dout, 2))
         given = [x.detach() for x in mine]
-        lse = looked(transport, Call(mask=mask, layout=layout), *given, ["lse"]).lse
+        lse = looked(transport, Call(Options(mask), layout), *given, ["lse"]).lse
         return out, *learned, lse
 
     found = [layout.join(parts, 2) for parts in zip(*on_ranks(world, rank), strict=True)]

@@ -10,6 +10,7 @@ import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call, answer, gathered
 from clearhead.problem.biases import TensorBias
+from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 from tests.distributed.threads import on_ranks
 from tests.engines.test_engines import forward_and_back, wanting
@@ -55,7 +56,7 @@ def over_ranks(
             bias = ch.bias(rows)
             learn.append(rows)
         learn += [mine["sinks"]] if "sinks" in mine else []
-        call = Call(layout=queries, key_layout=keys, bias=bias, heads=heads, **mine)
+        call = Call(Options(bias=bias, **mine), queries, keys, heads)
         out = answer(transport, call, q, k, v)
         dout = at.cut(seed, 2).to(out.dtype)
         return out, *torch.autograd.grad(out, (q, k, v, *learn), dout)
@@ -163,7 +164,7 @@ def test_a_window_sends_the_same_for_any_length():
         def rank(transport):
             q = contiguous(length, 4).held[transport.rank].cut(x, 2)
             mask = ch.causal & ch.window(before=16)
-            answer(transport, Call(mask=mask), q, q, q)
+            answer(transport, Call(Options(mask)), q, q, q)
             return transport.sent
 
         return sum(on_ranks(4, rank))

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import AttentionError, BadValue
+from ..errors import BadValue
 from ..masks import Grid, Mask, everything
 from ..problem.biases import Alibi, Bias, bias as as_bias
-from ..problem.check import Options, make_problem
+from ..problem.check import DEFAULTS, Options, make_problem
+from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
 from ..torch_state import requires_grad
 from .cut import routes
 from .dtensor import of_dtensors
 from .exchange import check_heads, exchanged_ring
-from .handshake import agree, refuse
+from .handshake import agree, telling_others
 from .layouts import Layout, layout_of
 from .local import Finished
 from .ring import Ring
@@ -95,21 +96,15 @@ def attention(
     """
     (q, k, v), group, back = of_dtensors(q, k, v, group)
     transport = GroupTransport(group, timeout)
-    call = Call(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout, heads)
-    return back(answer(transport, call, q, k, v))
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    return back(answer(transport, Call(options, layout, key_layout, heads), q, k, v))
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The keywords of a call."""
+    """The keywords of a call: those of `clearhead.attention`, and how the sequence is cut."""
 
-    mask: Mask | None = None
-    bias: Bias | Tensor | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    dropout: float = 0.0
-    seed: int | None = None
+    options: Options = DEFAULTS
     layout: Layout | str | None = None
     key_layout: Layout | str | None = None
     heads: int = 1
@@ -131,69 +126,60 @@ def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
 def agreed(
     transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor, **more: object
 ) -> tuple[Ring, Inputs]:
-    """The call as this rank sees it, checked here and compared with that of the others."""
-    try:
-        problem, inputs = make_problem(
-            q,
-            k,
-            v,
-            Options(
-                scale=call.scale,
-                softcap=call.softcap,
-                sinks=call.sinks,
-                dropout=call.dropout,
-                seed=call.seed,
-            ),
-        )
-        bias = call.bias
-        bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
-        check_heads(call.heads, transport.world, problem, bias)
-    except AttentionError as error:
-        try:
-            refuse(transport, error)
-        except AttentionError:
-            pass  # the others are told; here the error itself says more
-        raise error
-    grad = problem.grad or (
-        torch.is_grad_enabled() and requires_grad(None if bias is None else bias.numbers)
-    )
-    draws = problem.dropout and problem.seed is None
-    drawn = int(torch.randint(2**63 - 1, (), device="cpu")) if draws else 0
-    p = problem
-    shards = agree(
-        transport,
-        {
-            "call": f"number {transport.calls}, forward",
-            "clearhead": _version(),
-            "torch": torch.__version__,
-            "dtype": p.dtype,
-            "heads and sizes": f"B={p.B} H={p.H} G={p.G} D={p.D} Dv={p.Dv}",
-            "mask": call.mask,
-            "bias": bias if bias is None or isinstance(bias, Alibi) else type(bias).__name__,
-            "scale": p.scale,
-            "softcap": p.softcap,
-            "sinks": None if p.sinks is None else "given",
-            "dropout": p.dropout,
-            "seed": p.seed,
-            "layout": call.layout,
-            "key_layout": call.key_layout,
-            "heads": call.heads,
-            "gradient": "wanted" if grad else "not wanted",
-            **more,
-        },
-        p.Tq,
-        p.Tk,
-        drawn,
-    )
+    """The call as this rank sees it, once it is checked here and certain that all ranks made the
+    same one; `more` is compared too."""
+    with telling_others(transport):
+        p, bias, inputs = _checked(call, transport.world, q, k, v)
+    draws = p.dropout and p.seed is None
+    drawn = int(draw_seed()) if draws else 0
+    compared = {
+        "call": f"number {transport.calls}, forward",
+        **_described(p, bias, call),
+        **more,
+    }
+    shards = agree(transport, compared, p.Tq, p.Tk, drawn)
     queries = _laid_out("queries", call.layout, shards.queries)
     of_keys = call.layout if call.key_layout is None else call.key_layout
     keys = _laid_out("keys", of_keys, shards.keys)
     grid = Grid(queries.length, keys.length, p.B, p.H)
-    check_on_all_positions(p, call.mask, bias, grid)
+    mask = call.options.mask
+    check_on_all_positions(p, mask, bias, grid)
+    found = routes(everything if mask is None else mask, grid, queries, keys, transport.rank)
     seed = shards.drawn if draws else p.seed
-    mask = everything if call.mask is None else call.mask
-    found = routes(mask, grid, queries, keys, transport.rank)
-    return Ring(replace(p, seed=seed, grad=grad), bias, found, transport), inputs
+    return Ring(replace(p, seed=seed), bias, found, transport), inputs
+
+
+def _checked(
+    call: Call, world: int, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Problem, Bias | None, Inputs]:
+    """The problem of the shards, without mask and bias, whose positions are not known yet."""
+    problem, inputs = make_problem(q, k, v, call.options._replace(mask=None, bias=None))
+    bias = call.options.bias
+    bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
+    check_heads(call.heads, world, problem, bias)
+    learned = torch.is_grad_enabled() and bias is not None and requires_grad(bias.numbers)
+    return replace(problem, grad=problem.grad or learned), bias, inputs
+
+
+def _described(p: Problem, bias: Bias | None, call: Call) -> dict[str, object]:
+    """What must be the same on all ranks, by names that a user knows."""
+    return {
+        "clearhead": _version(),
+        "torch": torch.__version__,
+        "dtype": p.dtype,
+        "heads and sizes": f"B={p.B} H={p.H} G={p.G} D={p.D} Dv={p.Dv}",
+        "mask": call.options.mask,
+        "bias": bias if bias is None or isinstance(bias, Alibi) else type(bias).__name__,
+        "scale": p.scale,
+        "softcap": p.softcap,
+        "sinks": None if p.sinks is None else "given",
+        "dropout": p.dropout,
+        "seed": p.seed,
+        "layout": call.layout,
+        "key_layout": call.key_layout,
+        "heads": call.heads,
+        "gradient": "wanted" if p.grad else "not wanted",
+    }
 
 
 class _Attend(torch.autograd.Function):
@@ -213,8 +199,8 @@ class _Attend(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         agree(ring.transport, {"call": f"number {ring.transport.calls}, backward"}, 0, 0)
         learn_bias = ctx.needs_input_grad[4]
-        rows = Finished(lse, out, dout.to(out.dtype).contiguous())
-        found = ring.backward(q, k, v, rows, learn_bias)
+        finished = Finished(lse, out, dout.to(out.dtype).contiguous())
+        found = ring.backward(q, k, v, finished, learn_bias)
         dbias, dsinks = found.bias, found.sinks
         if dbias is not None and ring.bias is not None and ring.bias.numbers is not None:
             numbers = ring.bias.numbers

@@ -7,13 +7,14 @@ all of them get the same bits.
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..api.hooks import editors
-from ..errors import AttentionError, BadValue
+from ..errors import BadValue
 from ..masks import Grid, Mask, everything
 from ..problem.biases import Alibi, Bias
 from ..problem.check import Options, make_problem
@@ -22,7 +23,7 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic
 from .attention import TIMEOUT, check_on_all_positions
 from .cut import Routes
-from .handshake import agree, refuse
+from .handshake import agree, telling_others
 from .layouts import Layout
 from .local import no_keys
 from .ring import Part, Ring
@@ -66,11 +67,11 @@ def decode(
     Raises what `distributed.attention` raises, and `BadValue` for a bias of numbers.
     """
     options = Options(mask, bias, scale, softcap, sinks)
-    return decoded(GroupTransport(group, timeout), options, keys, q, k, v)
+    return decode_step(GroupTransport(group, timeout), options, keys, q, k, v)
 
 
 @torch.no_grad()
-def decoded(
+def decode_step(
     transport: Transport,
     options: Options,
     keys: Layout,
@@ -79,17 +80,10 @@ def decoded(
     v: Tensor,
     meet: bool = True,
 ) -> Tensor:
-    """`meet`: compare the calls of the ranks first. Without, one that differs is noticed when
-    the states arrive, if it has their size."""
-    try:
+    """As `decode`. With `meet` the ranks first compare their calls; without it, which saves a
+    message, a call that differs is noticed when the states arrive, if they have one size."""
+    with telling_others(transport) if meet else nullcontext():
         ring, inputs = _ring(options, keys, transport, q, k, v)
-    except AttentionError as error:
-        if meet:
-            try:
-                refuse(transport, error)
-            except AttentionError:
-                pass  # the others are told; here the error itself says more
-        raise error
     p = ring.problem
     call = {
         "call": f"number {transport.calls}, decode",
@@ -104,8 +98,8 @@ def decoded(
     }
     if meet:
         agree(transport, call, p.Tq, p.Tk)
-    rows = ring.rows(0, inputs.q, Part(inputs.k, inputs.v), None) or no_keys(p, p.Tq)
-    states = _exchanged(transport, rows, call)
+    mine = ring.state_after(0, inputs.q, Part(inputs.k, inputs.v), None) or no_keys(p, p.Tq)
+    states = _exchanged(transport, mine, call)
     total = states[0]
     for state in states[1:]:
         total = merge(total, state)
@@ -121,9 +115,7 @@ def _ring(
             "new queries are answered without dropout, and with ALiBi or no bias.",
             "call model.eval(), or ask distributed.attention.",
         )
-    p, inputs = make_problem(
-        q, k, v, Options(scale=options.scale, softcap=options.softcap, sinks=options.sinks)
-    )
+    p, inputs = make_problem(q, k, v, options._replace(mask=None, bias=None))
     held = keys.held[transport.rank] if keys.world == transport.world else ()
     if keys.world != transport.world or len(held) != p.Tk:
         raise BadValue(
@@ -141,11 +133,11 @@ def _ring(
     return Ring(p, options.bias, found, transport), inputs
 
 
-def _exchanged(transport: Transport, rows: State, call: dict[str, object]) -> list[State]:
+def _exchanged(transport: Transport, mine: State, call: dict[str, object]) -> list[State]:
     """The states of all ranks. A digest of the call goes with them: where one differs, all
     ranks compare their calls, which raises."""
     digest = hashlib.blake2b(repr(call).encode(), digest_size=DIGEST_BYTES).digest()
-    tensors = rows.tensors()
+    tensors = mine.tensors()
     numbers = torch.cat([x.reshape(-1) for x in tensors])
     head = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(numbers.device)
     sent = torch.cat([head, numbers.view(torch.uint8)])
@@ -157,7 +149,7 @@ def _exchanged(transport: Transport, rows: State, call: dict[str, object]) -> li
     for x in found:
         parts = x[DIGEST_BYTES:].clone().view(numbers.dtype).to(numbers.device).split(sizes)
         shaped = (part.view_as(like) for part, like in zip(parts, tensors, strict=True))
-        states.append(rows.with_tensors(shaped))
+        states.append(mine.with_tensors(shaped))
     return states
 
 
@@ -201,7 +193,7 @@ class Decoding:
             k, v = k[..., kept.to(k.device), :], v[..., kept.to(v.device), :]
         transport = GroupTransport(self.group, self.timeout)
         meet, self.met = not self.met, True
-        return decoded(transport, options, keys, q, k, v, meet)
+        return decode_step(transport, options, keys, q, k, v, meet)
 
     def _owner(self, count: int) -> Tensor:
         """The rank that keeps each of the new tokens."""

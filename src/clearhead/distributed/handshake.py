@@ -4,6 +4,7 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -48,9 +49,16 @@ def agree(
     return Shards([h[0] for h in heads], [h[1] for h in heads], heads[0][2])
 
 
-def refuse(transport: Transport, error: AttentionError) -> None:
-    """Tell the others that this rank's call cannot be answered, so that they need not wait."""
-    agree(transport, {"refused": error.gave}, 0, 0)
+@contextmanager
+def telling_others(transport: Transport) -> Iterator[None]:
+    """An error inside the `with` block is told to the other ranks, which then need not wait for
+    this one, and raised."""
+    try:
+        yield
+    except AttentionError as error:
+        with suppress(AttentionError):  # that of the ranks says less than the error itself
+            agree(transport, {"refused": error.gave}, 0, 0)
+        raise
 
 
 def _differs(texts: list[str]) -> BadValue:

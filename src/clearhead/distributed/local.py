@@ -70,9 +70,9 @@ def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
             out, lse, rounding = core_attend(*inputs, args_of(p), True, p.dtype != torch.float32)
             assert lse is not None
             out = out.float() if rounding is None else out.float() + rounding.float()
-            return state(out, lse)
+            return state_of(out, lse)
         tiles = query_tiles(range(p.Tq), TILE_QUERIES)
-        first, *others = [_rows(p, inputs, dropped, queries) for queries in tiles]
+        first, *others = [_state_of_tiles(p, inputs, dropped, queries) for queries in tiles]
         return first.map(lambda *parts: torch.cat(parts, 2), *others)
 
 
@@ -83,7 +83,7 @@ def no_keys(p: Problem, queries: int) -> State:
     return State(none - torch.inf, none, {"out": WeightedSum(out)})
 
 
-def state(out: Tensor, lse: Tensor) -> State:
+def state_of(out: Tensor, lse: Tensor) -> State:
     """A finished answer as a piece of a larger one: its keys count as one key that scores `lse`.
     `out` is changed in place."""
     top = lse.to(out.dtype)
@@ -91,16 +91,16 @@ def state(out: Tensor, lse: Tensor) -> State:
     return State(top, total, {"out": WeightedSum(out.mul_(total.unsqueeze(-1)))})
 
 
-def lse_of(rows: State) -> Tensor:
+def lse_of(state: State) -> Tensor:
     """The log-sum-exp in float64, as the C++ core reads it; -inf where no key was seen."""
-    seen = rows.sum.double().masked_fill(rows.sum == 0, 1.0)
-    return (rows.max.double() + seen.log()).masked_fill(rows.sum == 0, -torch.inf)
+    seen = state.sum.double().masked_fill(state.sum == 0, 1.0)
+    return (state.max.double() + seen.log()).masked_fill(state.sum == 0, -torch.inf)
 
 
 def gradients(
     p: Problem,
     inputs: Inputs,
-    rows: Finished,
+    finished: Finished,
     learn_bias: bool,
     dropped: Dropped | None = None,
 ) -> Learned:
@@ -111,30 +111,30 @@ def gradients(
         if dropped is None and not slopes and not CORE.why_not(p):
             # In float32, because what ranks send each other is rounded once, after it is added up.
             q, k, v = (x.float() for x in inputs)
-            of_output = OutputGrads(dout=rows.dout, out=rows.out)
+            of_output = OutputGrads(dout=finished.dout, out=finished.out)
             dq, dk, dv, dbias, _ = core_gradients(
-                q, k, v, args_of(p), rows.lse, of_output, learn_bias
+                q, k, v, args_of(p), finished.lse, of_output, learn_bias
             )
             return Learned(dq, dk, dv, dbias if learn_bias else None)
-        return _gradients_of_tiles(p, inputs, rows, learn_bias, dropped)
+        return _gradients_of_tiles(p, inputs, finished, learn_bias, dropped)
 
 
 # --------------------------------------------------------------------------------- tiles, by torch
 
 
-def _rows(p: Problem, inputs: Inputs, dropped: Dropped | None, queries: slice) -> State:
+def _state_of_tiles(p: Problem, inputs: Inputs, dropped: Dropped | None, queries: slice) -> State:
     q = inputs.q[:, :, queries].to(p.wide)
-    rows = no_keys(p, queries.stop - queries.start)
+    state = no_keys(p, queries.stop - queries.start)
     for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
         scores, keep = tile_problem.logits(q, inputs.k[:, :, keys], queries, keys)
         v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
         drop = None if dropped is None else dropped.factors(p, queries, keys)
-        rows = online_softmax.merge(rows, online_softmax.begin(scores, v, keep, drop))
-    return rows
+        state = online_softmax.merge(state, online_softmax.begin(scores, v, keep, drop))
+    return state
 
 
 def _gradients_of_tiles(
-    p: Problem, inputs: Inputs, rows: Finished, learn_bias: bool, dropped: Dropped | None
+    p: Problem, inputs: Inputs, finished: Finished, learn_bias: bool, dropped: Dropped | None
 ) -> Learned:
     """With w the weights, r the factors of dropout and d the gradient of the output o, the gradient
     of a logit is w (r (d · v) - d · o); torch takes it from there through cap and scale."""
@@ -148,7 +148,7 @@ def _gradients_of_tiles(
         dbias = torch.zeros_like(slopes)
     group = p.H // max(p.G, 1)
     for queries in query_tiles(range(p.Tq), TILE_QUERIES):
-        lse, out, dout = (x[:, :, queries] for x in rows)
+        lse, out, dout = (x[:, :, queries] for x in finished)
         top = lse.to(p.wide)
         share = torch.exp(anchor(top) - anchor(lse)).to(p.wide).unsqueeze(-1)  # of what scores top
         delta = (dout * out).sum(-1, keepdim=True)

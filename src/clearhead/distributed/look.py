@@ -80,8 +80,8 @@ def look(
     Raises what `distributed.attention` raises, and `BadValue` for unknown statistics.
     """
     transport = GroupTransport(group, timeout)
-    call = Call(mask, bias, scale, softcap, sinks, dropout, seed, layout, key_layout)
-    return looked(transport, call, q, k, v, stats, gather)
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    return looked(transport, Call(options, layout, key_layout), q, k, v, stats, gather)
 
 
 def looked(

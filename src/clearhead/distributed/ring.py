@@ -82,8 +82,8 @@ class Ring:
         coming = None
         for step in range(world):
             if step == 0:
-                rows = self.routes.received[here].among(self.routes.keys.held[here])
-                part = Part(rows.cut(k, 2), rows.cut(v, 2))
+                held = self.routes.received[here].among(self.routes.keys.held[here])
+                part = Part(held.cut(k, 2), held.cut(v, 2))
             else:
                 assert coming is not None
                 part = coming.wait()
@@ -94,8 +94,8 @@ class Ring:
     def send_and_expect(self, step: int, k: Tensor, v: Tensor) -> "Coming":
         here, world, r = self.transport.rank, self.transport.world, self.routes
         to, source = (here + step) % world, (here - step) % world
-        rows = r.sent[to].among(r.keys.held[here])
-        out = torch.cat([rows.cut(k, 2).flatten(), rows.cut(v, 2).flatten()])
+        held = r.sent[to].among(r.keys.held[here])
+        out = torch.cat([held.cut(k, 2).flatten(), held.cut(v, 2).flatten()])
         n = len(r.received[source])
         shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
         return Coming(self.transport, [(to, out)], source, shapes, k)
@@ -123,14 +123,14 @@ class Ring:
             )
             yield Block(queries, keys, problem, inputs, self.dropped(at, on), at, on)
 
-    def bias_of(self, rows: slice, at: Positions, on: Positions) -> Bias | None:
+    def bias_of(self, queries: slice, at: Positions, on: Positions) -> Bias | None:
         if isinstance(self.bias, Alibi):
             first = shared_offset(self.bias.align, self.routes.grid)
             place = self.bias.align if first is None else first
             return Alibi(self.bias.slopes, place + at.start - on.start)  # type: ignore[operator]
         if isinstance(self.bias, TensorBias):
             x = self.bias.as_4d()
-            x = x if x.shape[2] == 1 else x[:, :, rows]
+            x = x if x.shape[2] == 1 else x[:, :, queries]
             return TensorBias(x if x.shape[3] == 1 else on.cut(x, 3))
         return None
 
@@ -144,30 +144,30 @@ class Ring:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The output in float32 or wider, and the log-sum-exp in float64, of the queries here."""
-        rows: State | None = None
+        state: State | None = None
         for owner, part in self.parts(k, v):
-            rows = self.rows(owner, q, part, rows)
-        return self.finish(rows or local.no_keys(self.problem, q.shape[2]))
+            state = self.state_after(owner, q, part, state)
+        return self.finish(state or local.no_keys(self.problem, q.shape[2]))
 
-    def rows(self, owner: int, q: Tensor, part: Part, rows: State | None) -> State | None:
+    def state_after(self, owner: int, q: Tensor, part: Part, state: State | None) -> State | None:
         """The state of the queries here after one more part; None after no key at all."""
         p = self.problem
         for block in self.blocks(owner, q, part):
             found = local.answer(block.problem, block.inputs, block.dropped)
-            if rows is None and found.max.shape[2] == q.shape[2]:
-                rows = found
+            if state is None and found.max.shape[2] == q.shape[2]:
+                state = found
             else:
-                rows = _merged(rows or local.no_keys(p, q.shape[2]), found, block.queries)
-        return rows
+                state = _merged(state or local.no_keys(p, q.shape[2]), found, block.queries)
+        return state
 
-    def finish(self, rows: State) -> tuple[Tensor, Tensor]:
+    def finish(self, state: State) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp of queries that have seen all their keys."""
         sinks = self.problem.sinks
-        lse = local.lse_of(online_softmax.with_sinks(rows, sinks))
-        return online_softmax.finish(rows, sinks), lse
+        lse = local.lse_of(online_softmax.with_sinks(state, sinks))
+        return online_softmax.finish(state, sinks), lse
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, rows: Finished, learn_bias: bool
+        self, q: Tensor, k: Tensor, v: Tensor, finished: Finished, learn_bias: bool
     ) -> "Gradients":
         p, world, here = self.problem, self.transport.world, self.transport.rank
         dq, dk, dv = (torch.zeros_like(x, dtype=p.wide) for x in (q, k, v))
@@ -176,7 +176,7 @@ class Ring:
         for step, (owner, part) in enumerate(self.parts(k, v)):
             dpart = Part(*(torch.zeros_like(x, dtype=p.wide) for x in part))
             for block in self.blocks(owner, q, part):
-                seen = Finished(*(x[:, :, block.queries] for x in rows))
+                seen = Finished(*(x[:, :, block.queries] for x in finished))
                 found = local.gradients(
                     block.problem, block.inputs, seen, learn_bias, block.dropped
                 )
@@ -191,17 +191,17 @@ class Ring:
             if returning is not None:
                 self.add((here + step - 1) % world, dk, dv, returning.wait())
             back = torch.cat([dpart.k.flatten(), dpart.v.flatten()])
-            n = len(self.routes.sent[(here + step) % world])
+            source = (here + step) % world
+            n = len(self.routes.sent[source])
             shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
-            other = (here + step) % world
-            returning = Coming(self.transport, [(owner, back)], other, shapes, dk)
+            returning = Coming(self.transport, [(owner, back)], source, shapes, dk)
         if returning is not None:
             self.add((here - 1) % world, dk, dv, returning.wait())
         dsinks = None
         if p.sinks is not None:
-            taken = torch.exp(p.sinks.double().reshape(1, -1, 1) - rows.lse)
-            taken = taken.masked_fill(rows.lse == -torch.inf, 0.0)
-            dsinks = -(taken * (rows.dout * rows.out).sum(-1).double()).sum((0, 2))
+            taken = torch.exp(p.sinks.double().reshape(1, -1, 1) - finished.lse)
+            taken = taken.masked_fill(finished.lse == -torch.inf, 0.0)
+            dsinks = -(taken * (finished.dout * finished.out).sum(-1).double()).sum((0, 2))
         return Gradients(dq, dk, dv, dbias, dsinks)
 
     def add(self, rank: int, dk: Tensor, dv: Tensor, part: Part) -> None:
@@ -212,11 +212,11 @@ class Ring:
     def add_to(self, rank: int, total: Tensor, part: Tensor) -> None:
         """Add to a tensor (B, heads, k, ...) of the keys here what came of those that the queries
         of a rank may look at."""
-        rows = self.routes.sent[rank].among(self.routes.keys.held[self.transport.rank])
-        if rows.contiguous:
-            total.narrow(2, rows.start, len(rows)).add_(part)
+        held = self.routes.sent[rank].among(self.routes.keys.held[self.transport.rank])
+        if held.contiguous:
+            total.narrow(2, held.start, len(held)).add_(part)
         else:
-            total.index_add_(2, rows.tensor(total.device), part)
+            total.index_add_(2, held.tensor(total.device), part)
 
     def add_bias(self, dbias: Tensor, found: Tensor, owner: int, block: Block) -> None:
         if dbias.dim() == 1:  # ALiBi's slopes
@@ -273,13 +273,14 @@ def pieces(held: Positions, by_range: bool) -> list[tuple[Positions, slice]]:
     return [(Positions((r,)), place) for r, place in zip(held.ranges, places, strict=True)]
 
 
-def _merged(rows: State, found: State, queries: slice) -> State:
-    if queries == slice(0, rows.max.shape[2]):
-        return online_softmax.merge(rows, found)
-    merged = online_softmax.merge(rows.map(lambda x: x[:, :, queries]), found)
-    for total, part in zip(rows.tensors(), merged.tensors(), strict=True):
+def _merged(state: State, found: State, queries: slice) -> State:
+    """The state of all queries here, once what was found for some of them is in it."""
+    if queries == slice(0, state.max.shape[2]):
+        return online_softmax.merge(state, found)
+    merged = online_softmax.merge(state.map(lambda x: x[:, :, queries]), found)
+    for total, part in zip(state.tensors(), merged.tensors(), strict=True):
         total[:, :, queries] = part
-    return rows
+    return state
 
 
 def _no_bias_gradient(bias: Bias | None, p: Problem) -> Tensor | None:

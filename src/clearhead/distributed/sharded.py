@@ -84,11 +84,8 @@ class Shard:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
         must_be_answered_together(engine)
         mask = everything if options.mask is None else options.mask
-        call = Call(
-            **options._replace(mask=intersect(mask, self.mask))._asdict(),
-            layout=self.layout,
-            heads=self.heads,
-        )
+        options = options._replace(mask=intersect(mask, self.mask))
+        call = Call(options, self.layout, heads=self.heads)
         transport = GroupTransport(self.group, self.timeout)
         ring, inputs = agreed(transport, call, q, k, v)
         out = output(ring, inputs, self.heads)
