@@ -300,13 +300,13 @@ def test_it_is_drawn():
         (
             lambda: ch.effects(nn.Linear(2, 2), torch.ones(1, 2), torch.sum),
             BadValue,
-            "made no attention call",
+            "The Linear made no attention call through clearhead",
         ),
         (lambda: ch.effects(nn.Linear(2, 2), torch.ones(1, 2)), BadType, "without ids"),
         (
             lambda: ch.effects(nn.Embedding(9, 2), torch.ones(1, 2).long()),
             BadValue,
-            "made no attention call",
+            "The Embedding made no attention call through clearhead",
         ),
         (lambda: ch.logit_difference("a", 1), BadType, "right='a'"),
         (lambda: ch.logit_difference(1, 2)(torch.ones(3, 3)), BadValue, "reads logits"),

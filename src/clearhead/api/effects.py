@@ -16,7 +16,7 @@ from .edits import Edit, ablate
 from .estimate import Recorder, estimate as estimated
 from .hooks import editing, module_hooks
 from .intervene import intervene
-from .layers import THROUGH_CLEARHEAD
+from .layers import no_attention_call
 from .metrics import Metric, next_token_loss
 from .progress import progress_bar
 
@@ -80,10 +80,8 @@ def effects(
         with module_hooks(model, recorder.layers.enter, recorder.layers.leave):
             unedited = _number(measure(_run(model, inputs)), name)
     if not recorder.calls:
-        raise BadValue(
-            f"The {type(model).__name__} ran, and made no attention call through clearhead.",
-            "effects are of edits of attention calls that go through clearhead.",
-            f"{THROUGH_CLEARHEAD}.",
+        raise no_attention_call(
+            model, "effects are of edits of attention calls that go through clearhead."
         )
     groups = _groups(edits, recorder)
     baseline = float(unedited.detach())

@@ -19,6 +19,19 @@ THROUGH_CLEARHEAD = (
 )
 
 
+def no_attention_call(model: nn.Module, rule: str, way_out: str | None = None) -> BadValue:
+    """The error for a model that ran, and none of its attention was seen. None for `way_out` names
+    every way to clearhead."""
+    if way_out is None:
+        way_out = (
+            f"{THROUGH_CLEARHEAD}; pass a model that is not compiled; some transformers models "
+            "compute attention themselves, whatever they are loaded with."
+        )
+    return BadValue(
+        f"The {type(model).__name__} made no attention call through clearhead.", rule, way_out
+    )
+
+
 class Layers:
     """Tracks which modules of a model are running (`enter` and `leave` are for `module_hooks`).
 

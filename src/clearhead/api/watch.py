@@ -19,7 +19,7 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Statistic, each, parse_stats, rows as exact_rows
 from ..torch_state import in_backward, in_transform, is_batched
 from .hooks import active_ranks, listening, module_hooks, statistics_of
-from .layers import THROUGH_CLEARHEAD, Layers, check_layers, checked_list, is_selected
+from .layers import Layers, check_layers, checked_list, is_selected, no_attention_call
 from .recording import INDEX, Call, Recording, new_folder, write_call
 
 GAUGES = ("entropy", "max")
@@ -97,7 +97,7 @@ def watch(
             listening(watcher.on_call),
         ):
             yield watcher.recording
-        watcher.check_recorded(type(model).__name__)
+        watcher.check_recorded(model)
     finally:
         if folder is not None and not watcher.recorded:
             (folder / INDEX).unlink(missing_ok=True)
@@ -181,22 +181,21 @@ class _Watcher:
             self.recording.written.append(file)
         self.recorded += 1
 
-    def check_recorded(self, model: str) -> None:
+    def check_recorded(self, model: nn.Module) -> None:
         """Raises `BadValue` if the model ran without an attention call, and warns if the selected
         layers made none."""
         if self.running.ran and not self.running.names:
-            raise BadValue(
-                f"The {model} ran, and made no attention call through clearhead.",
+            raise no_attention_call(
+                model,
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
-                f"{THROUGH_CLEARHEAD}; watch the model that is not compiled; some transformers "
-                "models compute attention themselves, whatever they are loaded with.",
             )
         if self.running.ran and not self.recorded:
             count = len(self.running.names)
             calls = f"{count} call{'s' * (count != 1)}"
             warnings.warn(
-                f"the {model} made {calls} in a run, none of layers={self.layers!r}", stacklevel=4
+                f"the {type(model).__name__} made {calls} in a run, none of layers={self.layers!r}",
+                stacklevel=4,
             )
 
 

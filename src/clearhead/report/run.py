@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ..api.effects import effects as measure_effects
 from ..api.hooks import listening, module_hooks
+from ..api.layers import no_attention_call
 from ..api.metrics import Metric, most_probable, turn
 from ..api.progress import progress_bar
-from ..errors import BadType, BadValue, kind_of, writable_folder
+from ..errors import BadType, kind_of, writable_folder
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..views import html, plot
@@ -29,6 +30,11 @@ POOLED_NOTE = (
     "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
     "of keys. Exact weights of any part: clearhead look FILE --model DIR --tile "
     "LAYER:HEAD:QUERIES:KEYS, for example --tile 0:3:64-127:0-63."
+)
+# For a checkpoint, which was loaded to call clearhead already.
+CHECKPOINT_WAY_OUT = (
+    "run it inside `with clearhead.compat.patched():` if it calls torch's function, or use a model "
+    "that hands its attention to transformers' interface; this one does not."
 )
 GUESSES = 6  # next words that are kept of each position
 MOST_LOGITS = 1 << 26  # of all positions: 270 MB
@@ -99,14 +105,9 @@ def report_and_output(
         with module_hooks(run.module, texts.enter, texts.leave), listening(on_call):
             output = run.start()
     if not collector.layers:
-        raise BadValue(
-            f"The {type(run.module).__name__} made no attention call.",
-            "a report is about the attention calls that go through clearhead.",
-            'load it with attn_implementation="clearhead", or build it from clearhead.nn.'
-            if isinstance(model, nn.Module)
-            else "use a model that hands its attention to transformers' interface; this one does "
-            "not.",
-        )
+        rule = "a report is about the attention calls that go through clearhead."
+        way_out = None if isinstance(model, nn.Module) else CHECKPOINT_WAY_OUT
+        raise no_attention_call(run.module, rule, way_out)
     texts.check_tokens()
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
