@@ -144,6 +144,27 @@ def test_values_far_from_zero(Tq, dtype, level):
         assert ours <= 4 * ruler
 
 
+@pytest.mark.parametrize("shift", [(0, 0), (8, 0), (0, 8)], ids=["around 0", "keys", "values"])
+def test_gradients_in_bfloat16_err_no_more_than_those_of_torch(shift, level):
+    """Where the processor multiplies pairs, weights and gradients of logits are rounded to them."""
+    q, k, v = make_qkv(1, 4, 2, 311, 307, 40)
+    given = [x.bfloat16() for x in (q, k + shift[0], v + shift[1])]
+    dout = draw(1, 4, 311, 40).bfloat16()
+
+    def grads_of(attend, dtype):
+        x = [x.to(dtype, copy=True).requires_grad_() for x in given]
+        return torch.autograd.grad(attend(*x), x, dout.to(dtype))
+
+    def by_torch(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    true = grads_of(by_steps, torch.float64)
+    for ours, right, theirs in zip(
+        grads_of(by_core, torch.bfloat16), true, grads_of(by_torch, torch.bfloat16), strict=True
+    ):
+        assert (ours.double() - right).norm() <= 1.1 * (theirs.double() - right).norm()
+
+
 @pytest.mark.parametrize("rule", [0, 1])
 def test_several_chunks_of_queries_and_stretches_of_keys(rule, level):
     """One head, so its 2100 keys are two stretches; its 800 queries are three chunks."""
