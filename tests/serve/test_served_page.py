@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 
-from clearhead.serve import Reader, server
+from clearhead.serve import Reader, edits, server
 from clearhead.views import html
 from clearhead.views.html.hosted import hosted
 from clearhead_cli.serve import _listen
@@ -54,6 +54,18 @@ def test_the_source_of_a_served_page_is_the_server(page):
     part = {"layer": 1, "head": 2, "queries": [0, 2], "keys": [0, 1]}
     layer = page.evaluate("part => pageSource().tile('He slept.', {}, part)", part)
     assert layer["steps"][0]["stored"] == [1, 3, 2]
+
+
+def test_page_and_server_know_the_same_edits(page):
+    given = {"off": [[0, 7]], "temperature": 2, "scale": 0.5, "mask": "causal", "softcap": 30,
+             "dropout": 0.5, "seed": 7}  # fmt: skip
+    asked = page.evaluate("[pageSource().can.edits, liveSource().can.edits, Object.keys(NO_EDITS)]")
+    assert asked == 3 * [list(edits.NAMES)] == 3 * [list(given)]
+    read = page.evaluate(
+        "it => readEdits('edits=' + encodeURIComponent(JSON.stringify(it)))", given
+    )
+    assert read == given
+    assert len(edits.read_edits(given)) == 4  # one holds scale, softcap, dropout and its seed
 
 
 def test_errors_are_told_in_three_parts(page):

@@ -12,10 +12,11 @@ from ..results.report import NOT_NUMBERS
 # at least so many times the share under uniform weights, which is large in a short text or in one
 # full of commas.
 MIN_SHARE, TIMES_UNIFORM = 0.3, 2.0
-# And if so large a share of its queries look there most; more than chance would explain once in a
-# thousand heads. Few keys are in these groups: of a short text, many queries may look at one of
-# them for what it says.
+# And if at least this share of its queries look there most, and chance explains that in at most one
+# head of a thousand.
 MIN_QUERIES, LARGEST_CHANCE = 0.5, 1e-3
+# These groups have few keys: in a short text, many queries may look at one of them for its word and
+# not for its place. So they name a head only if it has so many queries.
 FEW_KEYS, FEWEST_QUERIES = ("first", "separators"), 16
 REPEAT_GROUPS = ("induction", "duplicate")  # means over those queries whose token occurred before
 SPREAD, SHARP = 0.8, 0.35  # entropy divided by the largest that the mask allows
@@ -44,7 +45,7 @@ def is_separator(token: str) -> bool:
 
 
 class Count(NamedTuple):
-    """So many queries have their largest weight on a group of keys, `of` so many."""
+    """Of `of` queries, `queries` have their largest weight on a group of keys."""
 
     queries: int
     of: int

@@ -19,7 +19,8 @@ EFFECTS = {
 
 
 class Report(Findings):
-    """What a model does with a text: `layers`, each with its `heads`. Prints itself as a table."""
+    """What `report` returns: its `Findings`, `layers` with their `heads`, and how they print
+    themselves, show themselves in a notebook and become JSON. Views need the `Findings` alone."""
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the maps and traces, as numbers and words for `json.dumps`. NaN and

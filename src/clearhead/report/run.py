@@ -173,11 +173,14 @@ def _folder_of(numbers: Path) -> str | None:
 
 
 class ModelRun(NamedTuple):
-    """A model with its text. `start` runs `runs`, which is `module` or a part of it or around it,
-    on `inputs`. `tokens` are None if they are not known, `folder` is where the model's files are,
-    "" if it has none, and `depth` its number of layers, None if it does not say. `words` are those
-    that the run predicts, None if it predicts none. `gives_vectors` is True of a checkpoint without
-    a predictor."""
+    """A model with its text.
+
+    `start` runs the model once, and the report is on the calls of `module` meanwhile. Effects run
+    `runs` on `inputs`, again and again: `module` itself, its encoder, or the predictor around it.
+    `tokens` are None if they are not known, `folder` is where the model's files are, "" if it has
+    none, and `depth` its number of layers, None if it does not say. `words` are those that `start`
+    predicts, None if it predicts none. `gives_vectors` is True of a checkpoint without a predictor.
+    """
 
     module: nn.Module
     runs: nn.Module

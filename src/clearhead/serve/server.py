@@ -192,7 +192,7 @@ async def _answered(request: Request, model: _Model, reader: Reader, path: str) 
         )
         return _refused(busy, 503)
     run = _Run(model, partial(answer, reader, path, given))
-    # Ended once more at last: who goes away at once never asks for the first line.
+    # Of a client that goes away at once, `lines` never starts, and so cannot end the run.
     return StreamingResponse(
         run.lines(request), media_type=NDJSON, background=BackgroundTask(run.ended.set)
     )
