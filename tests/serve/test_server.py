@@ -163,12 +163,12 @@ def test_a_tile_is_the_exact_weights(client):
 
 WRONG = {
     "no object": ([], "The request is a list."),
-    "no text": ({}, "The text is no text."),
+    "no text": ({}, "The text is None."),
     "empty": ({"text": ""}, "The text is empty."),
-    "blank": ({"text": " \n"}, "The text has 2 letters."),
+    "blank": ({"text": " \n"}, "The text is empty."),
     "too long": ({"text": "a " * 110_000}, "The text has 220,000 letters."),
     "longer than the model reads": ({"text": "a " * 3000}, None),
-    "another kind of text": ({"text": [1]}, "The text is no text."),
+    "another kind of text": ({"text": [1]}, "The text is a list."),
     "unknown edit": ({"text": TEXT, "edits": {"heat": 2}}, "edits are ['heat']."),
     "no edits": ({"text": TEXT, "edits": 3}, "edits are an int."),
     "temperature": ({"text": TEXT, "edits": {"temperature": 0}}, "temperature=0."),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..api.hooks import listening
 from ..api.intervene import intervene
-from ..errors import BadValue
+from ..errors import BadValue, kind_of
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..report import Report, report, report_teller, tile
@@ -95,13 +95,7 @@ class Reader:
     @contextmanager
     def _reading(self, text: str, edits: object, on_progress: OnProgress) -> Iterator[None]:
         """The model's turn: under the edits, calling `on_progress` after each attention call."""
-        if not isinstance(text, str) or not text.strip() or len(text) > MOST_LETTERS:
-            size = f"has {len(text):,} letters" if isinstance(text, str) else "is no text"
-            raise BadValue(
-                "The text is empty." if isinstance(text, str) and not text else f"The text {size}.",
-                f"a text has at least one word and at most {MOST_LETTERS:,} letters.",
-                "send a shorter text." if isinstance(text, str) and text.strip() else "type one.",
-            )
+        _must_be_readable(text)
         parsed = read_edits(edits)
         done = 0
 
@@ -122,3 +116,13 @@ class Reader:
                     f"an edit applies in layers that the model has: {done} called attention.",
                     "name layers from 0 on that are there.",
                 )
+
+
+def _must_be_readable(text: object) -> None:
+    rule = f"a text has at least one word and at most {MOST_LETTERS:,} letters."
+    if not isinstance(text, str):
+        raise BadValue(f"The text is {kind_of(text)}.", rule, "type one.")
+    if not text.strip():
+        raise BadValue("The text is empty.", rule, "type one.")
+    if len(text) > MOST_LETTERS:
+        raise BadValue(f"The text has {len(text):,} letters.", rule, "send a shorter text.")
