@@ -49,10 +49,13 @@ class Ranks(Protocol):
 
     @property
     def decoded(self) -> int | None:
-        """While decoding, how many tokens came before; None while the sequence is cut."""
+        """How many tokens came before those that are decoded; None while the sequence is cut."""
 
     def positions_from(self, start: int, count: int) -> Tensor:
-        """The positions in the sequence of this rank's tokens, (count,), after `start` others."""
+        """Where the `count` tokens of a layer's call stand in the sequence, (count,). While the
+        sequence is cut: at this rank's positions, `start` further on, and as many as it holds,
+        whatever `count` says. While decoding: after the tokens that came before, whatever `start`
+        says, which counts those of this rank's cache."""
 
     def kept(self, x: Tensor) -> Tensor:
         """Of keys or values of new tokens, (..., t, D), those that a cache on this rank keeps."""

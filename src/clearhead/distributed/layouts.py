@@ -12,7 +12,7 @@ from ..errors import BadType, BadValue, as_count, kind_of
 from ..masks import Grid, Mask
 
 NAMES = "contiguous", "head-tail"
-CHUNKS = 16  # for each rank, of which `balanced` deals out
+CHUNKS = 16  # for each rank, which `balanced` deals out
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Learned(NamedTuple):
 
 
 def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
-    """The state of these queries after these keys. Sinks are left to who has seen every key."""
+    """The state of these queries after these keys. Sinks come last, in `Ring.finish`."""
     p = replace(p, sinks=None, dropout=0.0, seed=None)
     with no_autocast(p.device):
         if dropped is None and not CORE.why_not(p):
@@ -104,7 +104,7 @@ def gradients(
     learn_bias: bool,
     dropped: Dropped | None = None,
 ) -> Learned:
-    """What these queries teach on these keys, given what they saw in all."""
+    """Gradients of these queries on these keys; `finished` is of the queries on all keys."""
     p = replace(p, sinks=None, dropout=0.0, seed=None)
     slopes = learn_bias and isinstance(p.bias, Alibi)
     with no_autocast(p.device):

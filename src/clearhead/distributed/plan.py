@@ -56,8 +56,8 @@ class Plan:
         is longer, and the exchange, which overlaps with neither."""
         each = zip(self.flops, self.received, self.exchanged, strict=True)
         return max(
-            max(work / flops, (got - first) / bandwidth) + first / bandwidth
-            for work, got, first in each
+            max(work / flops, (got - exchanged) / bandwidth) + exchanged / bandwidth
+            for work, got, exchanged in each
         )
 
     def __repr__(self) -> str:
@@ -114,8 +114,8 @@ def plan(
         world: how many ranks.
         layout, key_layout, mask: as in `attention`.
         heads: as in `attention`; None tries every number that divides the ranks and G, and takes
-            the one by which the busiest rank receives the fewest bytes in forward, the smaller one
-            where they are equal, since a ring overlaps with the work.
+            the one with which the busiest rank receives the fewest bytes in forward. Of equal ones
+            it takes the smaller, since a ring overlaps with the work and the exchange does not.
 
     Raises `BadValue`, `BadType`: what `attention` refuses, a layout that does not fit.
     """
@@ -144,7 +144,7 @@ def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) 
     found = [count_received(mask, grid, teams, of_heads, team) for team in range(teams.world)]
     row = p.B * p.G // heads * (p.D + p.Dv)  # numbers of one key and its value
     width, wide = (torch.empty((), dtype=dtype).element_size() for dtype in (p.dtype, p.wide))
-    sent, received, sent_back, first, pairs, memory = ([0] * world for _ in range(6))
+    sent, received, sent_back, exchanged, pairs, memory = ([0] * world for _ in range(6))
     for rank in range(world):
         team, place = divmod(rank, heads)
         keys_received = sum(found[team][0]) - found[team][0][team]
@@ -157,8 +157,8 @@ def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) 
         gone = (heads - 1) * (q[place] * of_q + k[place] * row * width)
         got = elsewhere[0] * of_q + elsewhere[1] * row * width
         back = elsewhere[0] * of_out, (heads - 1) * q[place] * of_out
-        first[rank] = gone + back[0]
-        sent[rank] = first[rank] + keys_sent * row * width
+        exchanged[rank] = gone + back[0]
+        sent[rank] = exchanged[rank] + keys_sent * row * width
         received[rank] = got + back[1] + keys_received * row * width
         sent_back[rank] = back[1] + got + keys_sent * row * width + keys_received * row * wide
         pairs[rank] = found[team][1] // heads
@@ -173,7 +173,7 @@ def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) 
         flops=[2 * n * (p.D + p.Dv) for n in pairs],
         sent=sent,
         received=received,
-        exchanged=first,
+        exchanged=exchanged,
         sent_back=sent_back,
         memory=memory,
     )
