@@ -77,7 +77,7 @@ def test_a_step_sends_the_same_however_long_the_cache():
 def test_new_tokens_are_kept_in_turns():
     layout = Layout([[range(5)], [range(5, 9)]])
     step = Decoding(layout, None, 1.0, 1, 9 + TURN - 1)
-    assert step.keys(2) == Layout(
+    assert step.layout_after(2) == Layout(
         [[range(5), range(9, 9 + TURN)], [range(5, 9), range(9 + TURN, 10 + TURN)]]
     )
     assert step.kept(torch.arange(2.0)[:, None]).tolist() == [[1.0]]  # the second of the two

@@ -5,21 +5,21 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from clearhead.distributed.transport import Mail, Pending, RankLost, Transport
+from clearhead.distributed.transport import Mail, RankLost, Transport, Work
 
 
 class Threads(Transport):
     def __init__(self, rank: int, world: int, boxes: dict) -> None:
         self.rank, self.world, self.boxes = rank, world, boxes
 
-    def start(self, outgoing: Mail, incoming: Mail) -> Pending:
+    def start(self, outgoing: Mail, incoming: Mail) -> Work:
         for to, x in outgoing:
             assert x.is_contiguous()
             self.boxes[self.rank, to].put(x.clone())
         return Arriving(self, incoming)
 
 
-class Arriving(Pending):
+class Arriving(Work):
     def __init__(self, transport: Threads, incoming: Mail) -> None:
         self.transport, self.incoming = transport, incoming
 

@@ -49,7 +49,7 @@ def attention(
     Every rank passes its shard of the queries, keys and values and gets the output of its own
     queries, exactly: every mask, on absolute positions. Keys and values travel while the rank works
     on those that are there; what the mask leaves empty is neither computed nor sent. The error does
-    not grow with the number of ranks, but the last bits of the output follow it.
+    not grow with the number of ranks; the last bits of the output depend on it.
 
     >>> x = ch.distributed.shard(x, group, "head-tail")  # doctest: +SKIP
     >>> ch.distributed.attention(x, x, x, mask=ch.causal, layout="head-tail")  # doctest: +SKIP
@@ -63,12 +63,13 @@ def attention(
             DTensors the ranks along which they are sharded.
         layout: which positions each rank holds: "contiguous", "head-tail", or a `Layout`. None
             means one range after the other, as long as the shards are.
-        key_layout: the same for keys, where they are laid out otherwise; None means as the queries.
-        heads: how many ranks form a team, in which heads are exchanged for sequence; `plan` says
-            how many to take. With 1 keys and values travel round the ring of all ranks, with as
-            many as there are ranks nothing but the exchange is sent.
+        key_layout: the layout of keys and values; None means that of the queries.
+        heads: how many ranks exchange heads for sequence; `plan` says how many to take. 1: none do,
+            and keys and values travel round a ring of all ranks. All of them: each rank answers
+            some of the heads on the whole sequence, without a ring. Between: teams of so many ranks
+            exchange, and the teams form a ring. It divides the number of ranks and G.
         mask: who may look at whom, of all positions: `causal`, `documents(ids)` with the ids of the
-            whole sequence, and so on; None means everyone at everything.
+            whole sequence, and so on; None means every query at every key.
         bias: added to the scaled scores: `alibi()`, or the rows of this rank's queries for all
             keys, a tensor that broadcasts to (B, H, q, Tk); None adds nothing.
         scale, softcap, sinks: as in `clearhead.attention`, the same on all ranks.
@@ -82,8 +83,8 @@ def attention(
         (B, H, Tq, Dv), placed like q.
 
         Gradients of q, k and v are those of the shards, exact as the output. Those of sinks and of
-        a bias come from what this rank answers alone, to be added up over the ranks like those of
-        every weight that all of them hold.
+        a bias are this rank's share, from its own queries: add them up over the ranks, as those of
+        every weight that all ranks hold.
 
     Raises:
         BadValue, BadType: what `clearhead.attention` refuses, shards that do not fit the layout; on
@@ -116,6 +117,7 @@ def answer(transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor) ->
 
 
 def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
+    """The output of the queries here, (B, H, q, Dv), with a gradient."""
     if heads > 1:
         of_heads, exchanged, team = exchanged_ring(ring, inputs, heads)
         return team.to_sequence(output(of_heads, exchanged), ring.routes.queries)
@@ -213,7 +215,8 @@ class _Attend(torch.autograd.Function):
 
 
 def _laid_out(name: str, layout: Layout | str | None, sizes: list[int]) -> Layout:
-    """The layout that is meant, once it is certain that the shards have its sizes."""
+    """The layout by name, or the ranges in a row for None. Raises `BadValue` where the shards have
+    other sizes."""
     if layout is None:
         ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
         return Layout([[range(a, b)] for a, b in pairwise(ends)])
@@ -318,7 +321,8 @@ class _Gather(torch.autograd.Function):
         shards = [x.new_empty(size) for size in sizes]
         shards[transport.rank] = mine
         others = [r for r in range(transport.world) if r != transport.rank]
-        transport.post([(r, mine) for r in others], [(r, shards[r]) for r in others]).wait()
+        outgoing, incoming = [(r, mine) for r in others], [(r, shards[r]) for r in others]
+        transport.batch_isend_irecv(outgoing, incoming).wait()
         return layout.join(shards, dim)
 
     @staticmethod
@@ -326,9 +330,7 @@ class _Gather(torch.autograd.Function):
         here, world = ctx.transport.rank, ctx.transport.world
         parts = [part.contiguous() for part in ctx.layout.split(dx, ctx.dim)]
         found = [torch.empty_like(parts[here]) for _ in range(world)]
-        found[here] = parts[here]
-        others = [r for r in range(world) if r != here]
-        ctx.transport.post([(r, parts[r]) for r in others], [(r, found[r]) for r in others]).wait()
+        ctx.transport.all_to_all(parts, found)
         total = torch.zeros_like(parts[here])
         for part in found:
             total += part

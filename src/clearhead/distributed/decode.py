@@ -54,15 +54,15 @@ def decode(
     Args:
         q: the queries, the same on all ranks, (B, H, t, D).
         k, v: keys and values of this rank, (B, G, k, D) and (B, G, k, Dv).
-        keys: which positions of the keys each rank holds.
+        keys: the layout of all keys: which positions those of this rank and of the others have.
         group, timeout: as in `distributed.attention`.
-        mask: who may look at whom, of the t queries and all keys; None means everyone at all.
+        mask: who may look at whom, of the t queries and all keys; None means every pair.
         bias: `alibi()`; None adds nothing.
         scale, softcap, sinks: as in `clearhead.attention`, the same on all ranks.
 
     Returns:
-        (B, H, t, Dv), the same bits on all ranks, without a gradient. A rank sends its state, t H B
-        (Dv + 2) numbers, to each of the others, however long the cache is.
+        (B, H, t, Dv), the same bits on all ranks, without a gradient. A rank sends its state,
+        B H t (Dv + 2) numbers, to each of the others, however long the cache is.
 
     Raises what `distributed.attention` raises, and `BadValue` for a bias of numbers.
     """
@@ -141,7 +141,7 @@ def _exchanged(transport: Transport, mine: State, call: dict[str, object]) -> li
     numbers = torch.cat([x.reshape(-1) for x in tensors])
     head = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(numbers.device)
     sent = torch.cat([head, numbers.view(torch.uint8)])
-    found = transport.everyone(sent.to(transport.device))
+    found = transport.all_gather(sent.to(transport.device))
     if any(not torch.equal(x[:DIGEST_BYTES].cpu(), head.cpu()) for x in found):
         agree(transport, call, 0, 0)
     sizes = [x.numel() for x in tensors]
@@ -160,14 +160,14 @@ def _exchanged(transport: Transport, mine: State, call: dict[str, object]) -> li
 class Decoding:
     """New tokens after a text that is spread over ranks, as `sharded` answers them."""
 
-    layout: Layout
+    layout: Layout  # of the text
     group: Group
     timeout: float
     rank: int
     decoded: int
-    met: bool = False
+    met: bool = False  # have the ranks compared their calls?
 
-    def keys(self, count: int) -> Layout:
+    def layout_after(self, count: int) -> Layout:
         """Which positions each rank holds, once `count` new tokens have been added."""
         first, world = self.layout.length, self.layout.world
         held = [list(of_rank) for of_rank in self.layout.ranges]
@@ -185,7 +185,7 @@ class Decoding:
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
         must_be_answered_together(engine)
-        keys, new = self.keys(q.shape[-2]), self.decoded + q.shape[-2] - self.layout.length
+        keys, new = self.layout_after(q.shape[-2]), self.decoded + q.shape[-2] - self.layout.length
         mine = len(self.layout.held[self.rank])
         if k.shape[-2] == mine + new:  # a cache that keeps every new token
             owner = (torch.arange(new) // TURN) % self.layout.world

@@ -63,7 +63,8 @@ class Team:
         """The inverse of `to_heads`."""
         return _Exchange.apply(x, self, layout, False)
 
-    def exchanged(self, x: Tensor, layout: Layout, to_heads: bool) -> Tensor:
+    def exchange(self, x: Tensor, layout: Layout, to_heads: bool) -> Tensor:
+        """Either way, without a gradient."""
         counts = [len(layout.held[rank]) for rank in self.ranks]
         order = torch.cat([layout.held[rank].tensor() for rank in self.ranks]).argsort()
         order, B, D = order.to(x.device), x.shape[0], x.shape[3]
@@ -90,12 +91,12 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, team: Team, layout: Layout, to_heads: bool) -> Tensor:
         ctx.team, ctx.layout, ctx.to_heads = team, layout, to_heads
-        return team.exchanged(x, layout, to_heads)
+        return team.exchange(x, layout, to_heads)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.team.exchanged(dx, ctx.layout, not ctx.to_heads), None, None, None
+        return ctx.team.exchange(dx, ctx.layout, not ctx.to_heads), None, None, None
 
 
 def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs, Team]:
@@ -201,8 +202,8 @@ class SomeRanks(Transport):
         self.rank, self.world = ranks.index(whole.rank), len(ranks)
         self.device, self.calls = whole.device, whole.calls
 
-    def post(self, outgoing: Any, incoming: Any) -> Any:
-        return self.whole.post(*self._named(outgoing, incoming))
+    def batch_isend_irecv(self, outgoing: Any, incoming: Any) -> Any:
+        return self.whole.batch_isend_irecv(*self._named(outgoing, incoming))
 
     def start(self, outgoing: Any, incoming: Any) -> Any:
         return self.whole.start(*self._named(outgoing, incoming))

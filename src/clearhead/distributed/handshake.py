@@ -41,7 +41,7 @@ def agree(
     text = "\n".join(lines).encode()[:TEXT_BYTES]
     packed = HEAD.pack(Tq, Tk, drawn, len(text)) + text.ljust(TEXT_BYTES, b"\0")
     mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(transport.device)
-    rows = [x.cpu().numpy().tobytes() for x in transport.everyone(mine)]
+    rows = [x.cpu().numpy().tobytes() for x in transport.all_gather(mine)]
     heads = [HEAD.unpack(row[: HEAD.size]) for row in rows]
     texts = [row[HEAD.size : HEAD.size + head[3]] for row, head in zip(rows, heads, strict=True)]
     if len(set(texts)) > 1:

@@ -125,7 +125,7 @@ def counted(ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]) -> di
 
 
 def whole(ring: Ring, found: dict[str, Result]) -> dict[str, Result]:
-    """The same of all positions, on every rank."""
+    """The statistics of all positions, on every rank, from those of the ranks."""
 
     def of_all(name: str, result: Result) -> Result:
         if name in SHARED:
@@ -199,7 +199,7 @@ def masses(
     here = torch.isin(queries, on)
     few = inputs.q.new_zeros(p.B, p.H, len(queries), p.D)
     few[:, :, here] = inputs.q[:, :, held.before(queries[here])]
-    few = torch.stack(transport.everyone(few)).sum(0)
+    few = torch.stack(transport.all_gather(few)).sum(0)
     every, like = slice(0, p.Tk), few.new_empty((), dtype=p.wide)
     keep = p.key_ranges.to_bool(queries, every)[..., on]
     bias = None if p.bias is None else p.bias.block(p.grid, queries, every, like)[..., on]
@@ -212,7 +212,7 @@ def masses(
     lse, shares = found["lse"], found["mass"]
     assert isinstance(lse, Tensor) and isinstance(shares, dict)
     packed = torch.stack([lse, *shares.values()])
-    every_lse, *every_share = torch.stack(transport.everyone(packed)).unbind(1)
+    every_lse, *every_share = torch.stack(transport.all_gather(packed)).unbind(1)
     total = every_lse.logsumexp(0)
     if p.sinks is not None:
         total = torch.logaddexp(total, p.sinks.to(total).unsqueeze(-1))
@@ -304,7 +304,7 @@ class _SecondSweep:
 
     def on_all_ranks(self, x: Tensor) -> Tensor:
         """The sum over the ranks, in their order."""
-        return torch.stack(self.ring.transport.everyone(x)).sum(0)
+        return torch.stack(self.ring.transport.all_gather(x)).sum(0)
 
 
 def _joined(parts: list[Result]) -> Result:

@@ -32,7 +32,7 @@ from . import local
 from .cut import Cut, Routes
 from .layouts import Positions
 from .local import Dropped, Finished
-from .transport import Pending, Transport
+from .transport import Transport, Work
 
 
 class Part(NamedTuple):
@@ -252,13 +252,13 @@ class Coming:
         shapes: tuple[tuple[int, ...], tuple[int, ...]],
         like: Tensor,
     ) -> None:
-        self.shapes, self.outgoing = shapes, outgoing
+        self.shapes, self.outgoing = shapes, outgoing  # which is kept until it is sent
         size = sum(torch.Size(s).numel() for s in shapes)
         self.buffer = like.new_empty(size)
-        self.pending: Pending = transport.post(outgoing, [(source, self.buffer)])
+        self.work: Work = transport.batch_isend_irecv(outgoing, [(source, self.buffer)])
 
     def wait(self) -> Part:
-        self.pending.wait()
+        self.work.wait()
         first, second = self.shapes
         n = torch.Size(first).numel()
         return Part(self.buffer[:n].view(first), self.buffer[n:].view(second))

@@ -56,7 +56,7 @@ class Shard:
         here = len(held) > 0 and held.ranges[-1].stop == self.layout.length
         end = x.narrow(dim, x.shape[dim] - 1, 1) if here else x.new_zeros(_one(x, dim))
         transport = GroupTransport(self.group, self.timeout)
-        return torch.stack(transport.everyone(end.detach().contiguous())).sum(0)
+        return torch.stack(transport.all_gather(end.detach().contiguous())).sum(0)
 
     def decoding(self, length: int) -> AbstractContextManager[None]:
         """Inside the `with` block every rank runs the model on the same new tokens, the ones after

@@ -29,7 +29,7 @@ class RankLost(BadValue, ConnectionError):
 _calls: "WeakKeyDictionary[dist.ProcessGroup, int]" = WeakKeyDictionary()
 
 
-class Pending(ABC):
+class Work(ABC):
     """Messages on their way."""
 
     @abstractmethod
@@ -38,8 +38,9 @@ class Pending(ABC):
 
 
 class Transport(ABC):
-    """Messages between the ranks of a group. Every rank posts in the same order, so that the n-th
-    message from one to another is the n-th that the other expects."""
+    """Messages between the ranks of a group, in the words of torch.distributed. Every rank sends in
+    the same order, so that the n-th message from one to another is the n-th that the other expects.
+    """
 
     rank: int
     world: int
@@ -47,7 +48,7 @@ class Transport(ABC):
     calls = 0  # how many calls were made before, so that ranks notice when one left one out
     sent = 0  # bytes, counted
 
-    def post(self, outgoing: Mail, incoming: Mail) -> Pending:
+    def batch_isend_irecv(self, outgoing: Mail, incoming: Mail) -> Work:
         """Begin to send and to receive; the tensors must stay as they are until `wait` is over.
         What is empty is not sent, so both sides must know that it is."""
         outgoing = [(rank, x) for rank, x in outgoing if x.numel()]
@@ -56,7 +57,7 @@ class Transport(ABC):
         return self.start(outgoing, incoming)
 
     @abstractmethod
-    def start(self, outgoing: Mail, incoming: Mail) -> Pending:
+    def start(self, outgoing: Mail, incoming: Mail) -> Work:
         """The same, of what is not empty."""
 
     def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
@@ -64,18 +65,18 @@ class Transport(ABC):
         may be empty. All are contiguous and of one dtype."""
         incoming[self.rank].copy_(outgoing[self.rank])
         self.sent += sum(x.nbytes for rank, x in enumerate(outgoing) if rank != self.rank)
-        self.swap(outgoing, incoming)
+        self.all_to_all_others(outgoing, incoming)
 
-    def swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
-        """The same, where what stays here has been copied."""
+    def all_to_all_others(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+        """The same between different ranks: what stays here has been copied."""
         out, into = (
             [(rank, x) for rank, x in enumerate(mail) if rank != self.rank and x.numel()]
             for mail in (outgoing, incoming)
         )
         self.start(out, into).wait()
 
-    def everyone(self, mine: Tensor) -> list[Tensor]:
-        """What each rank holds in the place of `mine`, of one shape and dtype on all of them."""
+    def all_gather(self, mine: Tensor) -> list[Tensor]:
+        """`mine` of every rank, of one shape and dtype on all of them."""
         others = [rank for rank in range(self.world) if rank != self.rank]
         found = [
             mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world)
@@ -98,7 +99,7 @@ class GroupTransport(Transport):
         if dist.get_backend(self.group) == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
 
-    def start(self, outgoing: Mail, incoming: Mail) -> Pending:
+    def start(self, outgoing: Mail, incoming: Mail) -> Work:
         def of(what: Any, mail: Mail) -> list[dist.P2POp]:
             return [
                 dist.P2POp(what, x.view(-1).view(torch.uint8), group=self.group, group_peer=rank)
@@ -113,9 +114,9 @@ class GroupTransport(Transport):
             raise self.lost(ranks, error) from error
         # NCCL gives one handle for all of them.
         each = [[rank] for rank in ranks] if len(works) == len(ranks) else [ranks] * len(works)
-        return _Works(self, list(zip(works, each, strict=True)))
+        return _GroupWork(self, list(zip(works, each, strict=True)))
 
-    def swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+    def all_to_all_others(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         def flat(x: Tensor) -> Tensor:
             return x.view(-1).view(torch.uint8)
 
@@ -127,7 +128,7 @@ class GroupTransport(Transport):
             work = dist.all_to_all_single(into, out, got, gone, self.group, async_op=True)
         except RuntimeError as error:
             raise self.lost(ranks, error) from error
-        _Works(self, [(work, ranks)]).wait()
+        _GroupWork(self, [(work, ranks)]).wait()
         for x, part in zip(incoming, into.split(got), strict=True):
             flat(x).copy_(part)
 
@@ -143,7 +144,7 @@ class GroupTransport(Transport):
         )
 
 
-class _Works(Pending):
+class _GroupWork(Work):
     def __init__(self, transport: GroupTransport, works: list[tuple[dist.Work, list[int]]]) -> None:
         self.transport, self.works = transport, works
 
