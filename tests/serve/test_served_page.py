@@ -8,7 +8,7 @@ import uvicorn
 
 from clearhead.serve import Reader, edits, server
 from clearhead.views import html
-from clearhead.views.html.hosted import hosted
+from clearhead.views.html.document import SERVER
 from clearhead_cli.serve import _listen
 from tests.serve.models import save_gpt2, words
 from tests.views.test_page import browser  # noqa: F401  # a fixture
@@ -28,7 +28,7 @@ def served_page(browser, reader, shown):  # noqa: F811
     """The page in a browser; at the end, nothing was refused and nothing failed."""
     listener, problems = _listen(0), []
     port = listener.getsockname()[1]
-    text = hosted(html.report_page(reader.report(shown)), "hosts/remote.js", connects=True)
+    text = html.report_page(reader.report(shown), host=SERVER)
     config = uvicorn.Config(server.app(reader, text, TOKEN, port), log_level="error", ws="none")
     served = uvicorn.Server(config)
     thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]})

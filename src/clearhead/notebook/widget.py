@@ -17,7 +17,7 @@ from ..serve.answer import answer
 from ..serve.reader import Cancelled
 from ..views import html
 from ..views.escape import visible_in_browser
-from ..views.html.hosted import as_json, hosted
+from ..views.html.document import FRAME, NOTEBOOK, as_json
 
 Model: TypeAlias = str | Path | TextModel | Trace | None
 
@@ -51,13 +51,12 @@ class Explorer(anywidget.AnyWidget):
             )
         if isinstance(model, Trace):
             self._tokens = list(model.queries or ())
-            self._page = hosted(html.page(model), "hosts/frame.js", connects=False)
+            self._page = html.page(model, host=FRAME)
         else:
             self._reader = Reader(model)
             found = self._reader.report(str(text), progress=None)
             self._tokens = list(found.tokens)
-            page = html.report_page(found)
-            self._page = hosted(page, "hosts/remote.js", "hosts/frame.js", connects=False)
+            self._page = html.report_page(found, host=NOTEBOOK)
         super().__init__()
         self.set_trait("text", text or "")
         self.on_msg(self._receive)

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AttentionError, BadValue
-from ..views.html.hosted import as_json
+from ..views.html.document import as_json
 from .answer import Answer, answer, said
 from .reader import MOST_LETTERS, Cancelled, OnProgress, Reader
 

@@ -8,6 +8,7 @@ import math
 import re
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -24,18 +25,44 @@ SCRIPTS = (
     "live.js", "controls.js", "export.js", "listen.js", "page.js",
 )  # fmt: skip
 
+
+class Host(NamedTuple):
+    """What computes a page anew: the scripts of `views/page/hosts/` that link the page to it, and
+    whether they connect to where the page came from."""
+
+    scripts: tuple[str, ...] = ()
+    connects: bool = False
+
+
+NO_HOST = Host()
+SERVER = Host(("hosts/remote.js",), connects=True)
+NOTEBOOK = Host(("hosts/remote.js", "hosts/frame.js"))
+FRAME = Host(("hosts/frame.js",))  # in a notebook, with nothing to compute
+
 INKS = {"sequential": SEQUENTIAL, "diverging": DIVERGING}
 
 
 def document(
-    data: dict[str, object], *, title: str, about: str, note: str, caption: str, fallback: str
+    data: dict[str, object],
+    *,
+    title: str,
+    about: str,
+    note: str,
+    caption: str,
+    fallback: str,
+    host: Host,
 ) -> str:
     """The HTML: `data` for the script, `fallback` (rows of a table) where scripts do not run."""
-    style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
+    style = _asset("page.css")
+    script = "\n".join(_asset(name) for name in (*SCRIPTS, *host.scripts))
+    connect = "connect-src 'self'; " if host.connects else ""
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; {connect}script-src '{_digest(script)}'; "
+        f"style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
     )
+    asks = "loads nothing from the internet"
+    if host.connects:
+        asks = "asks only the server it came from"
     slots = {
         "policy": policy,
         "title": _one_line(title),
@@ -44,7 +71,8 @@ def document(
         "style": style,
         "caption": _one_line(caption),
         "fallback": fallback,
-        "data": _json({"inks": INKS, **data}),
+        "asks": asks,
+        "data": as_json({"inks": INKS, **data}),
         "script": script,
     }
     # One pass, so that a title such as "{{data}}" stays text.
@@ -95,8 +123,9 @@ def _one_line(text: str) -> str:
     return html.escape(visible_in_browser(words)) if words else ""
 
 
-def _json(value: object) -> str:
-    """JSON that is safe inside a script element: nothing in it can open or close a tag."""
+def as_json(value: object) -> str:
+    """JSON that is safe inside a script element: nothing in it can open or close a tag. It is in
+    ASCII, and NaN and infinity are ``{"float": "NaN"}``."""
     strict = without_nan(value, _nonfinite)
     text = json.dumps(strict, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # Since all of it is ASCII, U+2028, U+2029 and lone surrogates are written \uXXXX.

@@ -19,7 +19,7 @@ from ...results.report import Findings, Head, Layer
 from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
 from ..format import evenly
-from .document import document, encoded, table, write
+from .document import NO_HOST, Host, document, encoded, table, write
 from .live import model_data
 from .steps import number_settings, sizes, step_data, trace_data
 
@@ -39,9 +39,11 @@ def report_page(
     title: str | None = None,
     note: str = "",
     beside: Findings | None = None,
+    host: Host = NO_HOST,
 ) -> str:
     """The HTML document: the model, a head, a query. `title=None` names the model. With `beside`,
-    the report of another model on the same text, each head can be compared with that model's.
+    the report of another model on the same text, each head can be compared with that model's. A
+    `host` computes the page anew for another text or for edits (`serve`, `notebook`).
 
     Raises `BadValue` for a report without layers or of a text without tokens, or one beside it of
     another text, and `BadType` for a `Trace`.
@@ -74,6 +76,7 @@ def report_page(
         note=note,
         caption="Every head in numbers: what it looks at, how surely, and its entropy in nats.",
         fallback=_fallback(report),
+        host=host,
     )
 
 

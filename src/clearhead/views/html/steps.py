@@ -11,7 +11,7 @@ from ...errors import BadType, BadValue, kind_of
 from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
 from ..format import ends, evenly
-from .document import document, encoded, table, write
+from .document import NO_HOST, Host, document, encoded, table, write
 
 # Limits on what a page holds of a long text, so that a page of five maps stays below 50 MB.
 MAP_SIDE = 256  # cells a side of a map, which is about 600 pixels wide on a screen
@@ -21,10 +21,15 @@ TOKEN_CELLS = 1 << 20  # numbers in the keys or the values: 4 MB
 
 
 def page(
-    trace: Trace, *, title: str = "clearhead", note: str = "", query: int | None = None
+    trace: Trace,
+    *,
+    title: str = "clearhead",
+    note: str = "",
+    query: int | None = None,
+    host: Host = NO_HOST,
 ) -> str:
     """The HTML document that shows `trace` (of a batch, its first sequence), opened at a `query`;
-    None means the last.
+    None means the last. A `host` shows it in a place of its own (`notebook`).
 
     Numbers are kept as float32 (as float64 if float32 would round them to infinity or to zero). The
     maps of a text too long to draw cell by cell are pooled by maximum, and only some queries are
@@ -51,6 +56,7 @@ def page(
         note=note,
         caption="Attention weights of head 0: each row says how much one query looks at each key.",
         fallback=_fallback(trace),
+        host=host,
     )
 
 
