@@ -185,8 +185,8 @@ class Decoding:
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
         must_be_answered_together(engine)
-        keys, new = self.layout_after(q.shape[-2]), self.decoded + q.shape[-2] - self.layout.length
-        mine = len(self.layout.held[self.rank])
+        keys = self.layout_after(q.shape[-2])
+        mine, new = len(self.layout.held[self.rank]), keys.length - self.layout.length
         if k.shape[-2] == mine + new:  # a cache that keeps every new token
             owner = (torch.arange(new) // TURN) % self.layout.world
             kept = torch.cat([torch.arange(mine), mine + (owner == self.rank).nonzero()[:, 0]])
