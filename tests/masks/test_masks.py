@@ -6,6 +6,7 @@ import operator
 import pickle
 import re
 import sys
+import weakref
 from functools import reduce
 
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
-from clearhead.masks import And, Grid, Mask, Or
+from clearhead import torch_state
+from clearhead.masks import And, Grid, Mask, Or, mask as mask_room, values
 from clearhead.masks.positions import Everything
 
 # ------------------------------------------------------------------------------- random masks
@@ -300,6 +303,89 @@ def test_a_composed_rule_keeps_its_runs_for_one_size_and_not_for_ever():
     longer = mask.key_ranges(Grid(8, 9))
     assert longer is not first and torch.equal(mask.to_bool(7, 9), longer.to_bool()[0, 0, :7])
     assert len(pickle.dumps(mask)) == len(pickle.dumps(ch.window(before=3, align=0) | ch.prefix(2)))
+
+
+def test_what_a_graph_was_given_stays_as_long_as_the_mask(monkeypatch):
+    """On a CPU, as during a capture: another grid must not free what each replay reads."""
+    mask, unused = (ch.window(before=3, align=0) | ch.prefix(2) for _ in range(2))
+    kept, freed = (weakref.ref(x.key_ranges(Grid(7, 9)).lo) for x in (mask, unused))
+    monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
+    for _ in range(2):
+        assert mask.key_ranges(Grid(7, 9)).lo is kept()
+    monkeypatch.undo()
+    for x in (mask, unused):
+        x.key_ranges(Grid(8, 9))
+    assert kept() is not None and freed() is None
+    assert len(pickle.dumps(mask)) == len(pickle.dumps(ch.window(before=3, align=0) | ch.prefix(2)))
+    del mask, x
+    assert kept() is None
+
+
+def test_ranges_are_for_the_stream_that_made_them(monkeypatch):
+    mask, grid = ch.window(before=3, align=0) | ch.prefix(2), Grid(7, 9)
+    monkeypatch.setattr(mask_room, "stream_of", lambda device: stream)
+    stream = 5
+    first = mask.key_ranges(grid)
+    assert mask.key_ranges(grid) is first
+    stream = None  # under capture: it is replayed later than anything made before
+    assert mask.key_ranges(grid) is first
+    stream = 6
+    assert mask.key_ranges(grid) is not first
+
+
+def test_only_a_gpu_has_streams(monkeypatch):
+    class Stream:
+        cuda_stream = 77
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
+    cuda = torch.device("cuda", 0)
+    found = []
+    for capturing in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        found += [values.stream_of(x) for x in (None, torch.device("cpu"), cuda)]
+    assert found == [None, None, 77, None, None, None]
+
+
+def test_what_a_mask_holds_is_moved_once(monkeypatch):
+    """To meta, which stands here for a GPU."""
+    monkeypatch.setattr(values, "has_values", lambda *tensors: True)
+    there, x = torch.device("meta"), torch.arange(5)
+    moved = values.to_device(x, there)
+    assert moved.device == there and values.to_device(x, there) is moved
+    assert values.to_device(x, x.device) is x and values.to_device(x, None) is x
+    with torch.inference_mode():
+        assert values.to_device(x, there) is moved
+        made = torch.arange(5)
+        assert values.to_device(made, there) is values.to_device(made, there)
+        assert not values.to_device(made, there).is_inference()
+
+    streams = iter([5, 6, 6, None, 5])
+    monkeypatch.setattr(values, "stream_of", lambda device: next(streams))
+    a, b, *others = (values.to_device(x, there) for _ in range(5))
+    assert a is not b and others[0] is b and others[1] is b and others[2] is a
+    monkeypatch.setattr(values, "stream_of", lambda device: None)
+
+    x.add_(1)
+    assert values.to_device(x, there) is not b
+    kept = weakref.ref(values.to_device(x, there))
+    del x
+    assert kept() is None and moved is not None
+
+
+def test_nothing_moved_is_kept_while_tracing_nor_by_a_graph(monkeypatch):
+    there, x = torch.device("meta"), torch.arange(5)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        values.to_device(x, there)
+    assert x not in values._moved
+    values.to_device(x, there)  # meta has no values, like a GPU during a capture
+    assert not any(values._moved[x].values())
+
+
+def test_one_number_is_not_copied_from_the_host(monkeypatch):
+    monkeypatch.setattr(torch, "tensor", None)
+    for mask in (ch.prefix(5), ch.lengths(keys=5), ch.lengths(queries=2, keys=5)):
+        ranges = mask.key_ranges(Grid(3, 9))
+        assert ranges.hi.dtype == torch.long and int(ranges.hi.min()) == 5
 
 
 # ---------------------------------------------------------------------------------- by pencil

@@ -19,7 +19,7 @@ from . import key_ranges
 from .export import Exports
 from .grid import Grid, check_int, make_grid
 from .key_ranges import KeyRanges
-from .values import Align, shared_offset
+from .values import Align, shared_offset, stream_of
 
 Bounds: TypeAlias = tuple[Tensor | None, Tensor | None]
 
@@ -143,26 +143,31 @@ class Mask(Exports):
 
 class CachedRanges(Mask):
     """A mask that keeps its last key ranges, because they take a while to compute, and the layers
-    of a model ask for the same ones. Not while torch is tracing or transforming."""
+    of a model ask for the same ones. Not while torch is tracing or transforming. A graph under
+    capture records where they lie in memory: those stay as long as the mask does."""
 
     @abstractmethod
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
         """`key_ranges`, computed anew."""
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: x for name, x in self.__dict__.items() if name != "_cached"}
+        kept = ("_cached", "_captured")
+        return {name: x for name, x in self.__dict__.items() if name not in kept}
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         if not is_plain():
             return self.compute_key_ranges(grid, device)
-        cached = self.__dict__.get("_cached")
-        if cached is not None and cached[0] == (grid, device):
-            return cached[1]
+        stream = stream_of(device)
+        of, made_on, cached = self.__dict__.get("_cached", (None, None, None))
+        if of == (grid, device) and stream in (made_on, None):
+            if not has_values(cached.lo):
+                self.__dict__.setdefault("_captured", set()).add(cached)
+            return cached
         ranges = self.compute_key_ranges(grid, device)
         whole = type(ranges.lo) is Tensor and ranges.bits is None
         # What a graph under capture has made, its next replay writes over.
         if whole and not ranges.lo.is_inference() and has_values(ranges.lo):
-            object.__setattr__(self, "_cached", ((grid, device), ranges))
+            self.__dict__["_cached"] = (grid, device), stream, ranges
         return ranges
 
 

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import BadType, BadValue, must_be_strided, whole_number
-from ..torch_state import has_values
+from ..torch_state import has_values, is_plain
 from .grid import Grid
 
 Ints: TypeAlias = int | Iterable[int] | Tensor
@@ -176,9 +177,22 @@ def query_positions(align: object, grid: Grid, device: torch.device | None) -> T
     return q + (batch_column(align, device) if offset is None else offset)
 
 
+def stream_of(device: torch.device | None) -> int | None:
+    """The stream of a GPU that works on what comes next: another one would not wait for what this
+    one makes. None elsewhere, and while a graph is captured, which is replayed after all that was
+    made before."""
+    if device is None or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return None
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+_moved = WeakTensorKeyDictionary()  # what masks hold, on the devices where it was needed
+
+
 def to_device(x: Tensor, device: torch.device | None) -> Tensor:
-    """A tensor that a mask holds, on this device. Raises `BadValue` if it is a meta tensor and
-    numbers are needed."""
+    """A tensor that a mask holds, on this device, where it stays as long as the mask does: a copy
+    from the host waits, and cannot be captured in a graph. Raises `BadValue` if it is a meta tensor
+    and numbers are needed."""
     if x.device.type == "meta" and (device is None or device.type != "meta"):
         raise BadValue(
             f"A mask holds a meta tensor of shape {tuple(x.shape)}.",
@@ -186,7 +200,17 @@ def to_device(x: Tensor, device: torch.device | None) -> Tensor:
             "make the mask of tensors that hold numbers; only attention(...) of meta tensors needs "
             "none.",
         )
-    return x.to(device)
+    if device is None or x.device == device or not is_plain(x):
+        return x.to(device)
+    version, stream = None if x.is_inference() else x._version, stream_of(device)
+    copies: dict[int | None, Tensor] = _moved.setdefault(x, {}).setdefault((device, version), {})
+    if stream not in copies:
+        with torch.inference_mode(False):
+            copy = x.to(device)
+        if copy is x or not has_values(copy):
+            return copy
+        copies[stream] = copies[None] = copy
+    return copies[stream]
 
 
 def batch_value(value: object, b: Tensor) -> int | Tensor:
@@ -200,7 +224,8 @@ def batch_column(value: object, device: torch.device | None) -> Tensor:
     """The number of each batch, (B|1, 1, 1)."""
     if isinstance(value, Tensor):
         return to_device(value, device).reshape(-1, 1, 1)
-    return torch.tensor([value], device=device).reshape(-1, 1, 1)
+    number: int = value  # type: ignore[assignment]  # `as_counts` made it one
+    return torch.full((1, 1, 1), number, dtype=torch.long, device=device)
 
 
 def fixed_batch(value: object) -> dict[str, int]:
