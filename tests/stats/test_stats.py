@@ -31,6 +31,7 @@ from clearhead import (
     window,
 )
 from clearhead.engines.reference import steps
+from clearhead.masks import Grid
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import Look, Top, map as pooled, mass, parse_stats, rows, sweep, topk
 from clearhead.stats.statistic import RowStatistic
@@ -277,6 +278,18 @@ def test_bins_that_do_not_divide():
     )
     found = sweep(p, i, [pooled(5, 5)]).finish()["map"]
     torch.testing.assert_close(found, torch.tensor([[[[1.0, 0, 0], [0.5, 0.5, 0]]]]))
+
+
+def test_queries_of_a_bin_are_counted_where_they_are(monkeypatch):
+    """torch.bincount would copy two numbers from a GPU; of all queries, and of some."""
+    monkeypatch.setattr(torch, "bincount", None)
+    for Tq, bins in ((7, 3), (101, 13), (5, 9)):
+        n = min(bins, Tq)
+        grid, total = Grid(Tq, 11), torch.rand(2, 3, n, 7)
+        for queries in (range(Tq), range(1, Tq, 3), range(0)):
+            of = [sum(i * Tq // n <= q < (i + 1) * Tq // n for q in queries) for i in range(n)]
+            found = pooled(bins, 7).finish(total, grid, torch.tensor(queries, dtype=torch.long))
+            assert torch.equal(found, total / torch.tensor(of).clamp(min=1.0).unsqueeze(-1))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 16])
