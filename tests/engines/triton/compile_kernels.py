@@ -85,9 +85,9 @@ def forward_and_back(dtype, Tq, Tk, D, atomic=False, forward=True, **keywords):
     )  # fmt: skip
 
 
-def few_queries(dtype, D, **keywords):
-    print("few queries", str(dtype).removeprefix("torch."), f"D={D}", *keywords)
-    problem, inputs = problem_of(dtype, 1, 4096, D, H=32, G=8, **keywords)
+def with_splits(dtype, D, Tq=1, **keywords):
+    print("splits", str(dtype).removeprefix("torch."), f"Tq={Tq} D={D}", *keywords)
+    problem, inputs = problem_of(dtype, Tq, 8192, D, H=32, G=8, **keywords)
     attend(*inputs, args_of(problem), frozenset())
 
 
@@ -111,7 +111,8 @@ if __name__ == "__main__":
     forward_and_back(BF16, 512, 512, 128, mask=ch.causal)
     forward_and_back(BF16, 512, 512, 128, atomic=True, forward=False, mask=ch.causal)
     forward_and_back(BF16, 512, 512, 64, **everything)
-    few_queries(torch.float16, 128)
+    with_splits(torch.float16, 128)
+    with_splits(BF16, 128, Tq=128, mask=ch.Causal(align="end"))
     count(BF16, 512, 512, 64, mask=ch.causal)
     if sys.argv[2:] == ["all"]:
         for dtype in (BF16, FP32):
@@ -120,7 +121,8 @@ if __name__ == "__main__":
                 forward_and_back(dtype, 512, 512, D, atomic=True, forward=False, mask=ch.causal)
                 forward_and_back(dtype, 512, 512, D, **everything)
                 forward_and_back(dtype, 512, 512, D, atomic=True, forward=False, **everything)
-                few_queries(dtype, D, bias=torch.zeros(4096))
+                with_splits(dtype, D, bias=torch.zeros(8192))
+                with_splits(dtype, D, Tq=128)
             forward_and_back(dtype, 17, 512, 128, mask=ch.Causal(align="end"))
             count(dtype, 512, 512, 256, mask=ranges)
         count(BF16, 512, 512, 128, n=64, mask=ch.causal)

@@ -8,10 +8,13 @@ import os
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import clearhead as ch
-from clearhead import stats
+from clearhead import stats, torch_state
 from clearhead.engines import TRITON
+from clearhead.masks import Grid
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import each, parse_stats
@@ -70,6 +73,58 @@ def test_lengths_around_tiles_and_splits(Tq, Tk, mask):
         torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=3e-5)
 
 
+SPLIT = {"softcap": 3.0, "sinks": torch.tensor([0.5]), "dropout": 0.2, "seed": 3}
+
+
+@pytest.mark.parametrize("Tq, Tk, splits, keywords", [
+    (17, 1100, 2, {"mask": ch.Causal(align="end")}),
+    (65, 2200, 2, {"mask": ch.window(before=2140, after=9, align="end")}),
+    (40, 2200, 2, {"mask": ch.window(before=2100, align="end") | ch.prefix(5), **SPLIT}),
+], ids=["one tile", "tiles", "all"])  # fmt: skip
+def test_many_keys_are_split_also_for_a_chunk_of_queries(Tq, Tk, splits, keywords, monkeypatch):
+    from clearhead.engines.triton import launch
+
+    made = []
+    real = launch.splits_of
+    monkeypatch.setattr(launch, "splits_of", lambda *a: (made.append(real(*a)), made[-1])[1])
+    q, k, v = (x.requires_grad_() for x in draw(H=1, Tq=Tq, Tk=Tk))
+    out, true = triton(q, k, v, **keywords), steps(q, k, v, **keywords)
+    torch.testing.assert_close(out.double(), true, rtol=1e-5, atol=3e-6)
+    seed = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v), seed)
+    expected = torch.autograd.grad(true, (q, k, v), seed.double())
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=3e-5)
+    statistics = ["lse", "max", "entropy", stats.topk(5), "received", stats.map(7, 9)]
+    q, k, v = (x.detach() for x in (q, k, v))
+    again, found = look(q, k, v, statistics=statistics, **keywords)
+    assert torch.equal(again, out)
+    true = truth(q, k, v, statistics=statistics, **keywords)
+    assert_same(found, true, 1e-5, 6e-6, keys_of="float64")
+    assert [n for n, *_ in made] == [splits] * 2
+
+
+def test_keys_beyond_a_band_are_in_no_split():
+    from clearhead.engines.operators import KernelArgs
+    from clearhead.engines.triton.arguments import Sizes
+    from clearhead.engines.triton.launch import Tiles, splits_of
+
+    def split(Tq, Tk, queries, before=2**60, after=2**60):
+        rule = KernelArgs(1.0, 0.0, before, after)
+        return splits_of(rule, Sizes(1, 1, 1, Tq, Tk), Tiles(1, queries, 64, 4, 2))
+
+    assert split(1, 2**16, 16) == (64, 0, 1024)
+    assert split(1, 2**16, 16, 1000 - 2**16, 2**16) == (2, 2**16 - 1024, 512)
+    assert split(1, 2**16, 16, after=700) == (2, 0, 512)
+    assert split(128, 2**16, 128) == (16, 0, 4096) and split(129, 2**16, 128) == (8, 0, 8192)
+    assert split(128, 2**16, 128, 5000 - 2**16, 2**16) == (2, 2**16 - 5056, 4096)
+    assert split(2**12, 2**12, 128)[0] == split(2**16, 2**16, 128)[0] == 1
+    for before, after in ((-(2**60), 2**60), (2**60, -(2**60))):  # all beyond the keys
+        assert split(17, 900, 32, before, after)[0] == 1
+        q, k, v = draw(Tq=17, Tk=90)
+        assert not triton(q, k, v, mask=ch.Causal(align=-50) & ch.window(0, 0, align=500)).any()
+
+
 @pytest.mark.parametrize("H, G", [(6, 2), (8, 1), (3, 3)])
 def test_heads_that_share_a_tile(H, G):
     """Few queries: a tile holds the query heads of a key head, also where they fill no power of 2,
@@ -86,8 +141,8 @@ def test_heads_that_share_a_tile(H, G):
 
 
 def test_an_example_has_the_same_bits_in_any_batch():
-    for Tq in (1, 40):
-        q, k, v = draw(B=3, Tq=Tq, Tk=600)
+    for Tq, Tk in ((1, 600), (40, 600), (17, 1100)):
+        q, k, v = draw(B=3, Tq=Tq, Tk=Tk)
         mask = ch.Causal(align="end")
         together = triton(q, k, v, mask=mask)
         for b in range(3):
@@ -155,6 +210,70 @@ def test_which_queries_see_a_tile_is_found_once_for_a_mask(monkeypatch):
     for _ in range(2):
         torch.autograd.grad(triton(q, k, v, mask=mask).sum(), k)
     assert len(made) == 5
+
+
+class Calls(TorchDispatchMode):
+    """Which operations of torch were called."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.made.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_ranges_that_all_queries_share_need_no_tree():
+    """The queries that see a tile, as the general way finds them for the same ranges row by row."""
+    from clearhead.engines.triton.arguments import Sizes
+    from clearhead.engines.triton.gradients import compute_seen_from
+
+    sizes = Sizes(2, 1, 1, 37, 90)
+    keep = torch.zeros(2, 1, 1, 90, dtype=torch.bool)
+    keep[0, 0, 0, 3:20] = keep[0, 0, 0, 33:35] = keep[1, 0, 0, 50:] = True
+    for mask in (ch.prefix(5), ch.prefix(0), ch.lengths(keys=[17, 90]), ch.dense(keep=keep),
+                 ch.prefix(4) | ch.lengths(keys=[0, 64]), ch.everything):  # fmt: skip
+        ranges = mask.key_ranges(Grid(37, 90, 2))
+        assert ranges.lo.shape[2] == 1
+        with Calls() as calls:
+            shared = compute_seen_from(ranges.lo, ranges.hi, sizes, 16, 32)
+        assert len(calls.made) <= 9
+        each_row = (x.expand(-1, -1, 37, -1) for x in (ranges.lo, ranges.hi))
+        general = compute_seen_from(*each_row, sizes, 16, 32)
+        for first, last, low, high in zip(*(x.flatten() for x in (*shared, *general)), strict=True):
+            assert first.dtype == last.dtype == torch.int32
+            assert (first, last) == (low, high) or (first >= last and low >= high)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_changes_nothing(dtype):
+    q, k, v = (x.requires_grad_() for x in draw(Tq=20, Tk=20))
+    bias = torch.randn(20, 20, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+    def grads():
+        outs = [triton(q, k, v, bias=bias, engine=e) for e in ("triton", "triton-atomic")]
+        return [g for out in outs for g in torch.autograd.grad(out.sum(), (q, k, v, bias))]
+
+    expected = grads()
+    torch.set_default_dtype(dtype)
+    try:
+        found = grads()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.69, 1.0])
+def test_the_largest_products_of_a_float(scale):
+    """3e38 each, of which a unit above 1 would make infinities."""
+    q, k = torch.full((17, 1), 3e19), torch.full((23, 1), 1e19)
+    k[5:], v = -1e19, torch.randn(23, 4, generator=torch.Generator().manual_seed(1))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    got, true = (f(q, k, v, scale=scale) for f in (triton, steps))
+    torch.testing.assert_close(got, true.float())
+    (of_v,), (true_of_v,) = (torch.autograd.grad(x.sum(), v) for x in (got, true))
+    torch.testing.assert_close(of_v, true_of_v)
 
 
 def test_gradients_have_the_same_bits_each_time():
@@ -405,6 +524,14 @@ def test_a_second_derivative_names_the_way_out():
         torch.autograd.grad(grad.sum(), k)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
+def test_a_gradient_in_forward_mode_names_the_way_out():
+    q, k, v = (x.requires_grad_() for x in draw(Tq=5, Tk=7))
+    out = triton(q, k, v)
+    with forward_ad.dual_level(), pytest.raises(ch.BadValue, match="forward mode"):
+        torch.autograd.grad(out, q, forward_ad.make_dual(out.detach(), out.detach()))
+
+
 @pytest.mark.parametrize("keywords, said", [
     ({"dtype": torch.float64}, "no float64"),
     ({"D": 264}, "heads of up to 256"),
@@ -436,7 +563,7 @@ def test_a_cuda_graph_replays_what_is_counted():
     wanted = ["entropy", ch.topk(3), "received", ch.map(4, 4), ch.rows([0, 5, -1])]
 
     def look():
-        return ch.look(q, k, v, mask=ch.causal, stats=wanted, engine="triton")
+        return ch.look(q, k, v, mask=ch.Causal(align="end"), stats=wanted, engine="triton")
 
     look()  # compiles first
     graph = torch.cuda.CUDAGraph()
@@ -447,6 +574,32 @@ def test_a_cuda_graph_replays_what_is_counted():
     again = look()
     for name in ("entropy", "received", "map", "rows"):
         assert torch.equal(getattr(seen, name), getattr(again, name)), name
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="profiled on a CPU")
+@pytest.mark.parametrize("mask", [
+    ch.Causal(align="end"),
+    ch.window(before=9, align="end") | ch.prefix(3),
+    ch.documents(torch.arange(53) // 9, torch.arange(37) // 7),
+    ch.lengths(keys=41),
+], ids=["causal", "ranges", "documents", "lengths"])  # fmt: skip
+def test_what_is_counted_reads_nothing_back(mask, monkeypatch):
+    """As during a capture, after a first call: no operation for which a GPU would wait."""
+    q, k, v = draw()
+    wanted = ["entropy", ch.topk(3), "received", ch.map(4, 4), ch.rows([0, 5, -1])]
+    asked = {"mask": mask, "stats": wanted, "engine": "triton"}
+    first = ch.look(q, k, v, **asked)
+    monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        seen = ch.look(q, k, v, **asked)
+    names = {event.name.removeprefix("aten::") for event in profile.events()}
+    assert "sort" in names
+    assert not names & {
+        "item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "bincount",
+        "masked_select", "lift_fresh", "_unique2", "repeat_interleave",
+    }  # fmt: skip
+    for name in ("entropy", "received", "map", "rows"):
+        assert torch.equal(getattr(seen, name), getattr(first, name)), name
 
 
 def test_positions_are_made_on_the_device(monkeypatch):

@@ -92,6 +92,9 @@ def test_tiles_follow_what_a_block_may_have(monkeypatch):
     from clearhead.engines.triton.gradients import KEY_GRADIENTS, QUERY_GRADIENTS
 
     cpu = torch.device("cpu")
+    # The splits of the keys, and so the bits of the output, follow from queries and keys of a tile.
+    for large, small in (sizes for of in launch.FORWARD.values() for sizes in of.values()):
+        assert large[:2] == small[:2]
     for table in (launch.FORWARD, QUERY_GRADIENTS, KEY_GRADIENTS):
         for kind, D in ((torch.bfloat16, 128), (torch.float32, 256)):
             large, small = table[kind == torch.float32][D]

@@ -95,8 +95,9 @@ def _numbers(scale: float, softcap: float, before: int, after: int) -> KernelRul
 
 def _kernel_rule(rule: KernelArgs) -> KernelRule:
     capped = rule.softcap != 0.0
-    # The largest product is the largest logit if the scale is positive, also when rounded.
-    bare = not capped and rule.scale > 1e-30
+    # The largest product is the largest logit if the scale is positive, also when rounded. A unit
+    # above 1 could make an infinity of it, and all weights 0.
+    bare = not capped and 1e-30 < rule.scale <= 1 / LOG2E
     bare = bare and rule.bias is None and rule.slopes is None and rule.sinks is None
     return KernelRule(
         unit=rule.scale * LOG2E if bare else LOG2E,

@@ -11,8 +11,8 @@ holds two or three tiles of keys and values in flight. Of each range of keys the
 rows of the tile see, is computed without a mask; what lies outside of all rows' ranges is never
 loaded. Inside few tiles are empty (none of a window with a prefix), and a test of each would keep
 their loads from being pipelined: only where a mask is given by bits they are tested.
-Where queries are few, programs split the keys, and `merge_splits` joins what they found: then the
-floor is one read of the keys and values.
+Where a head has few tiles of queries and many keys, programs split the keys, and `merge_splits`
+joins what they found: for a single query the floor is then one read of the keys and values.
 Source: Dao 2023, "FlashAttention-2"; Dao, Haziza, Massa & Sizov 2023, "Flash-Decoding".
 """
 
@@ -67,9 +67,9 @@ class Groups(NamedTuple):
 
 # What changes from one step of decoding to the next compiles no kernel anew, but for whether the
 # number of keys is a multiple of 16.
-@triton.jit(do_not_specialize=["splits", "chunk"])
+@triton.jit(do_not_specialize=["splits", "begin", "chunk"])
 def attend_tiles(
-    q, k, v, out, sums, groups, rule, sizes, tiles, splits, chunk,
+    q, k, v, out, sums, groups, rule, sizes, tiles, splits, begin, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
@@ -108,7 +108,8 @@ def attend_tiles(
         tl.full([M, TOP], -1, tl.int32),
     )
 
-    first, last = split * chunk, tl.minimum((split + 1) * chunk, sizes.Tk)
+    first = begin + split * chunk
+    last = tl.minimum(first + chunk, sizes.Tk)
     for j in range(0, rule.ranges):
         lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
         sees = lo < hi

@@ -100,7 +100,7 @@ def gradients(
         )  # fmt: skip
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
-            dq_sum = torch.zeros(dq.shape, device=q.device) if atomic else None
+            dq_sum = q.new_zeros(dq.shape, dtype=torch.float32) if atomic else None
             for_tiles = Tq, block, q.dtype, q.device
             tile = tile_from(QUERY_GRADIENTS, *for_tiles)
             if dq_sum is None:
@@ -151,7 +151,7 @@ def _of_bias(
     if Tq == 1 or Tk == 1:  # O(T) numbers for each head, then added up
         B, H = sizes.B, sizes.H
     per_q, per_k = Tq > 1, Tk > 1
-    found = torch.zeros(B, H, Tq, Tk, device=bias.device)
+    found = torch.zeros(B, H, Tq, Tk, dtype=torch.float32, device=bias.device)
     programs = B * H * (q_tiles if per_q else 1) * (k_tiles if per_k else 1)
     start(
         bias_gradients, programs, found.get_device(),
@@ -174,7 +174,8 @@ _seen = WeakTensorKeyDictionary()  # by `lo`: the layers of a model have the sam
 
 def seen_from(rule: KernelArgs, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]:
     """`compute_seen_from`, some 170 operations of torch, once for a mask that keeps its ranges. All
-    that was found stays as long as they do: a captured graph may read it."""
+    that was found stays as long as they do: a captured graph may read it. They are kept for one
+    stream of a GPU, and so is this."""
     assert rule.lo is not None and rule.hi is not None
     kept: Seen | None = _seen.get(rule.lo)
     if kept is None or kept.hi is not rule.hi:
@@ -198,8 +199,13 @@ def compute_seen_from(
     A strip of M queries touches an interval of tiles. An interval is two powers of 2 that overlap,
     so the least strip is written to those (`low[level]`), and every level handed down to the two
     halves: O((strips + tiles) log tiles), where tiles x strips would grow with the square.
+    Where all queries have the same ranges, all of them see a tile, or none.
     """
     strips, tiles = math.ceil(sizes.Tq / M), math.ceil(sizes.Tk / N)
+    if lo.shape[2] == 1:
+        start = torch.arange(0, tiles * N, N, device=lo.device).unsqueeze(-1)
+        seen = (torch.maximum(lo, start) < torch.minimum(hi, start + N)).int()
+        return torch.zeros_like(seen), seen * sizes.Tq
     lo, hi = (x.expand(*x.shape[:2], sizes.Tq, -1) for x in (lo, hi))
     missing = (0, 0, 0, strips * M - sizes.Tq)
     sees = lo < hi

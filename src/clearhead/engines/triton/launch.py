@@ -18,9 +18,12 @@ from .arguments import Sizes, kernel_rule, rows, sizes_of
 from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
 from .start import start
 
-# A split has at least so many keys, and a row at most so many splits. Neither depends on the batch
-# or the device, so an example's bits are the same in any batch.
-LEAST_SPLIT, MOST_SPLITS = 512, 64
+# A split has at least so many keys, also for each query of its tile: writing what a tile of one
+# head leaves to be merged, in fp32, and reading it take a sixteenth of reading its keys and values,
+# or less. A row has at most `MOST_SPLITS`; where heads share no tile, a head has at most
+# `MOST_PROGRAMS`: eight heads then fill a large GPU. None of it depends on the batch or the device,
+# so an example's bits are the same in any batch.
+LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 512, 32, 64, 16
 # By fp32 or not and by head size: queries, keys, warps and stages of a tile, where a block may have
 # `ROOMY` bytes of shared memory (capability 8.0, 9.0 and 10.0) and where it has 99 KB (8.6, 8.9 and
 # 12.0). The largest that fit and spill few or no registers in their loops, as ptxas counts them
@@ -39,7 +42,7 @@ FORWARD: Table = {
     },
 }
 ROOMY = 160 * 1024
-FEW_QUERIES = 16  # up to which heads that read the same keys share a tile, and keys are split
+FEW_QUERIES = 16  # up to which heads that read the same keys share a tile
 
 
 class Tiles(NamedTuple):
@@ -93,13 +96,19 @@ def shared_memory(device: torch.device) -> int:
     return properties.shared_memory_per_block_optin
 
 
-def splits_of(sizes: Sizes, tile: Tiles) -> tuple[int, int]:
-    """(how many splits of the keys, keys of each)."""
-    if sizes.Tq > FEW_QUERIES:
-        return 1, max(sizes.Tk, 1)
-    chunk = max(LEAST_SPLIT, math.ceil(sizes.Tk / MOST_SPLITS))
+def splits_of(rule: KernelArgs, sizes: Sizes, tile: Tiles) -> tuple[int, int, int]:
+    """(how many splits of the keys, where the first begins, keys of each). What a band hides from
+    all queries is in none."""
+    Tq, Tk = sizes.Tq, sizes.Tk
+    begin, end = 0, Tk
+    if rule.lo is None:
+        begin = min(max(-rule.before, 0), Tk) // tile.keys * tile.keys
+        end = min(max(Tq + rule.after, begin), Tk)
+    few = Tq <= FEW_QUERIES
+    most = MOST_SPLITS if few else max(MOST_PROGRAMS // math.ceil(Tq / tile.queries), 1)
+    chunk = max(LEAST_SPLIT, LEAST_OF_QUERY * tile.queries, math.ceil((end - begin) / most))
     chunk = math.ceil(chunk / tile.keys) * tile.keys
-    return max(math.ceil(sizes.Tk / chunk), 1), chunk
+    return max(math.ceil((end - begin) / chunk), 1), begin, chunk
 
 
 def attend(
@@ -122,7 +131,7 @@ def attend(
     block_d, block_dv = head_block(D), head_block(DV)
     biased = rule.bias is not None
     tile = forward_tiles(H, G, Tq, max(block_d, block_dv), q.dtype, q.device, biased)
-    splits, chunk = splits_of(sizes, tile)
+    splits, begin, chunk = splits_of(rule, sizes, tile)
     top_block = max(2, power_of_2(top)) if top else 1
     group_block = power_of_2(n_groups)
     row, of_splits = (B, H, Tq), (splits, B, H, Tq)
@@ -150,7 +159,7 @@ def attend(
         start(
             attend_tiles, tiles * splits * parts * G * B, q.get_device(),
             rows(q), rows(k), None if v is None else rows(v), where, sums, groups, of_kernel,
-            sizes, tiles, splits, chunk,
+            sizes, tiles, splits, begin, chunk,
             D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
             HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
             BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
