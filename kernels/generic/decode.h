@@ -42,6 +42,9 @@ template <class A, int R> class Decode {
   // wide columns reads best; with 16 they would be limited by the sums that go through memory
   // (bench/LOG.md, "columns that fit", "what AVX2 alone shows").
   static constexpr bool WIDE = REGISTERS >= 32 && sizeof(E) == 4 && R <= 4;
+  // Pieces of float32 begin from 0, so that no sum is long; in 16 bits the rounding of the output is
+  // larger than that of 1024 additions, and the additions would count.
+  static constexpr bool SHORT_SUMS = sizeof(E) == 4;
   static constexpr int COLUMNS = WIDE ? 8 : min(8, (REGISTERS - 1) / (R + 1));
 
  public:
@@ -270,7 +273,8 @@ template <class A, int R> class Decode {
   }
 
   // Pass 4: weighted sum, piece by piece so that a value is read from memory once, then added to
-  // the previous blocks'. Blocks start from 0: a long row is summed in three levels, none long.
+  // the previous blocks'. Blocks begin from 0, as do pieces of float32: a long row is summed in
+  // levels, none of them long.
   void weighted_sum() {
     for (int64_t i = 0; i < R * v_vectors_; i++) store(block_sum_ + i * W, zero());
     for (int k = 0; k < count_; k += PIECE) {
@@ -302,7 +306,8 @@ template <class A, int R> class Decode {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-      for (int c = 0; c < N; c++) sum[r][c] = load(block_sum_ + (r * v_vectors_ + j + c) * W);
+      for (int c = 0; c < N; c++)
+        sum[r][c] = SHORT_SUMS ? zero() : load(block_sum_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, key_block_.lo + k) + j * W;
     // Every pass over the piece prefetches its share of the rows, so that memory works all the time:
     // several rows are limited by arithmetic, and their passes take as long as they have columns;
@@ -331,7 +336,10 @@ template <class A, int R> class Decode {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-      for (int c = 0; c < N; c++) store(block_sum_ + (r * v_vectors_ + j + c) * W, sum[r][c]);
+      for (int c = 0; c < N; c++) {
+        float* to = block_sum_ + (r * v_vectors_ + j + c) * W;
+        store(to, SHORT_SUMS ? add(load(to), sum[r][c]) : sum[r][c]);
+      }
   }
 
   // Some row does not see some key: every row adds only what it sees, because 0 * NaN is NaN.

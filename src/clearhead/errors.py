@@ -158,11 +158,12 @@ def as_number(
     value: object,
     rule: str,
     way_out: str,
-    allowed: Callable[[float], bool] = math.isfinite,
+    allowed: Callable[[float], bool] = lambda x: -math.inf < x < math.inf,
 ) -> float:
     """`value` as a float that is `allowed`. Else raises, as `as_count` does.
 
-    A text or a boolean is no number, although `float` would read one into it.
+    A text or a boolean is no number, although `float` would read one into it. Only comparisons say
+    what is finite, so that a graph may hold a number that changes from call to call.
     """
     try:
         if isinstance(value, (str, bytes, bool)):

@@ -287,6 +287,7 @@ def test_it_is_drawn():
 @pytest.mark.parametrize(
     ("wrong", "kind", "says"),
     [
+        (lambda: ch.effects(3, ids()), BadType, "effects got an int"),
         (lambda: ch.effects(model(), "text"), BadType, "got a str for inputs"),
         (lambda: ch.effects(model(), ids(), "accuracy"), BadValue, "metric='accuracy'"),
         (lambda: ch.effects(model(), ids(), lambda out: out), BadValue, "gave .* numbers"),

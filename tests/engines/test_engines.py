@@ -646,6 +646,7 @@ def test_jacobians_agree(qkv):
     torch.testing.assert_close(torch.func.jacfwd(answer)(q), torch.func.jacrev(answer)(q))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
 def test_forward_mode_is_never_lost(qkv):
     q, k, v = (x.detach() for x in qkv)
     along = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))

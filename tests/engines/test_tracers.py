@@ -93,6 +93,11 @@ def test_statistics_in_a_compiled_function_are_counted_as_outside():
 
     for got, want in zip(torch.compile(call, backend="aot_eager")(q), call(q), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_log_sum_exp_alone_stays_in_the_graph(dtype):
+    q, k, v = (x.to(dtype) for x in make_qkv(2, 4, 2, 37, 37, 16))
     alone = torch.compile(
         lambda q: ch.look(q, k, v, stats=["lse"]).lse, fullgraph=True, backend="aot_eager"
     )
@@ -150,6 +155,18 @@ def test_one_graph_for_every_length(name, engine):
         q, k = torch.randn(2, 4, 3, 16), torch.randn(2, 2, length, 16)
         torch.testing.assert_close(compiled(q, k), call(q, k))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout"])
+def test_a_number_that_changes_is_a_symbol_of_the_graph(name):
+    q, k, v = make_qkv(1, 2, 2, 7, 7, 8)
+
+    def call(number):
+        return ch.attention(q, k, v, seed=3, **{name: number})
+
+    compiled = torch.compile(call, dynamic=True, fullgraph=True, backend="aot_eager")
+    for number in (0.3, 0.4):
+        torch.testing.assert_close(compiled(number), call(number))
 
 
 def test_a_log_sum_exp_compiles_once_for_every_length():

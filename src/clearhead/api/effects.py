@@ -71,6 +71,12 @@ def effects(
 
     Source: as at `ablate`; the estimate Nanda 2023, "Attribution Patching".
     """
+    if not isinstance(model, nn.Module):
+        raise BadType(
+            f"effects got {kind_of(model)}.",
+            "it runs a model with edits of its attention.",
+            "pass a torch.nn.Module, and its inputs after it.",
+        )
     inputs, B = _checked_inputs(inputs)
     most = _most(at_once, inputs)
     name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))

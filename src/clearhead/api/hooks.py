@@ -48,7 +48,7 @@ class Ranks(Protocol):
     Listeners are then given the problem of the whole sequence, and the inputs of this rank."""
 
     @property
-    def decoded(self) -> int | None:
+    def tokens_before(self) -> int | None:
         """How many tokens came before those that are decoded; None while the sequence is cut."""
 
     def positions_from(self, start: int, count: int) -> Tensor:

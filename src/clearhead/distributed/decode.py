@@ -164,20 +164,20 @@ class Decoding:
     group: Group
     timeout: float
     rank: int
-    decoded: int
+    tokens_before: int
     met: bool = False  # have the ranks compared their calls?
 
     def layout_after(self, count: int) -> Layout:
         """Which positions each rank holds, once `count` new tokens have been added."""
         first, world = self.layout.length, self.layout.world
         held = [list(of_rank) for of_rank in self.layout.ranges]
-        end = self.decoded + count
+        end = self.tokens_before + count
         for turn, start in enumerate(range(first, end, TURN)):
             held[turn % world].append(range(start, min(start + TURN, end)))
         return Layout(held)
 
     def positions_from(self, start: int, count: int) -> Tensor:
-        return torch.arange(self.decoded, self.decoded + count)
+        return torch.arange(self.tokens_before, self.tokens_before + count)
 
     def kept(self, x: Tensor) -> Tensor:
         owner = self._owner(x.shape[-2])
@@ -197,7 +197,7 @@ class Decoding:
 
     def _owner(self, count: int) -> Tensor:
         """The rank that keeps each of the new tokens."""
-        at = torch.arange(self.decoded, self.decoded + count) - self.layout.length
+        at = torch.arange(self.tokens_before, self.tokens_before + count) - self.layout.length
         return (at // TURN) % self.layout.world
 
     def must_be_one_text(self, ids: Tensor) -> None:

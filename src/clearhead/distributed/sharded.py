@@ -40,7 +40,7 @@ class Shard:
         passed as ``position_ids=here.positions[None]``."""
         return self.layout.held[self.rank].tensor()
 
-    decoded = None
+    tokens_before = None
 
     def positions_from(self, start: int, count: int) -> Tensor:
         """The positions of this rank's tokens, after `start` others."""

@@ -49,7 +49,7 @@ def attention_mask(
         # In a graph a LazyMask would be a Python object to guard, and a position that is a number
         # would tie the graph to that position.
         ranks = active_ranks()
-        first = None if ranks is None else ranks.decoded
+        first = None if ranks is None else ranks.tokens_before
         if first is None:
             first, keys = int(q_offset), range(kv_offset, kv_offset + kv_length)
         else:  # the cache knows the keys of this rank alone

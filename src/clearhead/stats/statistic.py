@@ -9,7 +9,6 @@ row is final, and a second sweep, if a statistic needs it, adds up weights. Lett
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -28,7 +27,7 @@ from ..problem.online_softmax import (
     with_sinks,
     zero_if_masked,
 )
-from ..problem.problem import Problem
+from ..problem.problem import Problem, cached
 
 
 class Top(NamedTuple):
@@ -186,7 +185,7 @@ class WeightTile:
     pool: Tensor
     members: Tensor | None  # of each bin, (B, H, r, q); None if all shares are finite
 
-    @cached_property
+    @cached
     def pooled(self) -> Tensor:
         """The weights summed over the queries of each bin, (B, H, r, k)."""
         return weighted_sum(self.pool, self.exps, self.members)

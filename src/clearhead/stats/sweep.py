@@ -11,7 +11,6 @@ Q K^T is computed once; if not, it is computed twice. Memory stays O(tile x Tk),
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from ..errors import BadValue
 from ..problem.nan_safe import finite
 from ..problem.online_softmax import NOTHING, Accumulator, State, anchor, exps, merge, moved
-from ..problem.problem import Inputs, Problem
+from ..problem.problem import Inputs, Problem, cached
 from ..problem.tiles import for_queries, key_tiles, query_tiles
 from ..torch_state import is_batched, no_autocast
 from .parse import parse_stats
@@ -166,13 +165,13 @@ class _Sweep:
     statistics: tuple[Statistic, ...]
     lse: Tensor | None
 
-    @cached_property
+    @cached
     def counters(self) -> dict[str, Callable[[Tile], Accumulator]]:
         """What the first sweep accumulates beside max and sum: the function of a tile, by name."""
         first = (s for s in self.statistics if isinstance(s, RowStatistic) and s.accumulator)
         return {s.accumulator: s.counter(self.problem) for s in first}
 
-    @cached_property
+    @cached
     def second(self) -> list[WeightStatistic]:
         """The statistics of the second sweep. It needs sums over all keys, or their lse."""
         if self.lse is None and len(self.keys) < self.problem.Tk:
@@ -265,15 +264,15 @@ class _Sweep:
             k = self.k[:, :, keys.start - self.keys.start : keys.stop - self.keys.start]
             yield keys, tile_problem.logits(q, k, queries, keys)[0]
 
-    @cached_property
+    @cached
     def height(self) -> int:
         return min(TILE_QUERIES, max(LEAST_QUERIES, self.cells // self.least_keys))
 
-    @cached_property
+    @cached
     def width(self) -> int:
         return max(self.least_keys, self.cells // self.height)
 
-    @cached_property
+    @cached
     def least_keys(self) -> int:
         first = (s for s in self.statistics if isinstance(s, RowStatistic))
         return max([LEAST_KEYS, *(s.least_keys(self.problem) for s in first)])
