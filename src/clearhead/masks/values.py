@@ -200,10 +200,14 @@ def to_device(x: Tensor, device: torch.device | None) -> Tensor:
             "make the mask of tensors that hold numbers; only attention(...) of meta tensors needs "
             "none.",
         )
-    if device is None or x.device == device or not is_plain(x):
+    # An inference tensor does not say when it was changed in place.
+    if device is None or x.device == device or not is_plain(x) or x.is_inference():
         return x.to(device)
-    version, stream = None if x.is_inference() else x._version, stream_of(device)
-    copies: dict[int | None, Tensor] = _moved.setdefault(x, {}).setdefault((device, version), {})
+    version, stream = x._version, stream_of(device)
+    kept = _moved.setdefault(x, {})
+    if kept.get(device, (None,))[0] != version:
+        kept[device] = version, {}
+    copies: dict[int | None, Tensor] = kept[device][1]
     if stream not in copies:
         with torch.inference_mode(False):
             copy = x.to(device)
