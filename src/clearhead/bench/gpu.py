@@ -29,6 +29,7 @@ from ..masks.key_ranges import EVERY_KEY
 from ..problem.check import Options, make_problem
 from ..stats import map, topk
 from .cases import BF16, F32, Case, documents_of
+from .timing import summary
 
 DEVICE = torch.device("cuda")
 SAMPLE_SECONDS, MOST_CALLS = 0.1, 200
@@ -148,22 +149,7 @@ def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
             tops.append(ceiling())
             shares[name].append(work / seconds[name][-1] / statistics.mean(tops[-2:]))
     ours = seconds.get("clearhead")
-    return {
-        "case": case.name,
-        "unit": "GB/s" if case.decode else "GFLOP/s",
-        "ceiling": statistics.median(tops) / 1e9,
-        "declined": declined,
-        "peers": {
-            name: {
-                "seconds": statistics.median(times),
-                "rate": work / statistics.median(times) / 1e9,
-                "share": statistics.median(shares[name]),
-                "times ours": ours
-                and statistics.median(s / o for s, o in zip(times, ours, strict=True)),
-            }
-            for name, times in seconds.items()
-        },
-    }
+    return summary(case, work, tops, seconds, shares, ours) | {"declined": declined}
 
 
 def _in_turn(runs: list[Run]) -> Run:

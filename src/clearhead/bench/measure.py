@@ -21,7 +21,7 @@ from ..problem.check import Options, make_problem
 from .cases import GROUPS, Case, thread_cases
 from .minilm import COUNTS, sentences
 from .peers import PEERS, prepare
-from .timing import Ceilings, seconds_per_call
+from .timing import Ceilings, seconds_per_call, summary
 
 NAMES = (*GROUPS, "threads", "minilm")
 
@@ -140,20 +140,5 @@ def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> d
                 dense = seconds_per_call(unmasked, threads) / problem.all_pairs
                 times_dense.append(seconds[name][-1] / problem.pairs / dense)
     ours = seconds.get("clearhead") or seconds.get("clearhead core")
-    return {
-        "case": case.name,
-        "unit": "GB/s" if case.decode else "GFLOP/s",
-        "ceiling": statistics.median(tops) / 1e9,
-        "declined": declined,
-        **({"of dense": statistics.median(times_dense)} if times_dense else {}),
-        "peers": {
-            name: {
-                "seconds": statistics.median(times),
-                "rate": work / statistics.median(times) / 1e9,
-                "share": statistics.median(shares[name]),
-                "times ours": ours
-                and statistics.median(s / o for s, o in zip(times, ours, strict=True)),
-            }
-            for name, times in seconds.items()
-        },
-    }
+    found = summary(case, work, tops, seconds, shares, ours) | {"declined": declined}
+    return found | ({"of dense": statistics.median(times_dense)} if times_dense else {})

@@ -4,13 +4,15 @@ With one thread, time is the processor time of this process. With more, a sample
 process did not have all its processors is discarded and taken again, a few times.
 """
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..engines.cpu import core
+from .cases import Case
 
 SAMPLE_SECONDS = 0.03
 TRIES = 5
@@ -56,6 +58,33 @@ class Ceilings:
         too, and the best of several readings would be compared with an average of the peer."""
         address, size = self.memory.data_ptr(), self.memory.numel() * 4
         return core.read_ceiling(address, size, threads, SAMPLE_SECONDS)
+
+
+def summary(
+    case: Case,
+    work: float,
+    ceilings: Sequence[float],
+    seconds: Mapping[str, list[float]],
+    shares: Mapping[str, list[float]],
+    ours: list[float] | None,
+) -> dict[str, Any]:
+    """The medians of a case: its ceiling and, of every peer, the time, the rate, the share of the
+    ceiling and the multiple of our time in the same round. Rates are in 10^9."""
+    return {
+        "case": case.name,
+        "unit": "GB/s" if case.decode else "GFLOP/s",
+        "ceiling": statistics.median(ceilings) / 1e9,
+        "peers": {
+            name: {
+                "seconds": statistics.median(times),
+                "rate": work / statistics.median(times) / 1e9,
+                "share": statistics.median(shares[name]),
+                "times ours": ours
+                and statistics.median(s / o for s, o in zip(times, ours, strict=True)),
+            }
+            for name, times in seconds.items()
+        },
+    }
 
 
 def _most(measure: Callable[[], float]) -> float:

@@ -10,15 +10,14 @@ from ...masks import dense
 from ...problem.biases import TensorBias
 from ...problem.nan_safe import weighted_sum
 from ...problem.problem import Inputs, Problem
-from ..recording import Recording
-from .edit import Edit, Here, at_places, replaced
-from .recorded import call_for, check_recording, heads_in, other_sizes, part_for
+from .edit import Here, at_places, replaced
+from .recorded import FromRecording, call_for, heads_in, other_sizes
 
 MOST_CELLS = 2**27  # of a matrix of frozen weights, that is formed for who watches
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class freeze(Edit):
+class freeze(FromRecording):
     """The weights of the heads are those of another run, which ``watch(model, rows=[...])``
     recorded: o[b, h, q] = sum over k of recorded[b, h, q, k] v[b, h, k], with the values of this
     run. Queries whose rows were not recorded are left as they are; where `rows` names them, that is
@@ -30,18 +29,6 @@ class freeze(Edit):
     Raises `BadValue` for a recording without the layer, its heads or rows, with fewer calls, or of
     other sizes.
     """
-
-    recording: Recording
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_recording(self, "recording", self.recording)
-
-    def arguments(self) -> list[str]:
-        return [f"<{len(self.recording)} calls>"]
-
-    def reads(self, here: Here) -> tuple[int, ...]:
-        return part_for(self.recording, here)
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         weights, queries = self._weights(problem, here)

@@ -10,13 +10,13 @@ from ...problem.problem import Inputs, Problem
 from ..recording import Recording
 from .edit import Edit, Here, finite_number, replaced
 from .recorded import (
+    FromRecording,
     call_for,
     calls_of,
     check_recording,
     heads_in,
     other_sizes,
     output_of,
-    part_for,
 )
 
 
@@ -105,7 +105,7 @@ class scale(Edit):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class patch(Edit):
+class patch(FromRecording):
     """The output of the heads is that of another run, which ``watch(model, outputs=True)``
     recorded: o[b, h, q] = recorded[b, h, q], for the same layer, heads and queries.
 
@@ -119,18 +119,6 @@ class patch(Edit):
     Source: Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
     Analysis"; Meng et al. 2022, "Locating and Editing Factual Associations in GPT".
     """
-
-    recording: Recording
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_recording(self, "recording", self.recording)
-
-    def arguments(self) -> list[str]:
-        return [f"<{len(self.recording)} calls>"]
-
-    def reads(self, here: Here) -> tuple[int, ...]:
-        return part_for(self.recording, here)
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         call = call_for(self, self.recording, here)

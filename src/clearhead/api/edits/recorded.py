@@ -1,6 +1,7 @@
 """What `watch` recorded of another run, found for the call that is being answered."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -54,10 +55,22 @@ def call_for(edit: Edit, recording: Recording, here: Here) -> Call:
     return found[here.call]
 
 
-def part_for(recording: Recording, here: Here) -> tuple[int, ...]:
-    """The layer that is read for a call; with the call of it, where there are several."""
-    several = sum(call.layer == here.layer for call in recording) > 1
-    return (here.layer, here.call) if several else (here.layer,)
+@dataclass(frozen=True, eq=False, repr=False)
+class FromRecording(Edit):
+    """An edit that takes what another run recorded."""
+
+    recording: Recording
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_recording(self, "recording", self.recording)
+
+    def arguments(self) -> list[str]:
+        return [f"<{len(self.recording)} calls>"]
+
+    def reads(self, here: Here) -> tuple[int, ...]:
+        several = sum(call.layer == here.layer for call in self.recording) > 1
+        return (here.layer, here.call) if several else (here.layer,)
 
 
 def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:
