@@ -34,6 +34,7 @@ from .api.attention import attention, look, matrix
 from .api.effects import effects
 from .api.explain import explain
 from .api.intervene import Intervention, intervene
+from .api.look import Look
 from .api.matrix import Matrix
 from .api.metrics import logit_difference
 from .api.plan import Plan, plan
@@ -48,7 +49,7 @@ from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
 from .results.effects import Effect, Effects
 from .results.trace import Step, Trace
-from .stats import Look, map as map, mass, rows, topk
+from .stats import map as map, mass, rows, topk
 
 # Without `map`: `from clearhead import *` would take Python's own.
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)

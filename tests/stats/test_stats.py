@@ -22,6 +22,7 @@ from clearhead import (
     BadType,
     BadValue,
     Causal,
+    Look,
     alibi,
     bias,
     causal,
@@ -33,7 +34,7 @@ from clearhead import (
 from clearhead.engines.reference import steps
 from clearhead.masks import Grid
 from clearhead.problem.check import Options, make_problem
-from clearhead.stats import Look, Top, map as pooled, mass, parse_stats, rows, sweep, topk
+from clearhead.stats import Top, map as pooled, mass, parse_stats, rows, sweep, topk
 from clearhead.stats.statistic import RowStatistic
 from clearhead.stats.top_scores import top_of_tile
 from clearhead.testing import PROBLEMS, make

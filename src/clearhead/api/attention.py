@@ -14,9 +14,10 @@ from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
-from ..stats import Look, Statistic, lse_alone, parse_stats
+from ..stats import Statistic, lse_alone, parse_stats
 from ..torch_state import no_autocast
 from .hooks import active_ranks, editors, is_hooked, must_not_be_sharded, notify, shown
+from .look import Look
 from .matrix import Matrix
 
 Extra = TypeVar("Extra")

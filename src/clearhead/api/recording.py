@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..errors import BadValue, as_index, whole_number, writable_folder
 from ..stats import Result, Top
-from ..stats.look import NotRequested
 from ..stats.parse import ALL_NAMES
 from ..views.html.cells import cell, heat
+from .look import NotRequested
 
 MOST_CALLS = 48  # that a notebook draws
 NOT_PER_QUERY = {"received", "map", "rows"}  # statistics without a number for each query

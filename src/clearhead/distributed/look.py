@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..api.look import Look
 from ..engines import compute_stats
 from ..errors import BadValue
 from ..masks import Grid, Mask, dense
@@ -20,7 +21,6 @@ from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
 from ..stats import (
-    Look,
     Partial,
     Result,
     Statistic,

@@ -2,11 +2,10 @@
 
 What a statistic is (`statistic`), those of a query (`row_statistics`) and sums of weights over
 queries (`weight_statistics`), how they are requested (`parse`), the pass over the tiles (`sweep`),
-shards and chunks (`partial`), and what a call returns (`look`). A statistic with arguments is
+shards and chunks (`partial`). A statistic with arguments is
 called by its name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
 """
 
-from .look import Look
 from .parse import lse_alone, parse_stats
 from .partial import Partial
 from .row_statistics import mass, topk
@@ -15,7 +14,6 @@ from .sweep import sweep
 from .weight_statistics import map, rows
 
 __all__ = [
-    "Look",
     "Partial",
     "Result",
     "Statistic",

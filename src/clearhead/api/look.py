@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..problem.problem import Problem
+from ..stats import Result, Top, each
+from ..stats.parse import ALL_NAMES
 from ..views.html.cells import cell, heads_of
-from .parse import ALL_NAMES
-from .statistic import Result, Top, each
 
 
 class NotRequested(BadValue, AttributeError):
