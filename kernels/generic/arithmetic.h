@@ -31,6 +31,7 @@ template <class E> struct Singles {
     return select(less(abs(values), splat(INF)), values, zero());
   }
   static void store_weights(Weight* p, F x) { store(p, x); }
+  static F as_stored(F weights) { return weights; }
   static Unit masked(Unit x, uint64_t bits) { return bits & 1 ? x : 0; }
 };
 
@@ -56,6 +57,7 @@ struct Pairs {
   }
   static F finite_or_zero(F values) { return finite_pairs_or_zero(values); }
   static void store_weights(Weight* p, F x) { store_narrow(p, x); }
+  static F as_stored(F weights) { return narrowed(weights); }
   static F units_of(F even, F odd) { return pairs_of(even, odd); }
   static Unit masked(Unit x, uint64_t bits) {
     return x & ((bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0));

@@ -26,7 +26,8 @@
 // forward and torch round the weights. dq, dk and dv then err by less than torch's (bench/LOG.md,
 // "all five in pairs"). Everywhere else w and dY are float32. Where values lie far from 0, dP and
 // delta are both large and dP - delta is not; delta is therefore computed from the unrounded output,
-// of which forward keeps the rest (`rounding`, like out).
+// of which forward keeps the rest (`rounding`, like out), divided by the sum of the weights as they
+// were rounded, so that what all values have in common cancels.
 // The order of every sum depends on the sizes alone, so threads do not change a bit.
 //
 // NaN and infinity. A hidden cell is exactly 0 in w and dY, but 0 * NaN is NaN in the products, so

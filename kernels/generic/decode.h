@@ -371,7 +371,7 @@ template <class A, int R> class Decode {
       const float* o = o_ + r * v_vectors_ * W;
       if (!task_.state) {
         RowEpilogue end(p_, task_.b, head(r), max_of[r * U], sum, logits_.logit_scale());
-        end.write<E>(p_, task_.b, head(r), query(r), 0, o, p_.Dv);
+        end.write<E>(p_, task_.b, head(r), query(r), 0, o, p_.Dv, end.scale());
         end.write_lse(p_, task_.b, head(r), query(r));
         continue;
       }
@@ -428,7 +428,7 @@ template <class E> void merge_splits_of(const Problem& p, int64_t b, int64_t gro
         const float* x = states + (s * rows + r) * row_size;
         for (int64_t i = 0; i < n; i++) o[i] += share[s] * x[STATE_HEADER + j + i];
       }
-      end.write<E>(p, b, h, q, j, o, n);
+      end.write<E>(p, b, h, q, j, o, n, end.scale());
     }
     end.write_lse(p, b, h, q);
   }

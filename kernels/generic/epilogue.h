@@ -30,16 +30,22 @@ class RowEpilogue {
     sum_ = sum;
   }
 
+  // What the weighted sums are multiplied by.
+  float scale() const { return scale_; }
+
   // Writes numbers `from` to `from + size` of a row of the output, given their weighted sums `o`.
+  // `rounding` receives what is missing to o * unrounded_scale.
   template <class E> void write(const Problem& p, int64_t b, int64_t h, int64_t q, int64_t from,
-                                const float* o, int64_t size) const {
+                                const float* o, int64_t size, float unrounded_scale) const {
     E* out = row_at<E>(p.out, b, h, q) + from;
     E* rounding = p.rounding.data ? row_at<E>(p.rounding, b, h, q) + from : nullptr;
     for (int64_t j = 0; j < size; j += W) {
       int n = in_vector(size - j);
       F y = mul(load(o + j), splat(scale_));
       store_part(out + j, y, n);
-      if (rounding) store_part(rounding + j, sub(y, load_part(out + j, n)), n);
+      if (!rounding) continue;
+      y = mul(load(o + j), splat(unrounded_scale));
+      store_part(rounding + j, sub(y, load_part(out + j, n)), n);
     }
   }
 

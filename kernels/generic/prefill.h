@@ -58,6 +58,8 @@ template <class A> class Prefill : BlockScores<A> {
         writes_out_(p.out.data), dropout_(p), columns_(p.Dv), o_stride_(columns_.stride()) {
     max_ = arena.allocate<float>(n_blocks_ * PADDED_ROWS);
     sum_ = arena.allocate<float>(n_blocks_ * PADDED_ROWS);
+    sums_rounded_ = PER_UNIT == 2 && p.rounding.data && !dropout_.active();
+    rounded_sum_ = sums_rounded_ ? arena.allocate<float>(n_blocks_ * PADDED_ROWS) : sum_;
     weights_ = PER_UNIT == 1 ? (Unit*)s_ : arena.allocate<Unit>(QUERY_BLOCK * PAIR_STRIDE);
     if (writes_out_) {
       o_ = arena.allocate<float>(n_blocks_ * QUERY_BLOCK * o_stride_);
@@ -83,8 +85,10 @@ template <class A> class Prefill : BlockScores<A> {
         prefetch_next_block(i);
         if (!sees_block(i)) continue;
         scores(i);
-        if (dropout_.active()) softmax<false, true>(i);
-        else stats_.moment.data ? softmax<true, false>(i) : softmax<false, false>(i);
+        if (dropout_.active()) softmax<false, true, false>(i);
+        else if (sums_rounded_)
+          stats_.moment.data ? softmax<true, false, true>(i) : softmax<false, false, true>(i);
+        else stats_.moment.data ? softmax<true, false, false>(i) : softmax<false, false, false>(i);
         if (writes_out_) weighted_sum(i);
       }
     }
@@ -92,7 +96,8 @@ template <class A> class Prefill : BlockScores<A> {
   }
 
   void initialize() {
-    for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++) max_[i] = -INF, sum_[i] = 0;
+    for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++)
+      max_[i] = -INF, sum_[i] = rounded_sum_[i] = 0;
     if (writes_out_)
       for (int64_t i = 0; i < n_blocks_ * QUERY_BLOCK * o_stride_; i += W) store(o_ + i, zero());
     if (stats_.moment.data)
@@ -152,7 +157,7 @@ template <class A> class Prefill : BlockScores<A> {
   }
 
   // Pass 3: softmax of a query block's scores, against the running maximum.
-  template <bool MOMENT, bool DROPOUT> void softmax(int64_t i) {
+  template <bool MOMENT, bool DROPOUT, bool ROUNDED> void softmax(int64_t i) {
     int rows = rows_of(i);
     float* row_max = max_ + i * PADDED_ROWS;
     float* row_sum = sum_ + i * PADDED_ROWS;
@@ -172,11 +177,11 @@ template <class A> class Prefill : BlockScores<A> {
         store(at, mul(load(rescale_ + r), fma(shift, load(row_sum + r), load(at))));
       }
     }
-    F sums[PADDED_ROWS], moments[PADDED_ROWS];
+    F sums[PADDED_ROWS], moments[PADDED_ROWS], rounded_sums[PADDED_ROWS];
     for (int r = 0; r < rows; r++) {
       const float* s = s_ + r * SCORE_STRIDE;
       auto* w = (typename A::Weight*)(weights_ + r * WEIGHT_STRIDE);
-      F from = splat(base[r]), sum = zero(), moment = zero();
+      F from = splat(base[r]), sum = zero(), moment = zero(), rounded_sum = zero();
       if (stats_.n_top) update_top(i * QUERY_BLOCK + r, s);
       const Row& x = row_[i * QUERY_BLOCK + r];
       uint32_t row_key = DROPOUT ? dropout_.row_key(task_.b, x.h, x.q) : 0;
@@ -186,14 +191,20 @@ template <class A> class Prefill : BlockScores<A> {
         A::store_weights(w + k,
                          DROPOUT ? mul(e, dropout_.keep_mask(row_key, key_block_.lo + k)) : e);
         sum = add(sum, e);
+        if constexpr (ROUNDED) rounded_sum = add(rounded_sum, A::as_stored(e));
         if constexpr (MOMENT) moment = fma(e, max(splat(MIN_POWER), y), moment);
       }
       sums[r] = sum;
       moments[r] = moment;
+      rounded_sums[r] = rounded_sum;
       if (stats_.n_groups) sum_groups(i * QUERY_BLOCK + r, s, w, log2_scale, from, rescale_[r]);
     }
     for (int r = 0; r < rows; r += W) {  // lanes past the last row hold garbage, and are not read
       store(row_sum + r, fma(load(row_sum + r), load(rescale_ + r), totals(sums + r)));
+      if constexpr (ROUNDED) {
+        float* at = rounded_sum_ + i * PADDED_ROWS + r;
+        store(at, fma(load(at), load(rescale_ + r), totals(rounded_sums + r)));
+      }
       if constexpr (MOMENT) {
         float* at = moment_ + i * PADDED_ROWS + r;
         store(at, add(load(at), totals(moments + r)));
@@ -339,7 +350,10 @@ template <class A> class Prefill : BlockScores<A> {
       const Row& r = row_[i];
       int64_t at = i / QUERY_BLOCK * PADDED_ROWS + i % QUERY_BLOCK;
       RowEpilogue end(p_, task_.b, r.h, max_[at], sum_[at], logits_.logit_scale());
-      if (writes_out_) end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv);
+      if (writes_out_) {
+        RowEpilogue of_rounded(p_, task_.b, r.h, max_[at], rounded_sum_[at], logits_.logit_scale());
+        end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv, of_rounded.scale());
+      }
       end.write_lse(p_, task_.b, r.h, r.q);
       if (p_.row_stats) write_stats(r, i, at);
     }
@@ -367,6 +381,9 @@ template <class A> class Prefill : BlockScores<A> {
   Columns columns_;
   int64_t o_stride_;
   float *max_, *sum_;  // per row, PADDED_ROWS apart per query block
+  // The sum of the weights as they are rounded to pairs, for `rounding`; elsewhere it is `sum_`.
+  float* rounded_sum_;
+  bool sums_rounded_;
   Unit *v_, *masked_v_;
   float* o_;
   Unit* weights_;  // in float32 they overwrite their scores

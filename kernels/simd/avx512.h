@@ -148,6 +148,7 @@ inline F dot(F sum, P a, P b) { return _mm512_dpbf16_ps(sum, a, b); }
 inline void store_narrow(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
+inline F narrowed(F x) { return widen((__m256i)_mm512_cvtneps_pbh(x)); }
 // 2 n halves (or fewer, the rest 0) as they are in memory, in float lanes.
 inline F load_raw(const bf16* p, int n) {
   return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(uint32_t((uint64_t(1) << n) - 1), p));

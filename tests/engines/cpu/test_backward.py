@@ -144,9 +144,14 @@ def test_values_far_from_zero(Tq, dtype, level):
         assert ours <= 4 * ruler
 
 
-@pytest.mark.parametrize("shift", [(0, 0), (8, 0), (0, 8)], ids=["around 0", "keys", "values"])
+SHIFTS = {"around 0": (0, 0), "keys": (8, 0), "values": (0, 8), "both": (8, 8)}
+
+
+@pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS)
 def test_gradients_in_bfloat16_err_no_more_than_those_of_torch(shift, level):
-    """Where the processor multiplies pairs, weights and gradients of logits are rounded to them."""
+    """Where the processor multiplies pairs, weights and gradients of logits are rounded to them.
+    What values have in common must cancel all the same: torch loses all of dq where keys have
+    something in common, too."""
     q, k, v = make_qkv(1, 4, 2, 311, 307, 40)
     given = [x.bfloat16() for x in (q, k + shift[0], v + shift[1])]
     dout = draw(1, 4, 311, 40).bfloat16()
@@ -162,7 +167,8 @@ def test_gradients_in_bfloat16_err_no_more_than_those_of_torch(shift, level):
     for ours, right, theirs in zip(
         grads_of(by_core, torch.bfloat16), true, grads_of(by_torch, torch.bfloat16), strict=True
     ):
-        assert (ours.double() - right).norm() <= 1.1 * (theirs.double() - right).norm()
+        error, error_of_torch = ((x.double() - right).norm() for x in (ours, theirs))
+        assert error <= min(1.1 * error_of_torch, 0.03 * right.norm())
 
 
 @pytest.mark.parametrize("rule", [0, 1])
