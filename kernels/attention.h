@@ -109,7 +109,7 @@ struct PrefillTask { int64_t b, head, heads, query, queries; };
 // `state` receives (max, sum, out) of every row, or is null when there is only one split.
 constexpr int64_t STATE_HEADER = 2;  // numbers of a row before its out
 struct DecodeTask {
-  int64_t b, group, key, key_end;
+  int64_t b, key_head, key, key_end;
   float* state;
   bool page_starts;  // prefetches_within_pages()
 };
@@ -129,7 +129,7 @@ struct Level {
   void (*prefill)(const Problem&, const PrefillTask&, char* scratch);
   size_t (*decode_scratch)(const Problem&);
   void (*decode)(const Problem&, const DecodeTask&, char* scratch);
-  void (*merge_splits)(const Problem&, int64_t b, int64_t group, int64_t splits,
+  void (*merge_splits)(const Problem&, int64_t b, int64_t key_head, int64_t splits,
                        const float* states);
   size_t (*weight_sums_scratch)(const Problem&);
   void (*sum_weights)(const Problem&, const WeightSums&, const WeightSumsTask&, char* scratch);

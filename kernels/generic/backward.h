@@ -257,7 +257,7 @@ template <class A> class Backward : BlockScores<A> {
       F w = exp2<5>(above), used = w;
       if constexpr (DROPOUT) {
         F keep_mask =
-            mul(dropout_.keep_mask(row_key, key_block_.lo + k), splat(Dropout::survivor_scale(p_)));
+            mul(dropout_.keep_mask(row_key, key_block_.lo + k), splat(Dropout::keep_factor(p_)));
         dp = mul(dp, keep_mask), used = mul(w, keep_mask);
       }
       auto masked = equal(y, splat(-INF));

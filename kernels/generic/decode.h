@@ -72,10 +72,10 @@ template <class A, int R> class Decode {
         PER_WEIGHT == 1 ? (WeightUnit*)s_ : arena.allocate<WeightUnit>(KEY_BLOCK * R / PER_WEIGHT);
   }
 
-  int64_t head(int r) const { return task_.group * heads_ + r / p_.Tq; }
+  int64_t head(int r) const { return task_.key_head * heads_ + r / p_.Tq; }
   int64_t query(int r) const { return r % p_.Tq; }
   const E* key_row(const TensorView& x, int64_t key) const {
-    return row_at<E>(x, task_.b, task_.group, key);
+    return row_at<E>(x, task_.b, task_.key_head, key);
   }
 
   // Memory is read as one sequence: the keys of a block, its values, the keys of the next block.
@@ -402,13 +402,13 @@ template <class A, int R> class Decode {
 };
 
 // Merges the splits of one key head in their order, whichever threads computed them.
-template <class E> void merge_splits_of(const Problem& p, int64_t b, int64_t group, int64_t splits,
-                                        const float* states) {
+template <class E> void merge_splits_of(const Problem& p, int64_t b, int64_t key_head,
+                                        int64_t splits, const float* states) {
   int64_t heads = p.H / p.G, rows = heads * p.Tq, row_size = p.Dv + STATE_HEADER;
   constexpr int64_t SLICE = 512;
   const Logits logits(p);
   for (int64_t r = 0; r < rows; r++) {
-    int64_t h = group * heads + r / p.Tq, q = r % p.Tq;
+    int64_t h = key_head * heads + r / p.Tq, q = r % p.Tq;
     float row_max = -INF, sum = 0, share[MAX_KEY_SPLITS];
     for (int64_t s = 0; s < splits; s++) {
       float m = states[(s * rows + r) * row_size];

@@ -16,7 +16,7 @@ class Dropout {
   explicit Dropout(const Problem& p) : p_(p), threshold_(rint(p.dropout * 0x1p32)) {}
 
   // The factor for surviving weights: 1 / (1 - p).
-  static float survivor_scale(const Problem& p) { return float(1 / max(1 - p.dropout, 1e-30)); }
+  static float keep_factor(const Problem& p) { return float(1 / max(1 - p.dropout, 1e-30)); }
 
   bool active() const { return p_.dropout > 0; }
 

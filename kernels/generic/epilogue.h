@@ -26,7 +26,7 @@ class RowEpilogue {
     // A query that sees no key gives 0, and a log-sum-exp of -infinity if there is no sink.
     scale_ = sees_nothing || sum == 0 ? 0 : rescale / sum;
     if (p.dropout)
-      scale_ *= Dropout::survivor_scale(p);  // here, so that a weight of 1 is 1 in bf16 too
+      scale_ *= Dropout::keep_factor(p);  // here, so that a weight of 1 is 1 in bf16 too
     sum_ = sum;
   }
 

@@ -46,9 +46,9 @@ inline void decode(const Problem& p, const DecodeTask& task, char* scratch) {
   with_arithmetic(
       p, [&]<class A>(A) { with_rows<A>(p, [&]<class D>() { D::run(p, task, scratch); }); });
 }
-inline void merge_splits(const Problem& p, int64_t b, int64_t group, int64_t splits,
+inline void merge_splits(const Problem& p, int64_t b, int64_t key_head, int64_t splits,
                          const float* states) {
-  with_dtype(p.dtype, [&]<class E>(E) { merge_splits_of<E>(p, b, group, splits, states); });
+  with_dtype(p.dtype, [&]<class E>(E) { merge_splits_of<E>(p, b, key_head, splits, states); });
 }
 
 inline double logit_scale(const Problem& p) { return Logits(p).logit_scale(); }

@@ -6,7 +6,7 @@ import torch
 
 import clearhead as ch
 from clearhead.distributed import Layout
-from clearhead.distributed.attention import Call, answer
+from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.exchange import OfHeads, of_teams
 from clearhead.distributed.layouts import head_tail
 from clearhead.masks import Grid
@@ -67,7 +67,7 @@ def test_teams_divide_ranks_and_heads(heads):
     x = torch.randn(1, 6, 4, 8)
 
     def rank(transport):
-        return answer(transport, Call(heads=heads), x, x[:, :2], x[:, :2])
+        return attend(transport, Call(heads=heads), x, x[:, :2], x[:, :2])
 
     with pytest.raises(ch.BadValue) as error:
         on_ranks(4, rank)
@@ -78,7 +78,7 @@ def test_a_bias_of_numbers_is_not_exchanged():
     x = torch.randn(1, 2, 4, 8)
     call = Call(Options(bias=torch.zeros(4, 8)), heads=2)
     with pytest.raises(ch.BadValue, match="heads=2 was asked for with a bias of numbers"):
-        on_ranks(2, lambda transport: answer(transport, call, x, x, x))
+        on_ranks(2, lambda transport: attend(transport, call, x, x, x))
 
 
 def test_one_team_gives_the_same_bits_for_any_number_of_ranks():
@@ -92,7 +92,7 @@ def test_one_team_gives_the_same_bits_for_any_number_of_ranks():
             held = layout.held[transport.rank]
             mine = [held.cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
             call = Call(Options(ch.causal), layout, heads=world)
-            out = answer(transport, call, *mine)
+            out = attend(transport, call, *mine)
             return out, *torch.autograd.grad(out, mine, held.cut(dout, 2))
 
         return [layout.join(x, 2) for x in zip(*on_ranks(world, rank), strict=True)]

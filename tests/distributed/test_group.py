@@ -151,7 +151,7 @@ def lost(rank: int, how: str) -> tuple[str, float]:
         raise MemoryError("too late")
 
     if rank == 1 and when == "forward":
-        local.answer = fail
+        local.attend = fail
     if rank == 1 and when == "backward":
         local.gradients = fail
     begun = time.monotonic()

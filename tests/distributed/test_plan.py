@@ -5,7 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead.distributed import balanced, by_document, plan
-from clearhead.distributed.attention import Call, answer
+from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.layouts import layout_of
 from clearhead.problem.check import Options
 from tests.distributed.threads import on_ranks
@@ -41,7 +41,7 @@ def test_bytes_on_the_wire_are_the_plans(mask, layout, dtype, heads):
     def rank(transport):
         mine = [held[transport.rank].cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
         call = Call(Options(MASKS[mask]), LAYOUTS[layout], heads=heads)
-        out = answer(transport, call, *mine)
+        out = attend(transport, call, *mine)
         forward = transport.sent
         out.float().sum().backward()
         return forward, transport.sent - forward

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
-from clearhead.distributed.attention import Call, answer
+from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.look import looked
 from clearhead.masks import Mask
 from clearhead.problem.check import Options
@@ -78,7 +78,7 @@ def check(
     def rank(transport):
         held = layout.held[transport.rank]
         mine = [held.cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
-        out = answer(transport, Call(Options(mask), layout, heads=heads), *mine)
+        out = attend(transport, Call(Options(mask), layout, heads=heads), *mine)
         learned = torch.autograd.grad(out, mine, held.cut(dout, 2))
         given = [x.detach() for x in mine]
         lse = looked(transport, Call(Options(mask), layout), *given, ["lse"]).lse

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
-from clearhead.distributed.attention import Call, answer, gathered
+from clearhead.distributed.attention import Call, attend, gathered
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
@@ -57,7 +57,7 @@ def over_ranks(
             learn.append(rows)
         learn += [mine["sinks"]] if "sinks" in mine else []
         call = Call(Options(bias=bias, **mine), queries, keys, heads)
-        out = answer(transport, call, q, k, v)
+        out = attend(transport, call, q, k, v)
         dout = at.cut(seed, 2).to(out.dtype)
         return out, *torch.autograd.grad(out, (q, k, v, *learn), dout)
 
@@ -164,7 +164,7 @@ def test_a_window_sends_the_same_for_any_length():
         def rank(transport):
             q = contiguous(length, 4).held[transport.rank].cut(x, 2)
             mask = ch.causal & ch.window(before=16)
-            answer(transport, Call(Options(mask)), q, q, q)
+            attend(transport, Call(Options(mask)), q, q, q)
             return transport.sent
 
         return sum(on_ranks(4, rank))

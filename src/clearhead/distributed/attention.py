@@ -98,7 +98,7 @@ def attention(
     (q, k, v), group, back = of_dtensors(q, k, v, group)
     transport = GroupTransport(group, timeout)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    return back(answer(transport, Call(options, layout, key_layout, heads), q, k, v))
+    return back(attend(transport, Call(options, layout, key_layout, heads), q, k, v))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Call:
     heads: int = 1
 
 
-def answer(transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ring, inputs = agreed(transport, call, q, k, v)
     return ring.problem.shape_back(output(ring, inputs, call.heads))
 

@@ -37,11 +37,10 @@ class Dropped(NamedTuple):
     def factors(self, problem: Problem, queries: slice, keys: slice) -> Tensor:
         """1 / (1 - p) where the weight survives, else 0."""
         device = problem.device
-        b = torch.arange(problem.B, device=device).reshape(-1, 1, 1, 1)
-        h = torch.arange(self.heads, self.heads + problem.H, device=device).reshape(-1, 1, 1)
-        q, k = self.queries[queries].unsqueeze(-1), self.keys[keys]
-        kept = dropout.kept(self.seed, self.p, b, h, q, k)
-        return kept.to(problem.wide) / max(1.0 - self.p, 1e-30)
+        b = torch.arange(problem.B, device=device)
+        h = torch.arange(self.heads, self.heads + problem.H, device=device)
+        q, k = self.queries[queries], self.keys[keys]
+        return dropout.factors(self.seed, self.p, b, h, q, k, problem.wide)
 
 
 class Finished(NamedTuple):
@@ -62,7 +61,7 @@ class Learned(NamedTuple):
     bias: Tensor | None
 
 
-def answer(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
+def attend(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
     """The state of these queries after these keys. Sinks come last, in `Ring.finish`."""
     p = replace(p, sinks=None, dropout=0.0, seed=None)
     with no_autocast(p.device):

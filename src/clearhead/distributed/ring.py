@@ -153,7 +153,7 @@ class Ring:
         """The state of the queries here after one more part; None after no key at all."""
         p = self.problem
         for block in self.blocks(owner, q, part):
-            found = local.answer(block.problem, block.inputs, block.dropped)
+            found = local.attend(block.problem, block.inputs, block.dropped)
             if state is None and found.max.shape[2] == q.shape[2]:
                 state = found
             else:

@@ -33,6 +33,20 @@ def kept(seed: int, p: float, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Ten
     return key >= round(p * 2**32)
 
 
+def factors(
+    seed: int, p: float, b: Tensor, h: Tensor, q: Tensor, k: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """What dropout multiplies weights by, (b, h, q, k): `keep_factor` where a weight survives, else
+    0. The places `b, h, q, k` have one dimension each."""
+    survives = kept(seed, p, b.reshape(-1, 1, 1, 1), h.reshape(-1, 1, 1), q.unsqueeze(-1), k)
+    return survives.to(dtype) * keep_factor(p)
+
+
+def keep_factor(p: float) -> float:
+    """1 / (1 - p), so that the expectation of a weight stays; finite for p = 1, which drops all."""
+    return 1 / max(1.0 - p, 1e-30)
+
+
 def _mix(key: Tensor, word: Tensor | int) -> Tensor:
     """One round: stir `word` into a 32-bit `key` held in int64."""
     x = (key ^ ((word * 0x9E3779B1 + 0x7F4A7C15) & _WORD)) & _WORD

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from ..masks import Everything, Grid, Mask, everything
 from ..masks.key_ranges import KeyRanges
-from . import dropout as cells, nan_safe
+from . import nan_safe
 from .biases import Bias
+from .dropout import factors
 
 Made = TypeVar("Made")
 
@@ -197,9 +198,7 @@ class Problem:
         b, h, q, k = (
             torch.arange(size, device=self.device) for size in (self.B, self.H, self.Tq, self.Tk)
         )
-        b, h = b.reshape(-1, 1, 1, 1), h.reshape(-1, 1, 1)
-        kept = cells.kept(self.seed, self.dropout, b, h, q[queries].unsqueeze(-1), k[keys])
-        return kept.to(self.wide) / max(1.0 - self.dropout, 1e-30)
+        return factors(self.seed, self.dropout, b, h, q[queries], k[keys], self.wide)
 
     def widen(self, inputs: Inputs) -> Inputs:
         """The inputs in the wide dtype, with the keys and values repeated to H heads."""

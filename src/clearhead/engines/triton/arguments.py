@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...problem.dropout import draw_seed
+from ...problem.dropout import draw_seed, keep_factor
 from ...problem.problem import Problem
 from ..operators import KernelArgs, kernel_args
 
@@ -116,7 +116,7 @@ def _kernel_rule(rule: KernelArgs) -> KernelRule:
         sinks=None if rule.sinks is None else rule.sinks.contiguous(),
         seed=rule.seed,
         drop_below=round(rule.dropout * 2**32),
-        keep_factor=1 / max(1.0 - rule.dropout, 1e-30),
+        keep_factor=keep_factor(rule.dropout),
     )
 
 
