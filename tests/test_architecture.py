@@ -34,6 +34,7 @@ ROOMS = (
 )
 FACE = {"__init__", "__main__"}
 APART = {"engines", "views"}  # whose parts do not import each other
+CHOOSES = ("engines", "choice")
 SHARED = {
     ("engines", "engine"),
     ("engines", "gpu"),
@@ -83,7 +84,7 @@ def wrong_imports() -> list[str]:
             if target[0] != mine[0]:
                 if target[0] in ROOMS and ROOMS.index(target[0]) <= ROOMS.index(mine[0]):
                     wrong.append(f"{line}, which stands above it")
-            elif mine[0] in APART and len(mine) > 1 and len(target) > 1:
+            elif mine[0] in APART and mine != CHOOSES and len(mine) > 1 and len(target) > 1:
                 if target[1] != mine[1] and target[:2] not in SHARED:
                     wrong.append(f"{line}, its sibling")
     return wrong

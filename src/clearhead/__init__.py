@@ -30,12 +30,12 @@ if (
 
 from . import distributed, hf, nn, views
 from .api import compat, edits
-from .api.attention import attention, look, matrix
+from .api.attention import attention
 from .api.effects import effects
 from .api.explain import explain
 from .api.intervene import Intervention, intervene
-from .api.look import Look
-from .api.matrix import Matrix
+from .api.look import Look, look
+from .api.matrix import Matrix, matrix
 from .api.metrics import logit_difference
 from .api.plan import Plan, plan
 from .api.recording import Recording

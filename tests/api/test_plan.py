@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import engines as room
+from clearhead.engines import choice as room
 from clearhead.engines.engine import Engine
 from clearhead.masks import Grid
 

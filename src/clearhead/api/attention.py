@@ -1,24 +1,21 @@
-"""`attention`, `look` and `matrix`: check the arguments, choose an engine, compute."""
+"""`attention`: check the arguments, choose an engine, compute."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..engines import CORE, choose, look as look_by, named
+from ..engines import CORE, choose
 from ..engines.cpu import replay
 from ..engines.engine import Engine
 from ..errors import refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.check import Options, make_problem, must_have_values
+from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
-from ..stats import Statistic, lse_alone, parse_stats
 from ..torch_state import no_autocast
-from .hooks import active_ranks, editors, is_hooked, must_not_be_sharded, notify, shown
-from .look import Look
-from .matrix import Matrix
+from .hooks import active_ranks, editors, is_hooked, notify
 
 Extra = TypeVar("Extra")
 
@@ -104,127 +101,16 @@ def attention(
     return problem.shape_back(_output(problem, inputs, engine))
 
 
-def look(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    stats: Iterable[str | Statistic] = ("lse", "entropy"),
-    mask: Mask | None = None,
-    bias: Bias | Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    engine: str = "auto",
-    **unknown: NoReturn,
-) -> Look:
-    """The output of `attention`, the same bits, and exact statistics of its weights.
-
-    Nothing of the size Tq x Tk is formed. `stats` names statistics of the masked logits x and the
-    weights w = softmax(x):
-
-    =================  ====================================  ==================
-    statistic          what it is                            shape
-    =================  ====================================  ==================
-    ``"lse"``          log of the sum of exp(x), and sink    (B, H, Tq)
-    ``"max"``          the largest logit x                   (B, H, Tq)
-    ``"entropy"``      - sum of w log w over keys, in nats   (B, H, Tq)
-    ``"effective"``    exp(entropy), a number of keys        (B, H, Tq)
-    `topk(n)`          the n largest w, and their keys       (B, H, Tq, n)
-    `mass(groups)`     the sum of w over each group of keys  (B, H, Tq) each
-    ``"received"``     the sum of w over queries             (B, H, Tk)
-    `map(rows, cols)`  w, pooled                             (B, H, rows, cols)
-    `rows([...])`      w of some queries                     (B, H, n, Tk)
-    =================  ====================================  ==================
-
-    The first six need one sweep over the keys, the last three a second. Weights never carry
-    dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
-    core stays in the graph. Other arguments as in `attention`.
-
-    Args:
-        stats: names, or statistics that take arguments, as in the table; a list of them.
-
-    Returns:
-        A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
-
-    Raises:
-        BadValue, BadType: as `attention`; statistics that are unknown, do not fit or are no list;
-            meta tensors; a call inside of `distributed.sharded`.
-    """
-    if unknown:
-        refuse_keywords(look, unknown)
-    must_not_be_sharded("look")
-    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    problem, inputs = make_problem(q, k, v, options)
-    statistics = parse_stats(stats, problem.grid)
-    must_have_values(problem, "look")
-    run = _look
-    if torch.compiler.is_compiling() and not lse_alone(statistics):
-        run = torch.compiler.disable(_look)  # statistics are computed outside the graph
-    return run(problem, inputs, engine, statistics)
-
-
-def matrix(
-    q: Tensor,
-    k: Tensor,
-    *,
-    mask: Mask | None = None,
-    bias: Bias | Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    engine: str = "auto",
-    **unknown: NoReturn,
-) -> Matrix:
-    """The attention matrix, lazy and exact: ``A[b, h] = softmax(scale * Q K^T + ...)``, the weights
-    that `attention` sums the values with.
-
-    It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Nothing
-    of the size Tq x Tk is formed but by `to_dense()`. Weights never carry dropout, so `dropout` and
-    `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are computed as the
-    reference does. Other arguments as in `attention`.
-
-    Returns:
-        A `Matrix` of shape (B, H, Tq, Tk), each row of which sums to 1, or to less beside a sink.
-
-    Raises:
-        BadValue, BadType: as `attention`; meta tensors; a call inside of `distributed.sharded`.
-    """
-    if unknown:
-        refuse_keywords(matrix, unknown)
-    must_not_be_sharded("matrix")
-    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    problem, inputs = make_problem(q, k, k, options)
-    must_have_values(problem, "matrix")
-    for editor in editors():
-        problem, inputs = editor.edit_again(problem, inputs)
-    problem, inputs = shown(problem, inputs)
-    if engine != "auto":
-        named(engine)
-    return Matrix(problem.without_dropout, inputs, engine)
-
-
 def _output(problem: Problem, inputs: Inputs, engine: str) -> Tensor:
     """The output, (B, H, Tq, Dv), by the first engine that can."""
     if inputs.q.is_meta:  # only shapes: nothing to compute
         choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         return problem.with_zero_grad(out, *inputs) if problem.grad else out
-    return _by_engine(problem, inputs, engine, lambda by, p, x: (by.run(p, x), None))[1]
+    return by_engine(problem, inputs, engine, lambda by, p, x: (by.run(p, x), None))[1]
 
 
-def _look(problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]) -> Look:
-    problem, out, partial = _by_engine(
-        problem, inputs, engine, lambda engine, p, x: look_by(engine, *shown(p, x), statistics)
-    )
-    return Look(problem, out, partial.finish())
-
-
-def _by_engine(
+def by_engine(
     problem: Problem,
     inputs: Inputs,
     engine: str,

@@ -1,15 +1,93 @@
-"""What a look gives back: the output, and one attribute per statistic."""
+"""`look`: the output of attention, and exact statistics of its weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
-from ..problem.problem import Problem
-from ..stats import Result, Top, each
+from ..engines import run_and_count
+from ..errors import BadValue, refuse_keywords
+from ..masks import Mask
+from ..problem.biases import Bias
+from ..problem.check import Options, make_problem, must_have_values
+from ..problem.problem import Inputs, Problem
+from ..stats import Result, Statistic, Top, each, lse_alone, parse_stats
 from ..stats.parse import ALL_NAMES
 from ..views.html.cells import cell, heads_of
+from .attention import by_engine
+from .hooks import must_not_be_sharded, shown
+
+
+def look(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    stats: Iterable[str | Statistic] = ("lse", "entropy"),
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+    **unknown: NoReturn,
+) -> "Look":
+    """The output of `attention`, the same bits, and exact statistics of its weights.
+
+    Nothing of the size Tq x Tk is formed. `stats` names statistics of the masked logits x and the
+    weights w = softmax(x):
+
+    =================  ====================================  ==================
+    statistic          what it is                            shape
+    =================  ====================================  ==================
+    ``"lse"``          log of the sum of exp(x), and sink    (B, H, Tq)
+    ``"max"``          the largest logit x                   (B, H, Tq)
+    ``"entropy"``      - sum of w log w over keys, in nats   (B, H, Tq)
+    ``"effective"``    exp(entropy), a number of keys        (B, H, Tq)
+    `topk(n)`          the n largest w, and their keys       (B, H, Tq, n)
+    `mass(groups)`     the sum of w over each group of keys  (B, H, Tq) each
+    ``"received"``     the sum of w over queries             (B, H, Tk)
+    `map(rows, cols)`  w, pooled                             (B, H, rows, cols)
+    `rows([...])`      w of some queries                     (B, H, n, Tk)
+    =================  ====================================  ==================
+
+    The first six need one sweep over the keys, the last three a second. Weights never carry
+    dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
+    core stays in the graph. Other arguments as in `attention`.
+
+    Args:
+        stats: names, or statistics that take arguments, as in the table; a list of them.
+
+    Returns:
+        A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
+
+    Raises:
+        BadValue, BadType: as `attention`; statistics that are unknown, do not fit or are no list;
+            meta tensors; a call inside of `distributed.sharded`.
+    """
+    if unknown:
+        refuse_keywords(look, unknown)
+    must_not_be_sharded("look")
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, v, options)
+    statistics = parse_stats(stats, problem.grid)
+    must_have_values(problem, "look")
+    run = _look
+    if torch.compiler.is_compiling() and not lse_alone(statistics):
+        run = torch.compiler.disable(_look)  # statistics are computed outside the graph
+    return run(problem, inputs, engine, statistics)
+
+
+def _look(
+    problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
+) -> "Look":
+    problem, out, partial = by_engine(
+        problem, inputs, engine, lambda by, p, x: run_and_count(by, *shown(p, x), statistics)
+    )
+    return Look(problem, out, partial.finish())
 
 
 class NotRequested(BadValue, AttributeError):

@@ -1,4 +1,4 @@
-"""The attention matrix, computed part by part: exact rows, columns, blocks and products.
+"""`matrix`: the attention matrix, computed part by part: exact rows, columns, blocks and products.
 
 A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
 these two are kept, O(Tq); everything else is computed on demand. `A @ x` is attention with x as the
@@ -7,15 +7,18 @@ values, so an engine computes it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..engines import choose, compute_stats
-from ..errors import BadType, BadValue, as_index
+from ..engines import choose, compute_stats, named
+from ..errors import BadType, BadValue, as_index, refuse_keywords
+from ..masks import Mask
 from ..masks.values import as_4d
 from ..problem import online_softmax
+from ..problem.biases import Bias
+from ..problem.check import Options, make_problem, must_have_values
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import State
 from ..problem.problem import Inputs, Problem, repeat_heads
@@ -24,6 +27,7 @@ from ..stats import Statistic, Top, each, map, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
 from ..views.html.cells import cell, heads_of
+from .hooks import editors, must_not_be_sharded, shown
 
 STRIP_CELLS = 2**21
 MOST_CELLS = 2**27
@@ -31,6 +35,48 @@ SUMMARY_PAIRS = 2**24
 THUMBNAIL = 64
 MANY_RUNS = 16  # a run of keys costs about as much as this many consecutive keys
 ALL = slice(None)
+
+
+def matrix(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    engine: str = "auto",
+    **unknown: NoReturn,
+) -> "Matrix":
+    """The attention matrix, lazy and exact: ``A[b, h] = softmax(scale * Q K^T + ...)``, the weights
+    that `attention` sums the values with.
+
+    It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Nothing
+    of the size Tq x Tk is formed but by `to_dense()`. Weights never carry dropout, so `dropout` and
+    `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are computed as the
+    reference does. Other arguments as in `attention`.
+
+    Returns:
+        A `Matrix` of shape (B, H, Tq, Tk), each row of which sums to 1, or to less beside a sink.
+
+    Raises:
+        BadValue, BadType: as `attention`; meta tensors; a call inside of `distributed.sharded`.
+    """
+    if unknown:
+        refuse_keywords(matrix, unknown)
+    must_not_be_sharded("matrix")
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, k, options)
+    must_have_values(problem, "matrix")
+    for editor in editors():
+        problem, inputs = editor.edit_again(problem, inputs)
+    problem, inputs = shown(problem, inputs)
+    if engine != "auto":
+        named(engine)
+    return Matrix(problem.without_dropout, inputs, engine)
 
 
 class Matrix:

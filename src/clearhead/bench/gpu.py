@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..api.attention import attention, look
+from ..api.attention import attention
+from ..api.look import look
 from ..errors import BadValue
 from ..masks import Causal, Everything, Grid, causal, documents, prefix, window
 from ..masks.key_ranges import EVERY_KEY

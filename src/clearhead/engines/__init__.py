@@ -1,113 +1,39 @@
-"""Choosing the engine that computes the output, or only statistics of the weights.
+"""What computes attention. An engine is a file or a folder; `choice.py` says which one answers."""
 
-`ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
-comes last. On a GPU the order depends on the problem (`order_on`), by reasons and not yet by
-measurements; FlexAttention and the Triton kernels whose gradients are added up in no fixed order
-answer there by name only. An engine chosen by name computes or says why it cannot, and never falls
-back.
-"""
+from .choice import (
+    BY_NAME,
+    CORE,
+    ENGINES,
+    FLEX,
+    SDPA,
+    STEPS,
+    TILED,
+    TRITON,
+    TRITON_ATOMIC,
+    choose,
+    compute_stats,
+    first_able,
+    named,
+    order,
+    order_on,
+    run_and_count,
+)
 
-from collections.abc import Iterable
-
-from torch import Tensor
-
-from ..errors import BadValue
-from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Statistic, parse_stats, sweep
-from .cpu import Cpu
-from .engine import Engine
-from .flex import Flex
-from .gpu import Gpu, gpu_of, why_not_torch
-from .reference import Steps
-from .sdpa import Sdpa
-from .tiled import Tiled
-from .triton import Triton, TritonAtomic
-
-CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
-TRITON, TRITON_ATOMIC, FLEX = Triton(), TritonAtomic(), Flex()
-ENGINES: tuple[Engine, ...] = (CORE, SDPA, TILED, STEPS)
-BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, TRITON_ATOMIC, FLEX, TILED, STEPS)
-
-
-def order(problem: Problem) -> tuple[Engine, ...]:
-    """The engines that `auto` asks, first to last."""
-    return order_on(problem, gpu_of(problem.device)) if problem.device.type == "cuda" else ENGINES
-
-
-def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
-    """`order` on this GPU. torch's fused kernels come first where they take the problem as it is:
-    vendors tune them for each device. What is masked goes to our kernels, which skip what the mask
-    leaves empty and keep NaN behind it; torch's would need q, k and v cleaned of NaN first, and any
-    mask but a causal one written out. So does a problem for which torch has no fused kernel."""
-    if why_not_torch(problem, gpu):
-        return TRITON, SDPA, TILED, STEPS
-    return SDPA, TRITON, TILED, STEPS
-
-
-def choose(problem: Problem, engine: str) -> Engine:
-    """The engine to use.
-
-    Raises `BadValue` for an unknown name, and if the named engine, or every engine, declines.
-    """
-    chosen, declined = first_able(problem, engine)
-    if chosen is not None:
-        return chosen
-    said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
-    if engine == "auto":
-        raise BadValue(
-            f"No engine can answer this: {problem.describe()}.",
-            f"each engine says what it lacks: {said}.",
-            "pass smaller or simpler inputs; plan(...) shows what each engine says.",
-        )
-    raise BadValue(
-        f"engine={engine!r} cannot answer this: {problem.describe()}.",
-        f"an engine asked for by name never falls back, and this one says: {said}.",
-        "leave engine= out, and the fastest engine that can answers; plan(...) shows which.",
-    )
-
-
-def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
-    """The first engine that does not decline, or None, and what those before it said."""
-    declined: dict[str, list[str]] = {}
-    for candidate in order(problem) if engine == "auto" else (named(engine),):
-        reasons = candidate.why_not(problem)
-        if not reasons:
-            return candidate, declined
-        declined[candidate.name] = reasons
-    return None, declined
-
-
-def named(engine: object) -> Engine:
-    for candidate in BY_NAME:
-        if candidate.name == engine:
-            return candidate
-    names = ", ".join(repr(e.name) for e in BY_NAME)
-    raise BadValue(
-        f"engine={engine!r} is unknown.",
-        f"an engine is 'auto' or one of {names}.",
-        "leave engine= out to let clearhead choose.",
-    )
-
-
-def compute_stats(
-    problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
-) -> Partial:
-    """Statistics of all queries on all keys, without the output: by the C++ core or the Triton
-    kernels where they can, else by torch, tile by tile (`stats.sweep`). Raises what `parse_stats`
-    raises."""
-    problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
-    for engine in (CORE, TRITON):
-        if not engine.why_not(problem):
-            return engine.count(problem, inputs, parsed)
-    return sweep(problem, inputs, parsed)
-
-
-def look(
-    engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> tuple[Tensor, Partial]:
-    """`engine.look`. Where torch's kernels answer on a GPU, which count nothing, the Triton kernels
-    count beside them: the output has the bits that it has without looking."""
-    counted = problem.without_dropout
-    if engine in (SDPA, FLEX) and not TRITON.why_not(counted):
-        return engine.run(problem, inputs), TRITON.count(counted, inputs, statistics)
-    return engine.look(problem, inputs, statistics)
+__all__ = [
+    "BY_NAME",
+    "CORE",
+    "ENGINES",
+    "FLEX",
+    "SDPA",
+    "STEPS",
+    "TILED",
+    "TRITON",
+    "TRITON_ATOMIC",
+    "choose",
+    "compute_stats",
+    "first_able",
+    "named",
+    "order",
+    "order_on",
+    "run_and_count",
+]

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api.attention import attention, matrix
+from ..api.attention import attention
 from ..api.edits.edit import placed_at
 from ..api.hooks import editors
+from ..api.matrix import matrix
 from ..errors import BadValue
 from ..masks import Mask, causal, dense, documents, everything, intersect
 from ..torch_state import has_values
