@@ -7,10 +7,11 @@ they queue up while the device is kept busy, so that the host is not timed. Deco
 of its keys and values in turn, more than a cache holds, as a model with many layers does.
 A ceiling is measured before and after each peer: products of large random matrices of the case's
 dtype (of constants they would be faster), or, for decoding, a sum over more memory than the caches
-hold.
+hold. A peer is timed only if some rows of its output are right; gradients are left to the tests.
 """
 
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import cycle
@@ -24,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..api.attention import attention
 from ..api.look import look
+from ..api.plan import plan
 from ..errors import BadValue
 from ..masks import Causal, Everything, Grid, causal, documents, prefix, window
 from ..masks.key_ranges import EVERY_KEY
@@ -35,6 +37,8 @@ from .timing import summary
 DEVICE = torch.device("cuda")
 SAMPLE_SECONDS, MOST_CALLS = 0.1, 200
 CLOCK = 2e9  # cycles per second, at most
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 2.0  # seconds
+ROWS = 16  # of each head, whose values are checked
 BEYOND_CACHE = 2**28  # bytes, about twice the L2 cache of the largest GPUs
 EDGE = 8192  # of the matrices whose product is the ceiling
 
@@ -87,10 +91,11 @@ def measure_gpu(
         on_result: is called with every result as soon as it is measured.
 
     Returns:
-        {"about": ..., "results": [...]}, as `measure` does.
+        {"about": ..., "results": [...]}, as `measure` does. A result names under "engine" the one
+        that answers "clearhead", and under "declined" why a peer is not timed.
 
     Raises:
-        BadValue: an unknown group; there is no GPU.
+        BadValue: an unknown group; there is no GPU; a peer left the GPU in an error.
     """
     for name in groups:
         if name not in GROUPS:
@@ -111,8 +116,36 @@ def measure_gpu(
             result = {"group": group, **_one(case, rounds, group == "look")}
             results.append(result)
             on_result(result)
-    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-    return {"about": {"device": device, "torch": torch.__version__}, "results": results}
+    return {"about": _about(), "results": results}
+
+
+def _about() -> dict[str, str | None]:
+    """The device, and the versions of what stands between it and a call."""
+    return {
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "triton": _triton(),
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+    }
+
+
+def _triton() -> str | None:
+    try:
+        import triton
+    except ImportError:
+        return None
+    return triton.__version__
+
+
+def _driver() -> str | None:
+    """The version of the driver, where its own program says it."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(said.split()), None)
 
 
 def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
@@ -120,17 +153,22 @@ def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
     inputs = [(q, k, v)]
     if case.decode:
         inputs += [(q, k.clone(), v.clone()) for _ in range(BEYOND_CACHE // (2 * k.nbytes))]
+    truth = _true_rows(case, q, k, v)
     runs: dict[str, Run] = {}
     declined = {}
     for name, make in (_looks() if looks else PEERS).items():
         try:
             with torch.set_grad_enabled(case.training):
                 run = _in_turn([make(case, *tensors) for tensors in inputs])
-                runs[name] = _with_backward(run, inputs[0]) if case.training else run
-                runs[name]()
+                _refuse_wrong(run(), *truth)
+                if case.training:
+                    run = _with_backward(run, inputs[0])
+                    run()
+            _wait()  # a kernel fails later than the call that launches it
+            runs[name] = run
         except Exception as error:  # any error of a peer is its reason in the table
             declined[name] = _reason(error)
-            runs.pop(name, None)
+            _check_device(case, name, error)
     problem, _ = make_problem(q, k, v, Options(mask=case.mask))
     work = case.work(problem)
     ceiling = read_ceiling if case.decode else partial(product_ceiling, case.dtype)
@@ -146,11 +184,15 @@ def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
             except Exception as error:  # such as too little memory beside the others
                 declined[name] = _reason(error)
                 del runs[name], seconds[name], shares[name]
+                _check_device(case, name, error)
                 continue
             tops.append(ceiling())
             shares[name].append(work / seconds[name][-1] / statistics.mean(tops[-2:]))
     ours = seconds.get("clearhead")
-    return summary(case, work, tops, seconds, shares, ours) | {"declined": declined}
+    with torch.set_grad_enabled(case.training):
+        engine = plan(q, k, v, mask=case.mask).engine
+    figures = summary(case, work, tops, seconds, shares, ours)
+    return figures | {"declined": declined, "engine": engine}
 
 
 def _in_turn(runs: list[Run]) -> Run:
@@ -164,30 +206,96 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
+# ------------------------------------------------------------------------------- values, the device
+
+
+@torch.no_grad()
+def _true_rows(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Some queries, and what each head gives them in float64, (B, H, queries, D). A head at a time:
+    what is formed is of the size of its keys. The mask is asked pair by pair, not for ranges."""
+    queries = torch.linspace(0, case.Tq - 1, ROWS).long().unique()
+    zero = torch.zeros((), dtype=torch.long)
+    grid = Grid(case.Tq, case.Tk)
+    keep = case.mask.allowed(grid, zero, zero, queries.unsqueeze(1), torch.arange(case.Tk))
+    hidden, queries = ~keep.to(q.device), queries.to(q.device)
+
+    def head(b: int, h: int) -> Tensor:
+        g = h // (case.H // case.G)
+        scores = q[b, h, queries].double() @ k[b, g].double().T * case.D**-0.5
+        return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[b, g].double()
+
+    rows = [torch.stack([head(b, h) for h in range(case.H)]) for b in range(case.B)]
+    return queries, torch.stack(rows)
+
+
+def _refuse_wrong(answer: Any, queries: Tensor, true: Tensor) -> None:
+    """Raise where a row is farther from its truth than four roundings of its length. In fp32, where
+    scores and sums round more than the output does, than 1e-4: products in tf32 are refused."""
+    out = answer if isinstance(answer, Tensor) else answer.out
+    allowed = max(4 * torch.finfo(out.dtype).eps, 1e-4)
+    errors = (out.detach()[:, :, queries].double() - true).norm(dim=-1) / true.norm(dim=-1)
+    worst = float(errors.max())
+    if not worst <= allowed:  # NaN is wrong, too
+        raise ValueError(f"wrong: a row is off by {worst:.1e} of its length, {allowed:.1e} allowed")
+
+
+def _wait() -> None:
+    """For the device, which then raises what its kernels did."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _check_device(case: Case, name: str, error: Exception) -> None:
+    """Raise where a peer's error is one that no later call of this process survives: the others
+    would be blamed for it."""
+    try:
+        _wait()
+    except Exception as lost:
+        raise BadValue(
+            f"{name!r} left the GPU in an error in the case {case.name!r}: {_reason(error)}.",
+            "after such a fault a process can use the GPU no more, so nothing else can be timed.",
+            "name the other groups, or look for the fault with CUDA_LAUNCH_BLOCKING=1.",
+        ) from lost
+
+
 # ---------------------------------------------------------------------------------- clock, ceilings
 
 
 def seconds_per_call(run: Run) -> float:
-    """Seconds of the device per call."""
+    """Seconds of the device per call. Where so many calls do not fit in the queue of the device,
+    fewer are timed. A call that waits for the device itself never queues up: its waits count."""
     for _ in range(2):
         run()
+    host = max(min(_host_seconds(run) for _ in range(3)), 1e-6)
+    once, queues = _between_events(run, 1, host)
+    calls = min(int(SAMPLE_SECONDS / max(once, 1e-6)), int(LONGEST_PAUSE / (2 * host)), MOST_CALLS)
+    calls = max(calls, 1)
+    while True:
+        seconds, queued = _between_events(run, calls, host)
+        if queued or not queues or calls == 1:
+            return seconds
+        calls //= 2
+
+
+def _host_seconds(run: Run) -> float:
     begin = perf_counter()
     run()
-    host = perf_counter() - begin
-    calls = int(SAMPLE_SECONDS / max(_between_events(run, 1, host), 1e-6))
-    return _between_events(run, min(max(calls, 1), MOST_CALLS), host)
+    return perf_counter() - begin
 
 
-def _between_events(run: Run, calls: int, host: float) -> float:
-    """Per call, where the host takes so long to queue one: the device pauses for twice that."""
+def _between_events(run: Run, calls: int, host: float) -> tuple[float, bool]:
+    """Seconds per call, and whether all were queued before the first began. The device pauses for
+    twice what the host takes to queue them, `host` each."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(round(2 * calls * host * CLOCK))
+    pause = min(max(2 * calls * host, SHORTEST_PAUSE), LONGEST_PAUSE)
+    torch.cuda._sleep(round(pause * CLOCK))
     start.record()
     for _ in range(calls):
         run()
     stop.record()
+    queued = not start.query()
     stop.synchronize()
-    return start.elapsed_time(stop) / 1e3 / calls
+    return start.elapsed_time(stop) / 1e3 / calls, queued
 
 
 def product_ceiling(dtype: torch.dtype) -> float:
@@ -251,7 +359,7 @@ def _flash_attn(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
         raise ValueError("it knows full, causal and window masks")
     sides = tuple(-1 if side == EVERY_KEY else side for side in band)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return lambda: flash_attn_func(q, k, v, window_size=sides)
+    return lambda: flash_attn_func(q, k, v, window_size=sides).transpose(1, 2)
 
 
 PEERS: dict[str, Callable[..., Run]] = {
