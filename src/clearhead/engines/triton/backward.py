@@ -33,7 +33,7 @@ from .tile import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
                  M: tl.constexpr):  # fmt: skip
     """delta = Σ dO O - dlse for each row: M rows a program, two reads of (M, Dv)."""
@@ -79,7 +79,7 @@ def score_gradients(
     return dx, ds
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def query_gradients(
     q, k, v, dout, top, share, delta, dq, scale, rule, sizes, tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -165,7 +165,7 @@ def walk_keys(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def key_gradients(
     q, k, v, dout, top, share, delta, dq_sum, dk, dv, first, last, scale, rule, sizes, tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -290,7 +290,7 @@ def walk_queries(
     return dk_acc, dv_acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["q_tiles", "k_tiles"])
 def bias_gradients(
     q, k, v, dout, top, share, delta, dbias, rule, sizes, q_tiles, k_tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,

@@ -42,9 +42,9 @@ from .tile import (
 class RowSums(NamedTuple):
     """Where the sums of each row go, (splits, B, H, Tq) each; None where it is not requested.
 
-    `max` and `sum` are before the sink (stats/state.py), `share` and `lse` after it. `max` and
-    `best` are in units of the rule, `moment` in units of log 2. `masses` is (..., GROUPS), `best`
-    and `where` are (..., TOP).
+    `max` and `sum` are before the sink (problem/online_softmax.py), `share` and `lse` after it.
+    `max` and `best` are in units of the rule, `moment` in units of log 2. `masses` is
+    (..., GROUPS), `best` and `where` are (..., TOP).
     """
 
     max: Any = None
@@ -65,9 +65,9 @@ class Groups(NamedTuple):
     ranges: int
 
 
-# What changes from one step of decoding to the next compiles no kernel anew, but for whether the
-# number of keys is a multiple of 16.
-@triton.jit(do_not_specialize=["splits", "begin", "chunk"])
+# What changes from one step of decoding to the next, and how many tiles a length has, compiles no
+# kernel anew, but for whether the number of keys is a multiple of 16.
+@triton.jit(do_not_specialize=["tiles", "splits", "begin", "chunk"])
 def attend_tiles(
     q, k, v, out, sums, groups, rule, sizes, tiles, splits, begin, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,

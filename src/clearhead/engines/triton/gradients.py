@@ -67,6 +67,7 @@ def gradients(
     """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks. `atomic`:
     dQ in the sweep of dK and dV, added up in no fixed order."""
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
+    top, share = top.contiguous(), share.contiguous()
     sizes = sizes_of(q, k)
     B, H, G, Tq, Tk = sizes
     D, DV = q.shape[3], v.shape[3]

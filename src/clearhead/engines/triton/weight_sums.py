@@ -13,7 +13,7 @@ from .backward import weights_of_tile
 from .tile import allowed_cells, key_range, load_keys, load_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def sum_weights(
     q, k, top, share, received, pooled, first, last, rule, sizes, tiles, q_bins, k_bins, slots,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -71,7 +71,7 @@ def sum_weights(
         tl.store(received + place.to(tl.int64) * sizes.Tk + keys, total, mask=keys < sizes.Tk)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "count"])
 def exact_rows(
     q, k, top, share, places, out, rule, sizes, tiles, count,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
