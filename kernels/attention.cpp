@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpu.h"
+#include "processor.h"
 #include "threads.h"
 
 namespace clearhead {

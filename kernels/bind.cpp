@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "cpu.h"
+#include "processor.h"
 #include "fields.h"
 #include "threads.h"
 

@@ -13,7 +13,7 @@ import clearhead as ch
 from clearhead import storyteller as st
 from clearhead.api.hooks import listening
 from clearhead.report import report_teller, write
-from clearhead.storyteller import cast, checkpoint, data, grammar, vocabulary
+from clearhead.storyteller import cast, data, grammar, vocabulary, whole_files
 from clearhead.storyteller.ablate import VARIANTS
 from clearhead.storyteller.baselines import Bigram, Unigram
 from clearhead.storyteller.measure import RELATIONS, Table, best_distance, chance
@@ -211,7 +211,7 @@ def test_training_batches_have_unknown_words_and_held_out_ones_none():
 KILLED = """
 import os, signal, sys
 import clearhead
-from clearhead.storyteller import checkpoint, train
+from clearhead.storyteller import train
 assert clearhead.__file__ == sys.argv[3], "the child imports another clearhead than its parent"
 import torch
 torch.set_num_threads(1)  # as in the parent process: other numbers of threads sum in another order
@@ -235,8 +235,8 @@ def test_a_killed_training_ends_with_the_same_weights_bit_for_bit(tmp_path):
         text=True,
     )
     assert ended.returncode == -9, ended.stderr
-    _, about = checkpoint.read(killed / "checkpoint.safetensors")
-    tensors, _ = checkpoint.read(killed / "checkpoint.safetensors")
+    _, about = whole_files.read(killed / "checkpoint.safetensors")
+    tensors, _ = whole_files.read(killed / "checkpoint.safetensors")
     assert len(tensors["losses"]) == 4 and not (killed / "model.safetensors").exists()
     resumed = tiny(killed)
     ours, theirs = whole.model.state_dict(), resumed.model.state_dict()
@@ -266,7 +266,7 @@ def test_a_trained_model_is_read_back_as_it_was(tmp_path):
 
 def test_which_folders_hold_a_storyteller(tmp_path):
     tiny(tmp_path / "ours", steps=1)
-    checkpoint.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
+    whole_files.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
     assert st.is_storyteller(tmp_path / "ours")
     assert st.is_storyteller(tmp_path / "ours" / "model.safetensors")
@@ -299,7 +299,7 @@ def test_files_that_cannot_be_read_and_folders_that_cannot_be_written(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 200)
     (tmp_path / "short.txt").write_text("Too short.")
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
-    checkpoint.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
+    whole_files.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
     asks = [
         lambda: tiny(tmp_path / "out", text=tmp_path / "missing.txt"),
         lambda: tiny(tmp_path / "out", text=tmp_path / "latin.txt"),
@@ -322,15 +322,15 @@ def test_files_that_cannot_be_read_and_folders_that_cannot_be_written(tmp_path):
 
 def test_a_file_is_replaced_in_full_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
-    checkpoint.write(path, {"x": torch.tensor([1.0])}, {"step": 1})
+    whole_files.write(path, {"x": torch.tensor([1.0])}, {"step": 1})
 
     def fails(old, new):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write(path, {"x": torch.tensor([2.0])}, {"step": 2})
-    tensors, about = checkpoint.read(path)
+        whole_files.write(path, {"x": torch.tensor([2.0])}, {"step": 2})
+    tensors, about = whole_files.read(path)
     assert tensors["x"].tolist() == [1.0] and about == {"step": 1}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..engines import CORE, choose
-from ..engines.cpu import replay
+from ..engines.cpu import repeated_calls
 from ..engines.engine import Engine
 from ..errors import refuse_keywords
 from ..masks import Mask
@@ -89,13 +89,15 @@ def attention(
     if (ranks := active_ranks()) is not None:
         return ranks.attention(q, k, v, options, engine)
     # 2. A call like an earlier one goes to the core at once.
-    signature = None if engine != "auto" or is_hooked() else replay.signature(q, k, v, options)
-    if signature is not None and (out := replay.replay(signature, q, k, v)) is not None:
+    signature = (
+        None if engine != "auto" or is_hooked() else repeated_calls.signature(q, k, v, options)
+    )
+    if signature is not None and (out := repeated_calls.replay(signature, q, k, v)) is not None:
         return out
     # 3. Any other is checked, answered by the engine that is chosen, and remembered if it can be.
     problem, inputs = make_problem(q, k, v, options)
     if signature is not None and choose(problem, engine) is CORE:
-        out = replay.run_and_remember(signature, Inputs(q, k, v), mask, problem, inputs)
+        out = repeated_calls.run_and_remember(signature, Inputs(q, k, v), mask, problem, inputs)
         if out is not None:
             return out
     return problem.shape_back(_output(problem, inputs, engine))

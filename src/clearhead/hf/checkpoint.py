@@ -13,7 +13,7 @@ from ..api.hooks import capture_call
 from ..errors import AttentionError, BadValue
 from ..results.trace import Trace
 from ..views.escape import visible
-from .interface import not_answered
+from .inspect_model import not_answered
 from .register import NAME, register, transformers
 
 # Names of folders that say nothing about the model.

@@ -17,7 +17,7 @@ from ..api.edits.edit import Place
 from ..api.hooks import active_ranks, is_hooked
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
-from .interface import misreads_masks, not_answered
+from .inspect_model import misreads_masks, not_answered
 from .lazy_mask import BooleanMask, LazyMask
 
 

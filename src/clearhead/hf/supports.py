@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import BadType, kind_of
-from .interface import calls_interface, computes_attention
+from .inspect_model import calls_interface, computes_attention
 from .register import NAME, register, transformers
 
 

@@ -20,10 +20,9 @@ from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..views.format import evenly
 from ..views.html.steps import MAP_SIDE
 from .cross_attention import CallSite, TextTracker
-from .head_label import LABELS, REPEAT_GROUPS, label_of
+from .head_label import LABELS, REPEAT_GROUPS, label_of, separators
 from .induction import repeat_shares
 from .label_counts import label_counts
-from .token_groups import separators
 
 ALL_HEADS = 32  # tokens up to which all steps are kept: of 12 heads x 6 layers, 2 MB in a page
 ONE_HEAD = 512  # tokens up to which one head's steps are kept: 1 MB a matrix

@@ -3,8 +3,11 @@
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from ..results.report import NOT_NUMBERS
 
@@ -42,6 +45,16 @@ def is_separator(token: str) -> bool:
     if re.fullmatch(r"\[[A-Z_]+\]|</?[\w|]{1,30}>|<\|.{1,40}\|>|[Ċ\n\r]+", body):
         return True
     return bool(body) and all(unicodedata.category(char)[0] == "P" for char in body)
+
+
+def separators(tokens: Sequence[str] | None, Tk: int, first: int) -> Tensor:
+    """Which keys are punctuation or special, (Tk,); none if the tokens are not known. The key
+    `first` is not, as it is a group of its own."""
+    if tokens is None:
+        return torch.zeros(Tk, dtype=torch.bool)
+    found = torch.tensor([is_separator(token) for token in tokens])
+    found[first] = False
+    return found
 
 
 class Count(NamedTuple):

@@ -1,5 +1,6 @@
 """Weight on earlier occurrences of the query's token (duplicate-token heads), and on the tokens
-after those (induction heads)."""
+after those (induction heads). A head's share of weight and the count of its queries
+(`label_counts.py`) both ask `repeat_groups`, so they speak of the same keys."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +17,49 @@ from ..problem.biases import bias
 from ..problem.problem import Inputs, Problem
 from ..stats import mass
 from ..views.format import evenly
-from .token_groups import repeat_groups, repeated, token_ids
 
 # Of more queries whose token occurred before, so many are used, evenly spaced: their mean is within
 # 0.03 of the mean of all, at least 95 times in 100.
 MOST = 1024
 CELLS = 2**24  # of the mask and the bias that are written out for one group of queries
 FEWEST = 8  # queries; a mean over fewer depends too much on the text
+
+
+def token_ids(tokens: Sequence[str]) -> Tensor:
+    """A number for each token, (T,); the same token has the same number.
+
+    >>> token_ids(["a", "b", "a"]).tolist()
+    [0, 1, 0]
+    """
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(token, len(numbers)) for token in tokens])
+
+
+def repeated(ids: Tensor, first: int) -> Tensor:
+    """Which tokens occurred before, (T,): at the key `first` or later, and not as the token just
+    before.
+
+    >>> repeated(token_ids("a b b a a".split()), 0).tolist()
+    [False, False, False, True, True]
+    """
+    T = len(ids)
+    keys = torch.arange(T)
+    earliest = torch.full((T,), T).scatter_reduce(0, ids[first:], keys[first:], "amin")
+    return earliest[ids] < keys - 1
+
+
+def repeat_groups(ids: Tensor, queries: Tensor, keys: Tensor, first: int) -> dict[str, Tensor]:
+    """Is the key right after an earlier occurrence of the query's token ("induction"), or is it one
+    ("duplicate")? `queries` and `keys` are positions that broadcast; a key of -1 is none.
+
+    The key `first`, the query itself and the key before it do not count: a head may look there
+    whatever the token.
+    """
+    counts = (keys > first) & (keys < queries - 1)
+    return {
+        "induction": (ids[(keys - 1).clamp(min=0)] == ids[queries]) & counts,
+        "duplicate": (ids[keys.clamp(min=0)] == ids[queries]) & counts,
+    }
 
 
 def repeat_shares(

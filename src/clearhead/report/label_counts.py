@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .head_label import Count
-from .token_groups import repeat_groups, repeated, separators, token_ids
+from .head_label import Count, separators
+from .induction import repeat_groups, repeated, token_ids
 
 
 def label_counts(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import writable_folder
-from . import checkpoint
+from . import whole_files
 from .data import Stories, stories
 from .grammar import Story
 from .measure import best_heads, next_word_scores
@@ -98,7 +98,7 @@ def ablate(
         done.append(_measured(name, training, training_stories, held_out))
         curves[name] = training.losses
     ablation = Ablation(steps, batch, tuple(done))
-    checkpoint.write_json(directory / "ablation.json", ablation.as_dict())
+    whole_files.write_json(directory / "ablation.json", ablation.as_dict())
     rates = {label: [v.rates[label] for v in done] for label in done[0].rates}
     names, losses = [v.name for v in done], [v.causal for v in done]
     draw_ablation(names, losses, rates, directory / "ablation.png")

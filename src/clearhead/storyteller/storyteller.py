@@ -21,7 +21,7 @@ from ..api.metrics import most_probable
 from ..errors import BadValue, as_count
 from ..results.trace import Trace
 from ..views.escape import visible
-from . import checkpoint
+from . import whole_files
 from .grammar import pronouns, verbs
 from .model import Config, Decoder, untrained
 from .vocabulary import Encoded, Vocabulary
@@ -200,7 +200,7 @@ class Storyteller:
             "vocabulary": self.vocabulary.words,
             "made": self.made,
         }
-        path = checkpoint.write(Path(path), self.model.state_dict(), about)
+        path = whole_files.write(Path(path), self.model.state_dict(), about)
         if self.table is not None:
             keep_table(path, self.table)
         return path
@@ -238,7 +238,7 @@ def is_storyteller(path: str | Path) -> bool:
 
 def keep_table(path: str | Path, table: dict[str, Any]) -> Path:
     """Write the result of `measure` beside the weights, from where `load` reads it."""
-    return checkpoint.write_json(_file(Path(path)).with_suffix(".json"), table)
+    return whole_files.write_json(_file(Path(path)).with_suffix(".json"), table)
 
 
 def _file(path: Path) -> Path:
@@ -247,7 +247,7 @@ def _file(path: Path) -> Path:
 
 def _load(path: Path) -> Storyteller:
     path = _file(path)
-    tensors, about = checkpoint.read(path)
+    tensors, about = whole_files.read(path)
     try:
         model = untrained(Config(**about["config"]))
         model.load_state_dict(tensors)

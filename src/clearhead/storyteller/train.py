@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from ..errors import BadValue, as_number, writable_folder
-from . import checkpoint
+from . import whole_files
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST
 from .model import Config, Decoder, untrained
@@ -102,7 +102,7 @@ class Training:
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": t for name, t in state.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        checkpoint.write(path, tensors, self.settings)
+        whole_files.write(path, tensors, self.settings)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Training:
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint. Raises `BadValue` if it is of another training."""
-        tensors, settings = checkpoint.read(path)
+        tensors, settings = whole_files.read(path)
         if settings != self.settings:
             raise BadValue(
                 f"{str(path)!r} is of another training: {_differences(settings, self.settings)}.",

@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include "processor.h"
 
 #include <atomic>
 #include <cstring>
