@@ -353,6 +353,34 @@ def test_what_is_not_finite_in_values_is_told_apart(dtype):
         assert kind(true).any()
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["read", "not read, as in a capture"])
+def test_a_bias_may_hold_anything(known, monkeypatch):
+    """-inf here and there, in whole rows and whole tiles, beside NaN and +inf; behind the -inf lie
+    keys and values that are not finite."""
+    if not known:
+        monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
+    nan, inf = float("nan"), float("inf")
+    q, k, v = draw(Tq=70, Tk=150)
+    k[0, 0, 140], v[0, 0, 140], v[0, 0, 141, 3] = nan, nan, inf
+    bias = torch.randn(2, 70, 150, generator=torch.Generator().manual_seed(2))
+    bias[:, 5:30, ::7] = bias[:, 40:] = bias[:, :, 140:142] = -inf
+    bias[0, 3], bias[0, 4, 20], bias[1, 8, 6] = -inf, nan, inf
+    seed = torch.randn(1, 2, 70, 24, generator=torch.Generator().manual_seed(3))
+
+    def answers(f, *tensors):
+        tensors = [x.clone().requires_grad_() for x in tensors]
+        out = f(*tensors[:3], bias=tensors[3])
+        return out, *torch.autograd.grad(out, tensors, seed.to(out.dtype))
+
+    found = answers(triton, q, k, v, bias)
+    true = answers(steps, q, k, v, bias)
+    for got, expected in zip(found, true, strict=True):
+        torch.testing.assert_close(
+            got, expected.to(got.dtype), rtol=1e-4, atol=3e-5, equal_nan=True
+        )
+    assert found[0].isnan().any() and found[0].isfinite().any()
+
+
 def test_every_way_to_allow_tf32_is_heard():
     from clearhead.engines.triton.launch import dot_precision
 

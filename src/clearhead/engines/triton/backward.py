@@ -57,7 +57,7 @@ def weights_of_tile(
     products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED)
     w = tl.exp2(above(x, anchor(top), rule)) * share[:, None]
-    if MASKED or rule.bias is not None:
+    if MASKED:
         w = tl.where((x == float("-inf")) | (real[:, None] == 0), 0.0, w)
     return w, t_cap
 
@@ -159,7 +159,7 @@ def walk_keys(
             _, ds = score_gradients(
                 w, t_cap, dout_tile, value_tile, delta, rule, hashes, keys, DROPS, PRECISION
             )
-            if MASKED or rule.bias is not None:
+            if MASKED:
                 key_tile = cleaned(key_tile)
             acc = product(ds.to(key_tile.dtype), key_tile, acc, PRECISION)
     return acc
@@ -270,7 +270,7 @@ def walk_queries(
             )  # fmt: skip
             if DROPS:
                 w = w * survivors(rule, hashes, keys)
-            if MASKED or rule.bias is not None:
+            if MASKED:
                 # NaN in a row reaches the keys that it sees, and no other.
                 bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
                 w = tl.where(bad[:, None] & (w != 0.0), float("nan"), w)
@@ -279,7 +279,7 @@ def walk_queries(
             dk_acc = product(tl.trans(ds.to(queries.dtype)), queries, dk_acc, PRECISION)
             if dq_sum is not None:
                 seen = key_tile
-                if MASKED or rule.bias is not None:
+                if MASKED:
                     seen = cleaned(key_tile)
                 d = tl.arange(0, BLOCK_D)
                 tl.atomic_add(

@@ -250,7 +250,7 @@ def take(
         if DROPS:
             powers = powers * survivors(rule, hashes, keys)
         acc = acc * rescale[:, None]
-        if MASKED or rule.bias is not None:  # a bias may be -inf
+        if MASKED:
             seen = x != float("-inf")
             acc = add_masked(acc, powers, values, seen, PRECISION)
         else:

@@ -101,7 +101,8 @@ def tanh(x):
 @triton.jit
 def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr):
     """The input of softmax in units of the rule, -inf where not allowed, and tanh of the soft cap
-    (anything without one), whose slope the backward pass needs. `products` is q k, (M, N)."""
+    (anything without one), whose slope the backward pass needs. `products` is q k, (M, N). No -inf
+    stands in the bias: the checks made a mask of it (problem/check.py)."""
     x = products
     if rule.scale is not None:
         x = products * rule.scale
