@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.results.report import Findings
+from clearhead.results.findings import Findings
 from clearhead.results.trace import Step, Trace
 from clearhead.views import plot
 from clearhead.views.plot.canvas import drawable

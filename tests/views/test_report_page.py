@@ -16,7 +16,7 @@ from clearhead import storyteller
 from clearhead.errors import BadValue
 from clearhead.report import Head, Layer, Link, Report, report, report_teller
 from clearhead.report.head_label import LABELS
-from clearhead.results.report import EVENNESS
+from clearhead.results.findings import EVENNESS
 from clearhead.views import html
 from clearhead.views.html.report import pool
 from tests.report.models import AttentionCalls, normal

@@ -4,9 +4,9 @@ While the model computes, statistics of each attention call are streamed, so not
 Tq x Tk is formed, and a text may be as long as the model can read.
 """
 
-from ..results.report import Head, Layer, Link
+from ..results.findings import Head, Layer, Link
 from .exact_weights import tile
-from .report import Report
+from .printed import Report
 from .run import report, write
 from .storyteller import report_teller
 

@@ -14,7 +14,7 @@ from ..errors import BadValue
 from ..masks import Mask, window
 from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
-from ..results.report import Head, Layer, Link
+from ..results.findings import Head, Layer, Link
 from ..results.trace import Trace
 from ..stats import Statistic, Top, map as pooled_map, mass, topk
 from ..views.format import evenly

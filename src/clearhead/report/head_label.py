@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..results.report import NOT_NUMBERS
+from ..results.findings import NOT_NUMBERS
 
 # A head is labelled by a group of keys if at least this share of its weight lies on the group, and
 # at least so many times the share under uniform weights, which is large in a short text or in one

@@ -24,7 +24,7 @@ from ..views import html, plot
 from ..views.html.steps import MAP_SIDE
 from .collect import Collector
 from .cross_attention import TextTracker
-from .report import Report
+from .printed import Report
 
 POOLED_NOTE = (
     "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "

@@ -7,11 +7,11 @@ import torch
 
 from ..engines.reference import WHY
 from ..nn import RelativePositions
+from ..results.findings import Head
 from ..results.live import LiveModel
-from ..results.report import Head
 from ..storyteller import MeasuredHead, Storyteller
 from ..storyteller.storyteller import WORDS_OF
-from .report import Report
+from .printed import Report
 from .run import GUESSES, report_and_output
 
 MOST_WEIGHTS = 700_000  # of a model that a page holds: 1.9 MB

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BadType, BadValue
-from ...results.report import Findings, Head, Layer
+from ...results.findings import Findings, Head, Layer
 from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
 from ..format import evenly

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from ...results.report import Findings
+from ...results.findings import Findings
 from ..escape import visible
 from .canvas import (
     ACCENT,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..results.report import NOT_NUMBERS, Findings
+from ..results.findings import NOT_NUMBERS, Findings
 from ..views import html
 from ..views.escape import visible
 from ..views.format import without_nan
