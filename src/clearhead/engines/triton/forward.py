@@ -283,20 +283,41 @@ def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
 def keep_largest(best, where, x, keys, TOP: tl.constexpr):
     """Put the largest logits of a tile among the `best` of each row, not sorted. A row takes one at
     a time, the lowest key first among equal ones, and only what exceeds the least it holds: after
-    the first tiles that is seldom."""
-    slot = tl.arange(0, TOP)
-    found = tl.max(x, 1)
-    while tl.max((found > tl.min(best, 1)).to(tl.int32), 0) > 0:
-        key = tl.min(tl.where(x == found[:, None], keys[None, :], 2147483647), 1)
-        least = tl.min(best, 1)
-        # Of equal ones the highest key gives way.
-        rank = tl.where(best == least[:, None], where.to(tl.int64) * TOP + slot[None, :], -TOP - 1)
-        replace = (rank == tl.max(rank, 1)[:, None]) & (found > least)[:, None]
-        best = tl.where(replace, found[:, None], best)
-        where = tl.where(replace, key[:, None], where)
-        x = tl.where(keys[None, :] == key[:, None], float("-inf"), x)
-        found = tl.max(x, 1)
+    the first tiles that is seldom. It takes TOP of a tile at most; few are written out, as a loop
+    inside the walk over the keys would keep its loads from being pipelined."""
+    more = exceeds(x, best)
+    if TOP <= 8:
+        for _ in tl.static_range(TOP):
+            if more:
+                best, where, x = keep_one(best, where, x, keys, TOP)
+                more = exceeds(x, best)
+    else:
+        while more:
+            best, where, x = keep_one(best, where, x, keys, TOP)
+            more = exceeds(x, best)
     return best, where
+
+
+@triton.jit
+def exceeds(x, best):
+    """Is a logit of some row larger than the least of its `best`?"""
+    return tl.max((tl.max(x, 1) > tl.min(best, 1)).to(tl.int32), 0) > 0
+
+
+@triton.jit
+def keep_one(best, where, x, keys, TOP: tl.constexpr):
+    """Where the largest logit of a row exceeds the least of the `best` it takes its place, and is
+    -inf in `x` from then on."""
+    slot = tl.arange(0, TOP)
+    found, least = tl.max(x, 1), tl.min(best, 1)
+    key = tl.min(tl.where(x == found[:, None], keys[None, :], 2147483647), 1)
+    # Of equal ones the highest key gives way.
+    rank = tl.where(best == least[:, None], where.to(tl.int64) * TOP + slot[None, :], -TOP - 1)
+    replace = (rank == tl.max(rank, 1)[:, None]) & (found > least)[:, None]
+    best = tl.where(replace, found[:, None], best)
+    where = tl.where(replace, key[:, None], where)
+    x = tl.where(keys[None, :] == key[:, None], float("-inf"), x)
+    return best, where, x
 
 
 @triton.jit
