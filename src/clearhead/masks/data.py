@@ -79,16 +79,13 @@ class documents(CachedRanges):
         batches = _batches(of_query, of_key)
         of_query, of_key = of_query.expand(batches, -1), of_key.expand(batches, -1)
         if has_values(of_query, of_key):  # else the ranges cannot be counted
-            found = [_ranges_of_ids(*row) for row in zip(of_query, of_key, strict=True)]
-            most = max((int(count.max()) for _, _, count in found if count.numel()), default=1)
-            most = max(most, 1)
+            ranges, first, count = _ranges_of_ids(of_query, of_key)
+            most = max(int(count.max()), 1) if count.numel() else 1
             if not key_ranges.scattered(most, grid.Tk):
                 column = torch.arange(most, device=device)
-                full = torch.full((batches, 1, grid.Tq, most, 2), grid.Tk, device=device)
-                for row, (ranges, first, count) in enumerate(found):
-                    used = column < count.unsqueeze(-1)
-                    full[row, 0] = ranges[torch.where(used, first.unsqueeze(-1) + column, -1)]
-                return KeyRanges(full[..., 0], full[..., 1], grid.Tq, grid.Tk)
+                used = column < count.unsqueeze(-1)
+                of_each = ranges[torch.where(used, first.unsqueeze(-1) + column, -1)].unsqueeze(1)
+                return KeyRanges(of_each[..., 0], of_each[..., 1], grid.Tq, grid.Tk)
         equal = of_query.unsqueeze(-1) == of_key.unsqueeze(-2)
         return key_ranges.from_bits(equal.unsqueeze(1), grid.Tq, grid.Tk)
 
@@ -105,18 +102,22 @@ def _batches(a: Tensor, b: Tensor) -> int:
 
 
 def _ranges_of_ids(of_query: Tensor, of_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For one batch: the ranges of keys with one id, (R + 1, 2), sorted by id and the last empty;
-    and for each query, where the ranges of its document begin and how many they are, (Tq,)."""
+    """The ranges of keys with one id, (R + 1, 2), sorted by batch and id, the last empty; and for
+    each query, where the ranges of its document begin and how many they are, (B, Tq)."""
+    B, Tk = of_key.shape
     begins = torch.ones_like(of_key, dtype=torch.bool)
-    begins[1:] = of_key[1:] != of_key[:-1]
-    lo = begins.nonzero().flatten()
-    ends = torch.cat([lo, lo.new_tensor([of_key.numel()])])
-    id_of_range, order = of_key[lo].sort(stable=True)
-    ranges = torch.stack([ends[:-1], ends[1:]], -1)[order]
+    begins[:, 1:] = of_key[:, 1:] != of_key[:, :-1]
+    batch, lo = begins.nonzero(as_tuple=True)
+    hi = lo.roll(-1)
+    hi = hi.masked_fill(hi == 0, Tk)  # the next range is of another batch, which begins at 0
+    ids, rank = of_key[batch, lo].unique(return_inverse=True)
+    document, order = (batch * len(ids) + rank).sort(stable=True)
+    ranges = torch.stack([lo, hi], -1)[order]
+    before = torch.arange(B, device=of_key.device).unsqueeze(-1) * len(ids)
     of_query = of_query.contiguous()
-    first = torch.searchsorted(id_of_range, of_query)
-    count = torch.searchsorted(id_of_range, of_query, right=True) - first
-    return torch.cat([ranges, ends[-1:].expand(1, 2)]), first, count
+    first = torch.searchsorted(document, before + torch.searchsorted(ids, of_query))
+    end = torch.searchsorted(document, before + torch.searchsorted(ids, of_query, right=True))
+    return torch.cat([ranges, ranges.new_full((1, 2), Tk)]), first, end - first
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,1 +1,1 @@
-"""Results as pure data: a trace, findings of a report, effects, what scaling does. Views draw them."""
+"""Results as pure data: a trace, findings of a report, effects, scaling. Views draw them."""
