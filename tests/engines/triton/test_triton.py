@@ -119,15 +119,15 @@ def test_kinds_tell_apart_what_triton_compiles_apart():
     values = [
         0, 1, 2, 16, -1, -16, 2**31 - 1, 2**31, 2**31 - 16, -(2**31), -(2**31) - 1, 2**40,
         2**40 + 1, None, 1.0, 2.5, memory, memory[1:], memory[16:], memory.view(torch.uint8),
-        Rows(memory, 1, 16, 3), Rows(memory, 2, 16, 3), Rows(memory, 2, 16, 5),
-        Rows(memory[1:], 2, 16, 3),
+        Rows(memory, 1, 16, 3, None), Rows(memory, 2, 16, 3, None), Rows(memory, 2, 16, 5, None),
+        Rows(memory[1:], 2, 16, 3, None), Rows(memory, 2, 16, 8, None), Rows(memory, 2, 16, 8, 1),
     ]  # fmt: skip
     theirs = [native_specialize_impl(CUDABackend, x, False, True, True) for x in values]
     for x, of_x in zip(values, theirs, strict=True):
         for y, of_y in zip(values, theirs, strict=True):
             assert of_x == of_y or kinds((x,)) != kinds((y,)), (x, y)
-    assert kinds((3, 32, 2.0, Rows(memory, 2, 16, 3))) == kinds(
-        (5, 64, 3.0, Rows(memory, 7, 48, 9))
+    assert kinds((3, 32, 2.0, Rows(memory, 2, 16, 3, None))) == kinds(
+        (5, 64, 3.0, Rows(memory, 7, 48, 9, None))
     )
 
 

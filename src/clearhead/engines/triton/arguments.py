@@ -40,12 +40,16 @@ class Sizes(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A (B, H, T, D) tensor whose last dimension is contiguous: address and strides."""
+    """A (B, H, T, D) tensor whose last dimension is contiguous: address and strides. `even`, 1 or
+    None, says whether all rows begin at a multiple of 16 bytes from the first. Triton sees for
+    itself only that a stride is a multiple of 16 numbers, and heads of 72 would lose their wide
+    loads."""
 
     at: Any
     b: int
     h: int
     t: int
+    even: int | None
 
 
 class Cells(NamedTuple):
@@ -128,7 +132,7 @@ def sizes_of(q: Tensor, k: Tensor) -> Sizes:
 def rows(x: Tensor) -> Rows:
     """Of a tensor from `with_rows`."""
     b, h, t, _ = x.stride()
-    return Rows(x, b, h, t)
+    return Rows(x, b, h, t, None if (b | h | t) * x.element_size() % 16 else 1)
 
 
 def cells(x: Tensor) -> Cells:

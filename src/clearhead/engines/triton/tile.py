@@ -14,7 +14,10 @@ import triton.language as tl
 @triton.jit
 def row_offsets(view, b, h, t):
     """Where the rows (b, h, t) of a `Rows` begin."""
-    return b.to(tl.int64) * view.b + h.to(tl.int64) * view.h + t.to(tl.int64) * view.t
+    at = b.to(tl.int64) * view.b + h.to(tl.int64) * view.h + t.to(tl.int64) * view.t
+    if view.even is not None:
+        at = tl.multiple_of(at, 128 // view.at.dtype.element_ty.primitive_bitwidth)
+    return at
 
 
 @triton.jit
