@@ -203,7 +203,7 @@ def test_the_order_follows_what_torch_can_fuse(keywords, gpu, first):
 def test_auto_says_what_it_chose_and_why(monkeypatch):
     """On a device that is described and not there."""
     monkeypatch.setattr("clearhead.engines.triton.INSTALLED", True)
-    for room in (engines, engines.sdpa, engines.triton):
+    for room in (engines.choice, engines.sdpa, engines.triton):
         monkeypatch.setattr(room, "gpu_of", lambda device: AMPERE)
     cuda = torch.device("cuda")
     for keywords, chosen, caption in (
