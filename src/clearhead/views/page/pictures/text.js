@@ -97,7 +97,8 @@ const bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase
 const isWord = (token) => /^\p{L}/u.test(bare(token)); // not "." or "[CLS]"
 const isPronoun = (word) => PRONOUNS.has(bare(word));
 
-// What a head of a label does, if this query and key show it.
+// What a head of a label does, if this query and key show it. For copies the keys count that count in
+// the report (report/induction.py): neither the query itself nor the one before it.
 const FINDS = {
   antecedent: ["this head finds whom a pronoun means", (q, k, words) => isPronoun(words[q])],
   subject: ["this head finds the subject of a verb", (q, k) => k < q],
@@ -107,8 +108,9 @@ const FINDS = {
   "same token": ["this head stays on the token itself", (q, k) => k === q],
   "first token (sink)": ["this head rests on the first token", (q, k) => k === 0],
   induction: ["this head finds what followed an earlier copy", (q, k, words) =>
-    k > 0 && bare(words[k - 1]) === bare(words[q])],
-  "duplicate token": ["this head finds an earlier copy", (q, k, words) => bare(words[k]) === bare(words[q])],
+    k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
+  "duplicate token": ["this head finds an earlier copy", (q, k, words) =>
+    k < q - 1 && bare(words[k]) === bare(words[q])],
 };
 
 function drawSentence() {
