@@ -26,8 +26,8 @@ from .start import start
 # walks over keys; in `key_gradients` it keeps the keys, and two (keys, D) sums in fp32.
 QUERY_GRADIENTS: Table = {
     False: {
-        64: ((128, 64, 8, 2), (128, 64, 8, 2)),
-        128: ((128, 64, 8, 2), (128, 32, 8, 2)),
+        64: ((128, 64, 8, 3), (128, 64, 8, 2)),
+        128: ((128, 64, 8, 3), (128, 32, 8, 2)),
         256: ((64, 32, 8, 2), (32, 32, 4, 2)),
     },
     True: {
@@ -102,8 +102,7 @@ def gradients(
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
             dq_sum = q.new_zeros(dq.shape, dtype=torch.float32) if atomic else None
-            for_tiles = Tq, block, q.dtype, q.device
-            tile = tile_from(QUERY_GRADIENTS, *for_tiles)
+            tile = _tile(QUERY_GRADIENTS, q, block, rule)
             if dq_sum is None:
                 tiles = math.ceil(Tq / tile.queries)
                 start(
@@ -113,7 +112,7 @@ def gradients(
                 )  # fmt: skip
             if bias is not None and bias.numel():
                 dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
-            tile = tile_from(KEY_GRADIENTS, *for_tiles)
+            tile = _tile(KEY_GRADIENTS, q, block, rule)
             first, last = None, None
             if rule.lo is not None:
                 first, last = seen_from(rule, sizes, tile.queries, tile.keys)
@@ -130,6 +129,12 @@ def gradients(
         share_of_sink = share_of_sink.masked_fill(lse == -math.inf, 0.0)
         dsinks = -(share_of_sink * delta).sum((0, 2))
     return dq, dk, dv, dbias, dsinks
+
+
+def _tile(table: Table, q: Tensor, block: int, rule: KernelArgs) -> Tiles:
+    tile = tile_from(table, q.shape[2], block, q.dtype, q.device)
+    # A tile of the bias lies in each stage.
+    return tile if rule.bias is None else tile._replace(stages=min(tile.stages, 2))
 
 
 def _launched(tile: Tiles) -> dict[str, int]:

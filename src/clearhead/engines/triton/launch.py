@@ -27,13 +27,14 @@ LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 512, 32, 64, 16
 # By fp32 or not and by head size: queries, keys, warps and stages of a tile, where a block may have
 # `ROOMY` bytes of shared memory (capability 8.0, 9.0 and 10.0) and where it has 99 KB (8.6, 8.9 and
 # 12.0). The largest that fit and spill few or no registers in their loops, as ptxas counts them
-# (causal); 64 rows at least where they can be had, as the matrix units of 9.0 ask.
+# (causal), and of several such the one with the fewest instructions for a cell; 64 rows at least
+# where they can be had, as the matrix units of 9.0 ask. Found by compiling, and not by timing.
 Table = dict[bool, dict[int, tuple[tuple[int, int, int, int], tuple[int, int, int, int]]]]
 FORWARD: Table = {
     False: {
-        64: ((128, 64, 8, 3), (128, 64, 8, 3)),
+        64: ((128, 128, 8, 3), (128, 128, 8, 2)),
         128: ((128, 64, 8, 3), (128, 64, 8, 2)),
-        256: ((64, 32, 8, 2), (64, 32, 8, 2)),
+        256: ((64, 32, 8, 3), (64, 32, 8, 2)),
     },
     True: {
         64: ((64, 32, 8, 2), (64, 32, 8, 2)),
@@ -57,7 +58,14 @@ class Tiles(NamedTuple):
 
 @lru_cache(maxsize=64)
 def forward_tiles(
-    H: int, G: int, Tq: int, D: int, dtype: torch.dtype, device: torch.device, biased: bool
+    H: int,
+    G: int,
+    Tq: int,
+    D: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    biased: bool,
+    banded: bool,
 ) -> Tiles:
     """The running sum, rows x head size in fp32, stays in registers; `stages` tiles of keys and
     values in shared memory. Where queries are few a tile fits every device, and is the same on all
@@ -73,6 +81,8 @@ def forward_tiles(
         tile = tile_from(FORWARD, Tq, D, dtype, device)
     if biased and tile.heads == 1:  # a tile of the bias lies in each stage
         tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
+    if biased or not banded:  # a bias, and ranges of each row, take registers too
+        tile = tile._replace(keys=min(tile.keys, 64))
     return tile
 
 
@@ -129,8 +139,8 @@ def attend(
     B, H, G, Tq, _ = sizes
     D, DV = q.shape[3], 1 if v is None else v.shape[3]
     block_d, block_dv = head_block(D), head_block(DV)
-    biased = rule.bias is not None
-    tile = forward_tiles(H, G, Tq, max(block_d, block_dv), q.dtype, q.device, biased)
+    block, biased, banded = max(block_d, block_dv), rule.bias is not None, rule.lo is None
+    tile = forward_tiles(H, G, Tq, block, q.dtype, q.device, biased, banded)
     splits, begin, chunk = splits_of(rule, sizes, tile)
     top_block = max(2, power_of_2(top)) if top else 1
     group_block = power_of_2(n_groups)
