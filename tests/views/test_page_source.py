@@ -169,3 +169,77 @@ def test_an_older_answer_does_not_replace_a_newer_one(live):
     tab, _ = live()
     tab.evaluate("Promise.all([compute('a a a a', NO_EDITS), compute('b b', NO_EDITS)])")
     assert tab.evaluate("current.tokens") == ["b", "b"]
+
+
+SLOW = """window.pageSource = () => {
+  window.requests = [];
+  return {
+    can: { text: true, edits: ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"] },
+    cancel() {},
+    async compute(text, edits) {
+      window.requests.push([text, edits]);
+      if (text === "refused") throw new Error("The text is refused.");
+      if (edits.mask === "wrong") throw new Error("The mask is refused.");
+      await new Promise((resolve) => { window.answer = resolve; });
+      const tokens = text.split(" ");
+      return { ...pageData, tokens, text, guesses: null };
+    },
+  };
+};"""
+ASKED = "requests.at(-1)"
+
+
+@pytest.fixture
+def slow(visit):  # noqa: F811
+    """Open a page whose source answers when the test says so."""
+    report = toy_report(11, tokens=WORDS)
+    tab = visit(
+        report, prepare=lambda context: context.add_init_script(SLOW), hash="#layer=0&head=2"
+    )
+    tab.locator("#whatif").click()
+    return tab
+
+
+def set_field(tab, name, value):
+    tab.locator(f"#edit-{name}").fill(value)
+    tab.locator(f"#edit-{name}").blur()
+
+
+def test_a_change_while_an_answer_is_computed_keeps_the_change_before_it(slow):
+    slow.locator("#edit-off").click()
+    assert slow.locator("#edit-off").text_content() == "Head 0·2 is off"
+    set_field(slow, "mask", "window(1)")
+    both = NONE | {"off": [[0, 2]], "mask": "window(1)"}
+    assert slow.evaluate(ASKED) == [" ".join(WORDS), both]
+    slow.evaluate("answer()")
+    settled(slow, "chosen.edits.mask !== null")
+    assert slow.evaluate("chosen.edits") == both
+    set_field(slow, "mask", "")
+    slow.locator("#edit-off").click()
+    settled(slow, "edited === null")
+    assert slow.locator("#edit-mask").input_value() == ""
+
+
+def test_a_text_that_is_typed_is_kept_by_a_change_of_the_edits(slow):
+    text = " ".join(reversed(WORDS))
+    slow.locator("#text").fill(text)
+    slow.locator("#edit-off").click()
+    assert slow.locator("#text").input_value() == text
+    assert slow.evaluate(ASKED)[0] == text
+    slow.evaluate("answer()")
+    settled(slow, "requests.at(-1)[1].off.length === 1")
+    slow.evaluate("answer()")
+    settled(slow, "edited !== null")
+    assert slow.evaluate("[current.text, chosen.edits.off]") == [text, [[0, 2]]]
+
+
+def test_what_is_refused_or_stopped_is_asked_for_no_longer(slow):
+    slow.locator("#edit-off").click()
+    slow.locator("#stop").click()
+    assert slow.locator("#edit-off").text_content() == "Head 0·2 on"
+    set_field(slow, "mask", "wrong")
+    settled(slow, "byId('edit-said').textContent !== ''")
+    assert slow.locator("#edit-mask").input_value() == "wrong", "it can be mended"
+    set_field(slow, "softcap", "5")
+    assert slow.evaluate(ASKED) == [" ".join(WORDS), NONE | {"softcap": 5}]
+    assert slow.locator("#edit-mask").input_value() == ""

@@ -4,6 +4,9 @@
 const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3)", "the last 3 before it"],
   ["window(2, 2)", "2 on each side"], ["everything", "everything"]];
 let computing = 0; // the number of the newest request, so that an older answer is not shown
+/** @type {{text: string, edits: any} | null} */
+let wanted = null; // what was last asked for, until it is answered; null: what is shown
+let refusedField = null; // the field whose value was refused: it keeps it, to be mended
 let isRefused = false; // is the text in the field one that could not be read? what is shown is of the one before
 
 // A host declares pageSource; else the page computes by itself, if it holds a model.
@@ -22,14 +25,14 @@ function buildControls() {
   const field = (name, words, control, read) => {
     control.id = `edit-${name}`;
     control.disabled = !can(name);
-    control.addEventListener(control.type === "range" ? "input" : "change", () => edit({ [name]: read(control) }));
+    control.addEventListener(control.type === "range" ? "input" : "change", () => edit({ [name]: read(control) }, name));
     return make("label", {}, `${words} `, control, make("output", { for: control.id, id: `out-${name}` }));
   };
   const optional = (control) => (control.value.trim() === "" ? null : Number(control.value));
   const off = make("button", { type: "button", id: "edit-off", "aria-pressed": false });
   off.addEventListener("click", () => {
-    const { layer, head } = chosen, rest = chosen.edits.off.filter(([l, h]) => l !== layer || h !== head);
-    edit({ off: rest.length < chosen.edits.off.length ? rest : [...rest, [layer, head]] });
+    const { layer, head } = chosen, { off } = asked().edits, rest = off.filter(([l, h]) => l !== layer || h !== head);
+    edit({ off: rest.length < off.length ? rest : [...rest, [layer, head]] });
   });
   off.disabled = !can("off");
   const reset = make("button", { type: "button", id: "edit-none" }, "As it was");
@@ -50,7 +53,7 @@ function buildControls() {
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
   byId("typing").hidden = !source?.can.text;
-  byId("text").addEventListener("input", () => compute(byId("text").value, chosen.edits));
+  byId("text").addEventListener("input", () => compute(byId("text").value, asked().edits));
   byId("stop").addEventListener("click", stop);
 }
 
@@ -59,15 +62,32 @@ const whyNot = () => (source
   : "This file holds numbers, not the model that made them, so nothing can be computed anew here. " +
     "clearhead serve opens a model to which all of this can be done.");
 
-const edit = (changes) => compute(current.text, { ...chosen.edits, ...changes });
+// A change builds on what was last asked for, which may still be computed.
+const asked = () => wanted ?? { text: current.text, edits: chosen.edits };
+const edit = (changes, field = null) => compute(asked().text, { ...asked().edits, ...changes }, field);
 
-// Another text or other edits: the source computes, then all of it is drawn at once.
-function compute(text, edits) {
+// Another text or other edits: the source computes, then all of it is drawn at once. `field` is the
+// one whose value was changed.
+function compute(text, edits, field = null) {
   return answered(async (isNewest) => {
+    wanted = { text, edits };
+    refusedField = null;
+    drawControls();
     const isSame = changedEdits(edits).length === 0;
-    const plain = text === current.text ? current : new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
-    const after = isSame ? null : new Snapshot(keepLabels(await source.compute(text, edits)));
+    let plain = current, after = null;
+    try {
+      if (text !== current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+      if (!isSame) after = new Snapshot(keepLabels(await source.compute(text, edits)));
+    } catch (error) {
+      // What was refused is asked for no longer; a text that could be read still is.
+      if (isNewest()) {
+        wanted = plain !== current ? { text, edits: chosen.edits } : null;
+        refusedField = field;
+      }
+      throw error;
+    }
     if (!isNewest()) return;
+    wanted = null;
     if (kept && !isComparable(plain)) say(`${besideName()} read the text of this page only.`);
     const isNewText = plain !== current, had = chosen.query;
     const follow = isNewText ? sameWords(plain) : {};
@@ -89,7 +109,9 @@ async function answered(ask, isOfAnother = false) {
   try {
     await ask(isNewest);
   } catch (error) {
-    if (isNewest()) say(error.message ?? String(error), false, isOfAnother);
+    if (!isNewest()) return;
+    say(error.message ?? String(error), false, isOfAnother);
+    drawControls();
   } finally {
     if (isNewest()) byId("stop").hidden = true;
   }
@@ -99,8 +121,10 @@ function stop() {
   computing++;
   source.cancel();
   byId("stop").hidden = true;
+  wanted = refusedField = null;
   byId("text").value = current.text;
   say("Stopped. The text is the one before.");
+  drawControls();
 }
 
 // Labels that were measured hold for every text; the others, and effects, were of the text before.
@@ -156,12 +180,13 @@ function drawKeep() {
 }
 
 function drawControls() {
-  const { edits, layer, head } = chosen;
+  const { layer, head } = chosen, { text, edits } = asked();
   const isOff = edits.off.some(([l, h]) => l === layer && h === head);
   byId("edit-off").textContent = `Head ${layer}·${head} ${isOff ? "is off" : "on"}`;
   byId("edit-off").setAttribute("aria-pressed", isOff);
   const put = (name, value) => {
     const control = byId(`edit-${name}`);
+    if (name === refusedField) return;
     if (control !== document.activeElement || control.type === "range") control.value = value;
   };
   put("temperature", Math.log2(edits.temperature));
@@ -174,5 +199,5 @@ function drawControls() {
   byId("out-dropout").textContent = ` ${percent(edits.dropout)}`;
   byId("edit-none").disabled = changedEdits(edits).length === 0;
   byId("whatif").classList.toggle("active", changedEdits(edits).length > 0);
-  if (byId("text") !== document.activeElement && !isRefused) byId("text").value = current.text;
+  if (byId("text") !== document.activeElement && !isRefused) byId("text").value = text;
 }

@@ -54,7 +54,8 @@ function zoomButton() {
     isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`);
   button.title = "The model runs again, for the weights around the chosen query and key";
   button.addEventListener("click", () => {
-    if (!isZoomed()) return zoom();
+    const isComputing = !byId("stop").hidden; // what is asked for must not end it
+    if (!isZoomed()) return isComputing ? undefined : zoom();
     zoomed = null;
     draw();
   });
