@@ -26,8 +26,8 @@ def test_the_storyteller_before_and_after(run):
     with torch.no_grad(), ch.intervene(teller.model, [edit]):
         logits = teller.model(ids)[0]
     loss = F.cross_entropy(logits[10], ids[0, 11])
-    (line,) = (line for line in out.splitlines() if line.startswith("smiled"))
-    assert line.split()[2] == f"{F.cross_entropy(logits[9], ids[0, 10]):.3f}"
+    (line,) = (line for line in out.splitlines() if line.startswith("smiled(?) (10)"))
+    assert line.split()[3] == f"{F.cross_entropy(logits[9], ids[0, 10]):.3f}"
     assert f"{loss:.3f}" in out
     found = whatif(teller, TEXT, [edit])
     assert found.moved.shape == (2, 8) and not found.moved[0, 1] and found.moved[0, 7] > 0.05

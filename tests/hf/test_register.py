@@ -232,6 +232,27 @@ def changed(model, folder, place, **settings):
     return place
 
 
+def test_weights_that_are_missing_are_named(folder, tmp_path, capfd):
+    """Those of the pooler, which no attention reads, may be."""
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=30522, **sizes))
+    place = saved(bert, folder, tmp_path) / "model.safetensors"
+    key = "encoder.layer.0.attention.self.key.weight"
+    weights = {name: x for name, x in load_file(place).items() if "pooler" not in name}
+    save_file(weights, place, {"format": "pt"})
+    Checkpoint(tmp_path)
+    assert capfd.readouterr() == ("", "")
+    del weights[key]
+    save_file(weights, place, {"format": "pt"})
+    with pytest.warns(UserWarning, match=f"lacks 1 of .*drawn at random: {key}"):
+        Checkpoint(tmp_path)
+
+
 DAMAGED = [
     "half of the weights", "no weights", "a list", "a null", "no JSON", "a wrong size", "no heads",
     "an unknown activation", "a broken tokenizer",

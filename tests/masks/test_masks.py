@@ -243,7 +243,8 @@ def test_only_a_text_is_parsed(given, kind):
 
 @pytest.mark.parametrize("text, why", [
     ("prefix(n=1, n=2)", "prefix(...) is given a keyword twice"),
-    ("causal & window(befor=2)", "unexpected keyword argument 'befor'"),
+    ("causal & window(befor=2)", "window has no 'befor' (did you mean 'before'?)"),
+    ("prefix(5, of=2)", "prefix has no 'of' (it takes n)"),
     ("causal and window(before=2)", "joined by & and |, not by words"),
     ("windw(before=2)", "no mask is called 'windw' (did you mean 'window'?)"),
     ("window", "needs its numbers"), ("causal(3)", "takes no numbers"), ("2 + 3", "'2 + 3' is no mask"),
@@ -428,13 +429,16 @@ def test_a_number_for_each_batch():
     assert mask.picture(2, 4) == "■ · · ·\n■ ▒ · ·"  # where batches differ, some may
 
 
+SOME_MAY = "▒ some may: of the batch, the heads or that block"
+
+
 def test_a_rule_and_a_padding_mask_of_keys_are_drawn_and_asked():
     """The padding fixes how many keys there are; causal says as many queries."""
     padding = torch.ones(2, 1, 1, 17, dtype=torch.bool)
     padding[1, ..., 11:] = False
     mask = ch.causal & ch.dense(keep=padding)
     picture = mask.picture()
-    assert str(mask) == f"{mask}" == f"{mask!r}: {mask.formula}\n{picture}"
+    assert str(mask) == f"{mask}" == f"{mask!r}: {mask.formula}\n{picture}\n{SOME_MAY}"
     both = mask.to_bool()
     marks = {(True, True): "■", (False, False): "·", (True, False): "▒", (False, True): "▒"}
     cells = zip(both[0, 0].flatten().tolist(), both[1, 0].flatten().tolist(), strict=True)

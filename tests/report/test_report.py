@@ -448,6 +448,7 @@ def test_the_answers_do_not_change():
         ((AttentionCalls((torch.ones(2, 1, 3, 2), torch.ones(2, 1, 3, 2), {})), 1), "batch of 2"),
         (("nowhere", "a text"), "not a checkpoint folder"),
         ((3, "a text"), "got an int for a model"),
+        ((AttentionCalls(), [1, 2]), r"was given a list\.(.|\n)*torch\.tensor\(\[ids\]\)"),
     ],
 )
 def test_what_cannot_be_reported(arguments, says):
@@ -545,6 +546,14 @@ def test_a_checkpoint_that_predicts_says_what_and_what_its_heads_cause(tmp_path)
     assert plain.effect_metric == "" and plain[1, 2].effect is None
     with pytest.raises(BadValue, match="it takes two"):
         report(folder, "w8", effects=True)
+
+
+def test_ids_of_a_transformers_model_have_a_batch(tmp_path):
+    from clearhead.hf import Checkpoint
+
+    model = Checkpoint(save_gpt2(tmp_path)).model
+    with pytest.raises(BadValue, match=r"shape \(3,\)\.(.|\n)*ids\.unsqueeze\(0\)"):
+        report(model, torch.tensor([1, 2, 3]))
 
 
 def test_a_text_too_long_for_all_logits_gets_no_guesses(tmp_path, monkeypatch):

@@ -409,7 +409,7 @@ The query “you” at 1, in full
    feature 0  0.7311·1.0000 + 0.2689·0.0000 = 0.7311
    feature 1  0.7311·0.0000 + 0.2689·1.0000 = 0.2689
 
-Recomputed in float64; no step of the trace differs by more than """
+Computed in float64 and rounded where it is printed; no step of the trace differs by more than """
 
 
 @pytest.mark.parametrize("head", range(4))

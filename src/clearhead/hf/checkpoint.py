@@ -1,6 +1,7 @@
 """A model and its tokenizer from a folder on disk, and the attention of its layers on a text."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,10 @@ class Checkpoint:
                 "check the path; a model on the hub must be downloaded first.",
             )
         register()
-        library.utils.logging.disable_progress_bar()
+        logging = library.utils.logging
+        logging.disable_progress_bar()
+        said = logging.get_verbosity()
+        logging.set_verbosity_error()  # what matters of a loading is told below
         try:
             self.tokenizer = library.AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
@@ -65,6 +69,15 @@ class Checkpoint:
             raise self._damaged(
                 f"{type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
+        finally:
+            logging.set_verbosity(said)
+        # A pooler makes one vector of a text, and attention comes before it.
+        if drawn := sorted(name for name in loaded["missing_keys"] if "pooler" not in name):
+            warnings.warn(
+                f"the checkpoint in {str(self.folder)!r} lacks {len(drawn)} of the model's "
+                f"weights, which are drawn at random: {', '.join(drawn[:5])}",
+                stacklevel=2,
+            )
         if loaded["mismatched_keys"]:
             name, found, expected = min(loaded["mismatched_keys"])
             raise self._damaged(

@@ -153,7 +153,8 @@ class Exports(ABC):
         return "full" if allowed.all() else "partial" if allowed.any() else "empty"
 
     def picture(self, Tq: int | None = None, Tk: int | None = None) -> str:
-        """Rows are queries, columns keys: ■ may look, · may not, ▒ some may in that block."""
+        """Rows are queries, columns keys: ■ may look, · may not, ▒ some may: of that
+        block, of the batch or of the heads."""
         grid = make_grid(self, Tq, Tk, default=8)
         ranges = self.key_ranges(grid, CPU)
         width = max(1, -(-max(grid.Tq, grid.Tk) // 32))

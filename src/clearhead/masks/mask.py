@@ -93,9 +93,11 @@ class Mask(Exports):
     def __str__(self) -> str:
         said = f"{self!r}: {self.formula}"
         try:
-            return f"{said}\n{self.picture()}"
+            picture = self.picture()
         except BadValue:  # for want of sizes that fit all parts, or of numbers (meta tensors)
             return said
+        told = "\n▒ some may: of the batch, the heads or that block" if "▒" in picture else ""
+        return f"{said}\n{picture}{told}"
 
     def why(
         self,

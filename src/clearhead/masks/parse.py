@@ -2,6 +2,8 @@
 
 import ast
 import difflib
+import inspect
+from collections.abc import Iterable
 from typing import TypeVar
 
 from ..errors import AttentionError, BadType, BadValue, kind_of
@@ -66,6 +68,7 @@ def _mask(node: ast.expr) -> Mask:
             if len(given) < len(keywords):
                 raise ValueError(f"{name}(...) is given a keyword twice")
             make = _look_up(name, CALLS)
+            _must_be_known(name, make, given)
             return make(*map(_literal, args), **given)  # type: ignore[operator]  # a class or a function
         case ast.BoolOp():
             raise ValueError("rules are joined by & and |, not by words")
@@ -77,6 +80,15 @@ def _literal(node: ast.expr) -> object:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
         raise ValueError(f"{ast.unparse(node)[:40]!r} is no number") from None
+
+
+def _must_be_known(name: str, make: object, given: Iterable[str]) -> None:
+    known = list(inspect.signature(make).parameters)  # type: ignore[arg-type]  # it is called next
+    for keyword in given:
+        if keyword not in known:
+            near = difflib.get_close_matches(keyword, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise ValueError(f"{name} has no {keyword!r} ({hint})")
 
 
 def _look_up(name: str, known: dict[str, Item]) -> Item:

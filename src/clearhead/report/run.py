@@ -17,7 +17,7 @@ from ..api.hooks import listening, module_hooks
 from ..api.layers import no_attention_call
 from ..api.metrics import Metric, most_probable, turn
 from ..api.progress import progress_bar
-from ..errors import BadType, kind_of, writable_folder
+from ..errors import BadType, BadValue, kind_of, writable_folder
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
 from ..views import html, plot
@@ -239,6 +239,18 @@ def prepare(model: Any, text: Any) -> ModelRun:
             f"A {type(model).__name__} was given a text.",
             "a module has no tokenizer, and is run on its inputs.",
             "pass its input, a tensor or a dict of them, and tokens=; or a checkpoint's folder.",
+        )
+    if isinstance(text, (list, tuple)):
+        raise BadType(
+            f"A {type(model).__name__} was given {kind_of(text)}.",
+            "a module is run on its input: a tensor, or a dict of them, with a batch of 1.",
+            "pass for example torch.tensor([ids]).",
+        )
+    if isinstance(text, Tensor) and text.dim() == 1 and hasattr(model, "base_model_prefix"):
+        raise BadValue(
+            f"The ids are of shape {tuple(text.shape)}.",
+            "a model of transformers reads ids of shape (B, T), with a batch of 1.",
+            "pass ids.unsqueeze(0).",
         )
     run = partial(model, **text) if isinstance(text, Mapping) else partial(model, text)
     return ModelRun(model, model, text, type(model).__name__, None, run)

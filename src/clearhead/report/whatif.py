@@ -40,9 +40,12 @@ class WhatIf:
         lines = [repr(self.done), ""]
         if self.losses is not None:
             lines.append(f"{'loss of':<18}{'before':>9}{'after':>9}{'change':>9}")
-            for token, (before, after) in zip(self.tokens[1:], self.losses.T.tolist(), strict=True):
-                lines.append(_row(visible(token), before, after))
+            losses = zip(self.tokens[1:], self.losses.T.tolist(), strict=True)
+            for position, (token, (before, after)) in enumerate(losses, 1):
+                lines.append(_row(f"{visible(token)} ({position})", before, after))
             lines += [_row("all, the mean", *self.losses.mean(1).tolist()), ""]
+        else:
+            lines += ["This model predicts no next token, so it has no loss.", ""]
         for when, ranked in zip(("before", "after"), self.guesses or (), strict=False):
             words = ", ".join(f"{visible(token)} {p:.1%}" for token, p in ranked)
             lines.append(f"next token {when:<7} {words}")

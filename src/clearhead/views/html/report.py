@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import BadType, BadValue
+from ...errors import BadType, BadValue, kind_of
 from ...results.findings import Findings, Head, Layer
 from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
@@ -46,11 +46,11 @@ def report_page(
     `host` computes the page anew for another text or for edits (`serve`, `notebook`).
 
     Raises `BadValue` for a report without layers or of a text without tokens, or one beside it of
-    another text, and `BadType` for a `Trace`.
+    another text, and `BadType` for what is no report.
     """
-    if isinstance(report, Trace):
+    if not isinstance(report, Findings):
         raise BadType(
-            "report_page was given a Trace.",
+            f"report_page was given {kind_of(report)}.",
             "it shows every layer and head of a model.",
             "pass what report(...) returns; write_page makes the page of a trace.",
         )

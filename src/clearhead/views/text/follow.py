@@ -74,8 +74,8 @@ def follow(
             out.print(Text("… stands for what is in the sums but not written out."))
         out.print(
             Text(
-                "Recomputed in float64; no step of the trace differs by more than "
-                f"{largest_error:.0e}."
+                "Computed in float64 and rounded where it is printed; no step of the trace differs "
+                f"by more than {largest_error:.0e}."
             )
         )
 
