@@ -55,6 +55,7 @@ def whatif(
     from clearhead.errors import BadValue
     from clearhead.report.text_model import load_text_model
     from clearhead.report.whatif import whatif as read_twice
+    from clearhead.views.escape import visible
 
     words = read_text(text)
     reader = load_text_model(model)
@@ -68,7 +69,12 @@ def whatif(
             "whatif shows what edits of attention change.",
             "pass for example --knock-out 'layer 0: prefix(1)' or --ablate 'layer 0 head 7'.",
         )
-    typer.echo(str(read_twice(reader, words, edits)))
+    found = str(read_twice(reader, words, edits))
+    for given in (*(knock_out or ()), *(keep_only or ())):
+        if ends := _ends(given.rpartition(":")[2], tokens):
+            named = (", ".join(f"{visible(tokens[i])} ({i})" for i in some) for some in ends)
+            typer.echo(f"{given} means {' -> '.join(named)}")
+    typer.echo(found)
 
 
 def _edit(given: str, kind: str, tokens: list[str]) -> "edit.Edit":
@@ -108,13 +114,19 @@ def _mask(edges: str, tokens: list[str]) -> "Mask":
     from clearhead import masks
     from clearhead.masks import dense
 
-    query, arrow, key = (part.strip() for part in edges.partition("->"))
-    if not arrow:
+    ends = _ends(edges, tokens)
+    if ends is None:
         return masks.parse(edges)
     cells = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
-    for q in _positions(query, tokens):
-        cells[q, _positions(key, tokens)] = True
+    for q in ends[0]:
+        cells[q, ends[1]] = True
     return dense(keep=cells)
+
+
+def _ends(edges: str, tokens: list[str]) -> tuple[list[int], list[int]] | None:
+    """The positions of the queries and keys of ``she -> queen``; None of a mask's notation."""
+    query, arrow, key = (part.strip() for part in edges.partition("->"))
+    return (_positions(query, tokens), _positions(key, tokens)) if arrow else None
 
 
 def _positions(given: str, tokens: list[str]) -> list[int]:

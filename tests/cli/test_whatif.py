@@ -17,6 +17,7 @@ TEXT = "A queen met a king in the tower. She smiled."
 def test_the_storyteller_before_and_after(run):
     code, out, errors = run("whatif", TEXT, "--knock-out", "layer 0 heads 0,7: she -> queen")
     assert code == 0 and not errors
+    assert out.startswith("layer 0 heads 0,7: she -> queen means She (9) -> queen (1)\n")
     assert "heads=[0, 7]): applied 1 time" in out and "next token before  <end>" in out
     teller = st.load()
     ids = torch.tensor([teller.encode(TEXT).ids])

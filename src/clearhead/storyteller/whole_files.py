@@ -44,9 +44,15 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(str(path), framework="pt") as file:
             about = {n: json.loads(value) for n, value in (file.metadata() or {}).items()}
             return {name: file.get_tensor(name) for name in file.keys()}, about
+    except FileNotFoundError as error:
+        raise BadValue(
+            f"There is no file {str(path)!r}.",
+            "weights and checkpoints are safetensors files that clearhead wrote.",
+            "check the path.",
+        ) from error
     except (OSError, SafetensorError, ValueError) as error:
         raise BadValue(
             f"The file {str(path)!r} cannot be read: {error}.",
             "weights and checkpoints are safetensors files that clearhead wrote.",
-            "check the path; an unfinished training is begun anew in another folder.",
+            "pass another; an unfinished training is begun anew in another folder.",
         ) from error
