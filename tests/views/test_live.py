@@ -405,3 +405,35 @@ def test_who_else_looks_there_is_said_where_a_strong_label_has_a_small_effect(vi
     assert (
         said.text_content().startswith("without it: loss +") and "there" not in said.text_content()
     )
+
+
+def ask(tab, name, value):
+    tab.locator(f"#edit-{name}").fill(value)
+    tab.locator(f"#edit-{name}").blur()
+
+
+def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
+    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
+    tab.locator("#whatif").click()
+    ask(tab, "seed", "5")
+    tab.wait_for_function("() => chosen.edits.seed === 5")
+    assert tab.evaluate("edited") is None
+    assert "seed counts once" in tab.locator("#edit-said").text_content()
+    ask(tab, "mask", "everything")
+    tab.wait_for_function("() => chosen.edits.mask === 'everything'")
+    assert tab.evaluate("edited") is None
+    assert "stays as it was" in tab.locator("#edit-said").text_content()
+    ask(tab, "mask", "causal & window(3)")
+    tab.wait_for_function("() => edited !== null")
+    assert tab.locator("#edit-said").text_content() == ""
+
+
+def test_before_and_after_are_of_the_same_weights(visit, teller):  # noqa: F811
+    """Those of the page are rounded; what an edit does not reach has a difference of exactly 0."""
+    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
+    tab.locator("#whatif").click()
+    tab.locator("#edit-off").click()
+    tab.wait_for_function("() => edited !== null")
+    tab.locator("#difference").click()
+    assert not tab.evaluate("picture.map.values.some((it) => it !== 0)"), "the weights of layer 0"
+    assert {"\u22120.01", "0.01"} <= set(texts(tab)), "the scale of no difference"

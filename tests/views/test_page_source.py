@@ -174,7 +174,7 @@ def test_an_older_answer_does_not_replace_a_newer_one(live):
 SLOW = """window.pageSource = () => {
   window.requests = [];
   return {
-    can: { text: true, edits: ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"] },
+    can: { text: true, edits: Object.keys(NO_EDITS) },
     cancel() {},
     async compute(text, edits) {
       window.requests.push([text, edits]);
@@ -229,7 +229,7 @@ def test_a_text_that_is_typed_is_kept_by_a_change_of_the_edits(slow):
     slow.evaluate("answer()")
     settled(slow, "requests.at(-1)[1].off.length === 1")
     slow.evaluate("answer()")
-    settled(slow, "edited !== null")
+    settled(slow, "chosen.edits.off.length === 1")
     assert slow.evaluate("[current.text, chosen.edits.off]") == [text, [[0, 2]]]
 
 

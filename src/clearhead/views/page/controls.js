@@ -73,11 +73,14 @@ function compute(text, edits, field = null) {
     wanted = { text, edits };
     refusedField = null;
     drawControls();
-    const isSame = changedEdits(edits).length === 0;
-    let plain = current, after = null;
+    let plain = current, compared = null, after = null;
     try {
       if (text !== current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
-      if (!isSame) after = new Snapshot(keepLabels(await source.compute(text, edits)));
+      compared = plain;
+      if (hasEdits(edits)) {
+        if (source.can.rounds && plain === opened) compared = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+        after = new Snapshot(keepLabels(await source.compute(text, edits)));
+      }
     } catch (error) {
       // What was refused is asked for no longer; a text that could be read still is.
       if (isNewest()) {
@@ -89,15 +92,37 @@ function compute(text, edits, field = null) {
     if (!isNewest()) return;
     wanted = null;
     if (kept && !isComparable(plain)) say(`${besideName()} read the text of this page only.`);
+    const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike(compared, after));
+    if (isWithoutEffect) after = null;
     const isNewText = plain !== current, had = chosen.query;
     const follow = isNewText ? sameWords(plain) : {};
-    [current, edited] = [plain, after];
+    [current, before, edited] = [plain, compared, after];
     Object.assign(chosen, { edits, ...follow, ...(after ? { others: [] } : {}) });
     settle();
     if (isNewText && had !== null && chosen.query === null) chosen.query = tellingQuery(chosen.layer, chosen.head);
     if (isNewText) fillAll();
+    if (isWithoutEffect) say(hasEdits(edits) ? NO_EFFECT : "The seed counts once weights are dropped.", true);
     go({});
   }, text !== current.text);
+}
+
+const NO_EFFECT = "With this every number stays as it was.";
+
+// The seed is one of dropout.
+const hasEdits = (edits) => changedEdits({ ...edits, seed: edits.dropout ? edits.seed : 0 }).length > 0;
+
+// Do two snapshots of a text hold the same numbers, in every head? Only one that holds all can say so.
+function isAlike(a, b) {
+  const deciding = (data) => data.steps.filter((it) => ["weights", "dropped", "output"].includes(it.name));
+  return a.data.layers.every((layer, i) => {
+    const [one, other] = [deciding(layer), deciding(b.data.layers[i])];
+    return one.some((it) => it.name === "output") && one.length === other.length && one.every((step, j) => {
+      const isWhole = (it) => (it.data ?? it.values) && !Object.keys(it.kept ?? {}).length;
+      if (step.name !== other[j].name || !isWhole(step) || !isWhole(other[j])) return false;
+      const values = decode(other[j]);
+      return decode(step).every((value, at) => Object.is(value, values[at]));
+    });
+  });
 }
 
 // Waits for what the source answers, and says what went wrong; of another text, that what is shown is
@@ -198,6 +223,6 @@ function drawControls() {
   byId("out-temperature").textContent = ` ${number(edits.temperature, 2)}`;
   byId("out-dropout").textContent = ` ${percent(edits.dropout)}`;
   byId("edit-none").disabled = changedEdits(edits).length === 0;
-  byId("whatif").classList.toggle("active", changedEdits(edits).length > 0);
+  byId("whatif").classList.toggle("active", edited !== null);
   if (byId("text") !== document.activeElement && !isRefused) byId("text").value = text;
 }

@@ -39,11 +39,12 @@
 //
 // edits = { off: [[layer, head]], temperature: 1, scale: null, mask: null, softcap: null,
 //           dropout: 0, seed: 0 }   null: as the model does it.
-// source = { can: {text: true, tile?: true, edits: ["off", "temperature", ...]}, compute(text, edits),
+// source = { can: {text: true, tile?: true, rounds?: true, edits: ["off", "temperature", ...]}, compute(text, edits),
 //           tile?(text, edits, part), cancel?() } or null; compute and tile reject with an Error
-//           whose message can be shown.
+//           whose message can be shown. One that rounds has weights a little other than those of the
+//           model that made the page's own numbers.
 
-/** @typedef {{can: {text: boolean, tile?: boolean, edits: string[]},
+/** @typedef {{can: {text: boolean, tile?: boolean, rounds?: boolean, edits: string[]},
  *    compute: (text: string, edits: object) => Promise<any>,
  *    tile?: (text: string, edits: object, part: object) => Promise<any>, cancel?: () => void}} Source */
 

@@ -13,7 +13,7 @@ function liveSource() {
   const model = new LiveModel(pageData.model);
   const edits = ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"];
   return {
-    can: { text: true, edits },
+    can: { text: true, rounds: true, edits },
     compute: async (text, given) => model.read(text, { ...NO_EDITS, ...given }),
   };
 }

@@ -21,6 +21,7 @@ const chosen = {
 let pointed = null;      // what the pointer is on; it overrides what is chosen
 let current;             // the snapshot of the text
 let edited = null;       // the snapshot of the text with the edits, if there are any
+let before = null;       // what the edited one is compared with: the same text, without them
 let kept = null;         // another snapshot to compare with: of a text before, or of another model
 
 const state = () => (pointed ? { ...chosen, ...pointed } : chosen);
@@ -53,7 +54,7 @@ function sides() {
   });
   const here = placeName(layer, head);
   if (edited) {
-    return [side(`${here} before`, current, [layer, head], 0),
+    return [side(`${here} before`, before, [layer, head], 0),
       side(`${here} after`, edited, [layer, head], 1)];
   }
   if (isBeside()) {

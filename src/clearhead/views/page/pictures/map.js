@@ -31,7 +31,7 @@ function drawMap(width, height) {
     const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, false));
     const values = Float32Array.from(b.values, (value, i) => (value === a.values[i] ? 0 : value - a.values[i]));
     const both = (cell) => blocked[0](cell) && blocked[1](cell);
-    const limit = values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0) || 1;
+    const limit = values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), LEAST);
     mapPanel(scene, all[1], { ...b, values }, both, (value) => signedColour(value, limit), 0, 0, width, height - bar,
       `${all[1].name} minus ${all[0].name}`);
     drawSignedBar(scene, 0, height - 26, limit);
