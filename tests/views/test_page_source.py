@@ -243,3 +243,40 @@ def test_what_is_refused_or_stopped_is_asked_for_no_longer(slow):
     set_field(slow, "softcap", "5")
     assert slow.evaluate(ASKED) == [" ".join(WORDS), NONE | {"softcap": 5}]
     assert slow.locator("#edit-mask").input_value() == ""
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "words"),
+    [
+        ("softcap", "0", "The soft cap is 0. It is a positive number"),
+        ("softcap", "-1", "The soft cap is -1."),
+        ("seed", "1.5", "The seed is 1.5. It is a whole number"),
+        ("seed", "-2", "The seed is -2."),
+        ("scale", "1e40", "The scale is 1e+40."),
+    ],
+)
+def test_a_value_that_is_no_edit_is_refused_beside_its_field(live, control, value, words):
+    tab, asked = live(hash="#layer=1&head=2")
+    tab.locator("#whatif").click()
+    field = tab.locator(f"#edit-{control}")
+    set_field(tab, control, value)
+    assert words in tab.locator("#edit-said").text_content()
+    assert (field.input_value(), field.get_attribute("aria-invalid")) == (value, "true")
+    assert asked == []
+    set_field(tab, control, "3")
+    settled(tab, f"chosen.edits.{control} === 3")
+    assert field.get_attribute("aria-invalid") == "false"
+    assert "is a" not in tab.locator("#edit-said").text_content()
+
+
+def test_every_field_of_what_if_is_explained(live):
+    tab, _ = live()
+    for name in EDITS[1:]:
+        assert tab.locator(f"#edit-{name}").get_attribute("title").endswith("."), name
+
+
+def test_masks_that_change_nothing_are_not_suggested(live):
+    tab, _ = live()
+    shown = tab.locator("#masks option")
+    values = [it.get_attribute("value") for it in shown.all()]
+    assert values == ["", "causal & window(3)"], "this model is causal"

@@ -3,6 +3,14 @@
 
 const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3)", "the last 3 before it"],
   ["window(2, 2)", "2 on each side"], ["everything", "everything"]];
+const EDIT_WORDS = {
+  temperature: "Every score is divided by it before softmax: above 1 evens the weights out, below 1 sharpens them.",
+  scale: "Every score is multiplied by it; left empty, by what the model has, mostly 1/√d of d features.",
+  mask: "Which keys a query may look at, of those that the model allows: it only narrows that.",
+  softcap: "Bends the scores so that none is larger than it: c · tanh(score / c); left empty, as the model does it.",
+  dropout: "This share of the weights becomes 0 by chance, and the others are enlarged in return.",
+  seed: "Which weights dropout hits: the same seed hits the same ones.",
+};
 let computing = 0; // the number of the newest request, so that an older answer is not shown
 /** @type {{text: string, edits: any} | null} */
 let wanted = null; // what was last asked for, until it is answered; null: what is shown
@@ -24,8 +32,15 @@ function buildControls() {
   });
   const field = (name, words, control, read) => {
     control.id = `edit-${name}`;
+    control.title = EDIT_WORDS[name];
     control.disabled = !can(name);
-    control.addEventListener(control.type === "range" ? "input" : "change", () => edit({ [name]: read(control) }, name));
+    control.addEventListener(control.type === "range" ? "input" : "change", () => {
+      const value = read(control), why = control.validity.badInput ? "It is no number." : refusalOf(name, value);
+      if (!why) return void edit({ [name]: value }, name);
+      refusedField = name;
+      say(why, false, isRefused);
+      drawControls();
+    });
     return make("label", {}, `${words} `, control, make("output", { for: control.id, id: `out-${name}` }));
   };
   const optional = (control) => (control.value.trim() === "" ? null : Number(control.value));
@@ -45,16 +60,41 @@ function buildControls() {
     field("scale", "Scale", make("input", { type: "number", step: "any", placeholder: "1/√d", class: "short" }), optional),
     field("mask", "Mask", make("input", { type: "text", list: "masks", placeholder: "as the model does", maxlength: 200 }),
       (it) => it.value.trim() || null),
-    make("datalist", { id: "masks" }, MASKS.map(([value, words]) => make("option", { value }, words))),
-    field("softcap", "Soft cap", make("input", { type: "number", min: 0.1, step: "any", placeholder: "none", class: "short" }), optional),
+    make("datalist", { id: "masks" }, []),
+    field("softcap", "Soft cap", make("input", { type: "number", min: 0, step: "any", placeholder: "none", class: "short" }), optional),
     field("dropout", "Dropout", make("input", { type: "range", min: 0, max: 0.9, step: 0.1, value: 0 }), (it) => Number(it.value)),
-    field("seed", "Seed", make("input", { type: "number", min: 0, step: 1, value: 0, class: "short" }), (it) => Math.max(0, Math.floor(Number(it.value) || 0))),
+    field("seed", "Seed", make("input", { type: "number", min: 0, step: 1, value: 0, class: "short" }), (it) => optional(it) ?? 0),
     reset,
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
   byId("typing").hidden = !source?.can.text;
   byId("text").addEventListener("input", () => compute(byId("text").value, asked().edits));
   byId("stop").addEventListener("click", stop);
+}
+
+// The masks to choose from. A mask only narrows what the model allows, so those are left out that change
+// nothing, or of which one half changes nothing.
+function fillMasks() {
+  const list = byId("masks"), trace = current.layer(chosen.layer), last = trace.size.k - 1;
+  const isCausal = trace.size.q > 1 && trace.kept[0] < last && Boolean(trace.blocked(0, trace.kept[0])[last]);
+  if (list.isCausal === isCausal) return;
+  list.isCausal = isCausal;
+  const idle = isCausal ? ["causal", "window(2, 2)", "everything"] : ["everything"];
+  list.replaceChildren(...MASKS.filter(([value]) => !idle.includes(value)).map(([value, words]) => make("option", { value }, words)));
+}
+
+// Why a value is no edit, as Python has it; empty if it is one.
+function refusalOf(name, value) {
+  if (name === "softcap" && value !== null && !(value > 0 && value < 1e30)) {
+    return `The soft cap is ${value}. It is a positive number, for example 30, or left empty.`;
+  }
+  if (name === "scale" && value !== null && !(Math.abs(value) < 1e30)) {
+    return `The scale is ${value}. It is a number, for example 0.125, or left empty.`;
+  }
+  if (name === "seed" && !(Number.isSafeInteger(value) && value >= 0)) {
+    return `The seed is ${value}. It is a whole number, 0 or more.`;
+  }
+  return "";
 }
 
 const whyNot = () => (source
@@ -211,9 +251,11 @@ function drawControls() {
   byId("edit-off").setAttribute("aria-pressed", isOff);
   const put = (name, value) => {
     const control = byId(`edit-${name}`);
+    control.setAttribute("aria-invalid", name === refusedField);
     if (name === refusedField) return;
     if (control !== document.activeElement || control.type === "range") control.value = value;
   };
+  fillMasks();
   put("temperature", Math.log2(edits.temperature));
   put("scale", edits.scale ?? "");
   put("mask", edits.mask ?? "");
