@@ -4,7 +4,7 @@
 /** @typedef {{fill?: string, stroke?: string, hatch?: boolean, opacity?: number, radius?: number, line?: number,
  *   dash?: number[]}} Ink */
 /** @typedef {{size?: number, align?: CanvasTextAlign, fill?: string, bold?: boolean, serif?: boolean, turn?: number,
- *   italic?: boolean, opacity?: number}} Lettering */
+ *   italic?: boolean, opacity?: number, halo?: boolean}} Lettering */
 
 class Scene {
   /** @type {any[]} */ shapes;
@@ -27,9 +27,9 @@ class Scene {
   }
 
   text(text, x, y, /** @type {Lettering} */ { size = 13, align = "left", fill = "ink", bold = false, serif = false,
-    turn = 0, italic = false, opacity = 1 } = {}) {
+    turn = 0, italic = false, opacity = 1, halo = false } = {}) {
     this.shapes.push({ kind: "text", text: String(text), x, y, size, align, fill, bold, serif, turn, italic,
-      opacity });
+      opacity, halo });
   }
 
   // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a cell that may not be looked at.
@@ -101,6 +101,8 @@ function paint(canvas, scene, ratio = devicePixelRatio || 1) {
   for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
 }
 
+const HALO = 5; // pixels of paper around letters that lines pass behind
+
 const PAINTED = {
   rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
     pen.globalAlpha = opacity;
@@ -133,6 +135,11 @@ const PAINTED = {
     pen.save();
     pen.translate(shape.x, shape.y);
     pen.rotate(shape.turn * Math.PI / 180);
+    if (shape.halo) {
+      Object.assign(pen, { strokeStyle: inked("paper"), lineWidth: HALO, lineJoin: "round" });
+      pen.setLineDash([]);
+      pen.strokeText(shape.text, 0, 0);
+    }
     pen.fillText(shape.text, 0, 0);
     pen.restore();
     pen.globalAlpha = 1;
@@ -201,7 +208,8 @@ function svgOf(scene) {
       opacity: it.opacity, transform: `translate(${it.x} ${it.y}) rotate(${it.turn})`,
       "text-anchor": { left: "start", center: "middle", right: "end" }[it.align],
       "font-size": it.size, "font-weight": it.bold ? 600 : 400,
-      "font-family": it.serif ? "serif" : "sans-serif" }, it.text)],
+      "font-family": it.serif ? "serif" : "sans-serif", ...(it.halo ? { stroke: inked("paper"),
+        "stroke-width": HALO, "stroke-linejoin": "round", "paint-order": "stroke" } : {}) }, it.text)],
     cells: (it) => [
       element("rect", { x: it.x, y: it.y, width: it.cellWidth * it.columns,
         height: it.cellHeight * it.rows, fill: "url(#hatch)" }),

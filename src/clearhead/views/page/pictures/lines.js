@@ -9,9 +9,11 @@ function drawLines(width, height) {
   const wide = (width - 30 * (panels.length - 1)) / panels.length;
   panels.forEach((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, all.length > 1));
   if (chosen.difference && all.length === 2) {
-    scene.text(`${all[1].name} minus ${all[0].name}:`, 0, height - 16, { fill: "soft" });
-    scene.text("more", 150, height - 16, { fill: css(signedColour(1, 1)), bold: true });
-    scene.text("less", 196, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
+    const words = fitted(`${all[1].name} minus ${all[0].name}:`, width - 90, {});
+    const more = widthOf(words) + 10, less = more + widthOf("more", { bold: true }) + 12;
+    scene.text(words, 0, height - 16, { fill: "soft" });
+    scene.text("more", more, height - 16, { fill: css(signedColour(1, 1)), bold: true });
+    scene.text("less", less, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
   } else {
     scene.text(`Lines of ${percent(chosen.threshold)} and more; the wider, the more weight`, 0, height - 16,
       { size: 12, fill: "soft" });

@@ -195,7 +195,7 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
       scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
     }
     scene.text(box.text, box.x + box.width / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
-      fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
+      halo: !colour, fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + 4, box.height,
       side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }));
   }

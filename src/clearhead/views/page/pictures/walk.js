@@ -34,8 +34,10 @@ function drawWalk(width, height) {
   const is = (other) => stages.indexOf(other) >= 0 && stages.indexOf(other) <= stage;
   const isNow = (other) => name === other;
   scene.text(`${stage + 1}  ${name}`, 0, 13, { size: 17, bold: true, serif: true });
-  scene.text(step.formula, 30 + widthOf(`${stage + 1}  ${name}`, { size: 17, bold: true, serif: true }), 13,
-    { size: 16, serif: true, italic: true });
+  const after = 30 + widthOf(`${stage + 1}  ${name}`, { size: 17, bold: true, serif: true });
+  const headed = after + widthOf(step.formula, { size: 16, serif: true });
+  let foot = 34; // pixels below the top of the output
+  scene.text(step.formula, after, 13, { size: 16, serif: true, italic: true });
   scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
 
   const used = trace.row(trace.used, head, query);
@@ -93,10 +95,13 @@ function drawWalk(width, height) {
       { opacity: isNow("output") ? progress : 1 });
   }
   if (keys.length < trace.size.k) {
-    scene.text(`${keys.length} of ${trace.size.k} keys, the largest weights among them`, width, 13,
-      { size: 12, fill: "soft", align: "right" });
+    // Beside the name of the stage, if there is room, else at the very end.
+    const words = `${keys.length} of ${trace.size.k} keys, the largest weights among them`;
+    const isBeside = headed + 24 + widthOf(words, { size: 12 }) < width;
+    scene.text(words, width, isBeside ? 13 : endY + 44, { size: 12, fill: "soft", align: "right" });
+    if (!isBeside) foot = 54;
   }
-  scene.height = Math.max(height, endY + 34);
+  scene.height = Math.max(height, endY + foot);
   return scene;
 }
 
