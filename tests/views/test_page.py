@@ -8,6 +8,7 @@ import base64
 import csv
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -826,6 +827,38 @@ def test_the_numbers_are_saved_as_csv(visit):
     assert table[0]["query"] == "'=1+1", "a spreadsheet must not compute it"
     shown = torch.tensor([float(line["value"]) for line in table]).view(5, 7)
     torch.testing.assert_close(shown, trace["weights"][0, 0])
+
+
+@pytest.mark.parametrize(
+    ("view", "picture", "numbers", "rows"),
+    [
+        ("text", "Picture", "This query's weights", 7),
+        ("numbers", "Map", "This query's weights", 7),
+        ("map", "Picture", "All scores", 35),
+    ],
+)
+def test_the_menu_says_what_is_saved(visit, view, picture, numbers, rows):
+    tab = visit(full_trace(), hash=f"#query=1&step=scores&view={view}")
+    tab.locator("#save summary").click()
+    entry = tab.locator("[data-save=csv]")
+    entry.get_by_text(f"{numbers} (CSV)").wait_for()
+    assert tab.locator("[data-save=png]").text_content() == f"{picture} (PNG)"
+    with tab.expect_download() as saved:
+        entry.click()
+    name = "all" if rows == 35 else "1"
+    assert saved.value.suggested_filename == f"attention-0.0-{name}-{view}.csv"
+    table = list(csv.DictReader(io.StringIO(saved.value.path().read_text(encoding="utf-8"))))
+    assert len(table) == rows
+
+
+def test_the_words_of_the_legend_of_lines_do_not_lie_on_each_other(visit):
+    tab = visit(full_trace(), hash="#with=0.1&difference=1&view=lines")
+    boxes = tab.evaluate(
+        """picture.shapes.filter((it) => it.kind === "text" && it.y === picture.height - 16)
+             .map((it) => [it.x, it.x + widthOf(it.text, it)])"""
+    )
+    assert len(boxes) == 3
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(boxes))
 
 
 # ---- texts of every kind --------------------------------------------------------------

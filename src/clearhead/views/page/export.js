@@ -2,13 +2,14 @@
 
 function buildSave() {
   byId("save").hidden = false;
+  byId("save").addEventListener("toggle", nameSaved);
   byId("save").addEventListener("click", async (event) => {
     const kind = event.target.closest("[data-save]")?.dataset.save;
     if (!kind) return;
     byId("save").open = false;
     if (kind === "link") return void navigator.clipboard?.writeText(location.href);
     const { layer, head, query, view } = state();
-    const stem = ["attention", `${layer}.${head}`, query === null ? "all" : query, view].join("-");
+    const stem = ["attention", `${layer}.${head}`, kind === "csv" && !isRowOnly() || query === null ? "all" : query, view].join("-");
     if (kind === "csv") download(new Blob([csvOf()], { type: "text/csv" }), `${stem}.csv`);
     else if (kind === "svg") download(new Blob([svgOf(pictureToSave())], { type: "image/svg+xml" }), `${stem}.svg`);
     else {
@@ -21,6 +22,18 @@ function buildSave() {
     }
   });
 }
+
+// What each entry of the menu saves.
+function nameSaved() {
+  const { view } = state(), step = view === "map" ? chosen.step : "weights";
+  const picture = view === "numbers" ? "Map" : "Picture";
+  const words = { png: `${picture} (PNG)`, svg: `${picture} (SVG)`,
+    csv: isRowOnly() ? `This query's ${step} (CSV)` : `All ${step} (CSV)` };
+  for (const [kind, text] of Object.entries(words)) byId("save").querySelector(`[data-save=${kind}]`).textContent = text;
+}
+
+// The map shows every query, so all are saved from there; elsewhere the chosen one, if there is one.
+const isRowOnly = () => state().query !== null && state().view !== "map";
 
 // The picture with what it is about above it. Numbers have no picture: the map stands for them.
 function pictureToSave() {
@@ -50,13 +63,13 @@ const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
 // A cell that begins like a formula would be computed by a spreadsheet.
 const inCsv = (text) => quoted(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
 
-// Every number of the matrix that is shown, of every side: of the chosen query, or of all.
+// Every number of the matrix that is shown, of every side: of the chosen query, or of
+// all that the page holds.
 function csvOf() {
   const lines = ["side,layer,head,query position,query,key position,key,step,value"];
-  const only = state().query;
   for (const side of sides()) {
     const { trace } = side, step = trace.step(chosen.view === "map" ? chosen.step : "weights") ?? trace.weights;
-    for (const query of only === null ? trace.kept : [only]) {
+    for (const query of isRowOnly() ? [state().query] : trace.kept) {
       (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
         if (value === undefined) return;
         lines.push([inCsv(side.name), side.layer, side.head, query, inCsv(trace.queries[query]), key,
