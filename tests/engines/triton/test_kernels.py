@@ -276,6 +276,27 @@ def test_the_largest_products_of_a_float(scale):
     torch.testing.assert_close(of_v, true_of_v)
 
 
+@pytest.mark.parametrize("engine", ["triton", "triton-atomic"])
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("keywords", [
+    {"mask": ch.lengths(keys=101)},  # all queries see the same keys: whole tiles of them
+    {"mask": ch.Causal(align="end"), "bias": ch.alibi(align="end"), "dropout": 0.2, "seed": 3},
+    {"mask": ch.window(before=30, align="end") | ch.prefix(5), "softcap": 3.0},
+    {"bias": torch.randn(2, 70, 150, generator=torch.Generator().manual_seed(4))},
+], ids=["lengths", "alibi and dropout", "ranges and cap", "bias"])  # fmt: skip
+def test_a_tile_that_is_turned_gives_the_same_gradients(keywords, turns, engine, monkeypatch):
+    from clearhead.engines.triton import gradients
+
+    monkeypatch.setattr(gradients, "turned", lambda device: turns)
+    q, k, v = (x.requires_grad_() for x in draw(Tq=70, Tk=150))
+    out, true = triton(q, k, v, engine=engine, **keywords), steps(q, k, v, **keywords)
+    seed = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v), seed)
+    expected = torch.autograd.grad(true, (q, k, v), seed.double())
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=3e-5)
+
+
 def test_gradients_have_the_same_bits_each_time():
     q, k, v = (x.requires_grad_() for x in draw(Tq=50, Tk=50))
     keywords = {"bias": torch.randn(50, 50, requires_grad=True), "sinks": torch.randn(2)}

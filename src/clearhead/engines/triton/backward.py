@@ -27,6 +27,8 @@ from .tile import (
     load_keys,
     load_rows,
     logits,
+    of_keys,
+    of_rows,
     product,
     row_hash,
     survivors,
@@ -51,28 +53,34 @@ def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_D
 @triton.jit
 def weights_of_tile(
     queries, key_tile, top, share, rule, b, h, t, keys, allowed, real,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
 ):  # fmt: skip
     """(M, N): the weights, and tanh of the soft cap. Rows that are not real have weight 0."""
-    products = product(queries, tl.trans(key_tile), None, PRECISION)
-    x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED)
-    w = tl.exp2(above(x, anchor(top), rule)) * share[:, None]
+    if TURNED:
+        products = product(key_tile, tl.trans(queries), None, PRECISION)
+    else:
+        products = product(queries, tl.trans(key_tile), None, PRECISION)
+    x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED, TURNED)
+    w = tl.exp2(above(x, anchor(top), rule, TURNED)) * of_rows(share, TURNED)
     if MASKED:
-        w = tl.where((x == float("-inf")) | (real[:, None] == 0), 0.0, w)
+        w = tl.where((x == float("-inf")) | (of_rows(real, TURNED) == 0), 0.0, w)
     return w, t_cap
 
 
 @triton.jit
 def score_gradients(
     w, t_cap, dout_tile, value_tile, delta, rule, hashes, keys,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
 ):  # fmt: skip
     """(M, N): dx, the gradients of the logits, and dS, those of the scaled products."""
-    dp = product(dout_tile, tl.trans(value_tile), None, PRECISION)
+    if TURNED:
+        dp = product(value_tile, tl.trans(dout_tile), None, PRECISION)
+    else:
+        dp = product(dout_tile, tl.trans(value_tile), None, PRECISION)
     if DROPS:
-        dp = dp * survivors(rule, hashes, keys)
+        dp = dp * survivors(rule, hashes, keys, TURNED)
     # A weight of 0 has none, whatever a masked value holds.
-    dx = tl.where(w == 0.0, 0.0, w * (dp - delta[:, None]))
+    dx = tl.where(w == 0.0, 0.0, w * (dp - of_rows(delta, TURNED)))
     ds = dx
     if rule.cap is not None:
         ds = dx * (1.0 - t_cap * t_cap)
@@ -170,7 +178,7 @@ def key_gradients(
     q, k, v, dout, top, share, delta, dq_sum, dk, dv, first, last, scale, rule, sizes, tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of N keys of one key head: over all heads that read it, the queries that see one of
     these keys. `first` and `last` say for each range of the mask which queries that may be. With
@@ -203,23 +211,29 @@ def key_gradients(
                 line = b.to(tl.int64) * first.b + (g * group_size + head).to(tl.int64) * first.h
                 start = tl.load(first.at + line + tile * first.q + j * first.k)
                 stop = tl.load(last.at + line + tile * last.q + j * last.k)
-                full_start = stop
-                full_stop = stop
+                full_start, full_stop = stop, stop
+                if rule.bits is None:
+                    # Where all queries see the same keys, as with padding, they may see all N.
+                    lo, hi = key_range(rule, sizes, b, h, h * 0, j, BAND)
+                    whole = (tl.max(lo) <= tile * N) & (tl.min(hi) >= tile * N + N)
+                    whole = whole & (rule.lo.q == 0) & (rule.hi.q == 0)
+                    full_start = tl.where(whole, start, stop)
+                    full_stop = tl.where(whole, stop // M * M, stop)
             state = walk_queries(
                 state, start, full_start, key_tile, value_tile, q, dout, top, share, delta, dq_sum,
                 rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True,
-                DROPS, PRECISION,
+                DROPS, PRECISION, TURNED,
             )  # fmt: skip
-            if BAND:
+            if rule.bits is None:
                 state = walk_queries(
                     state, full_start, full_stop, key_tile, value_tile, q, dout, top, share, delta,
                     dq_sum, rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    False, DROPS, PRECISION,
+                    False, DROPS, PRECISION, TURNED,
                 )  # fmt: skip
                 state = walk_queries(
                     state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta,
                     dq_sum, rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    True, DROPS, PRECISION,
+                    True, DROPS, PRECISION, TURNED,
                 )  # fmt: skip
     dk_acc, dv_acc = state
     at = (b.to(tl.int64) * sizes.G + g) * sizes.Tk + keys
@@ -240,7 +254,7 @@ def walk_queries(
     b, h, at_head, keys, j,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """Add dS^T Q and w^T dO of the tiles of M queries from `start` up to `stop`."""
     dk_acc, dv_acc = state
@@ -248,10 +262,10 @@ def walk_queries(
         t = begin + tl.arange(0, M)
         real = t < sizes.Tq
         t = tl.minimum(t, sizes.Tq - 1)
-        allowed = (keys >= 0)[None, :]
+        allowed = of_keys(keys >= 0, TURNED)
         if MASKED:
             lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
-            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
+            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi, TURNED)
         wanted = True
         if MASKED and rule.bits is not None:
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
@@ -262,21 +276,23 @@ def walk_queries(
             hashes = row_hash(rule, b, h, t) if DROPS else t
             w, t_cap = weights_of_tile(
                 queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed, real, MASKED,
-                PRECISION,
+                PRECISION, TURNED,
             )  # fmt: skip
             _, ds = score_gradients(
                 w, t_cap, dout_tile, value_tile, tl.load(delta + at_head + t), rule, hashes, keys,
-                DROPS, PRECISION,
+                DROPS, PRECISION, TURNED,
             )  # fmt: skip
             if DROPS:
-                w = w * survivors(rule, hashes, keys)
+                w = w * survivors(rule, hashes, keys, TURNED)
             if MASKED:
                 # NaN in a row reaches the keys that it sees, and no other.
                 bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
-                w = tl.where(bad[:, None] & (w != 0.0), float("nan"), w)
+                w = tl.where(of_rows(bad, TURNED) & (w != 0.0), float("nan"), w)
                 dout_tile, queries = cleaned(dout_tile), cleaned(queries)
-            dv_acc = product(tl.trans(w.to(dout_tile.dtype)), dout_tile, dv_acc, PRECISION)
-            dk_acc = product(tl.trans(ds.to(queries.dtype)), queries, dk_acc, PRECISION)
+            w = w.to(dout_tile.dtype)
+            dv_acc = product(w if TURNED else tl.trans(w), dout_tile, dv_acc, PRECISION)
+            ds = ds.to(queries.dtype)
+            dk_acc = product(ds if TURNED else tl.trans(ds), queries, dk_acc, PRECISION)
             if dq_sum is not None:
                 seen = key_tile
                 if MASKED:
@@ -284,7 +300,7 @@ def walk_queries(
                 d = tl.arange(0, BLOCK_D)
                 tl.atomic_add(
                     dq_sum + (at_head + t)[:, None] * D + d[None, :],
-                    product(ds.to(seen.dtype), seen, None, PRECISION),
+                    product(tl.trans(ds) if TURNED else ds, seen, None, PRECISION),
                     mask=real[:, None] & (d[None, :] < D), sem="relaxed",
                 )  # fmt: skip
     return dk_acc, dv_acc

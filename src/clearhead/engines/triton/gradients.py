@@ -19,7 +19,7 @@ from .arguments import (
     sizes_of,
 )
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
-from .launch import Table, Tiles, dot_precision, head_block, on_device, roomy, tile_from
+from .launch import Table, Tiles, dot_precision, head_block, on_device, roomy, tile_from, turned
 from .start import start
 
 # As `FORWARD` (launch.py). In `query_gradients` and `bias_gradients` a program keeps queries and
@@ -47,6 +47,16 @@ KEY_GRADIENTS: Table = {
         128: ((16, 32, 8, 2), (16, 32, 8, 2)),
         256: ((16, 16, 8, 2), (16, 16, 8, 1)),
     },
+}
+
+# The same where tiles are turned (launch.py).
+TURNED_KEY_GRADIENTS: Table = {
+    False: {
+        64: ((64, 128, 8, 3), (64, 128, 8, 3)),
+        128: ((32, 128, 8, 3), (32, 128, 8, 3)),
+        256: KEY_GRADIENTS[False][256],
+    },
+    True: KEY_GRADIENTS[True],
 }
 
 
@@ -112,7 +122,8 @@ def gradients(
                 )  # fmt: skip
             if bias is not None and bias.numel():
                 dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
-            tile = _tile(KEY_GRADIENTS, q, block, rule)
+            turns = turned(q.device)
+            tile = _tile(TURNED_KEY_GRADIENTS if turns else KEY_GRADIENTS, q, block, rule)
             first, last = None, None
             if rule.lo is not None:
                 first, last = seen_from(rule, sizes, tile.queries, tile.keys)
@@ -120,7 +131,7 @@ def gradients(
             start(
                 key_gradients, tiles * G * B, q.get_device(),
                 *tensors, *saved, dq_sum, dk, dv, cells_if(first), cells_if(last), rule.scale,
-                of_kernel, sizes, tiles, **_launched(tile), **for_all,
+                of_kernel, sizes, tiles, TURNED=turns, **_launched(tile), **for_all,
             )  # fmt: skip
             if dq_sum is not None:
                 dq = dq_sum.mul_(rule.scale).to(q.dtype)
@@ -133,8 +144,11 @@ def gradients(
 
 def _tile(table: Table, q: Tensor, block: int, rule: KernelArgs) -> Tiles:
     tile = tile_from(table, q.shape[2], block, q.dtype, q.device)
-    # A tile of the bias lies in each stage.
-    return tile if rule.bias is None else tile._replace(stages=min(tile.stages, 2))
+    if rule.bias is not None:  # a tile of it lies in each stage
+        tile = tile._replace(stages=min(tile.stages, 2))
+        if tile.keys > 64:
+            tile = tile._replace(queries=min(tile.queries, 32))
+    return tile
 
 
 def _launched(tile: Tiles) -> dict[str, int]:

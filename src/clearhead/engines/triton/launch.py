@@ -42,7 +42,7 @@ FORWARD: Table = {
         256: ((16, 16, 4, 1), (16, 16, 4, 1)),
     },
 }
-ROOMY = 160 * 1024
+ROOMY, TURNING = 160 * 1024, 200 * 1024
 FEW_QUERIES = 16  # up to which heads that read the same keys share a tile
 
 
@@ -97,11 +97,18 @@ def roomy(device: torch.device) -> bool:
     return shared_memory(device) >= ROOMY
 
 
+def turned(device: torch.device) -> bool:
+    """Are tiles that add up over queries turned (backward.py)? It saves a way through shared memory
+    where the matrix units take the left operand from registers and the right one from there: on
+    capability 9.0, of 227 KB, and not on 8.x, where it would spill."""
+    return shared_memory(device) >= TURNING
+
+
 @cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a block may have; the interpreter knows no bound."""
     if device.type != "cuda":
-        return ROOMY
+        return TURNING
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack the next name
     return properties.shared_memory_per_block_optin
 

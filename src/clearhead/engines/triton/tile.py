@@ -4,11 +4,24 @@ look at, drop cells.
 A tile has M rows and N keys. A row is a query of a head: a tile holds one head's queries, or, where
 queries are few (decode), those of several heads that read the same keys. Rows beyond the last
 repeat the last one, so they need no bounds; they are never stored, or have weight 0.
-Powers are of 2, because exp2 is one instruction and exp two.
+Powers are of 2, because exp2 is one instruction and exp two. Where a product adds up over the rows
+a tile is TURNED, (N, M): what it multiplies then comes from registers.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def of_rows(x, TURNED: tl.constexpr):
+    """What each row has, beside the cells of a tile."""
+    return x[None, :] if TURNED else x[:, None]
+
+
+@triton.jit
+def of_keys(x, TURNED: tl.constexpr):
+    """What each key has, beside the cells of a tile."""
+    return x[:, None] if TURNED else x[None, :]
 
 
 @triton.jit
@@ -27,9 +40,10 @@ def line_offsets(view, b, h, q):
 
 
 @triton.jit
-def cell_offsets(view, b, h, q, k):
+def cell_offsets(view, b, h, q, k, TURNED: tl.constexpr):
     """Where the cells (b, h, q, k) of a `Cells` stand, (M, N)."""
-    return line_offsets(view, b, h, q)[:, None] + (k.to(tl.int64) * view.k)[None, :]
+    of_k = k.to(tl.int64) * view.k
+    return of_rows(line_offsets(view, b, h, q), TURNED) + of_keys(of_k, TURNED)
 
 
 @triton.jit
@@ -79,11 +93,12 @@ def key_range(rule, sizes, b, h, q, j, BAND: tl.constexpr):
 
 
 @triton.jit
-def allowed_cells(rule, sizes, b, h, q, k, lo, hi):
+def allowed_cells(rule, sizes, b, h, q, k, lo, hi, TURNED: tl.constexpr = False):
     """(M, N): which keys lie in the range [lo, hi) of their row, and have their bit set."""
-    allowed = (k[None, :] >= lo[:, None]) & (k[None, :] < hi[:, None])
+    key = of_keys(k, TURNED)
+    allowed = (key >= of_rows(lo, TURNED)) & (key < of_rows(hi, TURNED))
     if rule.bits is not None:
-        at = rule.bits.at + cell_offsets(rule.bits, b, h, q, k)
+        at = rule.bits.at + cell_offsets(rule.bits, b, h, q, k, TURNED)
         allowed = allowed & (tl.load(at, mask=allowed, other=0) != 0)
     return allowed
 
@@ -102,7 +117,7 @@ def tanh(x):
 
 
 @triton.jit
-def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr):
+def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr, TURNED: tl.constexpr = False):
     """The input of softmax in units of the rule, -inf where not allowed, and tanh of the soft cap
     (anything without one), whose slope the backward pass needs. `products` is q k, (M, N). No -inf
     stands in the bias: the checks made a mask of it (problem/check.py)."""
@@ -114,15 +129,15 @@ def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr):
         t = tanh(x)
         x = t * rule.cap
     if rule.bias is not None:
-        at = rule.bias.at + cell_offsets(rule.bias, b, h, q, k)
+        at = rule.bias.at + cell_offsets(rule.bias, b, h, q, k, TURNED)
         if MASKED:  # what a masked cell holds is not read
             x += tl.load(at, mask=allowed, other=0.0).to(tl.float32)
         else:
             x += tl.load(at).to(tl.float32)
     if rule.slopes is not None:
         slope = tl.load(rule.slopes + h)
-        distance = tl.abs(q[:, None] + rule.shift - k[None, :]).to(tl.float32)
-        x -= slope[:, None] * distance
+        distance = tl.abs(of_rows(q + rule.shift, TURNED) - of_keys(k, TURNED)).to(tl.float32)
+        x -= of_rows(slope, TURNED) * distance
     if MASKED:
         x = tl.where(allowed, x, float("-inf"))
     return x, t
@@ -149,9 +164,9 @@ def row_hash(rule, b, h, q):
 
 
 @triton.jit
-def survivors(rule, hashes, k):
+def survivors(rule, hashes, k, TURNED: tl.constexpr = False):
     """(M, N): 1 / (1 - p) where the weight survives, 0 where it is dropped."""
-    cell = mix(hashes[:, None], k[None, :])
+    cell = mix(of_rows(hashes, TURNED), of_keys(k, TURNED))
     return tl.where(cell.to(tl.int64) >= rule.drop_below, rule.keep_factor, 0.0)
 
 
@@ -177,10 +192,10 @@ def anchor(top):
 
 
 @triton.jit
-def above(x, base, rule):
+def above(x, base, rule, TURNED: tl.constexpr = False):
     """x - base, (M, N), of logits in units of the rule as an exponent of 2. Of bare products in one
     instruction, rounded at the size of the difference but for what all cells of a row share; a bias
     may be as large as a float, and then only the difference is multiplied."""
     if rule.scale is None:
-        return tl.fma(x, rule.unit, -(base * rule.unit)[:, None])
-    return (x - base[:, None]) * rule.unit
+        return tl.fma(x, rule.unit, of_rows(-(base * rule.unit), TURNED))
+    return (x - of_rows(base, TURNED)) * rule.unit
