@@ -17,6 +17,12 @@ atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """numpy, with which Triton's interpreter computes, warns of what a GPU does silently."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning")
+
+
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))

@@ -39,10 +39,8 @@ def python(*arguments: str, interpret: bool) -> None:
 
 
 def interpret(*arguments: str) -> None:
-    """Run tests with the kernels interpreted. numpy, which the interpreter computes with, warns of
-    what a GPU does silently: products with NaN."""
-    quiet = "ignore::RuntimeWarning"
-    python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", quiet, *arguments, interpret=True)
+    """Run tests with the kernels interpreted."""
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, interpret=True)
 
 
 @needs_triton
