@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "attention.h"
-#include "processor.h"
 #include "fields.h"
+#include "processor.h"
 #include "threads.h"
 
 namespace nb = nanobind;
