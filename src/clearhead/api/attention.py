@@ -89,9 +89,8 @@ def attention(
     if (ranks := active_ranks()) is not None:
         return ranks.attention(q, k, v, options, engine)
     # 2. A call like an earlier one goes to the core at once.
-    signature = (
-        None if engine != "auto" or is_hooked() else repeated_calls.signature(q, k, v, options)
-    )
+    plain = engine == "auto" and not is_hooked()
+    signature = repeated_calls.signature(q, k, v, options) if plain else None
     if signature is not None and (out := repeated_calls.replay(signature, q, k, v)) is not None:
         return out
     # 3. Any other is checked, answered by the engine that is chosen, and remembered if it can be.

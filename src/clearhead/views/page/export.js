@@ -25,12 +25,13 @@ function buildSave() {
 
 // What each entry of the menu saves.
 function nameSaved() {
-  const { view } = state(), step = view === "map" ? chosen.step : "weights";
-  const picture = view === "numbers" ? "Map" : "Picture";
+  const step = stepToSave(), picture = chosen.view === "numbers" ? "Map" : "Picture";
   const words = { png: `${picture} (PNG)`, svg: `${picture} (SVG)`,
     csv: isRowOnly() ? `This query's ${step} (CSV)` : `All ${step} (CSV)` };
   for (const [kind, text] of Object.entries(words)) byId("save").querySelector(`[data-save=${kind}]`).textContent = text;
 }
+
+const stepToSave = () => (chosen.view === "map" ? chosen.step : "weights");
 
 // The map shows every query, so all are saved from there; elsewhere the chosen one, if there is one.
 const isRowOnly = () => state().query !== null && state().view !== "map";
@@ -63,12 +64,11 @@ const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
 // A cell that begins like a formula would be computed by a spreadsheet.
 const inCsv = (text) => quoted(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
 
-// Every number of the matrix that is shown, of every side: of the chosen query, or of
-// all that the page holds.
+// Every number of the matrix that is shown, of every side: of the chosen query, or of all that the page holds.
 function csvOf() {
   const lines = ["side,layer,head,query position,query,key position,key,step,value"];
   for (const side of sides()) {
-    const { trace } = side, step = trace.step(chosen.view === "map" ? chosen.step : "weights") ?? trace.weights;
+    const { trace } = side, step = trace.step(stepToSave()) ?? trace.weights;
     for (const query of isRowOnly() ? [state().query] : trace.kept) {
       (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
         if (value === undefined) return;
