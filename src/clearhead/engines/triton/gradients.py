@@ -124,6 +124,8 @@ def gradients(
                 dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
             turns = turned(q.device)
             tile = _tile(TURNED_KEY_GRADIENTS if turns else KEY_GRADIENTS, q, block, rule)
+            if atomic and block > 128 and not roomy(q.device):  # a tile of dQ takes 32 KB more
+                tile = tile._replace(queries=min(tile.queries, 16))
             first, last = None, None
             if rule.lo is not None:
                 first, last = seen_from(rule, sizes, tile.queries, tile.keys)
