@@ -77,10 +77,12 @@ def test_kernels_compile_for_a_gpu():
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.timeout(1800)
-def test_all_kernels_compile_and_fit():
-    """Every head size, dtype and variant, in minutes; for the architecture with the least shared
-    memory, and so for 8.6 and 12.0, too. The others are compiled by hand (CONTRIBUTING)."""
-    python(COMPILE, "89", "all", interpret=False)
+@pytest.mark.parametrize("capability", ["89", "100"])
+def test_all_kernels_compile_and_fit(capability):
+    """Every head size, dtype and variant, in minutes: for the architecture with the least shared
+    memory, and so for 8.6 and 12.0, too, and for one whose matrix units have a memory of their own.
+    The others are compiled by hand (CONTRIBUTING)."""
+    python(COMPILE, capability, "all", interpret=False)
 
 
 @needs_triton

@@ -300,8 +300,9 @@ def keep_largest(best, where, x, keys, TOP: tl.constexpr):
 
 @triton.jit
 def exceeds(x, best):
-    """Is a logit of some row larger than the least of its `best`?"""
-    return tl.max((tl.max(x, 1) > tl.min(best, 1)).to(tl.int32), 0) > 0
+    """Is a logit of some row larger than the least of its `best`? Asked of every cell: of the
+    largest of each row Triton 3.7 does not compile it for capability 10.0."""
+    return tl.max((x > tl.min(best, 1)[:, None]).to(tl.int32)) > 0
 
 
 @triton.jit
