@@ -172,6 +172,18 @@ VALUES = {
   Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in BY_NAME)}.
   Way out: leave engine= out to let clearhead choose.""",
     ),
+    "a statistic misspelt": (
+        lambda: ch.look(Q, K, V, stats=["entorpy"]),
+        """stats asks for 'entorpy'.
+  Rule: the statistics are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", map(rows, cols), rows([queries]).
+  Way out: did you mean 'entropy'?""",
+    ),
+    "a statistic of a look, misspelt": (
+        lambda: ch.look(Q, K, V, stats=["entropy"]).entropi,
+        """This look has no 'entropi'.
+  Rule: a look holds what was asked for: out, entropy.
+  Way out: did you mean 'entropy'?""",
+    ),
     "a step that did not happen": (
         lambda: ch.explain(Q, K, V)["masked"],
         """There is no step 'masked' in this trace.
@@ -197,7 +209,7 @@ TYPES = {
         lambda: ch.look(Q, K, V, stat=["lse"]),
         """look got stat=['lse'].
   Rule: it takes stats, mask, bias, scale, softcap, sinks, dropout, seed and engine.
-  Way out: see help(clearhead.look).""",
+  Way out: did you mean 'stats'?""",
     ),
     "an unknown keyword": (
         lambda: ch.plan(Q, K, V, causal=True),

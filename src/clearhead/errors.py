@@ -3,13 +3,14 @@
 And the checks of arguments: dense tensors, whole numbers, positions, numbers, a folder to write to.
 """
 
+import difflib
 import inspect
 import math
 import operator
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +41,12 @@ def kind_of(x: object) -> str:
     """What a value is, with its article: ``an int``, ``a list``, ``None``."""
     name = type(x).__name__
     return "None" if x is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The question that a misspelt name gets, ``did you mean 'entropy'?``; "" if none is near."""
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def why_failed(error: Exception) -> str:
@@ -94,7 +101,7 @@ def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) 
     raise BadType(
         gave,
         f"it takes {', '.join(others)} and {last}.",
-        f"see help(clearhead.{verb}).",
+        did_you_mean(name, [*others, last]) or f"see help(clearhead.{verb}).",
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..engines import run_and_count
-from ..errors import BadValue, refuse_keywords
+from ..errors import BadValue, did_you_mean, refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
@@ -120,7 +120,7 @@ class Look:
         raise NotRequested(
             f"This look has no {name!r}.",
             f"a look holds what was asked for: {', '.join(['out', *found])}.",
-            f"ask for it in stats=; there are {ALL_NAMES}.",
+            did_you_mean(name, ["out", *found]) or f"ask for it in stats=; there are {ALL_NAMES}.",
         )
 
     def __dir__(self) -> list[str]:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import BadValue, as_index, whole_number, writable_folder
+from ..errors import BadValue, as_index, did_you_mean, whole_number, writable_folder
 from ..stats import Result, Top
 from ..stats.parse import ALL_NAMES
 from ..views.html.cells import cell, heat
@@ -78,7 +78,7 @@ class Call:
         raise NotRequested(
             f"A call was asked for .{name}.",
             f"it was watched for {', '.join(found)}.",
-            f"ask for it in stats=; there are {ALL_NAMES}.",
+            did_you_mean(name, found) or f"ask for it in stats=; there are {ALL_NAMES}.",
         )
 
 

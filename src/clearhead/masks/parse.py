@@ -1,12 +1,11 @@
 """A mask from its own notation, the text that its repr gives. Nothing else is evaluated."""
 
 import ast
-import difflib
 import inspect
 from collections.abc import Iterable
 from typing import TypeVar
 
-from ..errors import AttentionError, BadType, BadValue, kind_of
+from ..errors import AttentionError, BadType, BadValue, did_you_mean, kind_of
 from .data import dense, documents
 from .mask import Mask
 from .positions import Causal, causal, everything, lengths, prefix, window
@@ -86,8 +85,7 @@ def _must_be_known(name: str, make: object, given: Iterable[str]) -> None:
     known = list(inspect.signature(make).parameters)  # type: ignore[arg-type]  # it is called next
     for keyword in given:
         if keyword not in known:
-            near = difflib.get_close_matches(keyword, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            hint = did_you_mean(keyword, known) or f"it takes {', '.join(known)}"
             raise ValueError(f"{name} has no {keyword!r} ({hint})")
 
 
@@ -98,6 +96,5 @@ def _look_up(name: str, known: dict[str, Item]) -> Item:
         raise ValueError(f"{name!r} needs its numbers: {name}(...)")
     if name in NAMES:
         raise ValueError(f"{name!r} takes no numbers")
-    near = difflib.get_close_matches(name, [*NAMES, *CALLS], 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"no mask is called {name!r}{hint}")
+    near = did_you_mean(name, [*NAMES, *CALLS])
+    raise ValueError(f"no mask is called {name!r}" + (f" ({near})" if near else ""))

@@ -257,8 +257,8 @@ class prefix(OneRange):
 class lengths(OneRange):
     """Padding at the end: only the first `keys` keys and the first `queries` queries take part.
 
-    Each is one number or one per batch (B,); None means all of them. A query beyond its length
-    sees nothing, and its output is 0.
+    Each is one number or one per batch (B,); None means all of them, and so does a number beyond
+    the last. A query beyond its length sees nothing, and its output is 0.
     """
 
     keys: "Ints | None" = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, did_you_mean
 from ..masks import Grid
 from .row_statistics import Effective, Entropy, Largest, LogSumExp, mass, topk
 from .statistic import Statistic
@@ -43,7 +43,7 @@ def parse_stats(
                 f"the statistics are {ALL_NAMES}.",
                 f"call it with what it needs, for example {EXAMPLES[name]}."
                 if name in EXAMPLES
-                else "ask for one of these.",
+                else did_you_mean(entry, [*BY_NAME, *EXAMPLES]) or "ask for one of these.",
             )
         if statistic.name in found:
             raise BadValue(
