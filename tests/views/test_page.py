@@ -620,6 +620,18 @@ def test_two_heads_stand_side_by_side_and_as_a_difference(visit):
     assert tab.evaluate("chosen.others") == []
 
 
+@pytest.mark.parametrize("view", ["lines", "map", "text"])
+def test_no_name_has_the_colour_of_a_side_in_a_difference(visit, view):
+    """There the colours say more and less, and that of a side is nearly that of one of these."""
+    tab = visit(full_trace(), hash=f"#with=0.1&view={view}")
+    inked = """picture.shapes.filter((it) => it.kind === "text" &&
+                 [0, 1].map(sideColour).includes(it.fill)).map((it) => it.text)"""
+    assert tab.evaluate(inked) == ["head 0", "head 1"]
+    tab.locator("#difference").click()
+    assert tab.evaluate(inked) == []
+    assert any(text.startswith("head 1 minus head 0") for text in texts(tab))
+
+
 # ---- numbers ------------------------------------------------------------------------
 
 

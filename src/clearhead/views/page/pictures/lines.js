@@ -7,7 +7,8 @@ function drawLines(width, height) {
   const all = sides(), scene = new Scene(width, height), bar = 36;
   const panels = (edited || isBeside()) && !chosen.difference ? all.map((side) => [side]) : [all];
   const wide = (width - 30 * (panels.length - 1)) / panels.length;
-  panels.forEach((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, all.length > 1));
+  const isNamed = all.length > 1 && !chosen.difference; // a difference has the colours of its legend
+  panels.forEach((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, isNamed));
   if (chosen.difference && all.length === 2) {
     const words = fitted(`${all[1].name} minus ${all[0].name}:`, width - 90, {});
     const more = widthOf(words) + 10, less = more + widthOf("more", { bold: true }) + 12;

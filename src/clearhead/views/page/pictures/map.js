@@ -75,7 +75,7 @@ function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x
     .find(([, , size]) => 2 * size >= LABEL && size >= 0.8 * plain) ?? [1, 1];
   const wide = cellFor(rowRanks, columnRanks);
   const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
-  if (title) scene.text(title, x, y + 8, { bold: true, fill: sideColour(side.colour) });
+  if (title) scene.text(title, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) });
   scene.cells(x0, y0, wide, wide, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
   scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
   const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
