@@ -116,6 +116,24 @@ def test_a_part_of_a_long_text_exactly(browser, tmp_path):  # noqa: F811
         assert page.evaluate("isZoomed()") is False
 
 
+def test_an_edit_of_a_long_text_that_changes_no_number_is_no_edit(browser, tmp_path):  # noqa: F811
+    """Of such a text the page holds no output, and without a head of the last layer its weights are
+    the same: a digest of the outputs tells the two apart."""
+    pytest.importorskip("transformers")
+    reader = Reader(save_gpt2(tmp_path, longest=700))
+    with served_page(browser, reader, words(650)) as page:
+        page.locator("#whatif").click()
+        page.locator("#edit-mask").fill("window(5000, 0)")
+        page.locator("#edit-mask").blur()
+        page.wait_for_function("() => chosen.edits.mask === 'window(5000, 0)'")
+        assert page.evaluate("edited") is None
+        assert "stays as it was" in page.locator("#edit-said").text_content()
+        page.evaluate("go({ view: 'map', layer: 1, head: 2 })")
+        page.locator("#edit-off").click()
+        page.wait_for_function("() => edited !== null")
+        assert page.locator("#edit-said").text_content() == ""
+
+
 def test_a_run_is_stopped(page):
     """The button ends the run where it is computed, and the text is the one before."""
     page.evaluate(

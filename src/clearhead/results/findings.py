@@ -101,6 +101,7 @@ class Findings:
     text is read worse; "turn", how far the vectors after the last layer turn, as 1 - cosine, the
     mean over tokens; or the name of a metric; "" if there are no effects. With a `model`, the
     page computes other texts by itself. `folder` is where the model's files are, "" if it has none.
+    `outputs` is a digest of what every attention call returned, "" if none was taken.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Findings:
     effect_metric: str = ""
     model: LiveModel | None = field(default=None, repr=False)
     folder: str = ""
+    outputs: str = ""
 
     @property
     def heads(self) -> tuple[Head, ...]:

@@ -1,8 +1,10 @@
 """A model that reads one text after another, for a page that asks for them."""
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -63,11 +65,19 @@ class Reader:
         *,
         progress: bool | None = False,
     ) -> Report:
-        """What every head does with the text, under the edits. `progress` is as in `report`."""
-        with self._reading(text, edits, on_progress):
+        """What every head does with the text, under the edits, with its `outputs`. `progress` is as
+        in `report`."""
+        outputs = hashlib.sha256()
+
+        def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+            outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy())
+
+        with self._reading(text, edits, on_progress), listening(listen):
             if isinstance(self.model, Storyteller):
-                return report_teller(self.model, text, progress=progress)
-            return report(self.model, text, progress=progress)
+                found = report_teller(self.model, text, progress=progress)
+            else:
+                found = report(self.model, text, progress=progress)
+        return replace(found, outputs=outputs.hexdigest())
 
     def snapshot(
         self, text: str, edits: object = None, on_progress: OnProgress = no_progress

@@ -124,6 +124,7 @@ def snapshot(report: Findings) -> dict[str, object]:
             if report.effect_metric
             else {}
         ),
+        **({"outputs": report.outputs} if report.outputs else {}),
     }
 
 
