@@ -70,7 +70,7 @@ class Reader:
         outputs = hashlib.sha256()
 
         def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-            outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy())
+            outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
 
         with self._reading(text, edits, on_progress), listening(listen):
             if isinstance(self.model, Storyteller):
