@@ -37,9 +37,9 @@ APART = {"engines", "views"}  # whose parts do not import each other
 CHOOSES = ("engines", "choice")
 SHARED = {
     ("engines", "engine"),
-    ("engines", "gpu"),
     ("engines", "nonfinite"),
     ("engines", "operators"),
+    ("engines", "sdpa_backends"),
     ("views", "colours"),
     ("views", "escape"),
     ("views", "format"),

@@ -17,9 +17,9 @@ from ..stats import Partial, Statistic, parse_stats, sweep
 from .cpu import Cpu
 from .engine import Engine
 from .flex import Flex
-from .gpu import Gpu, gpu_of, why_not_torch
 from .reference import Steps
 from .sdpa import Sdpa
+from .sdpa_backends import Gpu, gpu_of, why_not_torch
 from .tiled import Tiled
 from .triton import Triton, TritonAtomic
 

@@ -1,7 +1,7 @@
 """What the operators of the C++ core and of the Triton kernels share.
 
-What they cannot answer, their arguments, what autograd saves of a call, the shapes of gradients,
-vmap, and how all of these are registered.
+What they cannot answer, which statistics they hold, their arguments, what autograd saves of a call,
+the shapes of gradients, vmap, and how all of these are registered.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +16,8 @@ from ..masks.key_ranges import EVERY_KEY
 from ..masks.values import shared_offset
 from ..problem.biases import Alibi, TensorBias
 from ..problem.problem import Problem
+from ..stats import Statistic
+from ..stats.statistic import RowStatistic
 from ..torch_state import (
     compiles_transform,
     has_tangents,
@@ -93,6 +95,18 @@ def why_not_operator(p: Problem, kernels: str) -> list[str]:
     elif p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
         reasons.append(f"no {p.bias!r} in {kernels}")
     return reasons
+
+
+# What both hold of statistics: accumulators of rows, and sums of weights by their statistic.
+ACCUMULATORS = {"", "moment", "top", "groups"}
+SUMS = {"received", "map", "rows"}
+
+
+def in_kernels(statistic: Statistic) -> bool:
+    """Do the kernels compute what this statistic is made of?"""
+    if isinstance(statistic, RowStatistic):
+        return statistic.accumulator in ACCUMULATORS
+    return statistic.name in SUMS
 
 
 BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))  # among all

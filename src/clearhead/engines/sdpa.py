@@ -16,8 +16,8 @@ from ..problem.biases import TensorBias
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_forward_mode, in_transform
 from .engine import Engine
-from .gpu import Gpu, backends_decline, gpu_of, listed
 from .nonfinite import answer_cleaned, is_finite
+from .sdpa_backends import Gpu, backends_decline, gpu_of, listed
 
 # What a mask as a matrix may take. On a CPU `tiled` answers beyond, in 0.3 to 1.7 of the time.
 MOST_MASK_BYTES, MOST_ELSEWHERE = 2**28, 2**32

@@ -18,9 +18,9 @@ from triton.runtime.jit import JITFunction
 
 import clearhead as ch
 from clearhead import stats
-from clearhead.engines.triton import launch
+from clearhead.engines.triton import launch_forward
 from clearhead.engines.triton.arguments import args_of
-from clearhead.engines.triton.launch import attend
+from clearhead.engines.triton.launch_forward import attend
 from clearhead.engines.triton.operator import FOR_GRADIENTS
 from clearhead.engines.triton.statistics import answer_and_stats
 from clearhead.problem.check import Options, make_problem
@@ -102,7 +102,7 @@ def count(dtype, Tq, Tk, D, n=8, **keywords):
 if __name__ == "__main__":
     driver.set_active(Absent())
     JITFunction.run = compile_only
-    launch.shared_memory = lambda device: SHARED
+    launch_forward.shared_memory = lambda device: SHARED
     ranges = ch.window(before=99, after=0) | ch.prefix(4)
     everything = dict(
         mask=ranges, softcap=30.0, dropout=0.1, seed=1, bias=torch.zeros(512, 512),

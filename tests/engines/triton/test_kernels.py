@@ -82,11 +82,13 @@ SPLIT = {"softcap": 3.0, "sinks": torch.tensor([0.5]), "dropout": 0.2, "seed": 3
     (40, 2200, 2, {"mask": ch.window(before=2100, align="end") | ch.prefix(5), **SPLIT}),
 ], ids=["one tile", "tiles", "all"])  # fmt: skip
 def test_many_keys_are_split_also_for_a_chunk_of_queries(Tq, Tk, splits, keywords, monkeypatch):
-    from clearhead.engines.triton import launch
+    from clearhead.engines.triton import launch_forward
 
     made = []
-    real = launch.splits_of
-    monkeypatch.setattr(launch, "splits_of", lambda *a: (made.append(real(*a)), made[-1])[1])
+    real = launch_forward.splits_of
+    monkeypatch.setattr(
+        launch_forward, "splits_of", lambda *a: (made.append(real(*a)), made[-1])[1]
+    )
     q, k, v = (x.requires_grad_() for x in draw(H=1, Tq=Tq, Tk=Tk))
     out, true = triton(q, k, v, **keywords), steps(q, k, v, **keywords)
     torch.testing.assert_close(out.double(), true, rtol=1e-5, atol=3e-6)
@@ -107,7 +109,7 @@ def test_many_keys_are_split_also_for_a_chunk_of_queries(Tq, Tk, splits, keyword
 def test_keys_beyond_a_band_are_in_no_split():
     from clearhead.engines.operators import KernelArgs
     from clearhead.engines.triton.arguments import Sizes
-    from clearhead.engines.triton.launch import Tiles, splits_of
+    from clearhead.engines.triton.launch_forward import Tiles, splits_of
 
     def split(Tq, Tk, queries, before=2**60, after=2**60):
         rule = KernelArgs(1.0, 0.0, before, after)
@@ -191,12 +193,12 @@ def test_a_bias_learns_of_all_it_is_added_to(shape):
 
 
 def test_which_queries_see_a_tile_is_found_once_for_a_mask(monkeypatch):
-    from clearhead.engines.triton import gradients
+    from clearhead.engines.triton import launch_backward
 
     made = []
-    compute = gradients.compute_seen_from
+    compute = launch_backward.compute_seen_from
     monkeypatch.setattr(
-        gradients, "compute_seen_from", lambda *a: (made.append(a[2:]), compute(*a))[1]
+        launch_backward, "compute_seen_from", lambda *a: (made.append(a[2:]), compute(*a))[1]
     )
     mask = ch.window(before=9, after=0) | ch.prefix(2)
     grads = {}
@@ -205,7 +207,9 @@ def test_which_queries_see_a_tile_is_found_once_for_a_mask(monkeypatch):
         (grad,) = torch.autograd.grad(triton(q, k, v, mask=mask).sum(), k)
         assert torch.equal(grad, grads.setdefault(T, grad))
     assert len(made) == 3  # a mask keeps its last ranges
-    monkeypatch.setattr(gradients, "has_values", lambda *tensors: False)  # as during a capture
+    monkeypatch.setattr(
+        launch_backward, "has_values", lambda *tensors: False
+    )  # as during a capture
     mask = ch.window(before=9, after=0) | ch.prefix(3)
     for _ in range(2):
         torch.autograd.grad(triton(q, k, v, mask=mask).sum(), k)
@@ -227,7 +231,7 @@ class Calls(TorchDispatchMode):
 def test_ranges_that_all_queries_share_need_no_tree():
     """The queries that see a tile, as the general way finds them for the same ranges row by row."""
     from clearhead.engines.triton.arguments import Sizes
-    from clearhead.engines.triton.gradients import compute_seen_from
+    from clearhead.engines.triton.launch_backward import compute_seen_from
 
     sizes = Sizes(2, 1, 1, 37, 90)
     keep = torch.zeros(2, 1, 1, 90, dtype=torch.bool)
@@ -285,9 +289,9 @@ def test_the_largest_products_of_a_float(scale):
     {"bias": torch.randn(2, 70, 150, generator=torch.Generator().manual_seed(4))},
 ], ids=["lengths", "alibi and dropout", "ranges and cap", "bias"])  # fmt: skip
 def test_a_tile_that_is_turned_gives_the_same_gradients(keywords, turns, engine, monkeypatch):
-    from clearhead.engines.triton import gradients
+    from clearhead.engines.triton import launch_backward
 
-    monkeypatch.setattr(gradients, "turned", lambda device: turns)
+    monkeypatch.setattr(launch_backward, "turned", lambda device: turns)
     q, k, v = (x.requires_grad_() for x in draw(Tq=70, Tk=150))
     out, true = triton(q, k, v, engine=engine, **keywords), steps(q, k, v, **keywords)
     seed = torch.randn_like(out)
@@ -403,7 +407,7 @@ def test_a_bias_may_hold_anything(known, monkeypatch):
 
 
 def test_every_way_to_allow_tf32_is_heard():
-    from clearhead.engines.triton.launch import dot_precision
+    from clearhead.engines.triton.launch_forward import dot_precision
 
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision

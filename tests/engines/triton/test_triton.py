@@ -15,7 +15,7 @@ import torch
 import clearhead as ch
 from clearhead import engines
 from clearhead.engines import SDPA, TILED, TRITON, order_on
-from clearhead.engines.gpu import Gpu, backends_decline
+from clearhead.engines.sdpa_backends import Gpu, backends_decline
 from clearhead.engines.triton import Triton
 from clearhead.problem.check import Options, make_problem
 
@@ -88,22 +88,22 @@ def test_all_kernels_compile_and_fit(capability):
 @needs_triton
 def test_tiles_follow_what_a_block_may_have(monkeypatch):
     """A card of 99 KB gets the smaller tiles; no tile has fewer rows than the matrix units take."""
-    from clearhead.engines.triton import launch
-    from clearhead.engines.triton.gradients import KEY_GRADIENTS, QUERY_GRADIENTS
+    from clearhead.engines.triton import launch_forward
+    from clearhead.engines.triton.launch_backward import KEY_GRADIENTS, QUERY_GRADIENTS
 
     cpu = torch.device("cpu")
     # The splits of the keys, and so the bits of the output, follow from queries and keys of a tile.
-    for large, small in (sizes for of in launch.FORWARD.values() for sizes in of.values()):
+    for large, small in (sizes for of in launch_forward.FORWARD.values() for sizes in of.values()):
         assert large[:2] == small[:2]
-    for table in (launch.FORWARD, QUERY_GRADIENTS, KEY_GRADIENTS):
+    for table in (launch_forward.FORWARD, QUERY_GRADIENTS, KEY_GRADIENTS):
         for kind, D in ((torch.bfloat16, 128), (torch.float32, 256)):
             large, small = table[kind == torch.float32][D]
             for bytes_there, tile in ((163 * 1024, large), (99 * 1024, small)):
                 monkeypatch.setattr(
-                    launch, "shared_memory", lambda device, found=bytes_there: found
+                    launch_forward, "shared_memory", lambda device, found=bytes_there: found
                 )
-                assert launch.tile_from(table, 4096, D, kind, cpu) == (1, *tile)
-                assert launch.tile_from(table, 3, D, kind, cpu).queries == 16
+                assert launch_forward.tile_from(table, 4096, D, kind, cpu) == (1, *tile)
+                assert launch_forward.tile_from(table, 3, D, kind, cpu).queries == 16
 
 
 @needs_triton
@@ -163,7 +163,7 @@ def test_what_triton_compiled_is_started_without_its_launcher(monkeypatch):
 def test_a_power_of_2_is_tritons_own():
     import triton
 
-    from clearhead.engines.triton.launch import power_of_2
+    from clearhead.engines.triton.launch_forward import power_of_2
 
     for n in range(1, 5000):
         assert power_of_2(n) == triton.next_power_of_2(n)

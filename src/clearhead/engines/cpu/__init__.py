@@ -12,7 +12,7 @@ from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ..engine import Engine
-from ..operators import why_not_operator
+from ..operators import in_kernels, why_not_operator
 from .extension import (
     core,
     false_level as false_level,
@@ -23,7 +23,7 @@ from .extension import (
 )
 from .operator import answer
 from .pack import DTYPES, all_plain
-from .stats import core_stats, in_core
+from .stats import core_stats
 from .stats_backward import core_stats_with_grad
 
 
@@ -91,4 +91,4 @@ def can_count(problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...
     comes from torch, which may consider another of two nearly equal weights the largest: so with
     gradients the core does not compute it."""
     topk_grad = problem.records_grad and any(s.name == "topk" for s in statistics)
-    return all_plain(problem, inputs) and all(map(in_core, statistics)) and not topk_grad
+    return all_plain(problem, inputs) and all(map(in_kernels, statistics)) and not topk_grad

@@ -13,7 +13,7 @@ from ...problem.online_softmax import Accumulator, State
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, map, mass, rows
 from ...stats.row_statistics import Moment
-from ...stats.statistic import RowStatistic, WeightSums, empty_rows, empty_sums, finish_rows
+from ...stats.statistic import WeightSums, empty_rows, empty_sums, finish_rows
 from ...stats.top_scores import TopScores
 from ..operators import with_rows
 from .extension import core, layout
@@ -24,16 +24,6 @@ from .pack import MASK, args_of, check, mask_numbers, matrix_view, pack, tensor_
 )
 (WEIGHT_SUMS,) = layout("WeightSums", "max share received map_rows map_cols map exact_row exact")
 LN2 = math.log(2.0)
-# What the two structs hold: accumulators of rows, and sums of weights by their statistic.
-ACCUMULATORS = {"", "moment", "top", "groups"}
-SUMS = {"received", "map", "rows"}
-
-
-def in_core(statistic: Statistic) -> bool:
-    """Does the core compute what this statistic is made of?"""
-    if isinstance(statistic, RowStatistic):
-        return statistic.accumulator in ACCUMULATORS
-    return statistic.name in SUMS
 
 
 def core_stats(

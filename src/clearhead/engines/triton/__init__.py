@@ -1,9 +1,10 @@
 """Kernels for a GPU, in Triton (extra `gpu`), which is imported when the engine first answers.
 
 What the kernels read (`arguments`), what they do with a tile (`tile`), the output and the sums of
-rows (`forward`, `launch`), gradients (`backward`, `gradients`), both as operators for autograd and
-tracers (`operator`), statistics (`weight_sums`, `statistics`). With TRITON_INTERPRET=1 the same
-kernels run on a CPU, slowly: so the tests hold them against the reference where there is no GPU.
+rows (`forward`, `launch_forward`), gradients (`backward`, `launch_backward`), both as operators for
+autograd and tracers (`operator`), statistics (`weight_sums`, `statistics`). With TRITON_INTERPRET=1
+the same kernels run on a CPU, slowly: so the tests hold them against the reference where there is
+no GPU.
 """
 
 import os
@@ -16,8 +17,8 @@ from ...errors import how_to_install
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ..engine import Engine
-from ..gpu import gpu_of, why_not_torch
 from ..operators import why_not_operator
+from ..sdpa_backends import gpu_of, why_not_torch
 
 INSTALLED = find_spec("triton") is not None
 DTYPES = torch.float32, torch.bfloat16, torch.float16

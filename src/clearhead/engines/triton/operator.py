@@ -26,8 +26,8 @@ from ..operators import (
     under_autograd,
 )  # fmt: skip
 from .arguments import args_of
-from .gradients import gradients
-from .launch import attend
+from .launch_backward import gradients
+from .launch_forward import attend
 
 FOR_GRADIENTS = frozenset({"lse", "max", "share"})
 
@@ -43,7 +43,7 @@ _library.define(
 
 def answer(p: Problem, inputs: Inputs, lse: bool, atomic: bool) -> tuple[Tensor, Tensor | None]:
     """The output, and with `lse` the log-sum-exp of every query: directly by the kernel where
-    nothing is recorded, else by the operator. `atomic` is for its gradient (gradients.py)."""
+    nothing is recorded, else by the operator. `atomic` is for its gradient (launch_backward.py)."""
     rule = args_of(p)
     if not p.grad and is_plain(*inputs, *tensors_of(rule)):
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))

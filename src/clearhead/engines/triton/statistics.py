@@ -14,38 +14,32 @@ from ...problem.problem import Inputs, Problem
 from ...problem.tiles import runs_of
 from ...stats import Partial, Statistic, map, mass, rows as exact, topk
 from ...stats.row_statistics import Moment
-from ...stats.statistic import RowStatistic, WeightSums, bin_of, empty_rows, empty_sums, finish_rows
+from ...stats.statistic import WeightSums, bin_of, empty_rows, empty_sums, finish_rows
 from ...stats.top_scores import TopScores
 from ...torch_state import is_plain
-from ..operators import with_rows
+from ..operators import in_kernels, with_rows
 from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of
 from .forward import Groups
-from .gradients import seen_from
-from .launch import attend, dot_precision, head_block, on_device, power_of_2
+from .launch_backward import seen_from
+from .launch_forward import attend, dot_precision, head_block, on_device, power_of_2
 from .start import start
 from .weight_sums import exact_rows, sum_weights
 
 LN2 = math.log(2.0)
 MOST_TOP = 64  # largest weights of a row that are kept in registers
-# What the kernels hold: accumulators of rows, and sums of weights by their statistic.
-ACCUMULATORS = {"", "moment", "top", "groups"}
-SUMS = {"received", "map", "rows"}
 
 
 def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
     """Can the kernels count these? Not with gradients, and not under a tracer or transform."""
     plain = is_plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
-    return plain and not p.records_grad and all(_in_kernels(s, p) for s in statistics)
+    held = all(in_kernels(s) and _fits(s, p) for s in statistics)
+    return plain and not p.records_grad and held
 
 
-def _in_kernels(statistic: Statistic, p: Problem) -> bool:
+def _fits(statistic: Statistic, p: Problem) -> bool:
     if isinstance(statistic, mass):  # groups by ranges, not by bits
         return all(group.bits is None for group in statistic.ranges(p))
-    if isinstance(statistic, topk):
-        return min(statistic.n, p.Tk) <= MOST_TOP
-    if isinstance(statistic, RowStatistic):
-        return statistic.accumulator in ACCUMULATORS
-    return statistic.name in SUMS
+    return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP
 
 
 def answer_and_stats(

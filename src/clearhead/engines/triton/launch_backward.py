@@ -19,11 +19,20 @@ from .arguments import (
     sizes_of,
 )
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
-from .launch import Table, Tiles, dot_precision, head_block, on_device, roomy, tile_from, turned
+from .launch_forward import (
+    Table,
+    Tiles,
+    dot_precision,
+    head_block,
+    on_device,
+    roomy,
+    tile_from,
+    turned,
+)
 from .start import start
 
-# As `FORWARD` (launch.py). In `query_gradients` and `bias_gradients` a program keeps queries and
-# walks over keys; in `key_gradients` it keeps the keys, and two (keys, D) sums in fp32.
+# As `FORWARD` (launch_forward.py). In `query_gradients` and `bias_gradients` a program keeps its
+# queries and walks over keys; in `key_gradients` it keeps the keys, and two (keys, D) sums in fp32.
 QUERY_GRADIENTS: Table = {
     False: {
         64: ((128, 64, 8, 3), (128, 64, 8, 2)),
@@ -49,7 +58,7 @@ KEY_GRADIENTS: Table = {
     },
 }
 
-# The same where tiles are turned (launch.py).
+# The same where tiles are turned (launch_forward.py).
 TURNED_KEY_GRADIENTS: Table = {
     False: {
         64: ((64, 128, 8, 3), (64, 128, 8, 3)),

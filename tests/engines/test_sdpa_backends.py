@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import clearhead as ch
 from clearhead import torch_state
 from clearhead.engines import SDPA, sdpa
-from clearhead.engines.gpu import Gpu, backends_decline, gpu_of
+from clearhead.engines.sdpa_backends import Gpu, backends_decline, gpu_of
 from clearhead.problem.check import Options, make_problem
 from clearhead.torch_state import has_values
 
