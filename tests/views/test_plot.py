@@ -2,6 +2,7 @@
 
 import builtins
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import clearhead as ch
 from clearhead.results.findings import Findings
 from clearhead.results.trace import Step, Trace
-from clearhead.views import plot
+from clearhead.views import plot, text
 from clearhead.views.plot.canvas import drawable
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
@@ -90,6 +91,30 @@ def test_all_heads_share_one_range_and_one_scale():
         assert ax.images[0].get_clim() == (-limit, limit)
     assert not scale.images
     assert figure._suptitle.get_text().startswith("weights = softmax(scaled)")
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, None])
+def test_a_part_has_the_range_of_the_terminal_and_its_positions(capsys, tokens):
+    weights = torch.rand(1, 1, 5, 5, generator=torch.Generator().manual_seed(0)) / 50
+    step = Step("weights", "", "", "b h q k", weights)
+    it = Trace((step,), tokens, tokens, first={"h": 3, "q": 700, "k": 0})
+    text.heat(it)
+    *_, legend = filter(None, capsys.readouterr().out.splitlines())
+    most = float(weights.max())
+    assert f"█ {0.64 * most:.4f}" in legend
+    drawn, scale = plot.heads(it).axes
+    assert drawn.images[0].get_clim() == (0.0, pytest.approx(most))
+    assert scale.get_yticks() == pytest.approx([0, 0.1 * most, 0.5 * most, most], abs=1e-9)
+    for ax in (drawn, plot.heatmap(it)):
+        for axis, first in ((ax.yaxis, 700), (ax.xaxis, 0)):
+            words = LABELS if tokens else [""] * 5
+            assert labels(axis) == [f"{first + i} {word}".rstrip() for i, word in enumerate(words)]
+    assert plot.heatmap(it).get_title() == f"weights\nhead 3\ncolours 0 to {most:.3g}"
+    even = Step("weights", "", "", "b h q k", weights.clamp(min=0.6 * most))
+    ax, _ = plot.heads(replace(it, steps=(even,))).axes
+    assert ax.images[0].get_clim() == pytest.approx((0.6 * most, most))  # as in the terminal
+    nothing = Step("weights", "", "", "b h q k", torch.zeros(1, 1, 5, 5))
+    assert plot.heatmap(replace(it, steps=(nothing,))).images[0].get_clim() == (0.0, 1.0)
 
 
 def test_the_chain_runs_from_the_scores_to_the_output():

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..errors import BadType, as_index
@@ -17,7 +18,8 @@ class Panel:
 
     `rows` and `columns` are the tokens along them, None where there are only positions. `blocked`
     marks the cells that the mask (or a score of -inf) leaves without weight. `first` holds the
-    numbers of the first row and column. `is_share` says that the numbers are weights.
+    numbers of the first row and column, and `is_part` says that they were cut out of a larger
+    matrix. `is_share` says that the numbers are weights.
     """
 
     title: str
@@ -29,6 +31,7 @@ class Panel:
     blocked: Tensor
     first: tuple[int, int] = (0, 0)
     is_share: bool = False
+    is_part: bool = False
 
 
 def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list[Panel]:
@@ -90,6 +93,15 @@ def value_range(drawn: Sequence[Panel]) -> tuple[float, float]:
     return min(finite), max(finite)
 
 
+def map_range(drawn: Sequence[Panel]) -> tuple[float, float]:
+    """The range of maps of few shades: from 0 to the largest number, or from the smallest, if the
+    numbers are so close together that all would look alike."""
+    low, high = value_range(drawn)
+    values = torch.cat([panel.values[~panel.blocked] for panel in drawn])
+    least = float(values.min()) if values.numel() else 0.0
+    return (least, high) if high / 2 < least < high else (low, high)
+
+
 def _panel(
     trace: Trace, step: Step, title: str, letters: list[str], tensor: Tensor, blocked: Tensor
 ) -> Panel:
@@ -105,7 +117,10 @@ def _panel(
     )
     first = trace.number(down, 0), trace.number(across, 0)
     is_share = step.name in ("weights", "dropped")
-    return Panel(title, down, across, rows, columns, tensor.double(), blocked, first, is_share)
+    is_part = not {down, across}.isdisjoint(trace.first or ())
+    return Panel(
+        title, down, across, rows, columns, tensor.double(), blocked, first, is_share, is_part
+    )
 
 
 def _tokens(trace: Trace, letter: str, size: int) -> list[str] | None:

@@ -83,8 +83,8 @@ def size(panel: Panel, most: float = 7.0, rows: bool = True) -> tuple[float, flo
     """Width and height in inches: half an inch for each cell, up to `most`, and room for the labels
     and the title. `rows` says whether the labels of the rows are drawn."""
     down, across = panel.values.shape
-    row_label = max((len(drawable(token)) for token in panel.rows or [""]), default=0) * rows
-    labels = [drawable(token) for token in panel.columns or []]
+    row_label = max(map(len, _tokens(panel, 0)), default=0) * rows
+    labels = _tokens(panel, 1)
     column_label = max(map(len, labels)) if _rotated(labels, across) else 0
     return (
         0.6 + 0.1 * row_label + min(max(0.5 * across, 1.5), most) + 0.04 * column_label,
@@ -162,7 +162,7 @@ def _annotate(ax: "Axes", values: np.ndarray, blocked: np.ndarray, image: "AxesI
 
 
 def _label_columns(ax: "Axes", panel: Panel, most: int) -> None:
-    positions, labels = _ticks(panel.columns, panel.values.shape[1], panel.first[1], most)
+    positions, labels = _ticks(panel, 1, most)
     ax.set_xticks(positions, labels=labels, parse_math=False)
     ax.set_xlabel(AXES.get(panel.across, panel.across))
     ax.xaxis.tick_top()
@@ -173,17 +173,25 @@ def _label_columns(ax: "Axes", panel: Panel, most: int) -> None:
 
 
 def _label_rows(ax: "Axes", panel: Panel, most: int) -> None:
-    positions, labels = _ticks(panel.rows, panel.values.shape[0], panel.first[0], most)
+    positions, labels = _ticks(panel, 0, most)
     ax.set_yticks(positions, labels=labels, parse_math=False)
     ax.set_ylabel(AXES.get(panel.down, panel.down))
 
 
-def _ticks(
-    tokens: list[str] | None, size: int, first: int, most: int
-) -> tuple[list[int], list[str]]:
+def _ticks(panel: Panel, axis: int, most: int) -> tuple[list[int], list[str]]:
     """At most `most` evenly spaced positions, and their tokens, or numbers without tokens."""
+    size, first, tokens = panel.values.shape[axis], panel.first[axis], _tokens(panel, axis)
     positions = list(range(0, size, -(-size // most)))
-    return positions, [drawable(tokens[i]) if tokens else str(first + i) for i in positions]
+    return positions, [tokens[i] if tokens else str(first + i) for i in positions]
+
+
+def _tokens(panel: Panel, axis: int) -> list[str]:
+    """The tokens beside the rows (0) or above the columns (1), if there are any; of a part of a
+    larger matrix, each after its position there."""
+    tokens = [drawable(token) for token in (panel.rows, panel.columns)[axis] or ()]
+    if not panel.is_part:
+        return tokens
+    return [f"{panel.first[axis] + i} {token}" for i, token in enumerate(tokens)]
 
 
 def _rotated(labels: list[str], columns: int) -> bool:

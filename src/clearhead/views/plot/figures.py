@@ -6,12 +6,13 @@ They use matplotlib's objects and not pyplot, so that no figure is shown or kept
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+
 from ...errors import BadType, BadValue, kind_of, why_failed
 from ...results.trace import Trace
-from ..format import number
 from ..panels import Panel, panels
 from .canvas import draw, drawable, figure_for, new_figure, require_matplotlib, size, wrap_title
-from .ink import WEIGHT_TICKS, ink_of, largest
+from .ink import WEIGHT_TICKS, ink_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +28,9 @@ FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"Creatio
 def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None" = None) -> "Axes":
     """One head of one step: tokens beside and above, numbers in the cells where they fit.
 
-    What the mask blocks is grey and hatched. Raises `BadValue` for a step or a head that is not
-    there, or a step without numbers.
+    What the mask blocks is grey and hatched. A part of a larger matrix has its positions beside the
+    tokens, and the range of its colours in the title. Raises `BadValue` for a step or a head that
+    is not there, or a step without numbers.
     """
     require_matplotlib()
     panel = _panel(trace, step, head)
@@ -36,7 +38,8 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
         ax = new_figure(*size(panel)).add_subplot()
     draw(ax, panel)
     ax.set_ylabel(trace.step(step).axis_name(panel.down))
-    ax.set_title(wrap_title(_title(trace, step, panel), ax.figure, margin=0.6), parse_math=False)
+    title = _title(trace, step, panel) + (f"\n{_range_of(panel)}" if panel.is_part else "")
+    ax.set_title(wrap_title(title, ax.figure, margin=0.6), parse_math=False)
     return ax
 
 
@@ -52,7 +55,7 @@ def heads(
     ax: "Axes | None" = None,
 ) -> "Figure | SubFigure | Axes":
     """Every head of a step in one figure, all in the colours of one scale: weights on a square root
-    from 0 to 1, other numbers around 0.
+    from 0 to 1, in a part of a larger matrix in the range of `text.heat`, other numbers around 0.
 
     Returns the figure, or `ax` if it was given, which the drawing replaces.
     """
@@ -71,7 +74,7 @@ def heads(
         subplot.set_title(panel.title or step)
     for subplot in axes[len(drawn) :]:
         subplot.remove()
-    ticks = WEIGHT_TICKS if drawn[0].is_share else None
+    ticks = ink[1].inverse(np.sqrt(WEIGHT_TICKS)) if drawn[0].is_share else None
     figure.colorbar(image, ax=axes[: len(drawn)], shrink=0.8, ticks=ticks)
     about = f"{trace.about}\n" if trace.first else ""  # which part of a larger trace this is
     title = wrap_title(drawable(about) + _title(trace, step), figure)
@@ -119,9 +122,8 @@ def steps(
         draw(subplot, panel, rows=i % across == 0 or not aligned, labelled=SMALL)
         arrow = "→ " if i else ""
         # Each matrix has a scale of its own, which its title states.
-        limit = number(largest([panel]), 2)
-        colours = "colours 0 to 1" if panel.is_share else f"colours -{limit} to {limit}"
-        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip() + f"\n{colours}")
+        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip())
+        title += f"\n{_range_of(panel)}"
         subplot.set_title(title, fontsize=9, parse_math=False)
     for subplot in axes[len(chain) :]:
         subplot.remove()
@@ -178,6 +180,11 @@ def _panel(trace: Trace, step: str, head: int) -> Panel:
         "a figure shows numbers, and here are none.",
         "explain at least one token of at least one feature.",
     )
+
+
+def _range_of(panel: Panel) -> str:
+    _, scale = ink_of([panel])
+    return f"colours {scale.vmin:.3g} to {scale.vmax:.3g}"
 
 
 def _title(trace: Trace, step: str, panel: Panel | None = None) -> str:

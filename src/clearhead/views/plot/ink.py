@@ -1,23 +1,24 @@
 """Colours of numbers in figures, those of the page: weights on a square root from 0 to 1, signed
-numbers around 0."""
+numbers around 0. Weights of a part of a larger matrix may all be small: they have the range that
+they have in a terminal."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..colours import DIVERGING, SEQUENTIAL
-from ..panels import Panel, value_range
+from ..panels import Panel, map_range, value_range
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
 
-WEIGHT_TICKS = 0, 0.1, 0.5, 1  # of the bar beside weights
+WEIGHT_TICKS = 0, 0.1, 0.5, 1  # of the bar beside weights, as shares of its range
 
 
-def weight_ink() -> "tuple[Colormap, Normalize]":
+def weight_ink(low: float = 0.0, high: float = 1.0) -> "tuple[Colormap, Normalize]":
     """Colours and scale of weights; the same for any number of tokens."""
     from matplotlib.colors import PowerNorm
 
-    return _colours(SEQUENTIAL["light"]), PowerNorm(0.5, vmin=0.0, vmax=1.0, clip=True)
+    return _colours(SEQUENTIAL["light"]), PowerNorm(0.5, vmin=low, vmax=high or 1.0, clip=True)
 
 
 def signed_ink(limit: float) -> "tuple[Colormap, Normalize]":
@@ -29,10 +30,12 @@ def signed_ink(limit: float) -> "tuple[Colormap, Normalize]":
 
 def ink_of(drawn: Sequence[Panel]) -> "tuple[Colormap, Normalize]":
     """Colours and scale that some panels of one step share."""
-    return weight_ink() if drawn[0].is_share else signed_ink(largest(drawn))
+    if not drawn[0].is_share:
+        return signed_ink(_largest(drawn))
+    return weight_ink(*map_range(drawn)) if drawn[0].is_part else weight_ink()
 
 
-def largest(drawn: Sequence[Panel]) -> float:
+def _largest(drawn: Sequence[Panel]) -> float:
     """The largest size of a number in some panels; 1 if all are 0."""
     return max(map(abs, value_range(drawn))) or 1.0
 

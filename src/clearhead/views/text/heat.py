@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 import torch.nn.functional as F
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ...results.trace import Trace
 from ..format import counted, ends, number
-from ..panels import Panel, panels, value_range
+from ..panels import Panel, map_range, panels
 from .layout import check_trace, coloured, print_batch_note, shade, unwrapped
 from .show import heading
 
@@ -76,7 +75,7 @@ def heat(
         in_colour = coloured(out)
         page_width = out.width if out.is_terminal else PAGE_WIDTH
         layout = _layout(shown[0], page_width, in_colour)
-        low, high = _range(shown)
+        low, high = map_range(shown)
         width = max(layout.columns * layout.cell_width, *(len(panel.title) for panel in shown))
         per_row = max(1, (page_width - layout.margin + len(BETWEEN)) // (width + len(BETWEEN)))
         for start in range(0, len(shown), per_row):
@@ -93,14 +92,6 @@ def heat(
         out.print()
         for note in _notes(shown, layout, low, high, in_colour):
             out.print(note)
-
-
-def _range(shown: list[Panel]) -> tuple[float, float]:
-    """From 0 to the largest, unless the numbers are so close together that all would look alike."""
-    low, high = value_range(shown)
-    values = torch.cat([panel.values[~panel.blocked] for panel in shown])
-    least = float(values.min()) if values.numel() else 0.0
-    return (least, high) if high / 2 < least < high else (low, high)
 
 
 def _layout(panel: Panel, page_width: int, in_colour: bool) -> Layout:
