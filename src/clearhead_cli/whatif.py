@@ -42,7 +42,8 @@ def whatif(
 ) -> None:
     """Read a text without and with edits of attention.
 
-    Printed are the next words, the losses, and where weight moves, before and after.
+    Printed are the next words and the losses, before and after, and where weight moves; of a model
+    that predicts no next word, how far its vectors turn.
 
     A PLACE is layers, heads and rows (queries), numbered from 0: 'layers 0,1 head 7 row 4'.
 

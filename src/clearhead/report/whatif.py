@@ -9,15 +9,25 @@ from torch import Tensor
 
 from ..api.edits import Edit
 from ..api.intervene import Intervention, intervene
-from ..api.metrics import most_probable
+from ..api.metrics import most_probable, turns
 from ..api.recording import Recording
 from ..api.watch import watch
 from ..errors import BadValue
 from ..views.escape import visible
+from ..views.format import number
 from .text_model import TextModel
 
 MOST_TOKENS = 1024  # whose attention matrices are kept, twice
 GUESSES, MOST_HEADS = 5, 8
+LEAST_MOVED = 5e-5  # of a head's weight: what prints as 0.01%
+TURNED = (
+    "This model predicts no next token, so it has no loss. Measured is how far the vectors after\n"
+    "its last layer turn, as 1 - cosine."
+)
+UNMOVED = (
+    "No head moves 0.01% of its attention weight. An edit of outputs moves it in later\n"
+    "layers alone."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +36,15 @@ class WhatIf:
 
     `losses` is (2, T - 1): the loss of each token but the first, in nats, without and with the
     edits. `guesses` are the most probable next tokens after the last, without and with. Both are
-    None for a model that predicts no next token. `moved` is (layers, heads): the share of attention
-    weight that lies elsewhere, the mean over queries of half the sum of ``|w' - w|``.
+    None for a model that predicts no next token, and `turned` is (T,) for such a model alone: how
+    far the vector of each token after the last layer turns, ``1 - cosine``. `moved` is (layers,
+    heads): the share of attention weight that lies elsewhere, the mean over queries of half the sum
+    of ``|w' - w|``.
     """
 
     tokens: tuple[str, ...]
     losses: Tensor | None
+    turned: Tensor | None
     guesses: tuple[tuple[tuple[str, float], ...], ...] | None
     moved: Tensor
     done: Intervention
@@ -42,17 +55,28 @@ class WhatIf:
             lines.append(f"{'loss of':<18}{'before':>9}{'after':>9}{'change':>9}")
             losses = zip(self.tokens[1:], self.losses.T.tolist(), strict=True)
             for position, (token, (before, after)) in enumerate(losses, 1):
-                lines.append(_row(f"{visible(token)} ({position})", before, after))
-            lines += [_row("all, the mean", *self.losses.mean(1).tolist()), ""]
-        else:
+                lines.append(_losses(f"{visible(token)} ({position})", before, after))
+            lines += [_losses("all, the mean", *self.losses.mean(1).tolist()), ""]
+        elif self.turned is None:
             lines += ["This model predicts no next token, so it has no loss.", ""]
-        for when, ranked in zip(("before", "after"), self.guesses or (), strict=False):
-            words = ", ".join(f"{visible(token)} {p:.1%}" for token, p in ranked)
-            lines.append(f"next token {when:<7} {words}")
-        lines += ["", "attention weight that lies elsewhere, largest first:"]
+        else:
+            lines += [TURNED, "", f"{'vector of':<18}{'turns by':>9}"]
+            turned = zip(self.tokens, self.turned.tolist(), strict=True)
+            for position, (token, by) in enumerate(turned):
+                lines.append(_turn(f"{visible(token)} ({position})", by))
+            lines += [_turn("all, the mean", float(self.turned.mean())), ""]
+        if self.guesses is not None:
+            for when, ranked in zip(("before", "after"), self.guesses, strict=True):
+                words = ", ".join(f"{visible(token)} {p:.1%}" for token, p in ranked)
+                lines.append(f"next token {when:<7} {words}")
+            lines.append("")
         order = self.moved.flatten().argsort(descending=True, stable=True)[:MOST_HEADS].tolist()
-        for layer, head in (divmod(i, self.moved.shape[1]) for i in order):
-            lines.append(f"  layer {layer} head {head}  {float(self.moved[layer, head]):.1%}")
+        places = [divmod(i, self.moved.shape[1]) for i in order]
+        if places := [place for place in places if not self.moved[place] < LEAST_MOVED]:
+            lines.append("attention weight that lies elsewhere, largest first:")
+            lines += [f"  layer {x} head {y}  {float(self.moved[x, y]):.2%}" for x, y in places]
+        else:
+            lines.append(UNMOVED)
         return "\n".join(lines)
 
 
@@ -79,11 +103,12 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     moved = (matrices[1] - matrices[0]).abs().sum(-1).mean(-1) / 2
     logits = [getattr(output, "logits", output) for output in outputs]
     if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
-        return WhatIf(tuple(tokens), None, None, moved, done)
+        turned = turns(*outputs)[0] if hasattr(outputs[0], "last_hidden_state") else None
+        return WhatIf(tuple(tokens), None, turned, None, moved, done)
     words = model.words  # a checkpoint lists them anew each time
     guesses = tuple(most_probable(x[0, -1:], words, GUESSES)[0] for x in logits)
     losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
-    return WhatIf(tuple(tokens), losses, guesses, moved, done)
+    return WhatIf(tuple(tokens), losses, None, guesses, moved, done)
 
 
 def _matrices(seen: Recording) -> Tensor:
@@ -91,5 +116,9 @@ def _matrices(seen: Recording) -> Tensor:
     return torch.cat([call.found["rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
 
 
-def _row(name: str, before: float, after: float) -> str:
+def _losses(name: str, before: float, after: float) -> str:
     return f"{name:<18}{before:>9.3f}{after:>9.3f}{after - before:>+9.3f}"
+
+
+def _turn(name: str, by: float) -> str:
+    return f"{name:<18}{number(by, 5):>9}"
