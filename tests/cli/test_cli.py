@@ -19,6 +19,7 @@ import clearhead_cli as cli
 from clearhead import storyteller
 from clearhead.nn.explain_text import explain_text
 from clearhead.nn.tokenize import tokenize
+from tests.serve.models import save_gpt2
 
 SENTENCE = "The cat sat on the mat."
 
@@ -171,6 +172,14 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
         code, _, err = run("look", SENTENCE, "--model", folder, "--tile", wrong)
         assert code == 2 and "Way out" in err
     assert run("look", SENTENCE, "--tile", "2:5:0-3:1-6")[0] == 2
+
+
+def test_a_text_of_one_token_has_no_effects_and_its_report_is_written(run, tmp_path):
+    pytest.importorskip("transformers")
+    model = save_gpt2(tmp_path / "model", predicts=True)
+    code, out, _ = run("look", "w8", "--model", model, "--effects", "--out", tmp_path / "out")
+    assert code == 0 and "No effects. The loss of the next token was asked for" in out
+    assert (tmp_path / "out" / "gpt2.html").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("verb", [("explain", "--html"), ("explain", "--png"), ("look", "--out")])

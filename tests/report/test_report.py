@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import clearhead as ch
+from clearhead import storyteller
 from clearhead.errors import BadType, BadValue
-from clearhead.report import report, tile, write
+from clearhead.report import report, report_teller, tile, write
 from clearhead.report.head_label import LABELS, is_separator, label_of
 from tests.report.models import AttentionCalls, normal, pointing
 from tests.serve.models import save_gpt2
@@ -545,7 +546,20 @@ def test_a_checkpoint_that_predicts_says_what_and_what_its_heads_cause(tmp_path)
     plain = report(folder, text)
     assert plain.effect_metric == "" and plain[1, 2].effect is None
     with pytest.raises(BadValue, match="it takes two"):
-        report(folder, "w8", effects=True)
+        report(folder, "w8", effects="loss")
+
+
+def test_a_text_of_one_token_has_a_report_and_says_why_it_has_no_effects(tmp_path):
+    found = report(save_gpt2(tmp_path, predicts=True), "w8", effects=True)
+    assert found.effect_metric == "" and found[1, 2].effect is None and len(found.guesses) == 1
+    why = "The loss of the next token was asked for, of ids (1, 1): the first token follows no"
+    assert found.effects_withheld.startswith(why)
+    assert found.to_json()["effects_withheld"] == found.effects_withheld
+    assert f"No effects. {why}" in str(found).replace("\n", " ")
+    assert report(tmp_path, "w8 w1", effects=True).effects_withheld == ""
+    teller = storyteller.load()
+    assert report_teller(teller, "cat", effects=True).effects_withheld == found.effects_withheld
+    assert "No effects" not in str(report_teller(teller, "cat"))
 
 
 def test_ids_of_a_transformers_model_have_a_batch(tmp_path):

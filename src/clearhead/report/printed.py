@@ -40,6 +40,7 @@ class Report(Findings):
             "folder": self.folder,
             "tokens": list(self.tokens),
             "effect_metric": self.effect_metric,
+            "effects_withheld": self.effects_withheld,
             "layers": layers,
         }
 
@@ -87,6 +88,8 @@ class Report(Findings):
         if self.effect_metric:
             caused = EFFECTS.get(self.effect_metric, f"how much {self.effect_metric} changes")
             entropy = f"entropy: of its weights, in nats. effect: {caused} without the head."
+        elif self.effects_withheld:
+            lines.append(f"No effects. {self.effects_withheld}")
         lines = [f"{by}.", *lines, entropy, f"{shares}."]
         for layer in self.layers:
             if layer.cross_attention:

@@ -68,7 +68,8 @@ def report(
         effects: also what each head causes, in another run for each (`clearhead.effects`): a metric
             as there, or True for "loss", the loss of the next token, of a checkpoint that does not
             predict it "turn": how far the vectors after the last layer turn without the head, the
-            mean over tokens of 1 - cosine.
+            mean over tokens of 1 - cosine. With True, a text that has no loss, for one token
+            follows no other, gets its report without effects: `effects_withheld` says why.
         progress: a bar on stderr, one step a layer. None means only in a terminal.
 
     Raises:
@@ -117,8 +118,13 @@ def report_and_output(
     if run.words is not None:
         found = replace(found, guesses=most_probable(output.logits[0], run.words, GUESSES))
     if effects is True:
-        effects = turn(output) if run.gives_vectors else "loss"
-    if effects is not False:
+        metric = turn(output) if run.gives_vectors else "loss"
+        try:
+            found = _with_effects(found, run, metric, progress)
+        except BadValue as error:
+            why = f"{error.gave.removesuffix('.')}: {error.rule}"
+            found = replace(found, effects_withheld=why)
+    elif effects is not False:
         found = _with_effects(found, run, effects, progress)
     return found, output
 

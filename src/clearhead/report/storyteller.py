@@ -29,8 +29,9 @@ def report_teller(
 
     A measured head is labelled with its relation, and its number is the share of held-out words
     for which its largest weight lay there. The other heads are labelled by where their weight lies
-    on this text. With `effects` each head also says what the loss does without it. Raises
-    `BadValue` for a text without words, or too long for the model.
+    on this text. With `effects` each head also says what the loss does without it; of one word
+    `effects_withheld` says why not. Raises `BadValue` for a text without words, or too long for the
+    model.
     """
     encoded = teller.encode(text)
     found, logits = report_and_output(
@@ -38,7 +39,7 @@ def report_teller(
         torch.tensor([encoded.ids]),
         tokens=encoded.labels(),
         name=name,
-        effects=effects and len(encoded.ids) > 1,
+        effects=effects,
         progress=progress,
     )
     measured: dict[tuple[int, int], list[MeasuredHead]] = {}

@@ -99,8 +99,9 @@ class Findings:
     with their probabilities; None if they are not known. `effect_metric` is what the effects of
     heads are measured in: "loss", the mean loss of the next token in nats, which grows where the
     text is read worse; "turn", how far the vectors after the last layer turn, as 1 - cosine, the
-    mean over tokens; or the name of a metric; "" if there are no effects. With a `model`, the
-    page computes other texts by itself. `folder` is where the model's files are, "" if it has none.
+    mean over tokens; or the name of a metric; "" if there are no effects. `effects_withheld` says
+    why there are none although they were asked for, "" otherwise. With a `model`, the page computes
+    other texts by itself. `folder` is where the model's files are, "" if it has none.
     `outputs` is a digest of what every attention call returned, "" if none was taken.
     """
 
@@ -111,6 +112,7 @@ class Findings:
     unknown: tuple[int, ...] = ()
     guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
     effect_metric: str = ""
+    effects_withheld: str = ""
     model: LiveModel | None = field(default=None, repr=False)
     folder: str = ""
     outputs: str = ""
