@@ -873,6 +873,26 @@ def test_the_words_of_the_legend_of_lines_do_not_lie_on_each_other(visit):
     assert all(a[1] < b[0] for a, b in itertools.pairwise(boxes))
 
 
+@pytest.mark.parametrize("height", [600, 720])
+def test_the_words_beside_a_map_do_not_lie_on_its_legend(visit, height):
+    tab = visit(
+        full_trace(), hash="#view=map&query=there", viewport={"width": 1280, "height": height}
+    )
+    tab.locator("#whatif").click()
+    boxes = tab.evaluate(
+        """picture.shapes.filter((it) => it.kind === "text" && !it.turn).map((it) => {
+             const wide = widthOf(it.text, it), half = it.size / 2;
+             const x = it.x - { left: 0, center: 0.5, right: 1 }[it.align] * wide;
+             return [it.text, x, x + wide, it.y - half, it.y + half];
+           })"""
+    )
+    [legend] = [box for box in boxes if box[0] == "may not look"]
+    assert any(text == "there looks at" for text, *_ in boxes)
+    for text, left, right, top, bottom in boxes:
+        beside = right < legend[1] - 24 or left > legend[2] or bottom < legend[3] or top > legend[4]
+        assert beside or text == "may not look", text
+
+
 # ---- texts of every kind --------------------------------------------------------------
 
 

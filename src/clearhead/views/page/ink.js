@@ -59,8 +59,10 @@ function drawSignedBar(scene, x, y, limit, width = 150) {
   }
 }
 
+// Returns where it ends.
 function drawHatchKey(scene, x, y) {
   scene.rect(x, y - 2, 18, 12, { stroke: "rule" });
   scene.rect(x, y - 2, 18, 12, { hatch: true });
   scene.text("may not look", x + 24, y + 4, { size: 12, fill: "soft" });
+  return x + 24 + widthOf("may not look", { size: 12 });
 }

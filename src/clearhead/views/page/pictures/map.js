@@ -51,9 +51,9 @@ function drawMap(width, height) {
   const step = stepOf(all[0]);
   if (step.isShare) drawWeightBar(scene, 0, height - 26);
   else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
-  if (hasBlocked) drawHatchKey(scene, 220, height - 26);
-  // Beside a map that leaves room: the row and the column of the query.
-  const right = scene.map.x + scene.map.cell * scene.map.columns + 32;
+  const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
+  // Beside a map that leaves room, and beside the legend: the row and the column of the query.
+  const right = Math.max(scene.map.x + scene.map.cell * scene.map.columns, legend) + 32;
   if (all.length === 1 && !isZoomed() && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
   return scene;
 }
