@@ -19,6 +19,7 @@ from .intervene import intervene
 from .layers import no_attention_call
 from .metrics import Metric, next_token_loss
 from .progress import progress_bar
+from .token_ids import run_with_known_ids
 
 TOKENS_AT_ONCE = 4096  # in the copies of a batch that are run together
 
@@ -65,9 +66,9 @@ def effects(
         progress: a bar on stderr. None means only in a terminal.
 
     Raises:
-        BadValue, BadType: inputs or metrics that do not fit; a file of other effects, or one that
-            cannot be read or written; a model that never asks clearhead for attention; what
-            `intervene` raises.
+        BadValue, BadType: inputs or metrics that do not fit; an id without embedding; a file of
+            other effects, or one that cannot be read or written; a model that never asks clearhead
+            for attention; what `intervene` raises.
 
     Source: as at `ablate`; the estimate Nanda 2023, "Attribution Patching".
     """
@@ -84,7 +85,7 @@ def effects(
     recorder = Recorder(grad=estimate)
     with torch.set_grad_enabled(estimate), editing(recorder):
         with module_hooks(model, recorder.layers.enter, recorder.layers.leave):
-            unedited = _number(measure(_run(model, inputs)), name)
+            unedited = _number(measure(run_with_known_ids(model, inputs)), name)
     if not recorder.calls:
         raise no_attention_call(
             model, "effects are of edits of attention calls that go through clearhead."

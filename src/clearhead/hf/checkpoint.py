@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..api.explain import explain_problem
 from ..api.hooks import capture_call
+from ..api.token_ids import run_with_known_ids
 from ..errors import AttentionError, BadValue
 from ..results.trace import Trace
 from ..views.escape import visible
@@ -177,7 +178,7 @@ class Checkpoint:
         module = self.predictor if predict and self.predictor is not None else self.module
         try:
             with torch.no_grad():
-                return module(**given)
+                return run_with_known_ids(module, given)
         except AttentionError:
             raise
         except Exception as error:  # an input that is missing, or a config that makes no sense

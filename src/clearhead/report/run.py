@@ -17,6 +17,7 @@ from ..api.hooks import listening, module_hooks
 from ..api.layers import no_attention_call
 from ..api.metrics import Metric, most_probable, turn
 from ..api.progress import progress_bar
+from ..api.token_ids import run_with_known_ids
 from ..errors import BadType, BadValue, kind_of, writable_folder
 from ..hf import Checkpoint
 from ..problem.problem import Inputs, Problem
@@ -73,8 +74,8 @@ def report(
         progress: a bar on stderr, one step a layer. None means only in a terminal.
 
     Raises:
-        BadValue, BadType: a folder, a text or tokens that do not fit; a batch of texts; a model
-            that never calls clearhead's attention.
+        BadValue, BadType: a folder, a text or tokens that do not fit; an id without embedding; a
+            batch of texts; a model that never calls clearhead's attention.
     """
     return report_and_output(
         model, text, tokens=tokens, decoder_tokens=decoder_tokens, name=name, effects=effects,
@@ -258,8 +259,8 @@ def prepare(model: Any, text: Any) -> ModelRun:
             "a model of transformers reads ids of shape (B, T), with a batch of 1.",
             "pass ids.unsqueeze(0).",
         )
-    run = partial(model, **text) if isinstance(text, Mapping) else partial(model, text)
-    return ModelRun(model, model, text, type(model).__name__, None, run)
+    start = partial(run_with_known_ids, model, text)
+    return ModelRun(model, model, text, type(model).__name__, None, start)
 
 
 def _with_effects(

@@ -11,6 +11,7 @@ from ..api.edits import Edit
 from ..api.intervene import Intervention, intervene
 from ..api.metrics import most_probable, turns
 from ..api.recording import Recording
+from ..api.token_ids import run_with_known_ids
 from ..api.watch import watch
 from ..errors import BadValue
 from ..views.escape import visible
@@ -98,7 +99,7 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     for some in ([], edits):
         with torch.no_grad(), intervene(module, some) as done:
             with watch(module, stats=["max"], rows=range(len(tokens))) as seen:
-                outputs.append(module(**given))
+                outputs.append(run_with_known_ids(module, given))
         matrices.append(_matrices(seen))
     moved = (matrices[1] - matrices[0]).abs().sum(-1).mean(-1) / 2
     logits = [getattr(output, "logits", output) for output in outputs]

@@ -1,0 +1,58 @@
+"""A run of a model that says which id has no embedding, where torch raises a bare `IndexError`, or
+on a GPU an assertion that ends the process."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadValue
+
+
+def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
+    """What ``model(inputs)`` gives, ``model(**inputs)`` for a dict.
+
+    Raises `BadValue` for an id outside of a table of embeddings, before it is looked up there.
+    """
+    tables = {*_tables(model)}
+    hooks = [
+        module.register_forward_pre_hook(partial(_check, name))
+        for name, module in model.named_modules()
+        if module in tables
+    ]
+    try:
+        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tables(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that look ids up: embeddings as torch has them, and what a part of a model of
+    transformers names as its own, which may be of a class that scales them."""
+    for module in model.modules():
+        if type(module) is nn.Embedding:
+            yield module
+        if hasattr(module, "get_input_embeddings"):
+            try:
+                own = module.get_input_embeddings()
+            except (NotImplementedError, AttributeError):  # of a part that reads no ids
+                continue
+            if isinstance(own, nn.Embedding):
+                yield own
+
+
+def _check(name: str, table: nn.Embedding, given: tuple[Any, ...]) -> None:
+    if not given or not isinstance(given[0], Tensor) or torch.compiler.is_compiling():
+        return
+    (ids, *_), size = given, table.num_embeddings
+    strange = ids[(ids < 0) | (ids >= size)]
+    if strange.numel():
+        raise BadValue(
+            f"The id {int(strange[0])} was given to {name}.",
+            f"it holds {size} embeddings, of the ids 0 to {size - 1}.",
+            "take the tokenizer that the model was trained with, and no more tokens than it has "
+            "positions; where words were added: model.resize_token_embeddings(len(tokenizer)).",
+        )

@@ -1,0 +1,74 @@
+"""An id that a model has no embedding for is told, by whatever runs the model."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import BadValue
+from clearhead.report import report, tile
+from clearhead.report.whatif import whatif
+from tests.serve.models import save_gpt2
+
+transformers = pytest.importorskip("transformers")
+RULE = r"\n  Rule: it holds 97 embeddings, of the ids 0 to 96\.\n  Way out: take the tokenizer"
+
+
+def bert():
+    ch.hf.register()
+    config = transformers.BertConfig(
+        vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=11,
+    )  # fmt: skip
+    return transformers.AutoModel.from_config(config, attn_implementation="clearhead").eval()
+
+
+def size(output):
+    return output.last_hidden_state.square().sum()
+
+
+@pytest.mark.parametrize("strange", [97, -1])
+@pytest.mark.parametrize(
+    "read",
+    [
+        report,
+        lambda model, ids: report(model, {"input_ids": ids}),
+        lambda model, ids: tile(model, ids, 0, 0, range(1), range(1)),
+        lambda model, ids: ch.effects(model, ids, size),
+    ],
+)
+def test_of_a_module(read, strange):
+    model = bert()
+    gave = rf"^The id {strange} was given to embeddings\.word_embeddings\."
+    with pytest.raises(BadValue, match=gave + RULE):
+        read(model, torch.tensor([[5, strange, 96]]))
+    read(model, torch.tensor([[5, 0, 96]]))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_of_a_decoder_whose_embeddings_are_scaled():
+    ch.hf.register()
+    config = transformers.BartConfig(
+        vocab_size=97, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=11, decoder_ffn_dim=11, scale_embedding=True,
+    )  # fmt: skip
+    model = transformers.AutoModel.from_config(config, attn_implementation="clearhead").eval()
+    given = {"input_ids": torch.tensor([[5, 6]]), "decoder_input_ids": torch.tensor([[5, 6, 97]])}
+    with pytest.raises(BadValue, match=r"^The id 97 was given to decoder\.embed_tokens\." + RULE):
+        report(model, given)
+    report(model, {**given, "decoder_input_ids": torch.tensor([[5, 6, 96]])})
+
+
+def test_of_a_checkpoint_whose_tokenizer_has_more_words(tmp_path):
+    checkpoint = ch.hf.Checkpoint(save_gpt2(tmp_path, predicts=True))
+    checkpoint.tokenizer.add_tokens(["news"])
+    edits = [ch.edits.ablate(layers=[0])]
+    for read in (report, lambda *given: whatif(*given, edits), ch.hf.Checkpoint.explain):
+        with pytest.raises(BadValue, match=r"The id 97 was given to (transformer\.)?wte\." + RULE):
+            read(checkpoint, "w1 w2 news")
+        read(checkpoint, "w1 w2 w3")
+
+
+def test_more_tokens_than_a_model_has_positions(tmp_path):
+    model = ch.hf.Checkpoint(save_gpt2(tmp_path, longest=7)).model
+    with pytest.raises(BadValue, match=r"The id 7 was given to wpe\.(.|\n)*than it has positions"):
+        report(model, torch.arange(8)[None])
