@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import MaskText, Text, refuse
-from .output import check_writable, say
+from .output import check_writable, say, say_loading
 from .text_input import read_text
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def explain(
       clearhead explain story.txt --mask 'causal & window(before=3)' --html steps.html
       clearhead explain "The cat sat" --model DIR --layer 2 --json
     """
+    if model is not None:
+        say_loading(model)
     from clearhead import masks
     from clearhead.nn.explain_text import explain_text
     from clearhead.report.text_model import load_text_model

@@ -9,7 +9,7 @@ import typer
 
 from .explain import random_note, write_page
 from .options import OTHER_FOLDER, Text, refuse
-from .output import say, say_written, wrapped
+from .output import say, say_loading, say_written, wrapped
 from .text_input import read_text
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def look(
       clearhead look story.txt --beside out/storyteller
       clearhead look "The cat sat" --random
     """
+    if not random:
+        say_loading(model)
     from clearhead.errors import BadValue, writable_folder
     from clearhead.report import report, write
     from clearhead.storyteller import is_storyteller

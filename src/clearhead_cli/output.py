@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import typer
 def say(line: str) -> None:
     """Print a message to standard error, so that a pipe gets the result alone."""
     typer.echo(line, err=True)
+
+
+def say_loading(model: Path | None) -> None:
+    """Say that a model is being loaded, which takes some seconds with torch; only in a terminal, as
+    progress bars do. Called before clearhead is imported."""
+    if sys.stderr.isatty():
+        say(f"loading {'the storyteller' if model is None else model} ...")
 
 
 def say_written(paths: dict[str, Path]) -> None:

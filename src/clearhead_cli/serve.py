@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from .options import Text
-from .output import say
+from .output import say, say_loading
 from .text_input import read_text
 
 EXAMPLE = (
@@ -39,6 +39,7 @@ def serve(
       clearhead serve --open
       clearhead serve story.txt --model DIR --port 8000
     """
+    say_loading(model)
     from clearhead.serve import Reader
     from clearhead.views import html
     from clearhead.views.escape import visible

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .output import say
+from .output import say, say_loading
 
 
 def train(
@@ -75,6 +75,7 @@ def measure(
       clearhead measure
       clearhead measure out/mine --json
     """
+    say_loading(model)
     from clearhead import storyteller
 
     teller = storyteller.load(model)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import Text
+from .output import say_loading
 from .text_input import read_text
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def whatif(
       clearhead whatif story.txt --keep-only "layers 0,1: causal & window(before=4)"
       clearhead whatif story.txt --model DIR --ablate "layer 0 heads 1,3"
     """
+    say_loading(model)
     from clearhead.errors import BadValue
     from clearhead.report.text_model import load_text_model
     from clearhead.report.whatif import whatif as read_twice

@@ -174,6 +174,26 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
     assert run("look", SENTENCE, "--tile", "2:5:0-3:1-6")[0] == 2
 
 
+def test_a_terminal_is_told_of_loading_and_measuring(run, tmp_path, monkeypatch):
+    model = storyteller.load()
+    calls = (
+        ("look", "The cat sat.", "--out", tmp_path),
+        ("whatif", "The cat sat.", "--ablate", "head 1"),
+        ("measure", "--search", 2, "--report", 3),
+    )
+    plain = [run(*call) for call in calls]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for call, (code, out, err) in zip(calls, plain, strict=True):
+        assert code == 0 and "loading the" not in err and "measuring" not in err
+        shown = run(*call)
+        assert shown[:2] == (code, out) and shown[2].startswith("loading the storyteller ...\n")
+    assert "measuring, batch by batch" in shown[2] and "6/6" in shown[2]
+    assert not model.model._forward_hooks
+    _, _, err = run("explain", "a b", "--model", tmp_path / "nowhere")
+    assert err.startswith(f"loading {tmp_path / 'nowhere'} ...\nError: ")
+    assert "loading" not in run("explain", "a b")[2]
+
+
 def test_a_text_of_one_token_has_no_effects_and_its_report_is_written(run, tmp_path):
     pytest.importorskip("transformers")
     model = save_gpt2(tmp_path / "model", predicts=True)

@@ -8,7 +8,9 @@ distance, and chance: picking one of the visible words at random.
 Letters: L layers, H heads, N pairs of words.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..api.progress import progress_bar
 from ..api.watch import Call, watch
 from ..errors import BadValue
 from ..stats import Top, topk
@@ -84,9 +87,17 @@ class Table:
         return "\n".join(lines)
 
 
-def measure(teller: Storyteller, *, search: int = 200, report: int = 500, seed: int = 1) -> Table:
+def measure(
+    teller: Storyteller,
+    *,
+    search: int = 200,
+    report: int = 500,
+    seed: int = 1,
+    progress: bool | None = None,
+) -> Table:
     """The table of a storyteller: heads selected on `search` training stories, their rates and
-    next-word scores on `report` held-out stories of `seed`.
+    next-word scores on `report` held-out stories of `seed`. `progress` shows a bar on stderr; None
+    means only in a terminal.
 
     Raises `BadValue` for a model that was not trained on stories, and for no stories.
     """
@@ -106,12 +117,21 @@ def measure(teller: Storyteller, *, search: int = 200, report: int = 500, seed: 
         )
     searched, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
     random_model = untrained(teller.model.config, teller.made.get("seed", 0)).eval()
-    heads = best_heads(teller.model, teller.vocabulary, searched, held_out)
-    random_heads = best_heads(random_model, teller.vocabulary, searched, held_out)
+    models = {"model": teller.model, "random model": random_model}
+    runs = len(models) * (math.ceil(search / BATCH) + 2 * math.ceil(report / BATCH))
+    with progress_bar("measuring, batch by batch", runs, progress) as advance, ExitStack() as hooks:
+        for model in models.values():
+            hooks.enter_context(model.register_forward_hook(lambda *_: advance()))
+        heads, random_heads = (
+            best_heads(model, teller.vocabulary, searched, held_out) for model in models.values()
+        )
+        scores = {
+            name: next_word_scores(model, teller.vocabulary, held_out)
+            for name, model in models.items()
+        }
     counted = stories(seed, 2000, "train")
     guesses = {
-        "model": next_word_scores(teller.model, teller.vocabulary, held_out),
-        "random model": next_word_scores(random_model, teller.vocabulary, held_out),
+        **scores,
         "bigram": Scores(*Bigram(counted, teller.vocabulary).scores(held_out)),
         "unigram": Scores(*Unigram(counted, teller.vocabulary).scores(held_out)),
     }
