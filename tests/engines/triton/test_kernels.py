@@ -106,6 +106,33 @@ def test_many_keys_are_split_also_for_a_chunk_of_queries(Tq, Tk, splits, keyword
     assert [n for n, *_ in made] == [splits] * 2
 
 
+@pytest.mark.parametrize("engine", ["triton", "triton-atomic"])
+@pytest.mark.parametrize("keywords", [
+    {"mask": ch.Causal(align="end")},
+    {"mask": ch.window(before=9, align="end") | ch.prefix(3), "dropout": 0.2, "seed": 3},
+], ids=["causal", "ranges and dropout"])  # fmt: skip
+def test_heads_that_read_the_same_keys_are_split(keywords, engine, monkeypatch):
+    """Three heads for each of two, of which a program takes two."""
+    from clearhead.engines.triton import launch_backward
+
+    assert launch_backward.splits_of_heads(32, 64, 4096) == (4, 8)
+    assert launch_backward.splits_of_heads(32, 8, 256) == (4, 8)
+    assert launch_backward.splits_of_heads(4, 1, 4096) == (4, 1)
+    assert launch_backward.splits_of_heads(4, 256, 4096) == (1, 4)
+    q, k, v = (x.requires_grad_() for x in draw(H=6, G=2, Tq=37, Tk=70))
+    out, true = triton(q, k, v, engine=engine, **keywords), steps(q, k, v, **keywords)
+    seed = torch.randn_like(out)
+    expected = torch.autograd.grad(true, (q, k, v), seed.double(), retain_graph=True)
+    grads = []
+    for of_split, split in ((60, (2, 2)), (2048, (1, 3))):
+        monkeypatch.setattr(launch_backward, "LEAST_OF_SPLIT", of_split)
+        assert launch_backward.splits_of_heads(3, 6, 37) == split
+        grads.append(torch.autograd.grad(out, (q, k, v), seed, retain_graph=True))
+        for a, b in zip(grads[-1], expected, strict=True):
+            torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=3e-5)
+    assert not torch.equal(grads[0][1], grads[1][1])  # another order of the heads
+
+
 def test_keys_beyond_a_band_are_in_no_split():
     from clearhead.engines.operators import KernelArgs
     from clearhead.engines.triton.arguments import Sizes
@@ -117,6 +144,7 @@ def test_keys_beyond_a_band_are_in_no_split():
 
     assert split(1, 2**16, 16) == (64, 0, 1024)
     assert split(1, 2**16, 16, 1000 - 2**16, 2**16) == (2, 2**16 - 1024, 512)
+    assert split(1, 2**16, 4, 1000 - 2**16, 2**16) == (4, 2**16 - 1024, 256)
     assert split(1, 2**16, 16, after=700) == (2, 0, 512)
     assert split(128, 2**16, 128) == (16, 0, 4096) and split(129, 2**16, 128) == (8, 0, 8192)
     assert split(128, 2**16, 128, 5000 - 2**16, 2**16) == (2, 2**16 - 5056, 4096)

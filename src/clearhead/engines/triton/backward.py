@@ -173,19 +173,23 @@ def walk_keys(
     return acc
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(do_not_specialize=["tiles", "splits", "chunk"])
 def key_gradients(
     q, k, v, dout, top, share, delta, dq_sum, dk, dv, first, last, scale, rule, sizes, tiles,
+    splits, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of N keys of one key head: over all heads that read it, the queries that see one of
-    these keys. `first` and `last` say for each range of the mask which queries that may be. With
-    `dq_sum`, (B, H, Tq, D) in fp32, dS K is added to it, not yet scaled."""
+    """dK and dV of N keys of one key head: over `chunk` of the heads that read it, the queries that
+    see one of these keys. `first` and `last` say for each range of the mask which queries that may
+    be. With `dq_sum`, (B, H, Tq, D) in fp32, dS K is added to it, not yet scaled. `dk` and `dv` are
+    (splits, B, G, Tk, ...)."""
     place = tl.program_id(0)
     tile = place % tiles
     place = place // tiles
+    split = place % splits
+    place = place // splits
     g = place % sizes.G
     b = place // sizes.G
     keys = tile * N + tl.arange(0, N)
@@ -194,7 +198,7 @@ def key_gradients(
     value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, True)
     group_size = sizes.H // sizes.G
     state = tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_DV], tl.float32)
-    for head in range(0, group_size):
+    for head in range(split * chunk, tl.minimum(split * chunk + chunk, group_size)):
         h = g * group_size + head + tl.zeros([M], tl.int32)
         at_head = (b.to(tl.int64) * sizes.H + g * group_size + head) * sizes.Tq
         for j in range(0, rule.ranges):
@@ -236,7 +240,7 @@ def key_gradients(
                     True, DROPS, PRECISION, TURNED,
                 )  # fmt: skip
     dk_acc, dv_acc = state
-    at = (b.to(tl.int64) * sizes.G + g) * sizes.Tk + keys
+    at = ((split * sizes.B + b).to(tl.int64) * sizes.G + g) * sizes.Tk + keys
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     tl.store(
         dk + at[:, None] * D + d[None, :], (dk_acc * scale).to(dk.dtype.element_ty),

@@ -68,6 +68,12 @@ TURNED_KEY_GRADIENTS: Table = {
     True: KEY_GRADIENTS[True],
 }
 
+# Heads that read the same keys are split among programs until `key_gradients` has `LEAST_PROGRAMS`
+# for an example, as a large GPU has 132 to 148 processors. A split writes dK and dV once more, in
+# fp32: where it has `LEAST_OF_SPLIT` queries, over all its heads, an eighth of what its products
+# take, by the rates of an H100. None of it depends on the batch or the device (launch_forward.py).
+LEAST_PROGRAMS, LEAST_OF_SPLIT = 256, 2048
+
 
 def gradients(
     dout: Tensor,
@@ -139,11 +145,17 @@ def gradients(
             if rule.lo is not None:
                 first, last = seen_from(rule, sizes, tile.queries, tile.keys)
             tiles = math.ceil(Tk / tile.keys)
+            splits, chunk = splits_of_heads(H // G, tiles * G, Tq)
+            parts = [dk, dv]
+            if splits > 1:
+                parts = [x.new_empty((splits, *x.shape), dtype=torch.float32) for x in parts]
             start(
-                key_gradients, tiles * G * B, q.get_device(),
-                *tensors, *saved, dq_sum, dk, dv, cells_if(first), cells_if(last), rule.scale,
-                of_kernel, sizes, tiles, TURNED=turns, **_launched(tile), **for_all,
+                key_gradients, tiles * splits * G * B, q.get_device(),
+                *tensors, *saved, dq_sum, *parts, cells_if(first), cells_if(last), rule.scale,
+                of_kernel, sizes, tiles, splits, chunk, TURNED=turns, **_launched(tile), **for_all,
             )  # fmt: skip
+            if splits > 1:
+                dk, dv = (x.sum(0).to(q.dtype) for x in parts)
             if dq_sum is not None:
                 dq = dq_sum.mul_(rule.scale).to(q.dtype)
     if rule.sinks is not None:
@@ -151,6 +163,14 @@ def gradients(
         share_of_sink = share_of_sink.masked_fill(lse == -math.inf, 0.0)
         dsinks = -(share_of_sink * delta).sum((0, 2))
     return dq, dk, dv, dbias, dsinks
+
+
+def splits_of_heads(group_size: int, programs: int, Tq: int) -> tuple[int, int]:
+    """(how many programs share the heads that read the same keys, heads of each), where an example
+    has so many `programs` otherwise. What they find is added up in the order of the heads."""
+    chunk = max(group_size * programs // LEAST_PROGRAMS, math.ceil(LEAST_OF_SPLIT / Tq))
+    chunk = min(chunk, group_size)
+    return math.ceil(group_size / chunk), chunk
 
 
 def _tile(table: Table, q: Tensor, block: int, rule: KernelArgs) -> Tiles:

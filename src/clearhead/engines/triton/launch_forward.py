@@ -20,10 +20,12 @@ from .start import start
 
 # A split has at least so many keys, also for each query of its tile: writing what a tile of one
 # head leaves to be merged, in fp32, and reading it take a sixteenth of reading its keys and values,
-# or less. A row has at most `MOST_SPLITS`; where heads share no tile, a head has at most
-# `MOST_PROGRAMS`: eight heads then fill a large GPU. None of it depends on the batch or the device,
-# so an example's bits are the same in any batch.
-LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 512, 32, 64, 16
+# or less. Where heads share a tile it is a share for each of them, and 4096 keys of eight key heads
+# have a program for nearly each of the 132 processors of a large GPU. A row has at most
+# `MOST_SPLITS`; where heads share no tile, a head has at most `MOST_PROGRAMS`: eight heads then
+# fill a large GPU. None of it depends on the batch or the device, so an example's bits are the same
+# in any batch.
+LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 256, 32, 64, 16
 # By fp32 or not and by head size: queries, keys, warps and stages of a tile, where a block may have
 # `ROOMY` bytes of shared memory (capability 8.0, 9.0 and 10.0) and where it has 99 KB (8.6, 8.9 and
 # 12.0). The largest that fit and spill few or no registers in their loops, as ptxas counts them
