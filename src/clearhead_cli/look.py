@@ -99,8 +99,9 @@ def look(
     elif tile is not None:
         _look_at_tile(checkpoint, words, tile, out)
     else:
+        other = _report(beside, words)  # first: what is wrong with it then costs no report
         found = report(checkpoint, words, effects=effects)
-        written = write(found, out, beside=_report(beside, words))
+        written = write(found, out, beside=other)
         typer.echo(str(found))
         say_written(written)
 

@@ -202,6 +202,21 @@ def test_a_text_of_one_token_has_no_effects_and_its_report_is_written(run, tmp_p
     assert (tmp_path / "out" / "gpt2.html").stat().st_size > 1000
 
 
+def test_a_model_beside_that_is_wrong_costs_no_report(run, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    import clearhead.report.run as room
+
+    asked, real = [], room.report_and_output
+    monkeypatch.setattr(
+        room,
+        "report_and_output",
+        lambda model, *a, **k: (asked.append(model), real(model, *a, **k))[1],
+    )
+    model = save_gpt2(tmp_path / "model", predicts=True)
+    code, _, err = run("look", "w8 w9", "--model", model, "--beside", tmp_path / "nowhere")
+    assert code == 2 and "nowhere" in err and asked == [tmp_path / "nowhere"]
+
+
 @pytest.mark.parametrize("verb", [("explain", "--html"), ("explain", "--png"), ("look", "--out")])
 def test_unwritable_files_raise_before_anything_is_printed(run, tmp_path, verb):
     taken = tmp_path / "taken"
