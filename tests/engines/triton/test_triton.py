@@ -26,6 +26,7 @@ needs_triton = pytest.mark.skipif(
     reason="triton is not installed" if not INTERPRETED else "this is the interpreted run",
 )
 ALL = "tests/engines/test_engines.py"
+ON_EVERY_CORE = "--numprocesses=logical", "--maxprocesses=8"
 EXACT = f"{ALL}::test_engine_is_as_exact_as_torch"
 
 
@@ -55,14 +56,14 @@ def test_as_exact_as_torch_interpreted():
 @needs_triton
 @pytest.mark.timeout(1800)
 def test_everything_asked_of_engines_interpreted():
-    interpret(ALL, "tests/engines/test_nan.py", "-k", "triton")
+    interpret(ALL, "tests/engines/test_nan.py", "-k", "triton", *ON_EVERY_CORE)
 
 
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.timeout(1800)
 def test_kernels_interpreted():
-    interpret("tests/engines/triton/test_kernels.py", "-m", "slow or not slow")
+    interpret("tests/engines/triton/test_kernels.py", "-m", "slow or not slow", *ON_EVERY_CORE)
 
 
 COMPILE = str(Path(__file__).parent / "compile_kernels.py")
