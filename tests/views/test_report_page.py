@@ -446,3 +446,10 @@ def test_heads_are_ordered_by_what_they_cause(visit):  # noqa: F811
     assert tab.locator("#order").input_value() == "place"
     assert tab.locator("#order option").last.is_hidden()
     assert "effect" in str(found) and "effect" not in str(report_teller(teller, text))
+
+
+def test_why_there_are_no_effects(visit):  # noqa: F811
+    found = report_teller(storyteller.load(), "cat", effects=True, progress=False)
+    shown = visit(found).locator("#effect")
+    assert shown.text_content() == "without it: not measured"
+    assert shown.get_attribute("title") == found.effects_withheld != ""

@@ -124,6 +124,7 @@ def snapshot(report: Findings) -> dict[str, object]:
             if report.effect_metric
             else {}
         ),
+        **({"effects_withheld": report.effects_withheld} if report.effects_withheld else {}),
         **({"outputs": report.outputs} if report.outputs else {}),
     }
 

@@ -16,6 +16,7 @@
 //   heads?: [finding],         one for each head of each layer, layer by layer. A computed snapshot
 //                              may leave it out: labels that were measured then stay, others go
 //   effect_metric?: string,    what effects are measured in: "loss" in nats, "turn", or a name
+//   effects_withheld?: string, why there are none
 //   outputs?: string,          a digest of what every attention call returned
 //   begin?: {layer, head, query, key},   where to open; if left out, the page chooses
 // }

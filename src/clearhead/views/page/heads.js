@@ -229,6 +229,8 @@ function leadOf(it) {
 
 // What the head causes: in short, and as a sentence.
 function effectOf(it) {
+  const why = snapshot().data.effects_withheld;
+  if (it && why) return ["without it: not measured", why];
   if (it?.effect === undefined) return ["", ""];
   const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
   if (metric === "turn") {
