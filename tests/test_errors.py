@@ -184,6 +184,12 @@ VALUES = {
   Rule: a look holds what was asked for: out, entropy.
   Way out: did you mean 'entropy'?""",
     ),
+    "a statistic of a look that was not asked for, although another is spelt nearly so": (
+        lambda: ch.look(Q, K, V, stats=[ch.map(2, 2)]).max,
+        """This look has no 'max'.
+  Rule: a look holds what was asked for: out, map.
+  Way out: ask for it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", map(rows, cols), rows([queries]).""",
+    ),
     "a step that did not happen": (
         lambda: ch.explain(Q, K, V)["masked"],
         """There is no step 'masked' in this trace.

@@ -19,7 +19,7 @@ from .intervene import intervene
 from .layers import no_attention_call
 from .metrics import Metric, next_token_loss
 from .progress import progress_bar
-from .token_ids import run_with_known_ids
+from .token_ids import run, run_with_known_ids
 
 TOKENS_AT_ONCE = 4096  # in the copies of a batch that are run together
 
@@ -128,7 +128,7 @@ def _together(
     if len(copies) == 1:
         ((what, edits),) = copies
         with intervene(model, edits):
-            yield what, float(_number(measure(_run(model, inputs)), name))
+            yield what, float(_number(measure(run(model, inputs)), name))
         return
     places = (range(start, start + B) for start in range(0, len(copies) * B, B))
     edits = [
@@ -142,7 +142,7 @@ def _together(
         return x.repeat(len(copies), *[1] * (x.dim() - 1)) if x.dim() and len(x) == B else x
 
     with intervene(model, edits):
-        output = _run(model, tree_map_only(Tensor, repeated, inputs))
+        output = run(model, tree_map_only(Tensor, repeated, inputs))
     for i, (what, _) in enumerate(copies):
 
         def of_copy(x: Tensor, i: int = i) -> Tensor:
@@ -256,10 +256,6 @@ def _number(value: object, name: str) -> Tensor:
             "take the mean, for example.",
         )
     return value.reshape(())
-
-
-def _run(model: nn.Module, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
 def _most(at_once: int | None, inputs: Any) -> int:

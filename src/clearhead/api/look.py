@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ..engines import run_and_count
-from ..errors import BadValue, did_you_mean, refuse_keywords
+from ..errors import BadValue, refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, Top, each, lse_alone, parse_stats
-from ..stats.parse import ALL_NAMES
+from ..stats.parse import how_to_request
 from ..views.html.cells import cell, heads_of
 from .attention import by_engine
 from .hooks import must_not_be_sharded, shown
@@ -120,7 +120,7 @@ class Look:
         raise NotRequested(
             f"This look has no {name!r}.",
             f"a look holds what was asked for: {', '.join(['out', *found])}.",
-            did_you_mean(name, ["out", *found]) or f"ask for it in stats=; there are {ALL_NAMES}.",
+            how_to_request(name, ["out", *found]),
         )
 
     def __dir__(self) -> list[str]:

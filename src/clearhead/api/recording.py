@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import BadValue, as_index, did_you_mean, whole_number, writable_folder
+from ..errors import BadValue, as_index, whole_number, writable_folder
 from ..stats import Result, Top
-from ..stats.parse import ALL_NAMES
+from ..stats.parse import how_to_request
 from ..views.html.cells import cell, heat
 from .look import NotRequested
 
@@ -78,7 +78,7 @@ class Call:
         raise NotRequested(
             f"A call was asked for .{name}.",
             f"it was watched for {', '.join(found)}.",
-            did_you_mean(name, found) or f"ask for it in stats=; there are {ALL_NAMES}.",
+            how_to_request(name, found),
         )
 
 

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from ..errors import BadValue
 
 
-def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
-    """What ``model(inputs)`` gives, ``model(**inputs)`` for a dict.
+def run(model: nn.Module, inputs: Any) -> Any:
+    """What ``model(inputs)`` gives, ``model(**inputs)`` for a dict."""
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
-    Raises `BadValue` for an id outside of a table of embeddings, before it is looked up there.
-    """
+
+def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
+    """`run`. Raises `BadValue` for an id outside of a table of embeddings, before it is looked up
+    there."""
     tables = {*_tables(model)}
     hooks = [
         module.register_forward_pre_hook(partial(_check, name))
@@ -23,7 +26,7 @@ def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
         if module in tables
     ]
     try:
-        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+        return run(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()

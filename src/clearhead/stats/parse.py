@@ -57,6 +57,13 @@ def parse_stats(
     return tuple(found.values())
 
 
+def how_to_request(name: str, requested: Iterable[str]) -> str:
+    """The way out for who reads `name` from a result that has what was `requested`: it is
+    misspelt, or a statistic that nobody requested."""
+    misspelt = "" if name in BY_NAME or name in EXAMPLES else did_you_mean(name, requested)
+    return misspelt or f"ask for it in stats=; there are {ALL_NAMES}."
+
+
 def lse_alone(statistics: tuple[Statistic, ...]) -> bool:
     """Is there nothing to count but what comes with the answer?"""
     return [s.name for s in statistics] == ["lse"]

@@ -111,7 +111,8 @@ def gradients(
     of_kernel = kernel_rule(rule)
     block = max(head_block(D), head_block(DV))
     precision = dot_precision(q.dtype)
-    if precision == "tf32" and atomic and block > 128 and not roomy(q.device):
+    crowded = atomic and block > 128 and not roomy(q.device)  # a tile of dQ lies there, too
+    if precision == "tf32" and crowded:
         precision = "ieee"  # tf32 is allowed, not asked for; its operands would take 128 KB
     for_all: dict[str, Any] = dict(
         D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), BAND=rule.lo is None,
@@ -139,7 +140,7 @@ def gradients(
                 dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
             turns = turned(q.device)
             tile = _tile(TURNED_KEY_GRADIENTS if turns else KEY_GRADIENTS, q, block, rule)
-            if atomic and block > 128 and not roomy(q.device):  # a tile of dQ takes 32 KB more
+            if crowded:
                 tile = tile._replace(queries=min(tile.queries, 16))
             first, last = None, None
             if rule.lo is not None:
