@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "fields.h"
 #include "processor.h"
+#include "tensors.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -96,6 +97,69 @@ int backward_packed(nb::bytes problem, nb::bytes gradients) {
   Gradients g;
   if (!unpack(problem, &p) || !unpack(gradients, &g)) return -1;
   return run([&] { return backward(p, g); });
+}
+
+// What torch says of a tensor, taken while the package is imported and never given back.
+struct Torch {
+  PyObject *tensor, *parameter;  // the types
+  PyObject *is_neg, *is_grad_enabled, *requires_grad;
+} torch;
+
+bool take_tensors(nb::capsule exchange, nb::handle tensor, nb::handle parameter, nb::handle is_neg,
+                  nb::handle is_grad_enabled) {
+  torch = {tensor.inc_ref().ptr(), parameter.inc_ref().ptr(), is_neg.inc_ref().ptr(),
+           is_grad_enabled.inc_ref().ptr(), PyUnicode_InternFromString("requires_grad")};
+  return take_exchange(exchange.data());
+}
+
+// Is this a tensor of no subclass whose numbers lie in memory as they are, and that needs no
+// gradient?
+bool is_plain(nb::handle x, bool grad) {
+  PyObject* type = (PyObject*)Py_TYPE(x.ptr());
+  if (type != torch.tensor && type != torch.parameter) return false;
+  if (nb::handle(torch.is_neg)(x).ptr() == Py_True) return false;
+  return !grad || nb::getattr(x, torch.requires_grad).ptr() != Py_True;
+}
+
+// What decides how the core reads q, k and v, but for their addresses, as bytes; None if it can't
+// read them where they lie, or they need a gradient. An only query sees the keys up to `last_key`:
+// where that is all of them, the call is a step of decoding (true), and the bytes leave out how
+// many they are.
+nb::object layouts(nb::handle q, nb::handle k, nb::handle v, int64_t last_key) {
+  Layout read[3] = {};
+  if (!torch.tensor) return nb::none();
+  bool grad = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;
+  void* data;
+  int i = 0;
+  for (nb::handle x : {q, k, v})
+    if (!is_plain(x, grad) || !read_tensor(x.ptr(), &read[i++], &data)) return nb::none();
+  Layout &keys = read[1], &values = read[2];
+  int64_t Tq = read[0].sizes[2], Tk = keys.sizes[2];
+  bool decodes = Tq == 1 && Tk - 1 <= last_key && values.sizes[2] == Tk;
+  if (decodes)
+    for (Layout* x : {&keys, &values}) {
+      if (x->contiguous()) memset(x->strides, 0, sizeof x->strides);
+      x->sizes[2] = 0;
+    }
+  return nb::make_tuple(decodes, nb::bytes((const char*)read, sizeof read));
+}
+
+// `attend` with the addresses and strides of these tensors in place of the problem's, and with as
+// many keys as there are; all else is as it was for the same `layouts`.
+int attend_tensors(nb::bytes problem, nb::handle q, nb::handle k, nb::handle v, nb::handle out) {
+  Problem p;
+  if (!unpack(problem, &p)) return -1;
+  auto view = [](nb::handle x, TensorView* into, int64_t* length) {
+    Layout layout;
+    void* data;
+    if (!read_tensor(x.ptr(), &layout, &data)) return false;
+    *into = layout.at(data);
+    *length = layout.sizes[2];
+    return true;
+  };
+  if (!view(q, &p.q, &p.Tq) || !view(k, &p.k, &p.Tk) || !view(v, &p.v, &p.Tk)) return -1;
+  if (!view(out, &p.out, &p.Tq)) return -1;
+  return run([&] { return attend(p); });
 }
 
 // {struct: [(member, its format in Python's `struct` module), ...]}, in order.
@@ -185,6 +249,9 @@ NB_MODULE(_kernels, m) {
   choose_level(named ? named : "");
   interrupted = signal_pending;
   m.def("attend", &attend_packed);
+  m.def("take_tensors", &take_tensors);
+  m.def("layouts", &layouts, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg());
+  m.def("attend_tensors", &attend_tensors);
   m.def("attend_with_stats", &attend_with_stats);
   m.def("logit_scale", &logit_scale);
   m.def("sum_weights", &sum_weights_packed);

@@ -146,8 +146,7 @@ template <class A> class Backward : BlockScores<A> {
       write_columns<false>(row(g_.dout, i), row(g_.dout, i + 1), p_.Dv, values_, dout_columns_,
                            n_blocks_ * QUERY_BLOCK, i);
     }
-    for (int64_t i = 0; i < n_blocks_ * QUERY_BLOCK * keys_.stride(); i += W)
-      store(dq_ + i, zero());
+    clear(dq_, n_rows_ * keys_.stride());
   }
   void pack_keys() {
     pack_panels(p_.k, p_.D, k_);
@@ -155,8 +154,8 @@ template <class A> class Backward : BlockScores<A> {
     for (int64_t k = key_block_.lo; k < key_block_.hi; k += PER_UNIT)
       write_columns<true>(key_row(p_.k, k), k + 1 < key_block_.hi ? key_row(p_.k, k + 1) : nullptr,
                           p_.D, keys_, k_columns_, KEY_BLOCK, k - key_block_.lo);
-    for (int64_t i = 0; i < KEY_BLOCK * keys_.stride(); i += W) store(dk_ + i, zero());
-    for (int64_t i = 0; i < KEY_BLOCK * values_.stride(); i += W) store(dv_ + i, zero());
+    clear(dk_, key_block_.size() * keys_.stride());
+    clear(dv_, key_block_.size() * values_.stride());
   }
 
   // Writes row i of `rows` into columns, or rows i and i + 1 (`odd`, null after the last) as pairs.
@@ -165,9 +164,10 @@ template <class A> class Backward : BlockScores<A> {
                                                   const Columns& c, Unit* to, int64_t rows,
                                                   int64_t i) {
     for (int64_t j = 0; j < c.count; j++) {
-      Unit* here = to + (c.start(j) * rows + i * c.width(j)) * (W / PER_UNIT);
-      for (int n = 0; n < c.width(j); n++) {
-        int64_t from = (c.start(j) + n) * W;
+      const int start = c.start(j), width = c.width(j);
+      Unit* here = to + (start * rows + i * width) * (W / PER_UNIT);
+      for (int n = 0; n < width; n++) {
+        int64_t from = (start + n) * W;
         F y = A::load_values(x + from, odd ? odd + from : odd, in_vector(size - from));
         store((float*)here + n * W, CLEAN ? A::finite_or_zero(y) : y);
       }

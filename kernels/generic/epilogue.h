@@ -39,9 +39,10 @@ class RowEpilogue {
                                 const float* o, int64_t size, float unrounded_scale) const {
     E* out = row_at<E>(p.out, b, h, q) + from;
     E* rounding = p.rounding.data ? row_at<E>(p.rounding, b, h, q) + from : nullptr;
+    const F scale = splat(scale_);
     for (int64_t j = 0; j < size; j += W) {
       int n = in_vector(size - j);
-      F y = mul(load(o + j), splat(scale_));
+      F y = mul(load(o + j), scale);
       store_part(out + j, y, n);
       if (!rounding) continue;
       y = mul(load(o + j), splat(unrounded_scale));

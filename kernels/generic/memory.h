@@ -11,6 +11,8 @@ template <class T> inline T* row_at(const MatrixView& x, int64_t b, int64_t h, i
   return (T*)x.data + b * x.b + h * x.h + q * x.q;
 }
 
+inline void clear(float* x, int64_t n) { __builtin_memset(x, 0, size_t(n) * sizeof *x); }
+
 // Prefetches a line into L2. GCC drops a const function that only prefetches, calls and all; an
 // empty `asm volatile` is an effect that it has to keep (bench/LOG.md, "the prefetch that was not
 // there").

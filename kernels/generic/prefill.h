@@ -98,8 +98,7 @@ template <class A> class Prefill : BlockScores<A> {
   void initialize() {
     for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++)
       max_[i] = -INF, sum_[i] = rounded_sum_[i] = 0;
-    if (writes_out_)
-      for (int64_t i = 0; i < n_blocks_ * QUERY_BLOCK * o_stride_; i += W) store(o_ + i, zero());
+    if (writes_out_) clear(o_, n_rows_ * o_stride_);
     if (stats_.moment.data)
       for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++) moment_[i] = 0;
     for (int64_t i = 0; i < n_rows_ * stats_.n_top; i++) top_scores_[i] = -INF, top_keys_[i] = -1;
@@ -351,8 +350,13 @@ template <class A> class Prefill : BlockScores<A> {
       int64_t at = i / QUERY_BLOCK * PADDED_ROWS + i % QUERY_BLOCK;
       RowEpilogue end(p_, task_.b, r.h, max_[at], sum_[at], logits_.logit_scale());
       if (writes_out_) {
-        RowEpilogue of_rounded(p_, task_.b, r.h, max_[at], rounded_sum_[at], logits_.logit_scale());
-        end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv, of_rounded.scale());
+        float unrounded_scale = end.scale();
+        if (sums_rounded_) {
+          RowEpilogue of_rounded(p_, task_.b, r.h, max_[at], rounded_sum_[at],
+                                 logits_.logit_scale());
+          unrounded_scale = of_rounded.scale();
+        }
+        end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv, unrounded_scale);
       }
       end.write_lse(p_, task_.b, r.h, r.q);
       if (p_.row_stats) write_stats(r, i, at);

@@ -15,13 +15,15 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 template <class T, int n> struct Table { T entry[n]; };
 
-// Splits rows of `size` numbers into equal columns of up to VALUE_VECTORS vectors: 5 = 3 + 2.
+// Splits rows of `size` numbers into columns of up to VALUE_VECTORS vectors, whose widths differ by
+// one at most: 5 = 3 + 2. Where a column starts is asked for at every tile, so nothing is divided.
 struct Columns {
-  int64_t vectors, count;
+  int64_t vectors, count, narrow, wider;  // the first `wider` columns have `narrow` + 1 vectors
   explicit Columns(int64_t size)
-      : vectors((size + W - 1) / W), count((vectors + VALUE_VECTORS - 1) / VALUE_VECTORS) {}
-  int start(int64_t j) const { return int(j * vectors / count); }
-  int width(int64_t j) const { return start(j + 1) - start(j); }
+      : vectors((size + W - 1) / W), count((vectors + VALUE_VECTORS - 1) / VALUE_VECTORS),
+        narrow(count ? vectors / count : 0), wider(vectors - count * narrow) {}
+  int start(int64_t j) const { return int(j * narrow + min(j, wider)); }
+  int width(int64_t j) const { return int(narrow + (j < wider)); }
   int64_t stride() const { return vectors * W; }
 };
 

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
@@ -23,7 +25,7 @@ def compiles_transform() -> bool:
 
 
 def _has_transform() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return peek_interpreter_stack() is not None
 
 
 # What `torch.compiler.assume_constant_result` sets, without importing the compiler:
@@ -83,14 +85,14 @@ def _unwrapped(x: Tensor) -> Iterator[Tensor]:
 
 def is_tracing() -> bool:
     """Is torch.jit.trace, make_fx or a fake tensor mode recording the operations?"""
-    return torch._C._get_tracing_state() is not None or any(
+    return _get_tracing_state() is not None or any(
         torch._C._get_dispatch_mode(mode) is not None for mode in TRACING_MODES
     )
 
 
 def is_onnx_export() -> bool:
     """Is torch.onnx.export recording the operations?"""
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    traced = torch.compiler.is_compiling() or _get_tracing_state() is not None
     return traced and torch.onnx.is_in_onnx_export()
 
 
@@ -124,14 +126,21 @@ def has_tangents(*tensors: Tensor) -> bool:
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Are these ordinary tensors with memory, and is nothing compiling, tracing, dispatching or
-    transforming the call? Then a kernel may be called with their addresses."""
+    """Are these ordinary tensors with memory, and is nothing compiling or intercepting the call?
+    Then a kernel may be called with their addresses."""
     return (
         not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not is_intercepted()
         and all(map(PLAIN_TYPES.__contains__, map(type, tensors)))
+    )
+
+
+def is_intercepted() -> bool:
+    """Does something trace, dispatch or transform the operations of an eager call?"""
+    return (
+        _get_tracing_state() is not None
+        or _len_torch_dispatch_stack() != 0
+        or peek_interpreter_stack() is not None
     )
 
 

@@ -26,7 +26,7 @@ def inputs(*shape: int, kv: int | None = None) -> tuple[Tensor, ...]:
 
 
 def is_replayed(*tensors: Tensor, **keywords: object) -> bool:
-    found = repeated_calls.signature(*tensors, ch.problem.check.Options(**keywords))  # type: ignore[arg-type]
+    found = repeated_calls.signature(*tensors, **keywords)  # type: ignore[arg-type]
     return found in repeated_calls._calls
 
 
@@ -74,6 +74,53 @@ def test_other_tensors_are_other_calls(other):
     expected = torch.softmax(changed @ k.mT / 8**0.5, -1) @ v
     torch.testing.assert_close(out, expected)
     assert out.requires_grad == changed.requires_grad
+
+
+def escaped(transform):
+    """A tensor that is wrapped by a transform of torch.func which has ended."""
+    found = []
+    transform(lambda x: (found.append(x), x.sum())[1])(torch.randn(1, 2, 5, 8))
+    return found[0]
+
+
+UNREADABLE = {
+    "None": lambda x: None,
+    "numpy": lambda x: x.numpy(),
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
+    "nested": lambda x: torch.nested.nested_tensor([x[0]]),
+    "float64": lambda x: x.double(),
+    "float8": lambda x: x.to(torch.float8_e4m3fn),
+    "complex": lambda x: torch.complex(x, x),
+    "empty": lambda x: x[:, :0],
+    "freed": lambda x: (x.untyped_storage().resize_(0) and None) or x,
+    "of a subclass": lambda x: x.as_subclass(type("Sub", (Tensor,), {})),
+    "left over from grad": lambda x: escaped(torch.func.grad),
+    "left over from vmap": lambda x: escaped(torch.vmap),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_what_the_core_cannot_read_is_like_no_call(kind):
+    q, k, v = inputs(1, 2, 5, 8)
+    ch.attention(q, k, v)
+    other = UNREADABLE[kind](torch.randn(1, 2, 5, 8))
+    assert repeated_calls.signature(other, k, v) is None
+    assert repeated_calls.signature(q, k, other) is None
+
+
+def test_torch_shows_its_tensors():
+    """Without this every call would be checked, and nothing else would say so."""
+    assert repeated_calls.signature(*inputs(1, 2, 5, 8)) is not None
+
+
+def test_batched_gradients():
+    q, k, v = inputs(1, 2, 3, 4)
+    call = lambda x: ch.attention(x, k, v)  # noqa: E731
+    call(q), call(q)
+    vectorized = torch.autograd.functional.jacobian(call, q, vectorize=True)
+    torch.testing.assert_close(vectorized, torch.autograd.functional.jacobian(call, q))
 
 
 def test_under_transforms_and_edits():

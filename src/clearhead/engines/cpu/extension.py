@@ -5,6 +5,8 @@ import struct
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from ...errors import BadValue
 
@@ -34,6 +36,12 @@ def layout(name: str, *parts: str) -> tuple[struct.Struct, ...]:
 # The library with torch's threads: by name on Linux, by path elsewhere.
 LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.dylib")
 _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
+
+# torch's functions by which the core reads a tensor; without them no call is like an earlier one.
+if core is not None and hasattr(Tensor, "__dlpack_c_exchange_api__"):
+    core.take_tensors(
+        Tensor.__dlpack_c_exchange_api__, Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled
+    )
 
 # A copy of the core's, so that a tracer need not call the core.
 _level: str = core.level() if core else ""

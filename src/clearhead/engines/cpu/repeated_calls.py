@@ -1,10 +1,11 @@
 """Calls like an earlier one: they skip the checks, which would decide the same.
 
-A tiny call spends most of its time in checks (5 tokens of one head: 13 us, of which the core takes
-0.4). What they decide depends on the metadata of q, k and v, on the mask, the scale and the soft
-cap, and on what torch does around the call. `run_and_remember` computes a call that has been
-checked, without a bias, sinks or dropout, and keeps what was decided; `replay` computes the next
-such call. Nothing is decided here: whatever has not been remembered takes the usual way.
+A tiny call spends most of its time in checks (5 tokens of one head: 30 us on a Zen 3, of which the
+core takes 0.7). What they decide depends on the layouts of q, k and v, on the mask, the scale and
+the soft cap, and on what torch does around the call. `run_and_remember` computes a call that has
+been checked, without a bias, sinks or dropout, and keeps what was decided; `replay` computes the
+next such call. Nothing is decided here: whatever has not been remembered takes the usual way, and
+where torch does not show its tensors to C, every call does.
 
 A step of decoding has one query, which sees all keys but the padding before its text. One key more
 decides nothing, so each step replays the one before.
@@ -18,86 +19,69 @@ from torch import Tensor
 from ...masks import Causal, Everything, Mask, prefix, window
 from ...masks.key_ranges import EVERY_KEY
 from ...masks.mask import Not
-from ...problem.check import Options
 from ...problem.problem import Inputs, Problem
-from ...torch_state import in_forward_mode, is_plain, one_thread_after_fork
+from ...torch_state import in_forward_mode, is_intercepted, one_thread_after_fork
 from ..operators import KernelArgs, with_rows
 from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
 
 MOST = 64  # calls that are remembered
 FEW_RANGES = 1 << 12  # key ranges that are kept with a call
-ONE_QUERY = (1,)
+NO_KEY = -1
 
 Signature: TypeAlias = tuple[object, ...]
 NUMBERS = {type(None), float}
-COMPARED = {type(None), Everything, Causal, window}  # others are the same if they are one object
 
 
 class _Call(NamedTuple):
     """A call of the core without the number of keys and the addresses of q, k, v and the output."""
 
-    heads: tuple[int, ...]  # B, H, G, Tq
-    features: tuple[int, ...]  # D, Dv, dtype
-    q: tuple[int, ...]  # strides over (b, h, t), as those that follow
-    k: tuple[int, ...]  # empty: contiguous
-    v: tuple[int, ...]
+    problem: bytes
     shape: tuple[int, ...]  # of the output
-    out: tuple[int, ...]
-    rule: bytes
-    held: tuple[object, ...]  # the mask, whose id a signature may have, and tensors of `rule`
+    held: tuple[object, ...]  # the mask, whose id a signature may have, and tensors of `problem`
 
 
 _calls: dict[Signature, _Call] = {}
 
 
-def signature(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Signature | None:
-    """What decides about a call; None where more does: gradients, tracers, a bias, ... It begins
-    with whether the call is a step of decoding, and then leaves out how many keys there are."""
-    mask, bias, scale, softcap, sinks, dropout, seed = options
-    if not (bias is sinks is seed is None and type(dropout) is float and dropout == 0.0):
+def signature(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Signature | None:
+    """What decides about an eager call without a bias, sinks and dropout; None where more does:
+    gradients, tracers, ... It begins with whether the call is a step of decoding, and then leaves
+    out how many keys there are."""
+    if core is None or is_intercepted() or in_forward_mode():
         return None
     if not (type(scale) in NUMBERS and type(softcap) in NUMBERS):
         return None
-    if q is None or k is None or v is None or not is_plain(q, k, v) or in_forward_mode():
+    mask_key, last_key = _key_of(mask)
+    layouts = core.layouts(q, k, v, last_key)
+    if layouts is None:
         return None
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return None
-    if not (q.is_cpu and k.is_cpu and v.is_cpu) or q.is_neg() or k.is_neg() or v.is_neg():
-        return None
-    others = q.dtype, k.dtype, v.dtype, scale, softcap, level()
-    try:
-        if q.shape[-2:-1] == ONE_QUERY and _decodes(q, k, v, mask):
-            padding = id(mask) if type(mask) is Not else None
-            return (
-                True,
-                q.shape,
-                q.stride(),
-                *_without_length(k),
-                *_without_length(v),
-                padding,
-                *others,
-            )
-        sizes = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
-    except RuntimeError:  # nested and sparse tensors have none
-        return None
-    return False, *sizes, mask if type(mask) in COMPARED else id(mask), *others
+    decodes, like = layouts
+    if decodes:
+        mask_key = id(mask) if type(mask) is Not else None
+    return decodes, like, mask_key, scale, softcap, level()
 
 
-def _decodes(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> bool:
-    """Does the only query see all keys, but for the first ones of each text?"""
-    if not (k.dim() == q.dim() and k.shape[:-1] == v.shape[:-1] and k.shape[:-3] == q.shape[:-3]):
-        return False
-    if type(mask) is Causal:
-        at = mask.align
-        return at == "end" or (type(at) is int and at >= k.shape[-2] - 1)
+def _key_of(mask: Mask | None) -> tuple[object, int]:
+    """What tells this mask from others, and up to which key an only query sees all but those of the
+    padding before its text. Models make some masks anew for each call: those are the same if they
+    say the same, others if they are one object."""
+    if mask is None or type(mask) is Everything:
+        return None, EVERY_KEY
+    if type(mask) is Causal and not isinstance(align := mask.align, Tensor):
+        last_key = EVERY_KEY if align == "end" else align if type(align) is int else NO_KEY
+        return (Causal, align), last_key
+    if type(mask) is window and not isinstance(mask.align, Tensor):
+        return (window, mask.before, mask.after, mask.align), NO_KEY
     padded = type(mask) is Not and type(mask.mask) is prefix
-    return padded or mask is None or type(mask) is Everything
-
-
-def _without_length(x: Tensor) -> tuple[object, ...]:
-    """Metadata of keys or values, which is the same for one more of them."""
-    return x.shape[:-2], x.shape[-1], None if x.is_contiguous() else x.stride()
+    return id(mask), EVERY_KEY if padded else NO_KEY
 
 
 def replay(like: Signature, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
@@ -123,16 +107,10 @@ def run_and_remember(
             return None
     decodes = of[0]
     args = _for_any_length(p) if decodes else args_of(p)
-    q, k, v = (x.stride()[:3] for x in inputs)
+    sizes = p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv, DTYPES[p.dtype]
     call = _Call(
-        (p.B, p.H, p.G, p.Tq),
-        (p.D, p.Dv, DTYPES[p.dtype]),
-        q,
-        () if decodes and given.k.is_contiguous() else k,
-        () if decodes and given.v.is_contiguous() else v,
+        TENSORS.pack(*sizes, *6 * NO_TENSOR) + rule(args),
         (p.B, p.H, p.Tq, p.Dv)[4 - p.given_dims :],
-        (p.H * p.Tq * p.Dv, p.Tq * p.Dv, p.Dv),
-        rule(args),
         (mask, args.lo, args.hi, args.bits),
     )
     out = _run(call, *given)
@@ -154,17 +132,8 @@ def _for_any_length(p: Problem) -> KernelArgs:
     return args._replace(lo=lo, hi=torch.full_like(lo, EVERY_KEY))
 
 
-def _run(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if not all(addresses):  # empty, or without memory
-        return None
-    Tk, G, (D, Dv, _) = k.shape[-2], call.heads[2], call.features
-    out = q.new_empty(*call.shape)
-    tensors = TENSORS.pack(
-        *call.heads, Tk, *call.features, addresses[0], *call.q,
-        addresses[1], *(call.k or (G * Tk * D, Tk * D, D)),
-        addresses[2], *(call.v or (G * Tk * Dv, Tk * Dv, Dv)),
-        out.data_ptr(), *call.out, *NO_TENSOR, *NO_TENSOR,
-    )  # fmt: skip
-    check(core.attend(tensors + call.rule))
+def _run(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = q.new_empty(*call.shape)  # a tuple of sizes would take a microsecond longer
+    if code := core.attend_tensors(call.problem, q, k, v, out):
+        check(code)
     return out
