@@ -25,7 +25,7 @@ from ..operators import KernelArgs, with_rows
 from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
 
-MOST = 64  # calls that are remembered
+MOST = 256  # calls that are remembered
 FEW_RANGES = 1 << 12  # key ranges that are kept with a call
 NO_KEY = -1
 
