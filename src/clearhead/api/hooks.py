@@ -120,9 +120,8 @@ def must_not_be_sharded(verb: str) -> None:
 
 
 def is_hooked() -> bool:
-    """Does anything listen to attention calls, edit them, or compute them on many ranks? Also while
-    torch.compile traces."""
-    return torch.compiler.is_compiling() or bool(_listeners.get() or _editors.get() or _ranks.get())
+    """Does anything listen to attention calls, or edit them? Also while torch.compile traces."""
+    return torch.compiler.is_compiling() or bool(_listeners.get() or _editors.get())
 
 
 @contextmanager
