@@ -102,45 +102,49 @@ int backward_packed(nb::bytes problem, nb::bytes gradients) {
 // What torch says of a tensor, taken while the package is imported and never given back.
 struct Torch {
   PyObject *tensor, *parameter;  // the types
-  PyObject *is_neg, *is_grad_enabled, *requires_grad;
+  PyObject *is_neg, *is_grad_enabled, *is_cpu, *requires_grad;
 } torch;
 
-bool take_tensors(nb::capsule exchange, nb::handle tensor, nb::handle parameter, nb::handle is_neg,
+void take_tensors(nb::capsule exchange, nb::handle tensor, nb::handle parameter, nb::handle is_neg,
                   nb::handle is_grad_enabled) {
-  torch = {tensor.inc_ref().ptr(), parameter.inc_ref().ptr(), is_neg.inc_ref().ptr(),
-           is_grad_enabled.inc_ref().ptr(), PyUnicode_InternFromString("requires_grad")};
-  return take_exchange(exchange.data());
+  torch = {tensor.inc_ref().ptr(),
+           parameter.inc_ref().ptr(),
+           is_neg.inc_ref().ptr(),
+           is_grad_enabled.inc_ref().ptr(),
+           PyUnicode_InternFromString("is_cpu"),
+           PyUnicode_InternFromString("requires_grad")};
+  take_exchange(exchange.data());
 }
 
-// Is this a tensor of no subclass whose numbers lie in memory as they are, and that needs no
-// gradient?
-bool is_plain(nb::handle x, bool grad) {
+// Is this a torch.Tensor or Parameter on the CPU, not a negative view, and without a gradient to
+// record? Of the meta device DLPack would raise an error, which takes milliseconds.
+bool reads_as_it_is(nb::handle x, bool grad) {
   PyObject* type = (PyObject*)Py_TYPE(x.ptr());
   if (type != torch.tensor && type != torch.parameter) return false;
+  if (nb::getattr(x, torch.is_cpu).ptr() != Py_True) return false;
   if (nb::handle(torch.is_neg)(x).ptr() == Py_True) return false;
   return !grad || nb::getattr(x, torch.requires_grad).ptr() != Py_True;
 }
 
-// What decides how the core reads q, k and v, but for their addresses, as bytes; None if it can't
-// read them where they lie, or they need a gradient. An only query sees the keys up to `last_key`:
-// where that is all of them, the call is a step of decoding (true), and the bytes leave out how
-// many they are.
+// What decides about a call of the core, but for the addresses and strides of q, k and v, as bytes;
+// None if it can't read them where they lie, or they need a gradient. A single query sees the keys
+// up to `last_key`: if those are all, the call is a step of decoding (true), and the bytes leave out
+// their number.
 nb::object layouts(nb::handle q, nb::handle k, nb::handle v, int64_t last_key) {
-  Layout read[3] = {};
   if (!torch.tensor) return nb::none();
   bool grad = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;
-  void* data;
+  Layout read[3] = {};
   int i = 0;
-  for (nb::handle x : {q, k, v})
-    if (!is_plain(x, grad) || !read_tensor(x.ptr(), &read[i++], &data)) return nb::none();
-  Layout &keys = read[1], &values = read[2];
-  int64_t Tq = read[0].sizes[2], Tk = keys.sizes[2];
-  bool decodes = Tq == 1 && Tk - 1 <= last_key && values.sizes[2] == Tk;
-  if (decodes)
-    for (Layout* x : {&keys, &values}) {
-      if (x->contiguous()) memset(x->strides, 0, sizeof x->strides);
-      x->sizes[2] = 0;
-    }
+  for (nb::handle x : {q, k, v}) {
+    Layout& layout = read[i++];
+    void* data;
+    if (!reads_as_it_is(x, grad) || !read_tensor(x.ptr(), &layout, &data)) return nb::none();
+    if (!layout.contiguous_rows()) return nb::none();  // the core would read a copy
+    memset(layout.strides, 0, sizeof layout.strides);
+  }
+  int64_t Tq = read[0].sizes[2], &Tk = read[1].sizes[2], &values = read[2].sizes[2];
+  bool decodes = Tq == 1 && Tk - 1 <= last_key && values == Tk;
+  if (decodes) Tk = values = 0;
   return nb::make_tuple(decodes, nb::bytes((const char*)read, sizeof read));
 }
 
@@ -149,14 +153,16 @@ nb::object layouts(nb::handle q, nb::handle k, nb::handle v, int64_t last_key) {
 int attend_tensors(nb::bytes problem, nb::handle q, nb::handle k, nb::handle v, nb::handle out) {
   Problem p;
   if (!unpack(problem, &p)) return -1;
-  auto view = [](nb::handle x, TensorView* into, int64_t* length) {
+  // A mode of torch may have made the output another one than was asked for.
+  auto view = [&](nb::handle x, TensorView* into, int64_t* length) {
     Layout layout;
     void* data;
-    if (!read_tensor(x.ptr(), &layout, &data)) return false;
+    if (!read_tensor(x.ptr(), &layout, &data) || layout.dtype != p.dtype) return false;
     *into = layout.at(data);
     *length = layout.sizes[2];
     return true;
   };
+  // k and v give the number of keys; q and out that of the queries.
   if (!view(q, &p.q, &p.Tq) || !view(k, &p.k, &p.Tk) || !view(v, &p.v, &p.Tk)) return -1;
   if (!view(out, &p.out, &p.Tq)) return -1;
   return run([&] { return attend(p); });

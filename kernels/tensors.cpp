@@ -25,7 +25,8 @@ struct DLPackExchangeAPI {
   uint32_t major, minor;
   const DLPackExchangeAPI* previous;  // of an older version
   void *allocate, *from_object, *to_object;
-  int (*read)(void* object, DLTensor* into);  // borrows; may be null
+  // Fills `into`, whose pointers are the tensor's own; the function may be null.
+  int (*read)(void* object, DLTensor* into);
 };
 enum : int { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4 };
 
@@ -40,24 +41,15 @@ Dtype dtype_of(DLDataType type) {
 
 }  // namespace
 
-bool Layout::contiguous() const {
-  int64_t step = 1;
-  for (int i = 3; i >= 0; i--) {
-    if (sizes[i] != 1 && strides[i] != step) return false;
-    step *= sizes[i];
-  }
-  return true;
-}
-
 TensorView Layout::at(void* data) const {
   auto stride = [&](int i) { return sizes[i] == 1 ? 0 : strides[i]; };
   return {data, stride(0), stride(1), stride(2)};
 }
 
-bool take_exchange(const void* api) {
-  for (auto* x = (const DLPackExchangeAPI*)api; x; x = x->previous)
-    if (x->major == 1 && x->read) return exchange = x, true;
-  return false;
+void take_exchange(const void* api) {
+  auto* x = (const DLPackExchangeAPI*)api;
+  while (x && !(x->major == 1 && x->read)) x = x->previous;
+  exchange = x;
 }
 
 bool read_tensor(void* tensor, Layout* layout, void** data) {

@@ -18,12 +18,13 @@ template <class T, int n> struct Table { T entry[n]; };
 // Splits rows of `size` numbers into columns of up to VALUE_VECTORS vectors, whose widths differ by
 // one at most: 5 = 3 + 2. Where a column starts is asked for at every tile, so nothing is divided.
 struct Columns {
-  int64_t vectors, count, narrow, wider;  // the first `wider` columns have `narrow` + 1 vectors
+  int64_t vectors, count, least,
+      n_wider;  // a column has `least` vectors, the first `n_wider` one more
   explicit Columns(int64_t size)
       : vectors((size + W - 1) / W), count((vectors + VALUE_VECTORS - 1) / VALUE_VECTORS),
-        narrow(count ? vectors / count : 0), wider(vectors - count * narrow) {}
-  int start(int64_t j) const { return int(j * narrow + min(j, wider)); }
-  int width(int64_t j) const { return int(narrow + (j < wider)); }
+        least(count ? vectors / count : 0), n_wider(vectors - count * least) {}
+  int start(int64_t j) const { return int(j * least + min(j, n_wider)); }
+  int width(int64_t j) const { return int(least + (j < n_wider)); }
   int64_t stride() const { return vectors * W; }
 };
 

@@ -6,11 +6,17 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C import (
+    DispatchKey,
+    _dispatch_tls_is_dispatch_key_included as is_included,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+)
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+PRE_DISPATCH = DispatchKey.PreDispatch  # where make_fx(pre_dispatch=True) and torch.export record
 PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None)}
 
 
@@ -85,8 +91,10 @@ def _unwrapped(x: Tensor) -> Iterator[Tensor]:
 
 def is_tracing() -> bool:
     """Is torch.jit.trace, make_fx or a fake tensor mode recording the operations?"""
-    return _get_tracing_state() is not None or any(
-        torch._C._get_dispatch_mode(mode) is not None for mode in TRACING_MODES
+    return (
+        _get_tracing_state() is not None
+        or is_included(PRE_DISPATCH)
+        or any(torch._C._get_dispatch_mode(mode) is not None for mode in TRACING_MODES)
     )
 
 
@@ -140,6 +148,7 @@ def is_intercepted() -> bool:
     return (
         _get_tracing_state() is not None
         or _len_torch_dispatch_stack() != 0
+        or is_included(PRE_DISPATCH)
         or peek_interpreter_stack() is not None
     )
 

@@ -61,6 +61,7 @@ def given(kind):
         "lengths": (lambda x: {"mask": ch.lengths(keys=x)}, torch.tensor([37, 20])),
         "prefix": (lambda x: {"mask": ch.causal | ch.prefix(x)}, torch.tensor([3, 9])),
         "outside": (lambda x: {"mask": outside, "bias": x}, bias),
+        "nothing": (lambda x: {}, keep),
     }[kind]
 
 
@@ -119,15 +120,18 @@ def test_a_torchscript_trace_computes(rule, engine):
     torch.testing.assert_close(traced(second), call(second))
 
 
-@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix"])
-def test_graphs_drawn_by_make_fx_and_fake_tensors(kind):
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("kind", ["nothing", "bias", "dense", "documents", "lengths", "prefix"])
+def test_graphs_drawn_by_make_fx_and_fake_tensors(kind, pre_dispatch):
     rule, numbers = given(kind)
     q, k, v = make_qkv(2, 4, 4, 37, 37, 16)
 
     def call(q, x):
         return ch.attention(q, k, v, **rule(x))
 
-    drawn = torch.fx.experimental.proxy_tensor.make_fx(call)(q, numbers)
+    call(q, numbers)  # from now on it is like an earlier one
+    make_fx = torch.fx.experimental.proxy_tensor.make_fx
+    drawn = make_fx(call, pre_dispatch=pre_dispatch)(q, numbers)
     torch.testing.assert_close(drawn(q + 1, numbers), call(q + 1, numbers))
     with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         assert call(torch.empty(2, 4, 37, 16), numbers.clone()).shape == q.shape

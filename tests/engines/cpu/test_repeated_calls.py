@@ -1,6 +1,8 @@
 """A call like an earlier one skips the checks: it has the same bits, and no other call is taken for
 it."""
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -84,6 +86,41 @@ def escaped(transform):
     found = []
     transform(lambda x: (found.append(x), x.sum())[1])(torch.randn(1, 2, 5, 8))
     return found[0]
+
+
+def test_one_number_for_all():
+    """An expanded number has strides of 0 everywhere, and is not contiguous."""
+    q, k, v = torch.randn(1, 2, 1, 8), *torch.randn(2, 1, 2, 5, 8)
+    ch.attention(q, k, v)
+    sevens = torch.full((), 7.0).expand(1, 2, 5, 8)
+    assert torch.equal(ch.attention(q, sevens, v), ch.attention(q, sevens, v, engine="cpu"))
+    torch.testing.assert_close(ch.attention(q, k, sevens), torch.full_like(q, 7.0))
+
+
+def test_a_mask_that_is_gone_is_forgotten():
+    q, k, v = inputs(1, 2, 5, 8)
+    for keep in (torch.eye(5), torch.ones(5, 5).tril()):
+        mask = ch.dense(keep=keep.bool()) & ch.causal
+        ch.attention(q, k, v, mask=mask)
+        assert not repeated_calls._calls  # bits are not remembered
+    mask = ch.causal & ch.window(before=2)
+    ch.attention(q, k, v, mask=mask)
+    assert is_replayed(q, k, v, mask=mask)
+    del mask
+    gc.collect()
+    assert not repeated_calls._calls
+
+
+def test_the_output_is_what_was_asked_for():
+    class Halves(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            return made.bfloat16() if function is Tensor.new_empty else made
+
+    q, k, v = inputs(1, 2, 5, 8)
+    ch.attention(q, k, v)
+    with Halves(), pytest.raises(RuntimeError, match="refused"):
+        ch.attention(q, k, v)
 
 
 UNREADABLE = {

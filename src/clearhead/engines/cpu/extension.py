@@ -18,17 +18,23 @@ except ModuleNotFoundError as error:  # a broken core is an error; a missing one
     core = None  # type: ignore[assignment]  # a module or None; `why_not` says so
 
 
+def must_be_of_this_version(differ: bool, what: str) -> None:
+    """Raise `ImportError` if the compiled core and the Python code differ in something."""
+    if differ:
+        raise ImportError(
+            "clearhead's compiled core is of another version than its Python code: they differ in "
+            f"{what}. Both come from one installation. Install clearhead again: pip install "
+            "--force-reinstall --no-deps clearhead, or pip install -e . in a checkout."
+        )
+
+
 def layout(name: str, *parts: str) -> tuple[struct.Struct, ...]:
     """How to pack a struct of the core whose members, in order, are those of all the parts."""
     if core is None:
         return (struct.Struct(""),) * len(parts)
     fields = core.fields().get(name, []) if hasattr(core, "fields") else []
-    if [field for field, _ in fields] != " ".join(parts).split():
-        raise ImportError(
-            "clearhead's compiled core is of another version than its Python code: they differ in "
-            f"the members of {name}. Both come from one installation. Install clearhead again: "
-            "pip install --force-reinstall --no-deps clearhead, or pip install -e . in a checkout."
-        )
+    same = [field for field, _ in fields] == " ".join(parts).split()
+    must_be_of_this_version(not same, f"the members of {name}")
     formats = dict(fields)
     return tuple(struct.Struct("=" + "".join(formats[x] for x in p.split())) for p in parts)
 
@@ -38,6 +44,7 @@ LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtor
 _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 
 # torch's functions by which the core reads a tensor; without them no call is like an earlier one.
+must_be_of_this_version(bool(core) and not hasattr(core, "take_tensors"), "how tensors are read")
 if core is not None and hasattr(Tensor, "__dlpack_c_exchange_api__"):
     core.take_tensors(
         Tensor.__dlpack_c_exchange_api__, Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled

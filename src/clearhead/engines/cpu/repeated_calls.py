@@ -12,6 +12,7 @@ decides nothing, so each step replays the one before.
 """
 
 from typing import NamedTuple, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class _Call(NamedTuple):
 
     problem: bytes
     shape: tuple[int, ...]  # of the output
-    held: tuple[object, ...]  # the mask, whose id a signature may have, and tensors of `problem`
+    held: tuple[object, ...]  # tensors of `problem`, and a reference to a mask told by its id
 
 
 _calls: dict[Signature, _Call] = {}
@@ -61,15 +62,15 @@ def signature(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Signature | 
     if layouts is None:
         return None
     decodes, like = layouts
-    if decodes:
-        mask_key = id(mask) if type(mask) is Not else None
+    if decodes and type(mask) is Causal:
+        mask_key = None  # it hides nothing from this query
     return decodes, like, mask_key, scale, softcap, level()
 
 
 def _key_of(mask: Mask | None) -> tuple[object, int]:
-    """What tells this mask from others, and up to which key an only query sees all but those of the
-    padding before its text. Models make some masks anew for each call: those are the same if they
-    say the same, others if they are one object."""
+    """A key for this mask, and the last key that a single query sees if it sees all before it
+    (padding in front aside); NO_KEY where that is not known. Masks that models make anew for each
+    call are compared by value, others by identity."""
     if mask is None or type(mask) is Everything:
         return None, EVERY_KEY
     if type(mask) is Causal and not isinstance(align := mask.align, Tensor):
@@ -102,13 +103,13 @@ def run_and_remember(
     for x, y in zip(given, inputs, strict=True):
         if (x is not y and x.data_ptr() != y.data_ptr()) or with_rows(y) is not y:
             return None
-    decodes = of[0]
+    decodes, by_id = of[0], isinstance(of[2], int)
     args = _for_any_length(p) if decodes else args_of(p)
     sizes = p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv, DTYPES[p.dtype]
     call = _Call(
         TENSORS.pack(*sizes, *6 * NO_TENSOR) + rule(args),
         (p.B, p.H, p.Tq, p.Dv)[4 - p.given_dims :],
-        (mask, args.lo, args.hi, args.bits),
+        (args.lo, args.hi, args.bits, ref(mask, lambda _: _forget(of)) if by_id else None),
     )
     out = _run(call, *given)
     if args.bits is None and (args.lo is None or args.lo.numel() <= FEW_RANGES):
@@ -116,6 +117,11 @@ def run_and_remember(
             _calls.clear()
         _calls[of] = call
     return out
+
+
+def _forget(like: Signature) -> None:
+    """A mask is gone, and another one may get its id."""
+    _calls.pop(like, None)
 
 
 def _for_any_length(p: Problem) -> KernelArgs:
