@@ -116,12 +116,10 @@ void take_tensors(nb::capsule exchange, nb::handle tensor, nb::handle parameter,
   take_exchange(exchange.data());
 }
 
-// Is this a torch.Tensor or Parameter on the CPU, not a negative view, and without a gradient to
-// record? Of the meta device DLPack would raise an error, which takes milliseconds.
+// Is this a torch.Tensor or Parameter, not a negative view, and without a gradient to record?
 bool reads_as_it_is(nb::handle x, bool grad) {
   PyObject* type = (PyObject*)Py_TYPE(x.ptr());
   if (type != torch.tensor && type != torch.parameter) return false;
-  if (nb::getattr(x, torch.is_cpu).ptr() != Py_True) return false;
   if (nb::handle(torch.is_neg)(x).ptr() == Py_True) return false;
   return !grad || nb::getattr(x, torch.requires_grad).ptr() != Py_True;
 }
@@ -133,6 +131,8 @@ bool reads_as_it_is(nb::handle x, bool grad) {
 nb::object layouts(nb::handle q, nb::handle k, nb::handle v, int64_t last_key) {
   if (!torch.tensor) return nb::none();
   bool grad = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;
+  // Of a device that it does not know DLPack raises an error, which takes milliseconds.
+  if (nb::getattr(q, torch.is_cpu, nb::none()).ptr() != Py_True) return nb::none();
   Layout read[3] = {};
   int i = 0;
   for (nb::handle x : {q, k, v}) {

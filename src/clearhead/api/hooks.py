@@ -124,6 +124,11 @@ def is_hooked() -> bool:
     return torch.compiler.is_compiling() or bool(_listeners.get() or _editors.get())
 
 
+def is_alone() -> bool:
+    """Is this an eager call that nothing listens to, edits, or computes on many ranks?"""
+    return not is_hooked() and _ranks.get() is None
+
+
 @contextmanager
 def listening(on_call: OnCall) -> Iterator[None]:
     """Call `on_call(problem, inputs, out)` after every attention call inside the `with` block."""

@@ -28,7 +28,7 @@ def inputs(*shape: int, kv: int | None = None) -> tuple[Tensor, ...]:
 
 
 def signature(*tensors: Tensor, **keywords: object) -> repeated_calls.Signature | None:
-    return repeated_calls.signature(*tensors, ch.problem.check.Options(**keywords))  # type: ignore[arg-type]
+    return repeated_calls.signature(*tensors, **keywords)  # type: ignore[arg-type]
 
 
 def is_replayed(*tensors: Tensor, **keywords: object) -> bool:

@@ -20,7 +20,6 @@ from torch import Tensor
 from ...masks import Causal, Everything, Mask, prefix, window
 from ...masks.key_ranges import EVERY_KEY
 from ...masks.mask import Not
-from ...problem.check import Options
 from ...problem.problem import Inputs, Problem
 from ...torch_state import in_forward_mode, is_intercepted, one_thread_after_fork
 from ..operators import KernelArgs, with_rows
@@ -46,13 +45,17 @@ class _Call(NamedTuple):
 _calls: dict[Signature, _Call] = {}
 
 
-def signature(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Signature | None:
-    """What decides about an eager call; None where more does: gradients, tracers, a bias, ... It
-    begins with whether the call is a step of decoding, and then leaves out how many keys there
-    are."""
-    mask, bias, scale, softcap, sinks, dropout, seed = options
-    if not (bias is sinks is seed is None and type(dropout) is float and dropout == 0.0):
-        return None
+def signature(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Signature | None:
+    """What decides about an eager call without a bias, sinks and dropout; None where more does:
+    gradients, tracers, ... It begins with whether the call is a step of decoding, and then leaves
+    out how many keys there are."""
     if not (type(scale) in NUMBERS and type(softcap) in NUMBERS):
         return None
     if core is None or is_intercepted() or in_forward_mode():
