@@ -75,8 +75,13 @@ def whatif(
     found = str(read_twice(reader, words, edits))
     for given in (*(knock_out or ()), *(keep_only or ())):
         if ends := _ends(given.rpartition(":")[2], tokens):
-            named = (", ".join(f"{visible(tokens[i])} ({i})" for i in some) for some in ends)
+            named = [", ".join(f"{visible(tokens[i])} ({i})" for i in some) for some in ends]
             typer.echo(f"{given} means {' -> '.join(named)}")
+            if max(ends[0]) < min(ends[1]):
+                typer.echo(
+                    "The query stands before the key, where a causal model does not look; the "
+                    f"other direction is {' -> '.join(reversed(named))}."
+                )
     typer.echo(found)
 
 

@@ -36,6 +36,11 @@ def test_the_storyteller_before_and_after(run):
     assert found.moved.shape == (2, 8) and not found.moved[0, 1] and found.moved[0, 7] > 0.05
 
 
+def test_an_edge_the_wrong_way_round(run):
+    _, out, _ = run("whatif", TEXT, "--knock-out", "layer 0 head 7: queen -> she")
+    assert "a causal model does not look; the other direction is She (9) -> queen (1)." in out
+
+
 @pytest.mark.parametrize(
     ("said", "kind", "printed"),
     [

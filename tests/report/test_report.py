@@ -244,12 +244,12 @@ def test_what_is_kept_depends_on_the_length():
         q, k = normal(1, 4, T, 3), normal(1, 2, T, 3, seed=9)
         return report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1)).layers[0]
 
-    short, longer, long = layer(11), layer(40), layer(701)
+    short, longer, long = layer(11), layer(150), layer(701)
     assert short.traced_heads == (0, 1, 2, 3) and short.trace["weights"].shape == (1, 4, 11, 11)
     [head] = longer.traced_heads
-    whole = ch.matrix(normal(1, 4, 40, 3), normal(1, 2, 40, 3, seed=9), mask=ch.causal).to_dense()
+    whole = ch.matrix(normal(1, 4, 150, 3), normal(1, 2, 150, 3, seed=9), mask=ch.causal).to_dense()
     torch.testing.assert_close(longer.trace["weights"][0, 0], whole[0, head])
-    assert longer.trace["key"].shape == (1, 1, 40, 3)
+    assert longer.trace["key"].shape == (1, 1, 150, 3)
     assert long.trace is None and long.map.shape == (4, 256, 256)
     led = {link.query for head in long.heads for link in head.links}
     assert led <= set(long.kept_queries) and len(long.kept_queries) <= 512 + len(led)

@@ -177,6 +177,26 @@ def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):
     assert tab.evaluate("current.tokens[chosen.query]") == "He"  # no queen is left to be chosen
 
 
+def test_lines_of_a_text_stay_words_of_their_own(visit, teller):  # noqa: F811
+    tab = visit(report_teller(teller, "The cat sat\non the mat."))
+    assert tab.locator("#text").input_value() == "The cat sat on the mat."
+    tab.evaluate("""() => {
+      const clipboardData = new DataTransfer();
+      clipboardData.setData("text", "There was a queen.\\r\\nShe danced.");
+      byId("text").select();
+      byId("text").dispatchEvent(new ClipboardEvent("paste", { clipboardData, cancelable: true }));
+    }""")
+    tab.wait_for_function("() => current.text.startsWith('There')")
+    assert tab.evaluate("current.text") == "There was a queen. She danced."
+
+
+def test_of_forty_words_every_head_keeps_its_steps(visit, teller):  # noqa: F811
+    """A text as people write them: nothing has to be asked for again."""
+    tab = visit(report_teller(teller, " ".join(["There was a queen. She danced."] * 6)))
+    tab.evaluate("go({ view: 'numbers', layer: 1, head: 5, query: 40, key: 3 })")
+    assert "too long" not in tab.locator("#panel").text_content()
+
+
 def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
     text = "Once upon a time there was a quiet queen and a young king. She danced in the castle."
     tab = visit(report_teller(teller, text, progress=False), hash="#layer=0&head=7&query=She")

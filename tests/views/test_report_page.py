@@ -282,7 +282,7 @@ def test_the_map_of_a_long_text_is_pooled(visit):  # noqa: F811
 
 
 def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
-    T = 90
+    T = 100
     found = toy_report(T, layers=2, D=64, H=8, G=2)
     [head] = found.layers[0].traced_heads
     tab = visit(found, hash=f"#layer=0&head={(head + 1) % 8}&view=walk")

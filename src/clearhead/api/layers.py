@@ -14,7 +14,8 @@ from ..torch_state import in_backward
 
 # How attention of a model comes to be seen and edited, for errors.
 THROUGH_CLEARHEAD = (
-    "run it inside `with clearhead.compat.patched():` if it calls torch's function, load it with "
+    "run it inside `with clearhead.compat.patched():` if it calls torch's function "
+    "(torch.nn.MultiheadAttention does with need_weights=False), load it with "
     'attn_implementation="clearhead", or build it from clearhead.nn'
 )
 

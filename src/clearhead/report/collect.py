@@ -24,7 +24,7 @@ from .head_label import LABELS, REPEAT_GROUPS, label_of, separators
 from .induction import repeat_shares
 from .label_counts import label_counts
 
-ALL_HEADS = 32  # tokens up to which all steps are kept: of 12 heads x 6 layers, 2 MB in a page
+ALL_HEADS = 1 << 16  # cells (heads x queries x keys) of a layer up to which all steps are kept
 ONE_HEAD = 512  # tokens up to which one head's steps are kept: 1 MB a matrix
 LINKS = 8  # weights kept of each query
 KEPT = 512  # queries whose largest weights are kept, evenly spaced in a longer text
@@ -220,12 +220,12 @@ def _trace(
     problem: Problem, inputs: Inputs, heads: Sequence[Head], site: CallSite
 ) -> tuple[Trace | None, tuple[int, ...]]:
     """The steps of all heads of a short text, or of the head with the clearest label of a longer
-    one; and which heads these are."""
+    one; and which heads these are. A page holds those of all heads while they are small enough."""
     longest = max(problem.Tq, problem.Tk)
     if longest > ONE_HEAD or active_ranks() is not None:
         return None, ()
     trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
-    if longest <= ALL_HEADS:
+    if problem.H * problem.Tq * problem.Tk <= ALL_HEADS:
         return trace, tuple(range(problem.H))
     chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
     one = trace.head(chosen)

@@ -90,7 +90,7 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     module = model.predictor or model.module
     if not 2 <= len(tokens) <= MOST_TOKENS:
         raise BadValue(
-            f"The text has {len(tokens)} tokens.",
+            f"The text has {len(tokens)} token{'s' * (len(tokens) != 1)}.",
             f"whatif compares the attention matrices of 2 to {MOST_TOKENS} tokens.",
             "pass another text; intervene and watch work at any length.",
         )

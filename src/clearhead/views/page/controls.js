@@ -69,6 +69,13 @@ function buildControls() {
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
   byId("typing").hidden = !source?.can.text;
   byId("text").addEventListener("input", () => compute(byId("text").value, asked().edits));
+  byId("text").addEventListener("paste", (event) => {
+    const field = byId("text"), pasted = event.clipboardData.getData("text");
+    if (!/[\r\n]/.test(pasted)) return;
+    event.preventDefault();
+    field.setRangeText(inOneLine(pasted), field.selectionStart, field.selectionEnd, "end");
+    field.dispatchEvent(new Event("input"));
+  });
   byId("stop").addEventListener("click", stop);
 }
 
@@ -184,12 +191,17 @@ async function answered(ask, isOfAnother = false) {
   }
 }
 
+// A field of one line drops what ends a line, and would join the words beside it.
+function inOneLine(text) {
+  return text.replace(/\s*[\r\n]+\s*/g, " ");
+}
+
 function stop() {
   computing++;
   source.cancel();
   byId("stop").hidden = true;
   wanted = refusedField = null;
-  byId("text").value = current.text;
+  byId("text").value = inOneLine(current.text);
   say("Stopped. The text is the one before.");
   drawControls();
 }
@@ -268,5 +280,5 @@ function drawControls() {
   byId("out-dropout").textContent = ` ${percent(edits.dropout)}`;
   byId("edit-none").disabled = changedEdits(edits).length === 0;
   byId("whatif").classList.toggle("active", edited !== null);
-  if (byId("text") !== document.activeElement && !isRefused) byId("text").value = text;
+  if (byId("text") !== document.activeElement && !isRefused) byId("text").value = inOneLine(text);
 }

@@ -8,7 +8,7 @@ function drawLines(width, height) {
   const panels = (edited || isBeside()) && !chosen.difference ? all.map((side) => [side]) : [all];
   const wide = (width - 30 * (panels.length - 1)) / panels.length;
   const isNamed = all.length > 1 && !chosen.difference; // a difference has the colours of its legend
-  panels.forEach((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, isNamed));
+  const cut = panels.map((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, isNamed));
   if (chosen.difference && all.length === 2) {
     const words = fitted(`${all[1].name} minus ${all[0].name}:`, width - 90, {});
     const more = widthOf(words) + 10, less = more + widthOf("more", { bold: true }) + 12;
@@ -16,12 +16,13 @@ function drawLines(width, height) {
     scene.text("more", more, height - 16, { fill: css(signedColour(1, 1)), bold: true });
     scene.text("less", less, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
   } else {
-    scene.text(`Lines of ${percent(chosen.threshold)} and more; the wider, the more weight`, 0, height - 16,
-      { size: 12, fill: "soft" });
+    const said = `Lines of ${percent(chosen.threshold)} and more; the wider, the more weight`;
+    scene.text(said + (cut.includes(true) ? "; ⋮ words without room here" : ""), 0, height - 16, { size: 12, fill: "soft" });
   }
   return scene;
 }
 
+// Draws one panel, and says whether it leaves out words.
 function linesPanel(scene, members, x, width, height, isNamed) {
   const { trace, query, key, back } = members[0];
   const heading = 26;
@@ -82,6 +83,7 @@ function linesPanel(scene, members, x, width, height, isNamed) {
   };
   queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));
   keys.forEach((k, i) => word(keys, i, k, trace.keys, right + 8, "left", k === key, { query, key: k }));
+  return queries.includes(null) || keys.includes(null);
 }
 
 // Of `positions`, as many as fit around one of them, with null at a cut.
@@ -93,16 +95,17 @@ function around(positions, most, centre) {
     ...(first + most - 2 < positions.length ? [null] : [])];
 }
 
-// All keys, or those with the largest weights from the queries that are shown.
+// All keys, or those with the largest weights from the queries that are shown, the chosen one first.
 function keysToShow(members, queries, most) {
   const { trace, query, key } = members[0], length = trace.size.k;
   if (length <= most) return Array.from({ length }, (_, i) => i);
   const largestOf = new Array(length).fill(undefined);
   for (const side of members) {
-    for (const q of query === null ? queries : [query]) {
+    for (const q of queries) {
       if (q === null) continue;
+      const [least, first] = q === query ? [LEAST, 1] : [Math.max(LEAST, chosen.threshold), 0];
       side.trace.row(side.trace.used, side.head, q)?.forEach((weight, k) => {
-        if (weight >= LEAST) largestOf[k] = Math.max(largestOf[k] ?? 0, weight);
+        if (weight >= least) largestOf[k] = Math.max(largestOf[k] ?? 0, first + weight);
       });
     }
   }

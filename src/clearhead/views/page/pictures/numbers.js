@@ -30,7 +30,7 @@ function elsewhere(step) {
   there.addEventListener("click", () => go(to));
   return [paragraph("This text is too long to keep every step of every head. Of this layer, the page ",
     `keeps them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
-    ...(q ?? [to.query]).flatMap((position, i) => [i ? ", " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."), there];
+    ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."), there];
 }
 
 // One tab for each step.
