@@ -3,11 +3,16 @@
 import asyncio
 import http.client
 import json
+import logging
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -23,6 +28,7 @@ pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
 from clearhead.serve import server
+from clearhead.serve.refusal import HEADERS
 
 TOKEN = "a-token"
 HOST = "http://127.0.0.1:8000"
@@ -69,9 +75,13 @@ def test_the_page_is_shown_and_kept_by_nobody(client):
 
 @pytest.mark.parametrize("path", ["/", "/another/", "/a-tokem/", "//", "/é/", f"/{TOKEN[:-1]}/"])
 def test_without_the_token_nothing_is_answered(client, path):
-    for answer in (client.get(path), client.post(f"{path}compute", json={"text": TEXT})):
-        assert answer.status_code == 403
-        assert answer.json()["error"]["way_out"].startswith("open that address")
+    answer = client.post(f"{path}compute", json={"text": TEXT})
+    assert answer.status_code == 403
+    assert answer.json()["error"]["way_out"].startswith("open that address")
+    page = client.get(path)
+    assert page.status_code == 403
+    assert page.headers["content-type"] == "text/html; charset=utf-8"  # shown, not downloaded
+    assert "<p>Way out: open that address" in page.text
 
 
 @pytest.mark.parametrize(
@@ -100,8 +110,21 @@ def test_a_browser_on_the_page_is_answered(client):
 
 
 def test_other_paths_and_methods(client):
-    assert client.get(f"/{TOKEN}/elsewhere").status_code == 404
-    assert client.get(f"/{TOKEN}/compute").status_code == 405
+    elsewhere = client.get(f"/{TOKEN}/elsewhere")
+    assert (
+        elsewhere.status_code == 404 and "<h1>The address has another path.</h1>" in elsewhere.text
+    )
+    assert client.post(f"/{TOKEN}/elsewhere").json()["error"]["gave"]
+    for method in ("GET", "PUT", "OPTIONS"):
+        refused = client.request(method, f"/{TOKEN}/compute")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        assert f"<h1>The method is {method}.</h1>" in refused.text
+
+
+def test_a_refusal_escapes_what_it_shows(client):
+    page = client.get(f"/{TOKEN}/", headers={"host": "<script>alert(1)</script>"})
+    assert page.status_code == 403
+    assert "<script" not in page.text and "&lt;script&gt;" in page.text
 
 
 def test_a_text_is_answered_with_progress_and_a_snapshot(client):
@@ -238,6 +261,94 @@ def test_hostile_text_stays_text(client):
     last = answer.text.splitlines()[-1]
     assert "<" not in last and last.isascii()
     assert json.loads(last)["snapshot"]["text"] == text
+
+
+# ---- over a socket ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The port of a server that runs in this process."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        running = server.server_of(server.app(Reader(), "<p>the page</p>", TOKEN, port))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield port
+        running.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def logged(caplog):
+    """What the server logs, which it prints in a terminal."""
+    uvicorn = logging.getLogger("uvicorn.error")  # it does not propagate
+    uvicorn.addHandler(caplog.handler)
+    yield caplog
+    uvicorn.removeHandler(caplog.handler)
+
+
+def exchange(port, *parts):
+    """Everything that the server sends, while these parts are sent a moment apart."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part.replace("PORT", str(port)).encode("latin1"))
+            time.sleep(0.05 * (len(parts) > 1))
+        with suppress(ConnectionResetError):  # what was sent after the response is not read
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+
+HEAD = "HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nConnection: close\r\n"
+POST = f"POST /{TOKEN}/compute {HEAD}"
+ODD = {
+    "GET *": (f"GET * {HEAD}\r\n",),
+    "OPTIONS *": (f"OPTIONS * {HEAD}\r\n",),
+    "CONNECT": (f"CONNECT 127.0.0.1:PORT {HEAD}\r\n",),
+    "absolute": (f"GET http://elsewhere.example/ {HEAD}\r\n",),
+    "HEAD": (f"HEAD / {HEAD}\r\n",),
+    "PUT": (f"PUT /{TOKEN}/ {HEAD}\r\n",),
+    "percent": (f"GET /%ff%zz%00/ {HEAD}\r\n",),
+    "bytes in the path": (f"GET /\xff {HEAD}\r\n",),
+    "bytes in the host": ("GET / HTTP/1.1\r\nHost: \xff\r\nConnection: close\r\n\r\n",),
+    "no host": ("GET / HTTP/1.1\r\n\r\n",),
+    "two hosts": (f"GET /{TOKEN}/ {HEAD}Host: evil.example\r\n\r\n",),
+    "TLS": ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",),
+    "a long header": (f"GET /{TOKEN}/ {HEAD}X: {'x' * 70_000}",),
+    "a length": (f"{POST}Content-Length: -1\r\n\r\n",),
+    "a broken chunk": (f"{POST}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\nzz\r\n",),
+    "broken after a refusal": (
+        f"POST / {HEAD}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n", "zz\r\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_requests_are_refused_with_the_headers_and_nothing_is_logged(served, logged, what):
+    head, _, body = exchange(served, *ODD[what]).partition("\r\n\r\n")
+    assert re.match(r"HTTP/1.1 4\d\d ", head)
+    for name, value in HEADERS.items():
+        assert f"{name}: {value}".lower() in head.lower()
+    assert what == "HEAD" or "open that address" in body or "clearhead serve" in body
+    assert not logged.records
+
+
+@pytest.mark.parametrize("sent", ["the head", "half a body", "a body"])
+def test_a_client_that_leaves_is_not_logged(served, logged, sent):
+    body = json.dumps({"text": TEXT})
+    request = f"{POST.replace('PORT', str(served))}Content-Length: {len(body)}\r\n\r\n"
+    request += body[: {"the head": 0, "half a body": 9, "a body": None}[sent]]
+    for linger in (0, 1):  # closed with a reset, and without
+        connection = socket.create_connection(("127.0.0.1", served), timeout=20)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, linger))
+        connection.sendall(request.encode())
+        time.sleep(0.05)
+        connection.close()
+    time.sleep(0.1)
+    assert exchange(served, f"GET /{TOKEN}/ {HEAD}\r\n").endswith("<p>the page</p>")
+    assert not logged.records
 
 
 # ---- runs that go on -------------------------------------------------------------------
@@ -421,8 +532,12 @@ def test_it_starts_answers_and_ends():
             lines = connection.getresponse().read().splitlines()
             assert json.loads(lines[-1])["snapshot"]["tokens"] == ["He", "slept", "."]
             connection.close()
-            started.send_signal(signal.SIGINT)
-            _, err = started.communicate(timeout=30)
+            with socket.create_connection(host.split(":"), timeout=30) as waits:
+                waits.sendall(f"POST {path}compute HTTP/1.1\r\nHost: {host}\r\n".encode())
+                waits.sendall(b"Content-Length: 99\r\n\r\n{")
+                time.sleep(0.1)
+                started.send_signal(signal.SIGINT)
+                _, err = started.communicate(timeout=30)
         finally:
             started.kill()
     assert started.returncode == 0
@@ -430,8 +545,6 @@ def test_it_starts_answers_and_ends():
 
 
 def test_a_port_that_is_taken_and_a_model_that_is_not_there(tmp_path):
-    import socket
-
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -19,32 +19,22 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AttentionError, BadValue
-from ..views.html.document import as_json
-from .answer import Answer, answer, said
+from .answer import Answer, answer
 from .reader import MOST_LETTERS, Cancelled, OnProgress, Reader
+from .refusal import HEADERS, NDJSON, Connection, line, refusal
 
 MOST_BYTES = 8 * MOST_LETTERS  # of a request: a letter is at most 6 bytes of JSON
 MOST_REQUESTS = 8  # that run or wait for their turn
 LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is still there
 
-NDJSON = "application/x-ndjson"
-
 Job: TypeAlias = Callable[[OnProgress], Answer]
-
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # the page has the rest of its own
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
@@ -66,23 +56,30 @@ def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
         Route("/{token}/compute", compute, methods=["POST"]),
         Route("/{token}/tile", tile, methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes), token, (f"127.0.0.1:{port}", f"localhost:{port}"))
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_route})
+    return Guard(inner, token, (f"127.0.0.1:{port}", f"localhost:{port}"))
 
 
 def start(served: ASGIApp, listener: socket.socket) -> None:
     """Answer what comes to the socket, until Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        server_of(served).run(sockets=[listener])
+
+
+def server_of(served: ASGIApp) -> uvicorn.Server:
+    """Return the server that speaks HTTP for the application."""
     config = uvicorn.Config(
         served,
         access_log=False,  # addresses hold the token
-        log_level="warning",
+        log_level="error",  # malformed requests are not reported: any program may send them
+        http=Connection,
         lifespan="off",
         ws="none",
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=2,
     )
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config)
 
 
 # ---- who may ask -----------------------------------------------------------------------
@@ -100,8 +97,8 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refusal = self.why_not(scope)
-        answers = self.inner if refusal is None else _refused(refusal, 403)
+        error = self.why_not(scope)
+        answers = self.inner if error is None else refusal(error, 403, scope["method"])
         await answers(scope, receive, send_with_headers)
 
     def why_not(self, scope: Scope) -> BadValue | None:
@@ -115,7 +112,7 @@ class Guard:
             return _not_ours(f"The request comes from {origin[:100]!r}")
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return _not_ours("The request comes from another site")
-        given = scope["path"].split("/")[1]
+        given = scope["path"].partition("/")[2].partition("/")[0]  # of "*" nothing
         if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
             return _not_ours("The address has no token, or another one")
         return None
@@ -129,12 +126,18 @@ def _not_ours(gave: str) -> BadValue:
     )
 
 
-def _refused(error: AttentionError, status: int) -> Response:
-    return Response(_line(said(error)), status, media_type=NDJSON)
-
-
-def _line(value: Answer) -> bytes:
-    return as_json(value).encode() + b"\n"
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    """Respond to a path or a method that no route has."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        gave = f"The method is {request.method[:20]}."
+        rule = "the page is read with GET, and sends POST to compute."
+    else:
+        gave, rule = "The address has another path.", "the address of the page ends in its token."
+    shown = BadValue(gave, rule, "open the address that clearhead serve printed.")
+    response = refusal(shown, error.status_code, request.method)
+    response.headers.update(error.headers or {})
+    return response
 
 
 # ---- what is asked ---------------------------------------------------------------------
@@ -181,16 +184,18 @@ async def _answered(request: Request, model: _Model, reader: Reader, path: str) 
     try:
         given = await _body(request)
     except TooLarge as error:
-        return _refused(error, 413)
+        return refusal(error, 413, request.method)
     except AttentionError as error:
-        return _refused(error, 400)
+        return refusal(error, 400, request.method)
+    except ClientDisconnect:
+        return Response(status_code=400)  # which nobody receives
     if model.requests >= MOST_REQUESTS:
         busy = BadValue(
             f"{model.requests} requests wait for the model.",
             "the model reads one text at a time.",
             "wait until it is done, and ask again.",
         )
-        return _refused(busy, 503)
+        return refusal(busy, 503, request.method)
     run = _Run(model, partial(answer, reader, path, given))
     # Of a client that goes away at once, `lines` never starts, and so cannot end the run.
     return StreamingResponse(
@@ -233,7 +238,7 @@ class _Run:
                     if await request.is_disconnected():
                         return
                     continue
-                yield _line(told)
+                yield line(told)
                 if "progress" not in told:
                     return
         finally:
