@@ -100,7 +100,89 @@ def test_weights_that_are_missing_are_said_to_be(folder, tmp_path):
     bert = transformers.BertModel(transformers.BertConfig(vocab_size=30522, **sizes))
     place = saved(bert, folder, tmp_path / "clearhead-models" / "bert")  # a path with our name
     (place / "model.safetensors").unlink()
-    with pytest.raises(BadValue, match="cannot be loaded"):
+    with pytest.raises(BadValue, match=r"cannot be loaded: it has no \*.safetensors\."):
+        Checkpoint(place)
+    (place / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(BadValue, match=r"no \*.safetensors, only pytorch_model.bin"):
+        Checkpoint(place)
+    for file in place.glob("*token*"):
+        file.unlink()
+    bert.save_pretrained(place)
+    with pytest.raises(BadValue, match="its tokenizer has no vocabulary"):
+        Checkpoint(place)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels that transformers asks the hub for, as if their library was installed."""
+    from transformers import modeling_flash_attention_utils, modeling_utils
+    from transformers.integrations import hub_kernels
+
+    requested = []
+    for module in (hub_kernels, modeling_utils, modeling_flash_attention_utils):
+        monkeypatch.setattr(module, "is_kernels_available", lambda: True, raising=False)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **_: requested.append(name))
+    return requested
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+@pytest.mark.parametrize("value", ["eager", "sdpa", "someone/some-kernel", None])
+def test_an_implementation_in_a_configuration_is_not_used(value, key, folder, tmp_path, kernels):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(vocab_size=30522, n_embd=8, n_layer=1, n_head=2)
+    gpt2 = transformers.GPT2Model(transformers.GPT2Config(**sizes))
+    # transformers refuses to read a file that asks another than eager for weights
+    weights = value in (None, "eager")
+    place = changed(gpt2, folder, tmp_path, **{key: value}, output_attentions=weights)
+    checkpoint = Checkpoint(place)
+    assert checkpoint.model.config._attn_implementation == "clearhead"
+    assert checkpoint.explain("a cat")["weights"].shape == (1, 2, 4, 4)
+    assert not kernels
+
+
+@pytest.mark.parametrize("value", ["eager", "someone/some-kernel"])
+def test_an_implementation_in_a_part_of_a_configuration_is_not_used(
+    value, folder, tmp_path, kernels
+):
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    sizes = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    text = dict(sizes, vocab_size=30522)
+    vision = dict(sizes, image_size=8, patch_size=4)
+    clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision))
+    parts = {
+        "text_config": dict(text, _attn_implementation=value, _experts_implementation="sonicmoe"),
+        "vision_config": dict(vision, _attn_implementation=value),
+    }
+    model = Checkpoint(changed(clip, folder, tmp_path, **parts)).model
+    used = {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
+    assert used == {"clearhead"} and not kernels
+    assert model.config.text_config._experts_implementation != "sonicmoe"
+
+
+def test_a_layer_that_keeps_another_implementation_is_refused(folder, tmp_path, monkeypatch):
+    """A model may build a part from a configuration of its own."""
+    import transformers
+
+    from clearhead.hf import Checkpoint
+
+    class Stubborn(transformers.BertModel):
+        def __init__(self, config, **keywords):
+            super().__init__(config, **keywords)
+            config._attn_implementation = "eager"
+
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    config = transformers.BertConfig(vocab_size=30522, **sizes)
+    place = saved(transformers.BertModel(config), folder, tmp_path)
+    monkeypatch.setitem(
+        transformers.AutoModel._model_mapping._extra_content, type(config), Stubborn
+    )
+    with pytest.raises(BadValue, match=r"runs on 'eager', as _attn_implementation"):
         Checkpoint(place)
 
 

@@ -28,8 +28,12 @@ def no_attention_call(model: nn.Module, rule: str, way_out: str | None = None) -
             f"{THROUGH_CLEARHEAD}; pass a model that is not compiled; some transformers models "
             "compute attention themselves, whatever they are loaded with."
         )
+    used = getattr(getattr(model, "config", None), "_attn_implementation", None)  # transformers
+    loaded = "" if used in (None, "clearhead") else f" Its attn_implementation is {used!r}."
     return BadValue(
-        f"The {type(model).__name__} made no attention call through clearhead.", rule, way_out
+        f"The {type(model).__name__} made no attention call through clearhead.{loaded}",
+        rule,
+        way_out,
     )
 
 

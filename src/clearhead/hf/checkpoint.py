@@ -15,7 +15,7 @@ from ..api.token_ids import run_with_known_ids
 from ..errors import AttentionError, BadValue
 from ..results.trace import Trace
 from ..views.escape import visible
-from .inspect_model import not_answered
+from .inspect_model import calls_interface, not_answered
 from .register import NAME, register, transformers
 
 # Names of folders that say nothing about the model.
@@ -42,18 +42,24 @@ class Checkpoint:
                 "tokenizer files.",
                 "check the path; a model on the hub must be downloaded first.",
             )
+        self._check_weights()
         register()
         logging = library.utils.logging
         logging.disable_progress_bar()
-        said = logging.get_verbosity()
+        verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # what matters of a loading is told below
         try:
+            config = library.AutoConfig.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )
+            use_clearhead(config)
             self.tokenizer = library.AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
-            loader = _loader(library, self.folder)
+            loader = _loader(library, config)
             trained, loaded = loader.from_pretrained(
                 self.folder,
+                config=config,
                 attn_implementation=NAME,
                 local_files_only=True,
                 trust_remote_code=False,  # left out, transformers asks on standard input
@@ -65,13 +71,14 @@ class Checkpoint:
             # How transformers says that it has no such implementation for this model. A path may
             # hold our name too.
             if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
-                kind = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-                raise not_answered(f"The {kind.get('model_type')} in {str(folder)!r}") from error
+                raise not_answered(f"The {config.model_type} in {str(folder)!r}") from error
             raise self._damaged(
                 f"{type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
         finally:
-            logging.set_verbosity(said)
+            logging.set_verbosity(verbosity)
+        self._check_vocabulary()
+        self._check_implementation(trained)
         # A pooler makes one vector of a text, and attention comes before it.
         if drawn := sorted(name for name in loaded["missing_keys"] if "pooler" not in name):
             warnings.warn(
@@ -90,11 +97,52 @@ class Checkpoint:
         if loader is library.AutoModelForCausalLM:
             self.predictor, self.model = trained, trained.base_model
 
-    def _damaged(self, why: str) -> BadValue:
+    def _check_weights(self) -> None:
+        """Raise `BadValue` if the folder has no safetensors."""
+        if any(self.folder.glob("*.safetensors")):
+            return
+        if pickles := sorted(file.name for file in self.folder.glob("*.bin")):
+            raise self._damaged(
+                f"it has no *.safetensors, only {pickles[0]}.",
+                "load it with transformers, and write it with model.save_pretrained(folder).",
+            )
+        raise self._damaged(
+            "it has no *.safetensors.", "copy all files of the checkpoint into the folder."
+        )
+
+    def _check_vocabulary(self) -> None:
+        """Raise `BadValue` for a tokenizer without words: transformers makes one where the files of
+        the tokenizer are missing, and every word would become the unknown token."""
+        special = {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()}
+        if special.issuperset(self.tokenizer.get_vocab()):
+            raise self._damaged(
+                "its tokenizer has no vocabulary.",
+                "save the tokenizer into the folder too: tokenizer.save_pretrained(folder).",
+            )
+
+    def _check_implementation(self, model: nn.Module) -> None:
+        """Raise `BadValue` if a layer that asks transformers for its attention gets another's."""
+        for name, module in model.named_modules():
+            if not calls_interface(type(module)):
+                continue
+            used = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
+            if used != NAME:
+                raise BadValue(
+                    f"{name or 'The model'} in {str(self.folder)!r} runs on {used!r}, as "
+                    "_attn_implementation of its configuration says.",
+                    f"a checkpoint runs on attn_implementation={NAME!r} in all its layers.",
+                    "remove the key _attn_implementation from config.json.",
+                )
+
+    def _damaged(
+        self,
+        why: str,
+        hint: str = "try transformers.AutoModel.from_pretrained on the folder to see more.",
+    ) -> BadValue:
         return BadValue(
             f"The checkpoint in {str(self.folder)!r} cannot be loaded: {why}",
             "config, safetensors and tokenizer fit together; code in a folder is never run.",
-            "try transformers.AutoModel.from_pretrained on the folder to see more.",
+            hint,
         )
 
     @property
@@ -211,14 +259,22 @@ class Checkpoint:
         return replace(trace, about=f"{kind}{part}, layer {layer}: {trace.about}")
 
 
-def _loader(library: Any, folder: Path) -> Any:
+def use_clearhead(config: Any) -> None:
+    """Write the implementation into a configuration and its parts. A key `_attn_implementation` in
+    config.json would win over the argument, and may name a kernel that transformers downloads; so
+    may the key for the experts."""
+    config._attn_implementation = NAME
+    config._experts_implementation = None
+    for part in vars(config).values():
+        if isinstance(part, transformers().PreTrainedConfig):
+            use_clearhead(part)
+
+
+def _loader(library: Any, config: Any) -> Any:
     """The class of transformers that loads this model: with the head that predicts the next token,
     if it was trained with one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config = library.AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
     (name, *_) = config.architectures or [""]
     predicts = name.endswith(("ForCausalLM", "LMHeadModel"))
     known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
