@@ -72,3 +72,28 @@ def test_more_tokens_than_a_model_has_positions(tmp_path):
     model = ch.hf.Checkpoint(save_gpt2(tmp_path, longest=7)).model
     with pytest.raises(BadValue, match=r"The id 7 was given to wpe\.(.|\n)*than it has positions"):
         report(model, torch.arange(8)[None])
+
+
+def test_an_encoder_decoder_without_a_text_for_its_decoder():
+    ch.hf.register()
+    config = transformers.T5Config(
+        vocab_size=97, d_model=16, d_kv=8, d_ff=11, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    load = transformers.T5ForConditionalGeneration._from_config
+    model, ids = load(config, attn_implementation="clearhead").eval(), torch.tensor([[5, 6, 7]])
+    for inputs in (ids, {"input_ids": ids}):
+        for read in (report, ch.effects):
+            with pytest.raises(BadValue, match=r"nothing for its decoder(.|\n)*decoder_input_ids"):
+                read(model, inputs)
+    assert len(report(model, {"input_ids": ids, "decoder_input_ids": ids}).layers) == 3
+    assert len(report(model.get_encoder(), ids).layers) == 1
+
+
+def test_inputs_with_which_a_model_does_not_run():
+    with pytest.raises(
+        BadValue, match=r"^The BertModel raised ValueError on ids: You must specify"
+    ):
+        report(bert(), {"ids": torch.tensor([[5]])})
+    with pytest.raises(BadValue, match=r"^The BertModel raised RuntimeError on input_ids: "):
+        report(bert(), torch.ones(1, 3))

@@ -1,14 +1,15 @@
 """A run of a model that says which id has no embedding, where torch raises a bare `IndexError`, or
-on a GPU an assertion that ends the process."""
+on a GPU an assertion that ends the process; and which inputs a model of transformers lacks."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadValue
+from ..errors import AttentionError, BadValue
 
 
 def run(model: nn.Module, inputs: Any) -> Any:
@@ -17,8 +18,23 @@ def run(model: nn.Module, inputs: Any) -> Any:
 
 
 def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
-    """`run`. Raises `BadValue` for an id outside of a table of embeddings, before it is looked up
-    there."""
+    """`run`. Raises `BadValue` for an id outside of a table of embeddings, and for inputs on which
+    a model of transformers raises."""
+    try:
+        with known_ids(model):
+            return run(model, inputs)
+    except AttentionError:
+        raise
+    except Exception as error:
+        if hasattr(model, "base_model_prefix"):  # transformers checks its inputs deep inside
+            raise _cannot_run(model, inputs, error) from error
+        raise
+
+
+@contextmanager
+def known_ids(model: nn.Module) -> Iterator[None]:
+    """Inside the `with` block, raise `BadValue` for an id outside of a table of embeddings, before
+    it is looked up there."""
     tables = {*_tables(model)}
     hooks = [
         module.register_forward_pre_hook(partial(_check, name))
@@ -26,10 +42,30 @@ def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
         if module in tables
     ]
     try:
-        return run(model, inputs)
+        yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _cannot_run(model: nn.Module, inputs: Any, error: Exception) -> BadValue:
+    """The error of a model of transformers that raised on its inputs."""
+    name, config = type(model).__name__, getattr(model, "config", None)
+    given = sorted(inputs) if isinstance(inputs, Mapping) else ["input_ids"]
+    decodes = any(key.startswith("decoder_input") or key == "labels" for key in given)
+    if getattr(config, "is_encoder_decoder", False) and not decodes:
+        return BadValue(
+            f"The {name} got {', '.join(given)}, and nothing for its decoder.",
+            "an encoder-decoder reads two texts.",
+            'pass a dict with "input_ids" and "decoder_input_ids", or model.get_encoder() to run '
+            "the encoder alone.",
+        )
+    why = " ".join(str(error).split())
+    return BadValue(
+        f"The {name} raised {type(error).__name__} on {', '.join(given)}: {why}",
+        "a model runs as model(inputs), or as model(**inputs) for a dict.",
+        "pass inputs with which that call returns.",
+    )
 
 
 def _tables(model: nn.Module) -> Iterator[nn.Module]:

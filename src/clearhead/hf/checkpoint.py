@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..api.explain import explain_problem
 from ..api.hooks import capture_call
-from ..api.token_ids import run_with_known_ids
+from ..api.token_ids import known_ids
 from ..errors import AttentionError, BadValue
 from ..results.trace import Trace
 from ..views.escape import visible
@@ -123,7 +123,7 @@ class Checkpoint:
     def _check_implementation(self, model: nn.Module) -> None:
         """Raise `BadValue` if a layer that asks transformers for its attention gets another's."""
         for name, module in model.named_modules():
-            if not calls_interface(type(module)):
+            if not calls_interface(type(module)):  # type: ignore[arg-type]  # a class has a hash
                 continue
             used = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
             if used != NAME:
@@ -225,8 +225,8 @@ class Checkpoint:
         `predict` the `predictor`, if there is one."""
         module = self.predictor if predict and self.predictor is not None else self.module
         try:
-            with torch.no_grad():
-                return run_with_known_ids(module, given)
+            with torch.no_grad(), known_ids(module):
+                return module(**given)
         except AttentionError:
             raise
         except Exception as error:  # an input that is missing, or a config that makes no sense
