@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint
 PIP := $(INSTALL) --quiet
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
-.PHONY: look test slow setup check bench docs clean help
+.PHONY: look test slow setup check coverage bench docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
@@ -23,8 +23,13 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h
+	$(BIN)/zizmor --quiet --offline .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
+
+coverage: .venv/test .venv/check  ## Run the tests and list the lines and branches that they miss.
+	$(BIN)/python -m pytest --quiet --numprocesses logical --dist worksteal --cov --cov-report=term
 
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
 	$(BIN)/clearhead bench --out out/bench.json

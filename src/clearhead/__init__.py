@@ -99,7 +99,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "BadType",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # `import clearhead.compat` is as good as `clearhead.compat`.
 sys.modules[f"{__name__}.compat"] = compat
