@@ -59,11 +59,11 @@ def leaves(grid: Grid) -> st.SearchStrategy[Mask]:
     return st.one_of(
         st.just(ch.everything),
         st.builds(ch.Causal, aligns),
-        st.builds(ch.window, sides, sides, aligns),
+        st.builds(ch.window, before=sides, after=sides, align=aligns),
         st.builds(ch.prefix, numbers(B, 0, Tk + 2)),
-        st.builds(ch.lengths, keys=numbers(B, 0, Tk + 2)),
-        st.builds(ch.lengths, queries=numbers(B, 0, Tq + 2)),
-        st.builds(ch.lengths, keys=numbers(B, 0, Tk + 2), queries=numbers(B, 0, Tq + 2)),
+        st.builds(ch.lengths, keys=numbers(B, 0, Tk)),
+        st.builds(ch.lengths, queries=numbers(B, 0, Tq)),
+        st.builds(ch.lengths, keys=numbers(B, 0, Tk), queries=numbers(B, 0, Tq)),
         st.builds(ch.documents, names(Tk), names(Tq)),
         shapes.flatmap(bits).map(lambda x: ch.dense(keep=x)),
         shapes.flatmap(bits).map(lambda x: ch.dense(drop=x)),
@@ -755,6 +755,24 @@ ERRORS = {
   Rule: n counts positions or names documents, in whole numbers.
   Way out: pass integers.""",
     ),
+    "window of one bare number": (
+        lambda: ch.window(3),
+        """window got 3 without a keyword.
+  Rule: a window is given both of its sides, or names them; a side not named has no limit.
+  Way out: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
+    ),
+    "window of one bare number, written": (
+        lambda: ch.masks.parse("causal & window(3, align='end')"),
+        """window got 3 without a keyword.
+  Rule: a window is given both of its sides, or names them; a side not named has no limit.
+  Way out: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
+    ),
+    "more keys than there are": (
+        lambda: (ch.causal & ~ch.lengths(keys=[2, 9])).to_bool(5),
+        """lengths(keys=[2, 9]) counts 9 keys, and there are 5.
+  Rule: a length says how many of the keys or queries of the call are real.
+  Way out: pass lengths of these texts; where texts were cut, cut the lengths, too; prefix(9) allows the first 9 keys of however many there are.""",
+    ),
     "lengths as a matrix": (
         lambda: ch.lengths(keys=[[1, 2]]),
         """lengths got keys of shape (1, 2).
@@ -865,6 +883,8 @@ ERRORS = {
     ),
 }
 KINDS = {
+    "window of one bare number",
+    "window of one bare number, written",
     "align of half a position",
     "window of half a position",
     "prefix of letters",

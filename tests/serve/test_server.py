@@ -139,7 +139,7 @@ def test_a_text_is_answered_with_progress_and_a_snapshot(client):
 def test_edits_are_those_of_intervene(client):
     import base64
 
-    edits = {"off": [[0, 7], [0, 2]], "temperature": 2, "mask": "causal & window(3)"}
+    edits = {"off": [[0, 7], [0, 2]], "temperature": 2, "mask": "causal & window(3, 0)"}
     _, _, last = ask(client, "compute", {"text": TEXT, "edits": edits})
     layer = last["snapshot"]["layers"][1]
     step = next(step for step in layer["steps"] if step["name"] == "weights")
@@ -148,7 +148,7 @@ def test_edits_are_those_of_intervene(client):
 
     teller = Reader().model
     wanted = [
-        ch.edits.keep_only(ch.causal & ch.window(3)),
+        ch.edits.keep_only(ch.causal & ch.window(3, 0)),
         ch.edits.temperature(2),
         ch.edits.ablate(layers=[0], heads=[2, 7]),
     ]

@@ -5,6 +5,7 @@ The weights that everything is held against are those of the reference, step by 
 
 import importlib
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from clearhead import (
     bias,
     causal,
     everything,
+    lengths,
     look,
     prefix,
     window,
@@ -792,6 +794,24 @@ def test_a_statistic_of_ones_own_needs_a_class_only(engine):
     weights = ch.explain(q, k, v, mask=mask, sinks=sinks)["weights"]
     torch.testing.assert_close(look.concentration, weights.square().sum(-1))
     torch.testing.assert_close(look.received, weights.sum(2), rtol=1e-5, atol=1e-5)
+
+
+NO_MORE = {
+    "topk": (topk(6), "topk got n=6, and there are 5 keys."),
+    "span": (
+        mass({"a": (0, 5), "b": (3, 6)}),
+        "mass got (3, 6) for the group 'b', and there are 5",
+    ),
+    "lengths": (mass({"a": lengths(keys=6)}), "lengths(keys=6) counts 6 keys, and there are 5."),
+}
+
+
+@pytest.mark.parametrize("what", NO_MORE)
+def test_a_look_has_no_more_keys_than_its_call(what):
+    statistic, gave = NO_MORE[what]
+    q, k = torch.randn(1, 2, 7, 8), torch.randn(1, 2, 5, 8)
+    with pytest.raises(BadValue, match=re.escape(gave)):
+        ch.look(q, k, k, stats=[statistic])
 
 
 def test_topk_accumulates_no_more_keys_than_there_are():

@@ -93,10 +93,10 @@ def explained(teller, **changes):
     [
         ({"scale": 1}, {"scale": 1.0}),
         ({"softcap": 0.5}, {"softcap": 0.5}),
-        ({"mask": "causal & window(3)"}, {"mask": ch.causal & ch.window(3)}),
+        ({"mask": "causal & window(3, 0)"}, {"mask": ch.causal & ch.window(3, 0)}),
         (
             {"mask": "~prefix(2) | window(before=0)"},
-            {"mask": ch.causal & (~ch.prefix(2) | ch.window(0))},
+            {"mask": ch.causal & (~ch.prefix(2) | ch.window(before=0))},
         ),
         ({"mask": "lengths(keys=4)"}, {"mask": ch.causal & ch.lengths(keys=4)}),
         ({"dropout": 0.3, "seed": 7}, {"dropout": 0.3, "seed": 7}),
@@ -144,6 +144,7 @@ def test_edits_are_those_of_intervene(compute, teller, edits, python):
         (SHE, {"mask": "causl"}, "no mask is called 'causl'"),
         (SHE, {"mask": "window"}, "needs its numbers"),
         (SHE, {"mask": "window(x=1)"}, "'x' is no argument"),
+        (SHE, {"mask": "window(3)"}, "does not say how far ahead"),
         (SHE, {"mask": "(causal"}, "bracket is open"),
         (SHE, {"mask": "causal causal"}, "too much"),
         (SHE, {"mask": "causal &"}, "ends too early"),
@@ -443,7 +444,7 @@ def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
     tab.wait_for_function("() => chosen.edits.mask === 'everything'")
     assert tab.evaluate("edited") is None
     assert "stays as it was" in tab.locator("#edit-said").text_content()
-    ask(tab, "mask", "causal & window(3)")
+    ask(tab, "mask", "causal & window(3, 0)")
     tab.wait_for_function("() => edited !== null")
     assert tab.locator("#edit-said").text_content() == ""
 

@@ -80,7 +80,7 @@ def test_the_chosen_word_stays_chosen_when_words_are_added_before_it(live):
     [
         ("temperature", "1", {"temperature": 2}),
         ("scale", "0.25", {"scale": 0.25}),
-        ("mask", "causal & window(3)", {"mask": "causal & window(3)"}),
+        ("mask", "causal & window(3, 0)", {"mask": "causal & window(3, 0)"}),
         ("softcap", "5", {"softcap": 5}),
         ("dropout", "0.3", {"dropout": 0.3}),
     ],
@@ -208,8 +208,8 @@ def set_field(tab, name, value):
 def test_a_change_while_an_answer_is_computed_keeps_the_change_before_it(slow):
     slow.locator("#edit-off").click()
     assert slow.locator("#edit-off").text_content() == "Head 0·2 is off"
-    set_field(slow, "mask", "window(1)")
-    both = NONE | {"off": [[0, 2]], "mask": "window(1)"}
+    set_field(slow, "mask", "window(before=1)")
+    both = NONE | {"off": [[0, 2]], "mask": "window(before=1)"}
     assert slow.evaluate(ASKED) == [" ".join(WORDS), both]
     slow.evaluate("answer()")
     settled(slow, "chosen.edits.mask !== null")
@@ -279,4 +279,4 @@ def test_masks_that_change_nothing_are_not_suggested(live):
     tab, _ = live()
     shown = tab.locator("#masks option")
     values = [it.get_attribute("value") for it in shown.all()]
-    assert values == ["", "causal & window(3)"], "this model is causal"
+    assert values == ["", "causal & window(3, 0)"], "this model is causal"

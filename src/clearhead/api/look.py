@@ -13,7 +13,7 @@ from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, Top, each, lse_alone, parse_stats
-from ..stats.parse import how_to_request
+from ..stats.parse import how_to_request, must_fit
 from ..views.html.cells import cell, heads_of
 from .attention import by_engine
 from .hooks import must_not_be_sharded, shown
@@ -65,8 +65,9 @@ def look(
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
 
     Raises:
-        BadValue, BadType: as `attention`; statistics that are unknown, do not fit or are no list;
-            meta tensors; a call inside of `distributed.sharded`.
+        BadValue, BadType: as `attention`; statistics that are unknown, do not fit or are no list
+            (a `topk`, or a span of `mass`, of more keys than there are); meta tensors; a call
+            inside of `distributed.sharded`.
     """
     if unknown:
         refuse_keywords(look, unknown)
@@ -74,6 +75,7 @@ def look(
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
     statistics = parse_stats(stats, problem.grid)
+    must_fit(statistics, problem.grid)
     must_have_values(problem, "look")
     run = _look
     if torch.compiler.is_compiling() and not lse_alone(statistics):

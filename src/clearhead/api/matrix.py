@@ -124,8 +124,11 @@ class Matrix:
 
     def topk(self, n: int) -> Top:
         """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
-        lower key. Where a query sees fewer keys, the rest have weight 0 and key -1."""
-        return self._statistic(topk(n))
+        lower key. Where a query sees fewer keys, the rest have weight 0 and key -1. Raises
+        `BadValue` for an n below 1 or above Tk."""
+        statistic = topk(n)
+        statistic.must_fit(self._problem.grid)
+        return self._statistic(statistic)
 
     def pool(self, rows: int, cols: int) -> Tensor:
         """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of

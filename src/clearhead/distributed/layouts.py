@@ -208,6 +208,7 @@ def balanced(mask: Mask, length: int, world: int, *, B: int = 1, H: int = 1) -> 
     """
     grid = Grid(length, length, B, H)
     mask.check(grid)
+    mask.must_fit(grid)
     chunks = _chunks(length, CHUNKS * world)
     per_query = mask.key_ranges(grid, torch.device("cpu")).keys_per_query()
     total = per_query.sum((0, 1)).cumsum(0).tolist()

@@ -33,6 +33,7 @@ from ..stats import (
     sweep,
     topk,
 )
+from ..stats.parse import must_fit
 from ..stats.statistic import bin_of
 from ..stats.top_scores import TopScores
 from .attention import TIMEOUT, Call, agreed, gathered, output
@@ -97,7 +98,9 @@ def looked(
     names = ", ".join(s.name for s in statistics)
     ring, inputs = agreed(transport, call, q, k, v, stats=names, gather=gather)
     out = output(ring, inputs)
-    found = counted(ring, inputs, parse_stats(statistics, ring.routes.grid))
+    statistics = parse_stats(statistics, ring.routes.grid)
+    must_fit(statistics, ring.routes.grid)
+    found = counted(ring, inputs, statistics)
     return Look(ring.problem, out, whole(ring, found) if gather else found)
 
 

@@ -35,6 +35,10 @@ class Exports(ABC):
     def check(self, grid: Grid) -> None:
         """Raise `BadValue` if the rule has no meaning for these sizes."""
 
+    def must_fit(self, grid: Grid) -> None:  # noqa: B027 (most rules hold for any position)
+        """Raise `BadValue` if it counts positions that a call of these sizes does not have. Not a
+        part of `check`: a picture, or a call that is watched, may show fewer."""
+
     def sizes(self) -> dict[str, int]:
         """The sizes that the rule itself fixes, of "B", "H", "Tq", "Tk"."""
         return {}

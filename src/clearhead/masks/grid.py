@@ -21,6 +21,8 @@ class Sized(Protocol):
 
     def check(self, grid: Grid) -> None: ...
 
+    def must_fit(self, grid: Grid) -> None: ...
+
 
 def make_grid(
     mask: Sized,
@@ -58,6 +60,8 @@ def make_grid(
             "pass how many queries, keys, batches and heads there are.",
         )
     mask.check(grid)
+    if default is None:
+        mask.must_fit(grid)
     return grid
 
 

@@ -204,6 +204,10 @@ class _Composition(CachedRanges):
         for part in self.parts:
             part.check(grid)
 
+    def must_fit(self, grid: Grid) -> None:
+        for part in self.parts:
+            part.must_fit(grid)
+
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         settling = [p for p in self.parts if p.allows(grid, b, h, q, k) == self.decides]
         return "; ".join(p.reason(grid, b, h, q, k) for p in settling or self.parts)
@@ -279,6 +283,9 @@ class Not(CachedRanges):
 
     def check(self, grid: Grid) -> None:
         self.mask.check(grid)
+
+    def must_fit(self, grid: Grid) -> None:
+        self.mask.must_fit(grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return ~self.mask.allowed(grid, b, h, q, k)

@@ -82,7 +82,8 @@ def _literal(node: ast.expr) -> object:
 
 
 def _must_be_known(name: str, make: object, given: Iterable[str]) -> None:
-    known = list(inspect.signature(make).parameters)  # type: ignore[arg-type]  # it is called next
+    parameters = inspect.signature(make).parameters  # type: ignore[arg-type]  # it is called next
+    known = [name for name, x in parameters.items() if x.kind is not x.VAR_POSITIONAL]
     for keyword in given:
         if keyword not in known:
             hint = did_you_mean(keyword, known) or f"it takes {', '.join(known)}"

@@ -1,7 +1,7 @@
 """Masks over positions: causal, window, prefix, lengths. Each query looks at one range of keys."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from .values import (
     fixed_batch,
     format_numbers,
     format_offset,
+    largest,
     offset_of_batch,
     query_positions,
     shared_offset,
@@ -130,22 +131,30 @@ class Causal(OneRange):
         return f"{self!r}: key position {k} stands {side} query position {position}"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class window(OneRange):
     """A query may look `before` positions back and `after` positions ahead, both inclusive.
 
     ``window(before=0, after=0)`` sees only itself; None leaves that side open. `align` as in
-    `Causal`.
+    `Causal`. Without keywords both sides are given, ``window(3, 0)``: one number alone would leave
+    the other side open without saying so, and raises `BadType`.
     """
 
-    before: int | None = None
-    after: int | None = None
-    align: Align = None
+    before: int | None
+    after: int | None
+    align: Align
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "align", as_align(self.align))
-        for name in ("before", "after"):
-            given = getattr(self, name)
+    def __init__(
+        self,
+        *sides: int | None,
+        before: int | None = None,
+        after: int | None = None,
+        align: Align = None,
+    ) -> None:
+        if sides:
+            before, after = _both_sides(sides, before, after)
+        object.__setattr__(self, "align", as_align(align))
+        for name, given in (("before", before), ("after", after)):
             value = None if given is None else whole_number(given)
             object.__setattr__(self, name, value)
             if value is None and given is not None:
@@ -217,6 +226,20 @@ class window(OneRange):
         return f"{self!r}: key {k} stands {where}"
 
 
+def _both_sides(
+    sides: tuple[int | None, ...], before: int | None, after: int | None
+) -> tuple[int | None, int | None]:
+    """The two sides of a window that were given without keywords."""
+    if len(sides) == 2 and before is after is None:
+        return sides
+    raise BadType(
+        f"window got {', '.join(map(repr, sides))} without a keyword.",
+        "a window is given both of its sides, or names them; a side not named has no limit.",
+        f"pass window(before={sides[0]!r}, after=0) to look back alone, or window(before="
+        f"{sides[0]!r}) to look ahead without a limit, too.",
+    )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class prefix(OneRange):
     """Everyone may look at the first `n` keys: k < n. `n` is one number or one per batch (B,).
@@ -257,19 +280,20 @@ class prefix(OneRange):
 class lengths(OneRange):
     """Padding at the end: only the first `keys` keys and the first `queries` queries take part.
 
-    Each is one number or one per batch (B,); None means all of them, and so does a number beyond
-    the last. A query beyond its length sees nothing, and its output is 0.
+    Each is one number or one per batch (B,), at most as many as the call has; None means all of
+    them. A query beyond its length sees nothing, and its output is 0.
     """
 
     keys: "Ints | None" = None
     queries: "Ints | None" = None
+    _most: tuple[int | None, int | None] = field(init=False)  # queries and keys, where known
 
     def __post_init__(self) -> None:
         for name in ("keys", "queries"):
             if getattr(self, name) is not None:
-                object.__setattr__(
-                    self, name, as_counts(getattr(self, name), "lengths", name, PADDED)
-                )
+                counts = as_counts(getattr(self, name), "lengths", name, PADDED)
+                object.__setattr__(self, name, counts)
+        object.__setattr__(self, "_most", (largest(self.queries), largest(self.keys)))
         if self.keys is None and self.queries is None:
             raise BadValue(
                 "lengths got neither keys= nor queries=.",
@@ -300,6 +324,16 @@ class lengths(OneRange):
     def check(self, grid: Grid) -> None:
         for value in (self.keys, self.queries):
             check_batch(self, value, grid)
+
+    def must_fit(self, grid: Grid) -> None:
+        for name, most, size in zip(("queries", "keys"), self._most, grid[:2], strict=True):
+            if most is not None and most > size:
+                raise BadValue(
+                    f"{self!r} counts {most} {name}, and there are {size}.",
+                    "a length says how many of the keys or queries of the call are real.",
+                    "pass lengths of these texts; where texts were cut, cut the lengths, too; "
+                    f"prefix({most}) allows the first {most} keys of however many there are.",
+                )
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         allowed = (q >= 0) & (k >= 0)

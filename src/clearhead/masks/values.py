@@ -111,6 +111,13 @@ def as_counts(
     return counts
 
 
+def largest(counts: object) -> int | None:
+    """The largest of the counts of a mask; None where there are none, or no numbers yet."""
+    if isinstance(counts, Tensor):
+        return int(counts.max()) if counts.numel() and has_values(counts) else None
+    return counts if isinstance(counts, int) else None
+
+
 def as_ids(value: object, name: str) -> Tensor:
     """(B or 1, T) document ids."""
     ids = as_integers(value, "documents", name)

@@ -197,6 +197,7 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
         return everything
     if isinstance(mask, Mask):
         mask.check(grid)
+        mask.must_fit(grid)
         return mask
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise BadType(

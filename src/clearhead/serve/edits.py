@@ -72,7 +72,7 @@ def _mask(given: object) -> list[edit.Edit]:
         raise BadValue(
             f"The mask is {kind_of(given)}"
             + (f" of {len(given):,} letters." if isinstance(given, str) else "."),
-            f"a mask is written in at most {MOST_MASK:,} letters, such as 'causal & window(3)'.",
+            f"a mask is written in at most {MOST_MASK:,} letters, such as 'causal & window(3, 0)'.",
             "write a shorter one; in Python a mask can be of any size.",
         )
     return [edit.keep_only(masks.parse(given))]

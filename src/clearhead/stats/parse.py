@@ -57,6 +57,12 @@ def parse_stats(
     return tuple(found.values())
 
 
+def must_fit(statistics: Iterable[Statistic], grid: Grid) -> None:
+    """Raise `BadValue` for a statistic that names more keys than one call of these sizes has."""
+    for statistic in statistics:
+        statistic.must_fit(grid)
+
+
 def how_to_request(name: str, requested: Iterable[str]) -> str:
     """The way out for who reads `name` from a result that has what was `requested`: it is
     misspelt, or a statistic that nobody requested."""

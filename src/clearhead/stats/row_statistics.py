@@ -1,7 +1,7 @@
 """The statistics of a query's weights, which the first sweep knows once all keys have passed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -88,7 +88,8 @@ class topk(RowStatistic):
     """The `n` largest weights of each query, in falling order, ties to the lower key.
 
     They are ordered by logit, so weights too small to tell from 0 keep their order. Where fewer
-    keys are allowed, the weight is 0 and the key -1.
+    keys are allowed, the weight is 0 and the key -1; so it is in `watch` where a call has fewer
+    keys, as the first steps of a generation have. In `look` and `matrix`, n is at most Tk.
     """
 
     n: int
@@ -99,6 +100,14 @@ class topk(RowStatistic):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", how_many(self.n, "topk", "n"))
+
+    def must_fit(self, grid: Grid) -> None:
+        if self.n > grid.Tk:
+            raise BadValue(
+                f"topk got n={self.n}, and there are {grid.Tk} keys.",
+                "the n largest weights are those of n keys.",
+                f"pass an n up to {grid.Tk}." if grid.Tk else "ask for it where there are keys.",
+            )
 
     def least_keys(self, p: Problem) -> int:
         # torch.topk sorts in part, 5 to 10 times faster, where a row is 64 times what is taken.
@@ -124,13 +133,14 @@ class mass(RowStatistic):
     """The weight each query puts on groups of keys: name -> mask, or a span (lo, hi) of keys.
 
     ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``; a span goes up to
-    but not including hi. A group may depend on the query, and groups may overlap; keys the mask
-    masks have no weight in any group. Positions are those of the call's own keys: key 0 is padding
-    if the text is padded on the left, and the oldest key kept if a cache drops what a window has
-    passed.
+    but not including hi, which is at most Tk (in `watch` a call may have fewer keys). A group may
+    depend on the query, and groups may overlap; keys the mask masks have no weight in any group.
+    Positions are those of the call's own keys: key 0 is padding if the text is padded on the left,
+    and the oldest key kept if a cache drops what a window has passed.
     """
 
     groups: Mapping[str, "Mask | tuple[int, int]"]
+    _spans: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     name, formula = "mass", "Σₖ w over the keys that the group allows, for each group"
     call, example = "mass({name: mask})", 'mass({"sink": prefix(1)})'
@@ -144,7 +154,9 @@ class mass(RowStatistic):
                 'pass a dict, for example mass({"sink": prefix(1), "title": (3, 9)}).',
             )
         masks = {str(name): _group(name, group) for name, group in self.groups.items()}
+        spans = {name: x for name, x in self.groups.items() if not isinstance(x, Mask)}
         object.__setattr__(self, "groups", masks)
+        object.__setattr__(self, "_spans", spans)
 
     @property
     def masks(self) -> list[Mask]:
@@ -153,6 +165,17 @@ class mass(RowStatistic):
     def check(self, grid: Grid) -> None:
         for mask in self.masks:
             mask.check(grid)
+
+    def must_fit(self, grid: Grid) -> None:
+        for mask in self.masks:
+            mask.must_fit(grid)
+        for name, span in self._spans.items():
+            if span[1] > grid.Tk:
+                raise BadValue(
+                    f"mass got {span!r} for the group {name!r}, and there are {grid.Tk} keys.",
+                    "a span (lo, hi) of keys ends at the last key at most.",
+                    f"end it at {grid.Tk}, or leave the group out.",
+                )
 
     def with_align(self, align: Align) -> "mass":
         return mass({name: _group(name, x).with_align(align) for name, x in self.groups.items()})

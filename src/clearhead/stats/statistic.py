@@ -68,6 +68,10 @@ class Statistic(ABC):
     def check(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
         """Raise `BadValue` if it has no meaning for these sizes."""
 
+    def must_fit(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
+        """Raise `BadValue` if it names more keys than one call of these sizes has. `watch` sees
+        calls of many sizes, and does without."""
+
     def with_align(self, align: Align) -> "Statistic":
         """The same statistic; masks in it without an `align` of their own take this one."""
         return self

@@ -1,7 +1,7 @@
 // 14. What if: the same text with another temperature, scale, mask, soft cap or dropout, or without
 // some heads; before and after stand side by side.
 
-const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3)", "the last 3 before it"],
+const MASKS = [["", "as the model does"], ["causal", "causal"], ["causal & window(3, 0)", "the last 3 before it"],
   ["window(2, 2)", "2 on each side"], ["everything", "everything"]];
 const EDIT_WORDS = {
   temperature: "Every score is divided by it before softmax: above 1 evens the weights out, below 1 sharpens them.",

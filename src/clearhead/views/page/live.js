@@ -283,6 +283,7 @@ function readMask(text) {
       const name = isNamed ? parts[at] : names[i];
       if (!names.includes(name)) fail(isNamed ? `'${name}' is no argument here` : "there are too many numbers");
       if (isNamed) at += 2;
+      else given.isBare = true;
       given[name] = whole();
     }
     return given;
@@ -304,7 +305,9 @@ function readMask(text) {
     if (name === "causal") return (q, k) => k <= q;
     if (name === "everything") return () => true;
     if (name === "window") {
-      const { before = null, after = null } = numbers("before", "after");
+      const given = numbers("before", "after");
+      if (given.isBare && !("after" in given)) fail("one number does not say how far ahead a window goes: write window(3, 0) or window(before=3)");
+      const { before = null, after = null } = given;
       return (q, k) => (before === null || k >= q - before) && (after === null || k <= q + after);
     }
     if (name === "prefix") { const { n } = numbers("n"); return (q, k) => k < (n ?? fail("prefix needs a number")); }
