@@ -1,8 +1,10 @@
 """What torch is doing around a call: compiling, tracing, transforming, recording gradients."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch._C import (
 )
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
 
 TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 PRE_DISPATCH = DispatchKey.PreDispatch  # where make_fx(pre_dispatch=True) and torch.export record
@@ -120,6 +123,19 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
 def in_backward() -> bool:
     """Is this the backward pass, in which a checkpoint recomputes its layers?"""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def in_autograd_function() -> bool:
+    """Does the forward of a `torch.autograd.Function` run, as in a checkpoint with
+    ``use_reentrant=True``? What is computed there has no gradients."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount:
+            if isinstance(frame.f_locals.get(code.co_varnames[0]), FunctionCtx):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def in_forward_mode() -> bool:

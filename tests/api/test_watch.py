@@ -358,6 +358,63 @@ def test_one_layer_of_a_model_that_recomputes_can_be_watched(which):
         torch.testing.assert_close(a, b)
 
 
+class Recomputed(torch.nn.Module):
+    """Two blocks, each in a checkpoint that records no gradients in the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(ch.nn.TransformerBlock(8, 2) for _ in range(2))
+
+    def forward(self, x, reentrant):
+        from torch.utils.checkpoint import checkpoint
+
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True) if reentrant else block(x)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_statistics_of_a_reentrant_checkpoint_have_no_gradient_and_say_so():
+    model, x = Recomputed(), torch.randn(1, 5, 8, requires_grad=True)
+    stats = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)})]
+    recordings = []
+    for reentrant in (False, True):
+        with ch.watch(model, stats=stats, outputs=True) as recording:
+            model(x, reentrant).sum().backward()  # the backward pass itself is as ever
+        recordings.append(recording)
+    assert len(recordings[1]) == 2  # and what it recomputes is not recorded again
+    for call, again in zip(*recordings, strict=True):
+        torch.testing.assert_close(again.entropy, call.entropy)
+        assert again.topk.keys.equal(call.topk.keys)
+        for y in (again.entropy, again.topk.weights, again.mass["first"], again.output):
+            with pytest.raises(
+                ch.BadValue, match=f"in {call.module} is part of a loss(.|\n)*reentr"
+            ):
+                y.sum().backward()
+    assert recordings[1].gauges().keys() == recordings[0].gauges().keys()
+    with torch.no_grad(), ch.watch(model, stats=stats) as recording:
+        model(x, True)
+    assert not recording[0].entropy.requires_grad
+
+
+def test_a_part_that_is_compiled_is_named():
+    x = torch.randn(1, 5, 8)
+    compilers = {
+        "module": lambda m: m.compile(backend="eager"),
+        "forward": lambda m: setattr(m, "forward", torch.compile(m.forward, backend="eager")),
+    }
+    for compile_part in compilers.values():
+        model = torch.nn.Sequential(ch.nn.SelfAttention(8, 8), ch.nn.SelfAttention(8, 8))
+        compile_part(model[1])
+        with pytest.warns(UserWarning, match="^1 is compiled: attention calls in its graph"):
+            with ch.watch(model) as recording, torch.no_grad():
+                model(x)
+        assert [call.module for call in recording] == ["0"]
+        with pytest.raises(ch.BadValue, match="The Sequential is compiled: 1"):
+            with ch.intervene(model, [ch.edits.scale(2.0)]):
+                raise AssertionError("the block was entered")
+
+
 def test_open_groups_stand_where_the_parts_of_a_mask_agree():
     class Asks(torch.nn.Module):
         def forward(self, q, mask):

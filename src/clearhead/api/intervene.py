@@ -13,7 +13,7 @@ from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
 from .edits.edit import Edit, Here
 from .hooks import editing, module_hooks
-from .layers import THROUGH_CLEARHEAD, Layers, check_layers, is_selected
+from .layers import THROUGH_CLEARHEAD, Layers, check_layers, compiled_parts, is_selected
 from .plan import Plan, plan_of
 
 
@@ -58,7 +58,7 @@ def intervene(
     edits = _checked_edits(edits)
     for edit in edits:
         check_layers(edit.layers or (), model)
-    if compiled := [name for name, part in model.named_modules() if _is_compiled(part)]:
+    if compiled := compiled_parts(model):
         raise BadValue(
             f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
             "a compiled graph holds attention as it was when it was compiled.",
@@ -248,8 +248,3 @@ def _checked_edits(edits: object) -> tuple[Edit, ...]:
                 "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])].",
             )
     return found
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    wrapped = type(module).__module__ == "torch._dynamo.eval_frame"
-    return wrapped or getattr(module, "_compiled_call_impl", None) is not None

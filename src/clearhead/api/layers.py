@@ -2,6 +2,7 @@
 
 import fnmatch
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,6 +35,29 @@ def no_attention_call(model: nn.Module, rule: str, way_out: str | None = None) -
         f"The {type(model).__name__} made no attention call through clearhead.{loaded}",
         rule,
         way_out,
+    )
+
+
+def compiled_parts(model: nn.Module) -> list[str]:
+    """The names of the modules of a model that torch.compile has compiled, "" for itself."""
+    return [name for name, part in model.named_modules() if _is_compiled(part)]
+
+
+def warn_if_compiled(model: nn.Module, stacklevel: int) -> None:
+    """Warn if a part of the model is compiled: attention in a graph is not seen."""
+    if compiled := compiled_parts(model):
+        warnings.warn(
+            f"{compiled[0] or f'the {type(model).__name__}'} is compiled: attention calls in its "
+            "graph are not recorded",
+            stacklevel=stacklevel,
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        type(module).__module__ == "torch._dynamo.eval_frame"  # torch.compile(module)
+        or getattr(module, "_compiled_call_impl", None) is not None  # module.compile()
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
     )
 
 

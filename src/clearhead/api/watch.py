@@ -6,7 +6,9 @@ The model computes what it always computes; the statistics are computed beside i
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,16 @@ from ..masks import Grid, Mask
 from ..masks.mask import common_align
 from ..problem.problem import Inputs, Problem
 from ..stats import Statistic, each, parse_stats, rows as exact_rows
-from ..torch_state import in_backward, in_transform, is_batched
+from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from .hooks import active_ranks, listening, module_hooks, statistics_of
-from .layers import Layers, check_layers, checked_list, is_selected, no_attention_call
+from .layers import (
+    Layers,
+    check_layers,
+    checked_list,
+    is_selected,
+    no_attention_call,
+    warn_if_compiled,
+)
 from .recording import INDEX, Call, Recording, new_folder, write_call
 
 GAUGES = ("entropy", "max")
@@ -49,6 +58,8 @@ def watch(
     Where a call records gradients, its statistics carry gradients. The core computes those of
     `lse`, `entropy`, `effective`, `mass` and `received`. The other statistics torch computes again
     in the backward pass, several times as slow; `topk` it computes in the forward pass already.
+    A checkpoint with ``use_reentrant=True`` records no gradients in its forward pass: there a
+    backward pass through a statistic raises `BadValue`.
 
     Groups of `mass` that leave `align` open take the alignment of the call's own mask, if all its
     parts have the same; so they follow a cache. Queries on padding are queries like others: where
@@ -73,7 +84,8 @@ def watch(
         BadValue, BadType: unknown statistics, patterns that match no module, heads that a layer
             does not have, rows that a call does not have, a folder that cannot be written or holds
             an earlier recording; and at the end of the block, if the model ran and made no
-            attention call. If it made calls, but in none of `layers`, that is a warning.
+            attention call. If it made calls, but in none of `layers`, that is a warning; a part of
+            the model that is compiled is one, too.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -93,7 +105,7 @@ def watch(
     watcher = _Watcher(statistics, layers, heads, outputs, folder)
     try:
         with (
-            module_hooks(model, watcher.running.enter, watcher.running.leave),
+            module_hooks(model, watcher.enter, watcher.running.leave),
             listening(watcher.on_call),
         ):
             yield watcher.recording
@@ -118,7 +130,13 @@ class _Watcher:
         self.outputs, self.folder = outputs, folder
         self.running = Layers()
         self.recording, self.recorded = Recording(), 0
+        self.grad_enabled = False  # where the model was called
         self._aligned: tuple[object, tuple[Statistic, ...]] = (None, statistics)
+
+    def enter(self, name: str, module: nn.Module, *given: object) -> None:
+        if not name or not self.running.inside:
+            self.grad_enabled = torch.is_grad_enabled()
+        self.running.enter(name, module)
 
     def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
         if not self.running.inside or in_backward():
@@ -159,6 +177,11 @@ class _Watcher:
             blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
             output = None if output is None else output[:, picked]
             heads = tuple(picked)
+        if self.grad_enabled and not torch.is_grad_enabled() and in_autograd_function():
+            found = {
+                n: each(result, partial(_refuse_gradient, name)) for n, result in found.items()
+            }
+            output = None if output is None else _refuse_gradient(name, output)
         return Call(layer, name, problem.describe(), found, blind, heads, queries, output)
 
     def aligned(self, mask: Mask, grid: Grid) -> tuple[Statistic, ...]:
@@ -182,14 +205,16 @@ class _Watcher:
         self.recorded += 1
 
     def check_recorded(self, model: nn.Module) -> None:
-        """Raises `BadValue` if the model ran without an attention call, and warns if the selected
-        layers made none."""
+        """Raise `BadValue` if the model ran without an attention call. Warn if a part of it is
+        compiled, and if the selected layers made none."""
         if self.running.ran and not self.running.names:
             raise no_attention_call(
                 model,
                 "watch sees attention calls that go through clearhead, in this thread and outside "
                 "of compiled graphs.",
             )
+        if self.running.ran:
+            warn_if_compiled(model, stacklevel=5)
         if self.running.ran and not self.recorded:
             count = len(self.running.names)
             calls = f"{count} call{'s' * (count != 1)}"
@@ -197,6 +222,32 @@ class _Watcher:
                 f"the {type(model).__name__} made {calls} in a run, none of layers={self.layers!r}",
                 stacklevel=4,
             )
+
+
+def _refuse_gradient(name: str, x: Tensor) -> Tensor:
+    """The same numbers, with a backward pass that raises."""
+    if not x.is_floating_point():
+        return x
+    with torch.enable_grad():
+        found: Tensor = _RefusedGradient.apply(x, torch.empty(0, requires_grad=True), name)
+    return found
+
+
+class _RefusedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise BadValue(
+            f"A statistic that watch recorded in {ctx.name or 'the model'} is part of a loss.",
+            "a checkpoint with use_reentrant=True records no gradients in the forward pass, where "
+            "statistics are computed, and neither do reversible layers.",
+            "pass use_reentrant=False; in transformers, "
+            'gradient_checkpointing_kwargs={"use_reentrant": False}. Or detach the statistic.',
+        )
 
 
 def _unchanged(x: Tensor) -> Tensor:

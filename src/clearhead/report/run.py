@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..api.effects import effects as measure_effects
 from ..api.hooks import listening, module_hooks
-from ..api.layers import no_attention_call
+from ..api.layers import no_attention_call, warn_if_compiled
 from ..api.metrics import Metric, most_probable, turn
 from ..api.progress import progress_bar
 from ..api.token_ids import run_with_known_ids
@@ -110,6 +110,7 @@ def report_and_output(
         rule = "a report is about the attention calls that go through clearhead."
         way_out = None if isinstance(model, nn.Module) else CHECKPOINT_WAY_OUT
         raise no_attention_call(run.module, rule, way_out)
+    warn_if_compiled(run.module, stacklevel=3)
     texts.check_tokens()
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
