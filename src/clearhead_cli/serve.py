@@ -43,7 +43,6 @@ def serve(
     from clearhead.serve import Reader
     from clearhead.views import html
     from clearhead.views.escape import visible
-    from clearhead.views.html.document import SERVER
 
     start, app = _library()
     words = EXAMPLE if text is None else read_text(text)
@@ -52,7 +51,7 @@ def serve(
         found = reader.report(words, progress=None)
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        page = html.report_page(found, host=SERVER)
+        page = html.report_page(found, host="server")
         address = f"http://127.0.0.1:{port}/{token}/"
         typer.echo(address)
         say(f"{visible(reader.model.name, 200)}, for this machine alone; Ctrl-C ends it")

@@ -10,6 +10,7 @@ import pytest
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.nn.explain_text import explain_text
+from tests.views.test_page import embedded
 
 pytest.importorskip("anywidget")
 from clearhead.notebook import explore
@@ -44,7 +45,8 @@ def test_the_page_is_sent_when_a_cell_asks_and_is_not_in_the_notebook(shown):
     shown._receive(shown, {"page": True}, [])
     [message] = shown.sent
     page = message["page"]
-    assert "queen" in page and "fromNotebook" in page and "connect-src" not in page
+    assert embedded(page)["host"] == "notebook" and "queen" in embedded(page)["tokens"]
+    assert "connect-src" not in page
 
 
 def test_a_click_is_seen_in_python(shown):
@@ -135,7 +137,7 @@ def test_a_request_that_is_ended_gets_no_answer(shown):
 def test_a_trace_is_explored_without_a_model():
     trace = explain_text("The cat sat.", mask=ch.causal)
     widget = explore(trace)
-    assert "fromNotebook" not in widget._page and "parent.postMessage" in widget._page
+    assert embedded(widget._page)["host"] == "frame"
     widget.address = "#layer=0&head=1&query=cat"
     assert (widget.head, widget.query) == ((0, 1), 1)
     with pytest.raises(BadValue, match="heads of layer 0 are counted from 0 to 1"):

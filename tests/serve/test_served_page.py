@@ -8,10 +8,9 @@ import uvicorn
 
 from clearhead.serve import Reader, edits, server
 from clearhead.views import html
-from clearhead.views.html.document import SERVER
 from clearhead_cli.serve import _listen
 from tests.serve.models import save_gpt2, words
-from tests.views.test_page import browser  # noqa: F401  # a fixture
+from tests.views.test_page import PLAIN_NAMES, browser  # noqa: F401  # a fixture, too
 
 TEXT = "Once upon a time a queen slept. She dreamt."
 TOKEN = "a-token"
@@ -28,12 +27,13 @@ def served_page(browser, reader, shown):  # noqa: F811
     """The page in a browser; at the end, nothing was refused and nothing failed."""
     listener, problems = _listen(0), []
     port = listener.getsockname()[1]
-    text = html.report_page(reader.report(shown), host=SERVER)
+    text = html.report_page(reader.report(shown), host="server")
     config = uvicorn.Config(server.app(reader, text, TOKEN, port), log_level="error", ws="none")
     served = uvicorn.Server(config)
     thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]})
     thread.start()
     opened = browser.new_page()
+    opened.add_init_script(PLAIN_NAMES)
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda it: it.type == "error" and problems.append(it.text))
     opened.goto(f"http://127.0.0.1:{port}/{TOKEN}/")
@@ -49,18 +49,20 @@ def served_page(browser, reader, shown):  # noqa: F811
 def test_the_source_of_a_served_page_is_the_server(page):
     edits = {"off": [[0, 7]], "temperature": 2, "mask": None, "scale": None, "dropout": 0}
     assert "asks only the server it came from" in page.locator("footer").text_content()
-    found = page.evaluate("edits => pageSource().compute('He slept.', edits)", edits)
+    found = page.evaluate("edits => remoteSource().compute('He slept.', edits)", edits)
     assert found["tokens"] == ["He", "slept", "."]
     part = {"layer": 1, "head": 2, "queries": [0, 2], "keys": [0, 1]}
-    layer = page.evaluate("part => pageSource().tile('He slept.', {}, part)", part)
+    layer = page.evaluate("part => remoteSource().tile('He slept.', {}, part)", part)
     assert layer["steps"][0]["stored"] == [1, 3, 2]
 
 
 def test_page_and_server_know_the_same_edits(page):
     given = {"off": [[0, 7]], "temperature": 2, "scale": 0.5, "mask": "causal", "softcap": 30,
              "dropout": 0.5, "seed": 7}  # fmt: skip
-    asked = page.evaluate("[pageSource().can.edits, liveSource().can.edits, Object.keys(NO_EDITS)]")
-    assert asked == 3 * [list(edits.NAMES)] == 3 * [list(given)]
+    asked = page.evaluate(
+        "[remoteSource().can.edits, liveSource().can.edits, Object.keys(NO_EDITS)]"
+    )
+    assert asked == 3 * [list(edits.EDITS)] == 3 * [list(given)]
     read = page.evaluate(
         "it => readEdits('edits=' + encodeURIComponent(JSON.stringify(it)))", given
     )
@@ -69,7 +71,7 @@ def test_page_and_server_know_the_same_edits(page):
 
 
 def test_errors_are_told_in_three_parts(page):
-    told = page.evaluate("pageSource().compute('', {}).catch((error) => error.message)")
+    told = page.evaluate("remoteSource().compute('', {}).catch((error) => error.message)")
     assert told == (
         "The text is empty. Rule: a text has at least one word and at most 200,000 letters. "
         "Way out: type one."
@@ -79,7 +81,7 @@ def test_errors_are_told_in_three_parts(page):
 def test_a_newer_request_ends_an_older_one(page):
     ended, found = page.evaluate(
         """() => {
-          const source = pageSource();
+          const source = remoteSource();
           const older = source.compute("He slept.", {}).catch((error) => error.name);
           return Promise.all([older, source.compute("She sang.", {})]);
         }"""

@@ -174,7 +174,7 @@ def test_an_older_answer_does_not_replace_a_newer_one(live):
 SLOW = """window.pageSource = () => {
   window.requests = [];
   return {
-    can: { text: true, edits: Object.keys(NO_EDITS) },
+    can: { text: true, edits: EDITS },
     cancel() {},
     async compute(text, edits) {
       window.requests.push([text, edits]);
@@ -185,7 +185,7 @@ SLOW = """window.pageSource = () => {
       return { ...pageData, tokens, text, guesses: null };
     },
   };
-};"""
+};""".replace("EDITS", json.dumps(EDITS))
 ASKED = "requests.at(-1)"
 
 

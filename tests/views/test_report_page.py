@@ -410,7 +410,7 @@ def _spread(head):
 
 
 def test_the_page_knows_what_every_label_and_share_means():
-    script = (Path(ch.__file__).parent / "views" / "page" / "heads.js").read_text()
+    script = (Path(__file__).parents[2] / "page" / "src" / "heads.js").read_text()
 
     def keys(name: str) -> set[str]:
         body = re.search(rf"const {name} = {{(.*?)\n}};", script, re.DOTALL)[1]

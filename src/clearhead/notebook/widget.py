@@ -1,7 +1,6 @@
 """The widget: a page in a frame, what is chosen in it, and the requests that it makes."""
 
 import threading
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode
@@ -17,7 +16,7 @@ from ..serve.answer import answer
 from ..serve.reader import Cancelled
 from ..views import html
 from ..views.escape import visible_in_browser
-from ..views.html.document import FRAME, NOTEBOOK, as_json
+from ..views.html.document import WIDGET, as_json
 
 Model: TypeAlias = str | Path | TextModel | Trace | None
 
@@ -32,9 +31,7 @@ class Explorer(anywidget.AnyWidget):
     The page is sent when a cell shows it, and is not stored in the notebook's file.
     """
 
-    _esm = (resources.files("clearhead.views") / "page" / "hosts" / "widget.js").read_text(
-        encoding="utf-8"
-    )
+    _esm = WIDGET.read_text(encoding="utf-8")
 
     address = traitlets.Unicode("").tag(sync=True)
     head = traitlets.Any((0, 0))
@@ -53,13 +50,13 @@ class Explorer(anywidget.AnyWidget):
         if isinstance(model, Trace):
             self._tokens = list(model.queries or ())
             self._sizes = [(model.size("h") or 1, model.size("q") or 0)]
-            self._page = html.page(model, host=FRAME)
+            self._page = html.page(model, host="frame")
         else:
             self._reader = Reader(model)
             found = self._reader.report(str(text), progress=None)
             self._tokens = list(found.tokens)
             self._sizes = [(len(layer.heads), layer.queries) for layer in found.layers]
-            self._page = html.report_page(found, host=NOTEBOOK)
+            self._page = html.report_page(found, host="notebook")
         super().__init__()
         self.set_trait("text", text or "")
         self.on_msg(self._receive)

@@ -1,6 +1,6 @@
 """Edits as a page asks for them: JSON in, edits of `clearhead.edits` out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .. import masks
@@ -8,11 +8,11 @@ from ..api import edits as edit
 from ..api.edits.edit import Here
 from ..errors import BadType, BadValue, as_count, as_number, kind_of
 from ..problem.problem import Inputs, Problem
+from ..views.html.edits import EDITS, fits
 
-NAMES = ("off", "temperature", "scale", "mask", "softcap", "dropout", "seed")
 MOST_OFF = 10_000  # heads
 MOST_MASK = 4096  # letters
-MOST_SEED = 2**63 - 1
+MOST_SEED = int(EDITS["seed"]["below"]) - 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,11 +55,11 @@ def read_edits(given: object) -> list[edit.Edit]:
     """
     if given is None:
         return []
-    if not isinstance(given, Mapping) or set(given) - set(NAMES):
+    if not isinstance(given, Mapping) or set(given) - set(EDITS):
         found = sorted(map(str, given)) if isinstance(given, Mapping) else kind_of(given)
         raise BadType(
             f"edits are {str(found)[:200]}.",
-            f"edits are an object that may have {', '.join(NAMES)}.",
+            f"edits are an object that may have {', '.join(EDITS)}.",
             'send for example {"off": [[0, 7]], "temperature": 2}.',
         )
     return [*_mask(given.get("mask")), *_settings(given), *_off(given.get("off"))]
@@ -80,17 +80,16 @@ def _mask(given: object) -> list[edit.Edit]:
 
 def _settings(given: Mapping[str, object]) -> list[edit.Edit]:
     found: list[edit.Edit] = []
-    temperature = _number(given, "temperature", "a positive number", 2, lambda x: 0 < x < 1e30)
+    temperature, scale, softcap, dropout = (
+        _number(given, name) for name in ("temperature", "scale", "softcap", "dropout")
+    )
     if temperature not in (None, 1.0):
         found.append(edit.temperature(temperature))
-    scale = _number(given, "scale", "a number", 0.125, lambda x: abs(x) < 1e30)
-    softcap = _number(given, "softcap", "a positive number", 30, lambda x: 0 < x < 1e30)
-    dropout = _number(given, "dropout", "a share from 0 to below 1", 0.1, lambda x: 0 <= x < 1)
     seed = given.get("seed")
     seed = as_count(
         "seed",
         0 if seed is None else seed,
-        "the seed of dropout is a whole number, 0 or more.",
+        f"the seed of dropout is {EDITS['seed']['rule']}.",
         "send for example 0.",
         most=MOST_SEED,
     )
@@ -99,18 +98,13 @@ def _settings(given: Mapping[str, object]) -> list[edit.Edit]:
     return found
 
 
-def _number(
-    given: Mapping[str, object],
-    name: str,
-    what: str,
-    example: float,
-    allowed: Callable[[float], bool],
-) -> float | None:
-    value = given.get(name)
+def _number(given: Mapping[str, object], name: str) -> float | None:
+    value, offered = given.get(name), EDITS[name]
     if value is None:
         return None
-    way = f"leave it out, or send for example {example}."
-    return as_number(name, value, f"the {name} is {what}.", way, allowed)
+    rule = f"the {name} is {offered['rule']}."
+    way = f"leave it out, or send for example {offered['example']}."
+    return as_number(name, value, rule, way, lambda x: fits(x, offered))
 
 
 def _off(given: object) -> list[edit.Edit]:

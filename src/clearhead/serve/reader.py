@@ -21,6 +21,7 @@ from ..report.text_model import TextModel, load_text_model
 from ..results.trace import Trace
 from ..storyteller import Storyteller
 from ..views.html.report import snapshot
+from ..views.html.schema import Snapshot
 from .edits import read_edits
 
 MOST_LETTERS = 200_000  # of a text
@@ -81,7 +82,7 @@ class Reader:
 
     def snapshot(
         self, text: str, edits: object = None, on_progress: OnProgress = no_progress
-    ) -> dict[str, object]:
+    ) -> Snapshot:
         """The same as what a page holds."""
         return snapshot(self.report(text, edits, on_progress))
 

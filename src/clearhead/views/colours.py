@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+Colour = tuple[int, int, int]
+
 # For a terminal, dark or bright: viridis at eleven points (Smith & van der Walt 2015); between them
 # colours are mixed. It is even in lightness, and in the same order for every kind of colour vision.
 VIRIDIS = (
@@ -11,7 +13,7 @@ VIRIDIS = (
 
 # Of a page and of figures, from none to all: from the colour of the paper to the deepest ink, even
 # in lightness. And of signed numbers: negative, zero, positive.
-SEQUENTIAL = {
+SEQUENTIAL: dict[str, tuple[Colour, ...]] = {
     "light": (
         (252, 251, 248), (226, 238, 232), (183, 219, 214), (130, 193, 197), (78, 160, 178),
         (39, 124, 154), (20, 90, 125), (16, 58, 92), (14, 32, 58),
@@ -21,7 +23,7 @@ SEQUENTIAL = {
         (155, 204, 196), (212, 232, 214), (252, 251, 232),
     ),
 }  # fmt: skip
-DIVERGING = {
+DIVERGING: dict[str, tuple[Colour, ...]] = {
     "light": (
         (122, 42, 16), (184, 92, 52), (226, 162, 130), (252, 251, 248), (150, 198, 208),
         (52, 128, 156), (10, 72, 102),
@@ -31,8 +33,6 @@ DIVERGING = {
         (86, 170, 196), (190, 232, 244),
     ),
 }  # fmt: skip
-
-Colour = tuple[int, int, int]
 
 
 def viridis(share: float) -> Colour:

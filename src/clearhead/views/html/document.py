@@ -8,7 +8,6 @@ import math
 import re
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,53 +15,43 @@ from ...errors import BadValue, why_failed
 from ..colours import DIVERGING, SEQUENTIAL
 from ..escape import visible_in_browser
 from ..format import without_nan
+from .edits import EDITS, MASKS
+from .schema import Host, Kind, Model, Numbers, Page, Snapshot
 
-# In this order the files make one script, with one scope.
-SCRIPTS = (
-    "data.js", "state.js", "marks.js", "scene.js", "ink.js", "heads.js",
-    "pictures/text.js", "pictures/lines.js", "pictures/map.js", "pictures/zoom.js",
-    "pictures/numbers.js", "pictures/walk.js",
-    "live.js", "controls.js", "export.js", "listen.js", "page.js",
-)  # fmt: skip
-
-
-class Host(NamedTuple):
-    """What computes a page anew: the scripts of `views/page/hosts/` that link the page to it, and
-    whether they connect to where the page came from."""
-
-    scripts: tuple[str, ...] = ()
-    connects: bool = False
-
-
-NO_HOST = Host()
-SERVER = Host(("hosts/remote.js",), connects=True)
-NOTEBOOK = Host(("hosts/remote.js", "hosts/frame.js"))
-FRAME = Host(("hosts/frame.js",))  # in a notebook, with nothing to compute
+# What the page is made of; `make page` bundles the scripts of the folder `page/` into page.js.
+PAGE = resources.files("clearhead.views") / "page"
+WIDGET = PAGE / "widget.js"  # what anywidget loads into a notebook's cell
 
 INKS = {"sequential": SEQUENTIAL, "diverging": DIVERGING}
 
 
 def document(
-    data: dict[str, object],
+    data: Snapshot,
     *,
     title: str,
     about: str,
     note: str,
     caption: str,
     fallback: str,
-    host: Host,
+    host: Host | None,
+    model: Model | None = None,
+    beside: Snapshot | None = None,
 ) -> str:
     """The HTML: `data` for the script, `fallback` (rows of a table) where scripts do not run."""
-    style = _asset("page.css")
-    script = "\n".join(_asset(name) for name in (*SCRIPTS, *host.scripts))
-    connect = "connect-src 'self'; " if host.connects else ""
+    style, script = _asset("page.css"), _asset("page.js")
+    connect = "connect-src 'self'; " if host == "server" else ""
     policy = (
         f"default-src 'none'; {connect}script-src '{_digest(script)}'; "
         f"style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
     )
     asks = "loads nothing from the internet"
-    if host.connects:
+    if host == "server":
         asks = "asks only the server it came from"
+    held: Page = {"inks": INKS, "edits": EDITS, "masks": MASKS, "host": host, **data}
+    if model is not None:
+        held["model"] = model
+    if beside is not None:
+        held["beside"] = beside
     slots = {
         "policy": policy,
         "title": _one_line(title),
@@ -72,7 +61,7 @@ def document(
         "caption": _one_line(caption),
         "fallback": fallback,
         "asks": asks,
-        "data": as_json({"inks": INKS, **data}),
+        "data": as_json(held),
         "script": script,
     }
     # One pass, so that a title such as "{{data}}" stays text.
@@ -103,7 +92,7 @@ def in_notebook(page: str, height: int = 760) -> str:
     )
 
 
-def encoded(values: Tensor, kind: str) -> dict[str, object]:
+def encoded(values: Tensor, kind: Kind) -> Numbers:
     """A tensor for the script: its dtype as NumPy writes it (``"f4"``), its shape, and its
     little-endian bytes in base64, a third of their size as JSON."""
     data = values.cpu().numpy().astype(f"<{kind}").tobytes()
@@ -138,7 +127,7 @@ def _nonfinite(x: float) -> dict[str, str]:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("clearhead.views") / "page" / name).read_text(encoding="utf-8")
+    return (PAGE / name).read_text(encoding="utf-8")
 
 
 def _digest(code: str) -> str:

@@ -1,12 +1,13 @@
-"""A small model for the page, which computes it by itself (`views/page/live.js`)."""
+"""A small model for the page, which computes it by itself (`page/src/live.js`)."""
 
 from torch import Tensor
 
 from ...results.live import LiveModel
 from .document import encoded
+from .schema import Model, Rows
 
 
-def model_data(model: LiveModel) -> dict[str, object]:
+def model_data(model: LiveModel) -> Model:
     """What the script reads of a model: its words, its sizes and its weights."""
     return {
         "words": list(model.words),
@@ -19,7 +20,7 @@ def model_data(model: LiveModel) -> dict[str, object]:
     }
 
 
-def _scaled_rows(x: Tensor) -> dict[str, object]:
+def _scaled_rows(x: Tensor) -> Rows:
     """A matrix in 16 bits a number: each row as whole numbers of a unit of its own.
 
     A number is right to 1/65534 of the largest in its row; half precision keeps 3 digits of each.

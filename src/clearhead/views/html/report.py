@@ -9,7 +9,6 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,10 @@ from ...results.findings import Findings, Head, Layer
 from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
 from ..format import evenly
-from .document import NO_HOST, Host, document, encoded, table, write
+from . import schema
+from .document import document, encoded, table, write
 from .live import model_data
+from .schema import Host
 from .steps import number_settings, sizes, step_data, trace_data
 
 # Limits in bytes before base64, which makes 4 of 3, so that a page stays below 3 MB.
@@ -39,7 +40,7 @@ def report_page(
     title: str | None = None,
     note: str = "",
     beside: Findings | None = None,
-    host: Host = NO_HOST,
+    host: Host | None = None,
 ) -> str:
     """The HTML document: the model, a head, a query. `title=None` names the model. With `beside`,
     the report of another model on the same text, each head can be compared with that model's. A
@@ -66,17 +67,16 @@ def report_page(
             "two models are compared on one text.",
             "report on the same text with both.",
         )
-    more = {} if report.model is None else {"model": model_data(report.model)}
-    if beside is not None:
-        more["beside"] = snapshot(beside)
     return document(
-        {**snapshot(report), **more},
+        snapshot(report),
         title=f"Attention in {report.name}" if title is None else title,
         about=_about(report),
         note=note,
         caption="Every head in numbers: what it looks at, how surely, and its entropy in nats.",
         fallback=_fallback(report),
         host=host,
+        model=None if report.model is None else model_data(report.model),
+        beside=None if beside is None else snapshot(beside),
     )
 
 
@@ -96,22 +96,23 @@ def write_report(
 # ---- what the script reads -------------------------------------------------------------
 
 
-def snapshot(report: Findings) -> dict[str, object]:
-    """What a page shows of a model and a text: the form that `views/page/data.js` describes."""
+def snapshot(report: Findings) -> schema.Snapshot:
+    """What a page shows of a model and a text."""
     heads = sum(len(layer.heads) for layer in report.layers)
     side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
     fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
     step_bytes = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
-    return {
+    data: schema.Snapshot = {
         "names": AXES,
         "name": visible_in_browser(report.name),
         "tokens": [visible_in_browser(token) for token in report.tokens],
         "text": report.text or " ".join(report.tokens),
         "about": _about(report),
         "unknown": list(report.unknown),
-        "guesses": report.guesses
-        and [
-            [[visible_in_browser(word), round(p, 4)] for word, p in guesses]
+        "guesses": None
+        if report.guesses is None
+        else [
+            [(visible_in_browser(word), round(p, 4)) for word, p in guesses]
             for guesses in report.guesses
         ],
         "layers": [
@@ -119,66 +120,71 @@ def snapshot(report: Findings) -> dict[str, object]:
             for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
-        **(
-            {"effect_metric": visible_in_browser(report.effect_metric)}
-            if report.effect_metric
-            else {}
-        ),
-        **({"effects_withheld": report.effects_withheld} if report.effects_withheld else {}),
-        **({"outputs": report.outputs} if report.outputs else {}),
     }
+    if report.effect_metric:
+        data["effect_metric"] = visible_in_browser(report.effect_metric)
+    if report.effects_withheld:
+        data["effects_withheld"] = report.effects_withheld
+    if report.outputs:
+        data["outputs"] = report.outputs
+    return data
 
 
 def _about(report: Findings) -> str:
     return f"{report.about}: where every head looks in this text"
 
 
-def _head(head: Head, layer: Layer) -> dict[str, object]:
+def _head(head: Head, layer: Layer) -> schema.Head:
     top = layer.received[head.head].topk(min(RECEIVERS, layer.received.shape[-1]))
-    return {
+    data: schema.Head = {
         "layer": head.layer,
         "head": head.head,
         "label": head.label,
         "measured": head.measured,
-        **{name: text for name in ("evidence", "withheld") if (text := getattr(head, name))},
         "number": round(head.number, 7),
         "entropy": round(head.entropy, 7),
         "effective": round(head.effective, 7),
-        **({} if head.effect is None else {"effect": round(head.effect, 5)}),
         "shares": {name: round(share, 7) for name, share in head.shares.items()},
-        "links": [[link.query, link.key, round(link.weight, 4)] for link in head.links],
+        "links": [(link.query, link.key, round(link.weight, 4)) for link in head.links],
         "received": [
-            [key, round(weight, 3)]
+            (key, round(weight, 3))
             for weight, key in zip(top.values.tolist(), top.indices.tolist(), strict=True)
         ],
     }
+    if head.effect is not None:
+        data["effect"] = round(head.effect, 5)
+    if head.evidence:
+        data["evidence"] = head.evidence
+    if head.withheld:
+        data["withheld"] = head.withheld
+    return data
 
 
 def _layer(
     layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, all_steps: bool
-) -> dict[str, object]:
+) -> schema.Layer:
     """One layer, which the script reads as it reads a trace: with every step of every head, or with
     maps, the largest weights of some queries, and at most one head's steps."""
-    H, Tq, Tk = len(layer.heads), layer.queries, layer.received.shape[-1]
     trace = layer.trace
-    data: dict[str, Any] = {
-        "max_entropy": round(layer.max_entropy, 7),
-        "module": visible_in_browser(layer.module) if layer.module else "",
-        "cross_attention": layer.cross_attention,
-    }
-    for axis, labels in (("queries", layer.query_tokens), ("keys", layer.key_tokens)):
-        if labels is None:
-            data[axis] = None  # the script numbers them
-        elif list(labels) != list(tokens):
-            data[axis] = [visible_in_browser(label) for label in labels]
-    if trace is not None and len(layer.traced_heads) == H and all_steps:
-        return {**data, **trace_data(trace)}
-    data |= {"size": {"h": H, "q": Tq, "k": Tk}, "settings": {}, "block": None}
-    data |= _links(layer, heads, Tk)
-    steps = _steps_of_one_head(trace, layer) if trace is not None else [_weights_step(layer)]
+    if trace is not None and len(layer.traced_heads) == len(layer.heads) and all_steps:
+        data = trace_data(trace)
+    else:
+        data = _pooled_layer(layer, tokens, side, fine, heads)
+    data["max_entropy"] = round(layer.max_entropy, 7)
+    data["module"] = visible_in_browser(layer.module) if layer.module else ""
+    data["cross_attention"] = layer.cross_attention
+    return data
+
+
+def _pooled_layer(
+    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int
+) -> schema.Layer:
+    trace, Tq, Tk = layer.trace, layer.queries, layer.received.shape[-1]
+    size = {"h": len(layer.heads), "q": Tq, "k": Tk}
+    steps = [_weights_step(layer)]
     if trace is not None:
-        data["size"] = {**sizes(trace), **data["size"], "g": layer.key_heads}
-        data["settings"] = number_settings(trace)
+        size = {**sizes(trace), **size, "g": layer.key_heads}
+        steps = _steps_of_one_head(trace, layer)
     pooled = pool(layer.map, side, Tq)
     weights = next(step for step in steps if step["name"] == "weights")
     weights["map"] = _shades(pooled, pool(layer.allowed.float(), side, Tq) > 0)
@@ -186,10 +192,27 @@ def _layer(
         head = _clearest(layer).head
         finer, allowed = (pool(x, fine, Tq) for x in (layer.map[head], layer.allowed.float()))
         weights["fine"] = {"head": head, **_shades(finer, allowed > 0)}
-    return {**data, "bins": list(pooled.shape[-2:]), "steps": steps}
+    kept, links = _links(layer, heads, Tk)
+    data: schema.Layer = {
+        "size": size,
+        "settings": {} if trace is None else number_settings(trace),
+        "kept": kept,
+        "links": links,
+        "bins": (pooled.shape[-2], pooled.shape[-1]),
+        "steps": steps,
+    }
+    if layer.query_tokens is None or list(layer.query_tokens) != list(tokens):
+        data["queries"] = _visible(layer.query_tokens)
+    if layer.key_tokens is None or list(layer.key_tokens) != list(tokens):
+        data["keys"] = _visible(layer.key_tokens)
+    return data
 
 
-def _weights_step(layer: Layer) -> dict[str, Any]:
+def _visible(labels: Sequence[str] | None) -> list[str] | None:
+    return None if labels is None else [visible_in_browser(label) for label in labels]
+
+
+def _weights_step(layer: Layer) -> schema.Step:
     """The step of the weights, without numbers."""
     sizes = {"h": len(layer.heads), "q": layer.queries, "k": layer.received.shape[-1]}
     return {
@@ -197,7 +220,7 @@ def _weights_step(layer: Layer) -> dict[str, Any]:
         "formula": "softmax(scores)",
         "why": "The softmax turns each row of scores into shares: positive, and 1 in all.",
         "axes": list(sizes),
-        "shape": [list(pair) for pair in sizes.items()],
+        "shape": list(sizes.items()),
         "axis_names": {letter: AXES[letter] for letter in sizes},
         "kept": {},
     }
@@ -209,7 +232,7 @@ def _clearest(layer: Layer) -> Head:
                key=lambda head: head.number)  # fmt: skip
 
 
-def _steps_of_one_head(trace: Trace, layer: Layer) -> list[dict[str, Any]]:
+def _steps_of_one_head(trace: Trace, layer: Layer) -> list[schema.Step]:
     """The steps of the clearest of the traced heads, for a few queries and keys."""
     head = _clearest(layer)
     H, G = len(layer.heads), layer.key_heads
@@ -230,22 +253,22 @@ def _steps_of_one_head(trace: Trace, layer: Layer) -> list[dict[str, Any]]:
 
 def _part_of(
     step: Step, kept: Mapping[str, tuple[list[int], list[int]]], full_size: Mapping[str, int]
-) -> dict[str, Any]:
+) -> schema.Step:
     """The step at the kept indices only. Of a matrix of scores every key stays."""
     letters, tensor = step.axes.split(), step.tensor.detach()
     cut = [x for x in letters if x in kept and not (x == "k" and "q" in letters)]
     for letter in cut:
         index = torch.tensor(kept[letter][0], device=tensor.device)
         tensor = tensor.index_select(letters.index(letter), index)
-    data: dict[str, Any] = step_data(replace(step, tensor=tensor), None, [])
+    data = step_data(replace(step, tensor=tensor), None, [])
     data["kept"] = {letter: kept[letter][1] for letter in cut}
     pairs = zip(letters, step.shape, strict=True)
-    data["shape"] = [[letter, full_size.get(letter, size)] for letter, size in pairs]
+    data["shape"] = [(letter, full_size.get(letter, size)) for letter, size in pairs]
     return data
 
 
-def _links(layer: Layer, heads: int, Tk: int) -> dict[str, object]:
-    """The largest weights of the kept queries: as many as fit, at least 3 of each query, of fewer
+def _links(layer: Layer, heads: int, Tk: int) -> tuple[list[int], schema.Links]:
+    """Some queries, and their largest weights: as many as fit, at least 3 of each query, of fewer
     queries if need be."""
     key_bytes = 2 if Tk <= 1 << 16 else 4
     per_head = LINK_BYTES // (heads * (2 + key_bytes))
@@ -258,13 +281,10 @@ def _links(layer: Layer, heads: int, Tk: int) -> dict[str, object]:
     rows = sorted(needed | set(evenly(count, most)))
     weights, keys = layer.top_weights[:, rows, :n], layer.top_keys[:, rows, :n].clamp(min=0)
     fixed_point = (weights.clamp(0, 1).double() * 65535).round()
-    return {
-        "kept": [layer.kept_queries[row] for row in rows],
-        "links": {
-            "n": n,
-            "weights": encoded(fixed_point, "u2"),
-            "keys": encoded(keys, f"u{key_bytes}"),
-        },
+    return [layer.kept_queries[row] for row in rows], {
+        "n": n,
+        "weights": encoded(fixed_point, "u2"),
+        "keys": encoded(keys, "u2" if key_bytes == 2 else "u4"),
     }
 
 
@@ -298,7 +318,7 @@ def _bin_members(bins: int, fewer: int) -> Tensor:
     return (numbers >= edges[:-1, None]) & (numbers < edges[1:, None])
 
 
-def _shades(maps: Tensor, allowed: Tensor) -> dict[str, object]:
+def _shades(maps: Tensor, allowed: Tensor) -> schema.Shades:
     """One byte a cell: the square root of its share of the largest, as a shade from 1 (none) to 255
     (the largest). 0 is a cell that the mask blocks."""
     top = max(float(maps.nan_to_num(0.0).max()), 1e-30)

@@ -11,7 +11,9 @@ from ...errors import BadType, BadValue, kind_of
 from ...results.trace import AXES, Step, Trace
 from ..escape import visible_in_browser
 from ..format import ends, evenly
-from .document import NO_HOST, Host, document, encoded, table, write
+from . import schema
+from .document import document, encoded, table, write
+from .schema import Begin, Host, Layer, Numbers, Snapshot
 
 # Limits on what a page holds of a long text, so that a page of five maps stays below 50 MB.
 MAP_SIDE = 256  # cells a side of a map, which is about 600 pixels wide on a screen
@@ -26,7 +28,7 @@ def page(
     title: str = "clearhead",
     note: str = "",
     query: int | None = None,
-    host: Host = NO_HOST,
+    host: Host | None = None,
 ) -> str:
     """The HTML document that shows `trace` (of a batch, its first sequence), opened at a `query`;
     None means the last. A `host` shows it in a place of its own (`notebook`).
@@ -73,24 +75,25 @@ def write_page(
     return write(page(trace, title=title, note=note, query=query), path)
 
 
-def _data(trace: Trace, query: int | None) -> dict[str, object]:
+def _data(trace: Trace, query: int | None) -> Snapshot:
     """A snapshot of one layer."""
     layer = trace_data(trace)
-    begin = {} if query is None else {"query": query}
-    return {"names": AXES, "tokens": layer["queries"], "layers": [layer], "begin": begin}
+    begin: Begin = {} if query is None else {"query": query}
+    tokens = _labels(trace, "q", layer["size"]["q"])
+    return {"names": AXES, "tokens": tokens, "layers": [layer], "begin": begin}
 
 
 # ---- the numbers ---------------------------------------------------------------------
 
 
-def trace_data(trace: Trace) -> dict[str, object]:
+def trace_data(trace: Trace) -> Layer:
     """What the script reads of a trace: labels, sizes, steps, and which queries are kept."""
     size = sizes(trace)
     block, kept = _fit(size)
     return {
         "size": size,
-        "queries": [visible_in_browser(token) for token in trace.labels("q", size["q"])],
-        "keys": [visible_in_browser(token) for token in trace.labels("k", size["k"])],
+        "queries": _labels(trace, "q", size["q"]),
+        "keys": _labels(trace, "k", size["k"]),
         "settings": number_settings(trace),
         "first": trace.first or {},
         "block": block,
@@ -99,7 +102,11 @@ def trace_data(trace: Trace) -> dict[str, object]:
     }
 
 
-def number_settings(trace: Trace) -> dict[str, int | float]:
+def _labels(trace: Trace, letter: str, size: int) -> list[str]:
+    return [visible_in_browser(token) for token in trace.labels(letter, size)]
+
+
+def number_settings(trace: Trace) -> dict[str, float]:
     """The settings that are finite numbers: the script writes them into its calculations."""
     return {
         name: value
@@ -117,18 +124,18 @@ def sizes(trace: Trace) -> dict[str, int]:
     return size
 
 
-def _fit(size: dict[str, int]) -> tuple[list[int] | None, list[int]]:
+def _fit(size: dict[str, int]) -> tuple[tuple[int, int] | None, list[int]]:
     """How many queries and keys one cell of a map pools (None: none), and the queries kept."""
     heads = size.get("h", 1)
     side = max(64, min(MAP_SIDE, math.isqrt(MAP_CELLS // heads)))
     queries = size["q"]
     if max(queries, size["k"]) <= side:
         return None, list(range(queries))
-    block = [math.ceil(queries / side), math.ceil(size["k"] / side)]
+    block = math.ceil(queries / side), math.ceil(size["k"] / side)
     return block, evenly(queries, max(4, ROW_CELLS // (heads * size["k"])))
 
 
-def step_data(step: Step, block: list[int] | None, queries: list[int]) -> dict[str, object]:
+def step_data(step: Step, block: tuple[int, int] | None, queries: list[int]) -> schema.Step:
     """What the script reads of a step: its numbers, and of which positions they are."""
     tensor, axes = step.tensor.detach(), step.axes.split()
     if "b" in axes:
@@ -138,16 +145,17 @@ def step_data(step: Step, block: list[int] | None, queries: list[int]) -> dict[s
     if pair:
         tensor = tensor.movedim((axes.index("q"), axes.index("k")), (-2, -1))
         axes = [letter for letter in axes if letter not in "qk"] + ["q", "k"]
-    data: dict[str, object] = {
+    data: schema.Step = {
         "name": step.name,
         "formula": step.formula,
         "why": step.why,
         "axes": axes,
-        "shape": [list(pair) for pair in zip(step.axes.split(), step.shape, strict=True)],
+        "shape": list(zip(step.axes.split(), step.shape, strict=True)),
         "axis_names": {letter: step.axis_name(letter) for letter in step.axes.split()},
         "integer": not tensor.is_floating_point(),
+        "kept": {},
     }
-    kept: dict[str, list[int]] = {}
+    kept = data["kept"]
     if block and pair:
         data["map"] = encoded_floats(_pooled(tensor, *block))
     if block and "q" in axes:
@@ -158,7 +166,7 @@ def step_data(step: Step, block: list[int] | None, queries: list[int]) -> dict[s
     for letter, positions in kept.items():
         index = torch.tensor(positions, device=tensor.device)
         tensor = tensor.index_select(axes.index(letter), index)
-    return {**data, "kept": kept, **encoded_floats(tensor)}
+    return {**data, **encoded_floats(tensor)}
 
 
 def _pooled(matrix: Tensor, rows: int, columns: int) -> Tensor:
@@ -169,7 +177,7 @@ def _pooled(matrix: Tensor, rows: int, columns: int) -> Tensor:
     return padded.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows)).amax((-3, -1))
 
 
-def encoded_floats(tensor: Tensor) -> dict[str, object]:
+def encoded_floats(tensor: Tensor) -> Numbers:
     """The tensor in float32, or in float64 if float32 would round a number to infinity or zero."""
     double, single = tensor.double(), tensor.float()
     lost = (single.isinf() != double.isinf()) | ((single == 0) != (double == 0))

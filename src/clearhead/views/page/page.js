@@ -1,237 +1,3642 @@
-// 17. The page: drawing what is chosen, and the first view.
+// Made by `make page` from the sources 4f63971252486a3ce2604d9c228910bbaf35718b879cb8616e815405f4f7c176; do not edit.
+"use strict";
+var clearhead = (() => {
+  var __defProp = Object.defineProperty;
+  var __getOwnPropDesc = Object.getOwnPropertyDescriptor;
+  var __getOwnPropNames = Object.getOwnPropertyNames;
+  var __hasOwnProp = Object.prototype.hasOwnProperty;
+  var __export = (target, all) => {
+    for (var name in all)
+      __defProp(target, name, { get: all[name], enumerable: true });
+  };
+  var __copyProps = (to, from, except, desc) => {
+    if (from && typeof from === "object" || typeof from === "function") {
+      for (let key of __getOwnPropNames(from))
+        if (!__hasOwnProp.call(to, key) && key !== except)
+          __defProp(to, key, { get: () => from[key], enumerable: !(desc = __getOwnPropDesc(from, key)) || desc.enumerable });
+    }
+    return to;
+  };
+  var __toCommonJS = (mod) => __copyProps(__defProp({}, "__esModule", { value: true }), mod);
 
-// What stands on a view's tab, what the tab says of it, and the function that draws its scene.
-const TABS = {
-  text: { word: "Text", says: "The words, shaded by where the chosen one looks", draw: drawText },
-  lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
-  map: { word: "Map", draw: drawMap,
-    says: "All weights: a row for each word that looks, a column for each word looked at" },
-  numbers: { word: "Numbers", says: "Every step of one word, with all its numbers" }, // no picture
-  walk: { word: "Walk", says: "The same steps as a moving picture", draw: drawWalk },
-};
-let picture = null; // the scene on the canvas
+  // src/page.js
+  var page_exports = {};
+  __export(page_exports, {
+    NO_EDITS: () => NO_EDITS,
+    alignment: () => alignment,
+    byId: () => byId,
+    chooseView: () => chooseView,
+    chosen: () => chosen,
+    compute: () => compute,
+    css: () => css,
+    edit: () => edit,
+    go: () => go,
+    inked: () => inked,
+    isZoomed: () => isZoomed,
+    largestAt: () => largestAt,
+    liveSource: () => liveSource,
+    pageData: () => pageData,
+    readEdits: () => readEdits,
+    remoteSource: () => remoteSource,
+    shareColour: () => shareColour,
+    shownTrace: () => shownTrace,
+    sideColour: () => sideColour,
+    sides: () => sides,
+    signedColour: () => signedColour,
+    snapshot: () => snapshot,
+    store: () => store,
+    walk: () => walk,
+    widthOf: () => widthOf,
+    zoomedWeight: () => zoomedWeight
+  });
 
-function draw() {
-  drawStrip();
-  drawSentence();
-  drawHeads();
-  drawHeadLine();
-  drawControls();
-  for (const tab of byId("views").children) {
-    const isChosen = tab.dataset.view === chosen.view;
-    tab.setAttribute("aria-selected", isChosen);
-    tab.tabIndex = isChosen ? 0 : -1;
+  // src/data.js
+  var Step = class {
+    /** @type {string} */
+    name;
+    /** @type {string} */
+    formula;
+    /** @type {string} */
+    why;
+    /** @type {string[]} */
+    axes;
+    /** @type {[string, number][]} */
+    shape;
+    /** @type {Record<string, string>} */
+    axis_names;
+    /** @type {Record<string, number[]>} */
+    kept;
+    /** @type {number[]} */
+    stored;
+    /** @type {boolean | undefined} */
+    integer;
+    /** @type {string | undefined} */
+    data;
+    /** @type {Values | undefined} */
+    values;
+    /** @type {(schema.Numbers | schema.Shades) & {decoded?: Values} | undefined} */
+    map;
+    /** @type {schema.FineMap & {decoded?: Values} | undefined} */
+    fine;
+    /** @type {Values | undefined} */
+    decoded;
+    /** @type {number | undefined} */
+    limit;
+    /** @type {Record<string, Map<number, number>>} */
+    indexOf;
+    /** @param {StepData} data */
+    constructor(data) {
+      Object.assign(this, data, { decoded: void 0 });
+      this.isPair = this.axes.includes("q") && this.axes.includes("k");
+      this.indexOf = {};
+      for (const [letter, positions] of Object.entries(this.kept ?? {})) {
+        this.indexOf[letter] = new Map(positions.map((position, index) => [position, index]));
+      }
+    }
+    get holdsNumbers() {
+      return Boolean(this.data ?? this.values);
+    }
+    // Decoded on first use, so that a page of many heads opens quickly.
+    get numbers() {
+      return this.decoded ??= decode(this);
+    }
+    // Does the page hold a map of every head?
+    get hasMap() {
+      return this.isPair && (this.map !== void 0 || !this.kept?.q);
+    }
+    get isShare() {
+      return this.name === "weights" || this.name === "dropped";
+    }
+    // The numbers along `free` at an index of every other axis, for example
+    // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not hold them.
+    along(free, indices) {
+      if (!this.holdsNumbers) return null;
+      let start2 = 0, stride = 1, step = 0, length = 1;
+      for (let axis = this.axes.length - 1; axis >= 0; axis--) {
+        const letter = this.axes[axis];
+        if (letter === free) {
+          [step, length] = [stride, this.stored[axis]];
+        } else {
+          const position = indices[letter] ?? 0;
+          const index = this.indexOf[letter] ? this.indexOf[letter].get(position) : position;
+          if (index === void 0) return null;
+          start2 += index * stride;
+        }
+        stride *= this.stored[axis];
+      }
+      return Array.from({ length }, (_, i) => this.numbers[start2 + i * step]);
+    }
+    // One head of a queries x keys step as a grid of cells: the numbers themselves, or the pooled ones
+    // of a long text. One head of a long report has a larger map; `fine` says whether to use it.
+    grid(head, fine = true) {
+      if (fine && this.fine && this.fine.head === head) {
+        const [rows2, columns2] = this.fine.stored;
+        return { rows: rows2, columns: columns2, values: this.fine.decoded ??= decode(this.fine) };
+      }
+      const from = this.map ?? this;
+      const values = this.map ? this.map.decoded ??= decode(this.map) : this.numbers;
+      const [rows, columns] = from.stored.slice(-2);
+      const start2 = this.axes.includes("h") ? head * rows * columns : 0;
+      return { rows, columns, values: values.subarray(start2, start2 + rows * columns) };
+    }
+  };
+  var KINDS = {
+    f8: Float64Array,
+    f4: Float32Array,
+    u4: Uint32Array,
+    i2: Int16Array,
+    u2: Uint16Array,
+    u1: Uint8Array
+  };
+  function decode({ kind = "f4", data = "", top, values: given }) {
+    if (given) return given;
+    const text = atob(data);
+    const bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    const values = new KINDS[kind](bytes.buffer);
+    if (top === void 0) return values;
+    return Float32Array.from(values, (shade) => shade ? ((shade - 1) / 254) ** 2 * top : -Infinity);
   }
-  byId("beside").setAttribute("aria-pressed", isAdding);
-  drawKeep();
-  drawOptions();
-  drawPicture();
-}
-
-// What depends on the snapshot: heads, labels, words.
-function fillAll() {
-  if (current.data.about) byId("about").textContent = current.data.about;
-  fillStrip();
-  fillHeads();
-  describeWhatIsLeftOut();
-}
-
-function drawPicture() {
-  const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
-  if (!width || !height) return;
-  picture = TABS[view].draw?.(width, height - 4) ?? null;
-  byId("frame").hidden = !picture;
-  byId("panel").hidden = Boolean(picture);
-  if (view === "numbers") drawNumbers();
-  else if (!picture) byId("panel").replaceChildren(...elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
-  else {
-    const canvas = byId("picture");
-    canvas.style.width = `${picture.width}px`;
-    canvas.style.height = `${picture.height}px`;
-    paint(canvas, picture);
-    canvas.setAttribute("aria-label", `${TABS[view].word} of ${byId("head-title").textContent}. ` +
-      `${byId("sentence").textContent} Arrow keys move the query and the key.`);
+  var Trace = class {
+    /** @type {Record<string, number>} */
+    size;
+    /** @type {Record<string, number>} */
+    settings;
+    /** @type {string[]} */
+    queries;
+    /** @type {string[]} */
+    keys;
+    /** @type {number[]} */
+    kept;
+    /** @type {Step[]} */
+    steps;
+    /** @type {boolean | undefined} */
+    cross_attention;
+    /** @type {Record<string, number> | undefined} */
+    first;
+    /** @type {[number, number] | undefined} */
+    block;
+    /** @type {[number, number] | undefined} */
+    bins;
+    /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */
+    links;
+    /** @type {Step} */
+    weights;
+    /** @param {LayerData} data @param {string[]} tokens */
+    constructor(data, tokens) {
+      const steps = data.steps.map((step) => new Step(step));
+      const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
+      const labels = (given, size) => (given === void 0 ? tokens : given) ?? numbers(size);
+      Object.assign(this, data, { steps });
+      this.settings ??= {};
+      this.queries = labels(data.queries, data.size.q);
+      this.keys = labels(data.keys, data.size.k);
+      this.kept ??= numbers(data.size.q).map(Number);
+      this.isOneText = !this.cross_attention && (this.queries === this.keys || data.size.q === data.size.k && this.queries.every((word, i) => word === this.keys[i]));
+      this.pairs = steps.filter((step) => step.isPair);
+      this.maps = steps.filter((step) => step.hasMap);
+      this.weights = /** @type {Step} */
+      this.step("weights");
+      this.used = this.step("dropped") ?? this.weights;
+      this.heads = data.size.h ?? 1;
+      this.keyHeads = data.size.g ?? this.heads;
+    }
+    step(name) {
+      return this.steps.find((step) => step.name === name);
+    }
+    // The number that is shown for an index of an axis: from 0, or from where a larger text was cut.
+    numbered(letter, index) {
+      return index + (this.first?.[letter] ?? 0);
+    }
+    // The index of every axis.
+    at(h, q, k) {
+      return { h, q, k, g: Math.floor(h / (this.heads / this.keyHeads)) };
+    }
+    // The row of a queries x keys step. If only the largest weights are held, others are undefined.
+    row(step, head, query) {
+      return step.along("k", this.at(head, query, 0)) ?? (step === this.weights || step === this.used ? this.largestKept(head, query) : null);
+    }
+    largestKept(head, query) {
+      const row = Array(this.size.k).fill(void 0), at = this.kept.indexOf(query);
+      if (!this.links || at < 0) return row;
+      const { n, weights, keys } = this.links;
+      weights.decoded ??= decode(weights);
+      keys.decoded ??= decode(keys);
+      const start2 = (head * this.kept.length + at) * n;
+      for (let i = start2; i < start2 + n; i++) {
+        const weight = weights.decoded[i] / 65535;
+        if (weight > 0) row[keys.decoded[i]] = weight;
+      }
+      return row;
+    }
+    // The weight of every query on one key; undefined where the page does not hold it.
+    column(head, key) {
+      return this.queries.map((_, query) => this.row(this.used, head, query)[key]);
+    }
+    // How much every key receives from a query on average.
+    received(head) {
+      const sums = Array(this.size.k).fill(0);
+      for (const query of this.kept) {
+        this.row(this.used, head, query).forEach((weight, key) => {
+          sums[key] += weight || 0;
+        });
+      }
+      return sums.map((sum2) => sum2 / this.kept.length);
+    }
+    // Which keys the mask blocks for a query, if the page holds the masked scores.
+    blocked(head, query) {
+      const masked = this.step("masked"), row = masked && this.row(masked, head, query);
+      return row ? row.map((score) => score === -Infinity) : this.keys.map(() => false);
+    }
+    // Which query, of those that are held, is nearest to a position.
+    nearest(position) {
+      return this.kept.reduce((best, next) => Math.abs(next - position) < Math.abs(best - position) ? next : best, this.kept[0]);
+    }
+    // The positions that a cell of a map stands for, [first, last].
+    rowSpan(cell, rows) {
+      return span(cell, this.size.q, rows, this.block?.[0]);
+    }
+    columnSpan(cell, columns) {
+      return span(cell, this.size.k, columns, this.block?.[1]);
+    }
+    cellOf(query, key, { rows, columns }) {
+      return {
+        row: cellOf(query, this.size.q, rows, this.block?.[0]),
+        column: cellOf(key, this.size.k, columns, this.block?.[1])
+      };
+    }
+  };
+  function span(cell, length, cells, block) {
+    if (block) return [cell * block, Math.min(length, (cell + 1) * block) - 1];
+    return [Math.floor(cell * length / cells), Math.floor((cell + 1) * length / cells) - 1];
   }
-  drawReading();
-  if (view === "walk") {
-    byId("scrub").value = walk.at;
-    byId("play").textContent = walk.isPlaying ? "Pause" : "Play";
-  }
-}
+  var cellOf = (position, length, cells, block) => block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);
+  var Snapshot = class {
+    constructor(data) {
+      this.tokens = data.tokens;
+      this.text = data.text ?? data.tokens.join(" ");
+      this.guesses = data.guesses ?? null;
+      this.effectMetric = data.effect_metric ?? "";
+      this.unknown = new Set(data.unknown ?? []);
+      this.data = data;
+      this.read = data.layers.map(() => null);
+      this.findings = new Map((data.heads ?? []).map((it) => [`${it.layer}.${it.head}`, it]));
+    }
+    get layers() {
+      return this.read.length;
+    }
+    layer(number2) {
+      return this.read[number2] ??= new Trace(this.data.layers[number2], this.tokens);
+    }
+    // What was found about a head: its label, entropy, shares. Undefined if nothing was.
+    finding(layer, head) {
+      return this.findings.get(`${layer}.${head}`);
+    }
+    *places() {
+      for (let layer = 0; layer < this.layers; layer++) {
+        const { size } = this.data.layers[layer];
+        for (let head = 0; head < (size.h ?? 1); head++) yield { layer, head };
+      }
+    }
+  };
 
-// The pair under the pointer, or the chosen one, in numbers.
-function drawReading() {
-  const trace = shownTrace(), { head, query } = state();
-  const line = byId("reading");
-  if (query === null && chosen.view !== "walk" && chosen.view !== "numbers") {
-    line.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
-    return;
-  }
-  const at = queryOr(), key = keyOr();
-  const numbers = trace.pairs.filter((step) => !(step.name === "masked" && trace.row(step, head, at)?.[key] > -Infinity))
-    .map((step) => [step.name, trace.row(step, head, at)?.[key] ??
-      (step.name === "weights" ? zoomedWeight(at, key) : undefined)])
-    .filter(([, value]) => value !== undefined)
-    .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "",
-      title: stepTitle(trace.step(name)) },
-      `${name} `, make("b", {}, precise(value))));
-  line.replaceChildren(make("strong", {}, queryToken(at)), make("span", { class: "arrow" }, " → "),
-    make("strong", {}, keyToken(key)), ...numbers);
-  if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
-}
+  // src/store.js
+  var pageData = JSON.parse(
+    document.getElementById("trace")?.textContent ?? "",
+    (_, value) => value?.float === void 0 ? value : Number(value.float)
+  );
+  var opened = new Snapshot(pageData);
+  var NO_EDITS = (
+    /** @type {any} */
+    Object.fromEntries(
+      Object.entries(pageData.edits).map(([name, edit2]) => [name, edit2.default])
+    )
+  );
+  var chosen = {
+    view: (
+      /** @type {View} */
+      "text"
+    ),
+    layer: 0,
+    head: 0,
+    query: (
+      /** @type {number | null} */
+      null
+    ),
+    key: (
+      /** @type {number | null} */
+      null
+    ),
+    step: "weights",
+    // which matrix the map shows
+    stage: 0,
+    // which step the numbers and the walk are at
+    others: (
+      /** @type {Place[]} */
+      []
+    ),
+    // heads shown beside the chosen one
+    difference: false,
+    // of two sides, the difference instead of both
+    threshold: 0.05,
+    // a smaller weight gets no line
+    edits: NO_EDITS
+  };
+  var walk = { at: 0, speed: 1, isPlaying: false, frame: 0, last: 0 };
+  var sheet = { label: (
+    /** @type {string | null} */
+    null
+  ), order: "place" };
+  var stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
+  var store = {
+    // What the pointer is on; it overrides what is chosen.
+    pointed: (
+      /** @type {Partial<typeof chosen> | null} */
+      null
+    ),
+    // Snapshots: of the text; of the text with the edits, if there are any; of the text without them, to
+    // compare with; and another one to compare with, of a text before or of another model.
+    current: opened,
+    edited: (
+      /** @type {Snapshot | null} */
+      null
+    ),
+    before: (
+      /** @type {Snapshot | null} */
+      null
+    ),
+    kept: (
+      /** @type {Snapshot | null} */
+      null
+    ),
+    // What computes anew, if anything does; the number of the newest request, so that an older answer is
+    // not shown; what was last asked for, until it is answered.
+    source: (
+      /** @type {Source | null} */
+      null
+    ),
+    computing: 0,
+    wanted: (
+      /** @type {{text: string, edits: schema.Edits} | null} */
+      null
+    ),
+    // The field whose value was refused: it keeps it, to be mended. Is the text in its field one that
+    // could not be read? What is shown is then of the one before.
+    refusedField: (
+      /** @type {string | null} */
+      null
+    ),
+    isRefused: false,
+    // Exact weights of a part of a pooled map, whose index 0 is at `first`.
+    zoomed: (
+      /** @type {{from: Snapshot, layer: number, head: number, trace: Trace,
+      first: {q: number, k: number}} | null} */
+      null
+    ),
+    isAdding: false,
+    // does a click on a head add it to those that are compared?
+    tiles: (
+      /** @type {any[]} */
+      []
+    ),
+    // the buttons of the heads
+    picture: (
+      /** @type {Scene | null} */
+      null
+    ),
+    // the scene on the canvas
+    isDark: false,
+    // Computed once: the colours of the theme that is shown, and which words of two texts are the same.
+    themeColours: (
+      /** @type {Record<string, string> | null} */
+      null
+    ),
+    aligned: (
+      /** @type {{kept: Snapshot | null, current: Snapshot | null, words: any}} */
+      { kept: null, current: null, words: null }
+    )
+  };
+  var screen = { draw() {
+  }, drawPicture() {
+  }, drawControls() {
+  }, fillAll() {
+  } };
 
-// What the number of a step is, of one query and one key.
-const STEP_WORDS = {
-  scores: "query times key: the products of their features, added up",
-  scaled: "the score times a scale: divided by the square root of the head size, if nothing else was asked for",
-  capped: "bent, so that it stays within the soft cap",
-  biased: pageData.model ? "plus the learned number for this distance" : "plus a number for this query and key",
-  masked: "−∞ where the query may not look at the key",
-  weights: "the share of the query's attention that this key gets; the shares of all keys are 1 together",
-  dropped: "the weight after dropout: 0, or enlarged in return",
-};
-
-function stepTitle({ name, formula, why }) {
-  const words = STEP_WORDS[name];
-  return [words && `${name}: ${words}`, formula && `${name} = ${formula}`, why].filter(Boolean)
-    .map((it) => it.replace(/\.$/, "")).join(".\n") + ".";
-}
-
-// The controls of a view, on the line above the picture.
-function drawOptions() {
-  const { view } = chosen, options = byId("options"), parts = [];
-  const wanted = JSON.stringify([view, chosen.step, chosen.difference, canDiffer(), chosen.stage,
-    shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold, canZoom(), isZoomed()]);
-  if (options.wanted === wanted) return;
-  options.wanted = wanted;
-  if (canDiffer() && TABS[view].draw && view !== "walk") {
-    const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
-    both.addEventListener("click", () => go({ difference: !chosen.difference }));
-    parts.push(both);
+  // src/edits.js
+  var changedEdits = (edits) => Object.entries(edits).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(NO_EDITS[
+    /** @type {keyof Edits} */
+    name
+  ]));
+  var hasEdits = (edits) => changedEdits({ ...edits, seed: edits.dropout ? edits.seed : 0 }).length > 0;
+  function fits(name, value) {
+    const { kind, over = -Infinity, least = -Infinity, below = Infinity } = pageData.edits[name];
+    if (kind === "mask") return typeof value === "string";
+    if (kind === "heads") {
+      return Array.isArray(value) && value.every((it) => Array.isArray(it) && it.length === 2 && it.every(Number.isFinite));
+    }
+    return typeof value === "number" && (kind === "number" || Number.isSafeInteger(value)) && over < value && least <= value && value < below;
   }
-  if (view === "lines") {
-    const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
-    range.addEventListener("input", () => go({ threshold: Number(range.value) }));
-    parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
+  function refusalOf(name, value) {
+    const { default: none, label, rule, example } = pageData.edits[name];
+    if (value === null && none === null || fits(name, value)) return "";
+    const more = none === null ? `, for example ${example}, or left empty` : "";
+    return `The ${label.toLowerCase()} is ${value}. It is ${rule}${more}.`;
   }
-  if (view === "map" && shownTrace().maps.length > 1) {
-    const select = make("select", { id: "step" }, shownTrace().maps.map((step) =>
-      make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
-    select.addEventListener("change", () => go({ step: select.value }));
-    parts.push(make("label", {}, "Show ", select));
+  function readEdits(hash) {
+    let asked2 = {};
+    try {
+      asked2 = JSON.parse(new URLSearchParams(hash.replace(/^#/, "")).get("edits") ?? "{}") ?? {};
+    } catch {
+    }
+    const readable = Object.entries(asked2).filter(([name, value]) => Object.hasOwn(NO_EDITS, name) && fits(name, value));
+    return { ...NO_EDITS, ...Object.fromEntries(readable) };
   }
-  if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
-  if (view === "numbers") parts.push(fillStages());
-  if (view === "walk") parts.push(...walkOptions());
-  if (isAdding || chosen.others.length) parts.push(besideWords());
-  const focused = options.contains(document.activeElement) ? document.activeElement.id : null;
-  if (focused === "threshold") {
-    options.querySelector("output").textContent = ` ${percent(chosen.threshold)}`;
-    return;
-  }
-  options.replaceChildren(...parts);
-  if (focused) byId(focused)?.focus();
-}
 
-function besideWords() {
-  const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}`
-    : "Choose heads to show beside this one.";
-  const none = make("button", { type: "button", class: "quiet" }, "Only this one");
-  none.addEventListener("click", () => { isAdding = false; go({ others: [], difference: false }); });
-  return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
-}
+  // src/words.js
+  var PRONOUNS = /* @__PURE__ */ new Set([
+    "he",
+    "she",
+    "it",
+    "they",
+    "him",
+    "her",
+    "them",
+    "his",
+    "hers",
+    "its",
+    "their",
+    "theirs",
+    "himself",
+    "herself",
+    "itself",
+    "themselves"
+  ]);
+  var bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
+  var isWord = (token2) => /^\p{L}/u.test(bare(token2));
+  var isPronoun = (word) => PRONOUNS.has(bare(word));
 
-function describeWhatIsLeftOut() {
-  const trace = shownTrace(), sentences = [];
-  if (trace.block) {
-    const [high, wide] = trace.block;
-    sentences.push(`This text is long. Each cell of a map is the largest of ${high} × ${wide} numbers.`);
-    if (trace.kept.length < trace.queries.length) {
-      sentences.push(`The exact numbers are kept for ${trace.kept.length} of ` +
-        `${count(trace.queries.length, "query", "queries")}, evenly spaced.`);
+  // src/state.js
+  var VIEWS = ["text", "lines", "map", "numbers", "walk"];
+  var state = () => store.pointed ? { ...chosen, ...store.pointed } : chosen;
+  var snapshot = () => store.edited ?? store.current;
+  var shownTrace = () => snapshot().layer(state().layer);
+  var queryOr = ({ query } = state()) => query ?? shownTrace().kept.at(-1);
+  function keyOr(at = state()) {
+    if (at.key !== null) return at.key;
+    const row = shownTrace().row(shownTrace().used, at.head, queryOr(at)) ?? [0];
+    return largestAt(row);
+  }
+  var largestAt = (row) => row.reduce((best, weight, i) => weight > (row[best] ?? -1) ? i : best, 0);
+  function sides() {
+    const { layer, head, others, query, key } = state();
+    const side = (name, from, [layer2, head2], colour, words = null) => ({
+      name,
+      trace: from.layer(layer2),
+      from,
+      layer: layer2,
+      head: head2,
+      colour,
+      query: there(words, query),
+      key: there(words, key),
+      back: (changes) => backFrom(words, changes)
+    });
+    const here = placeName(layer, head);
+    if (store.edited) {
+      return [
+        side(`${here} before`, store.before, [layer, head], 0),
+        side(`${here} after`, store.edited, [layer, head], 1)
+      ];
+    }
+    if (isBeside()) {
+      const [then, now] = pageData.beside ? [besideName(), pageData.name] : ["kept", "now"];
+      const words = sameLength() ? null : wordsOf(store.kept, store.current);
+      return [side(`${here} ${then}`, store.kept, [layer, head], 0, words), side(`${here} ${now}`, store.current, [layer, head], 1)];
+    }
+    return [
+      /** @type {Place} */
+      [layer, head],
+      ...others.filter(([l, h]) => l !== layer || h !== head)
+    ].map((place, i) => side(placeName(...place), store.current, place, i));
+  }
+  function isBeside() {
+    const { layer, head } = state();
+    return store.kept !== null && !store.edited && isComparable(store.current) && layer < store.kept.layers && head < store.kept.layer(layer).heads;
+  }
+  var isComparable = (next) => !pageData.beside || next.text === opened.text;
+  var sameLength = () => store.kept?.tokens.length === store.current.tokens.length;
+  function canDiffer() {
+    const [a, b, ...more] = sides();
+    return b !== void 0 && !more.length && a.trace.size.q === b.trace.size.q && a.trace.size.k === b.trace.size.k;
+  }
+  var MOST_PAIRS = 4e6;
+  function wordsOf(kept, current) {
+    if (store.aligned.kept !== kept || store.aligned.current !== current) {
+      const words = alignment(current.tokens.map(bare), kept.tokens.map(bare));
+      const back = kept.tokens.map(() => null);
+      words.forEach((to, from) => {
+        if (to !== null) back[to] = from;
+      });
+      store.aligned = { kept, current, words: { to: words, back } };
+    }
+    return store.aligned.words;
+  }
+  function alignment(a, b) {
+    if (a.length * b.length > MOST_PAIRS) return a.map((_, i2) => i2 < b.length ? i2 : null);
+    const wide = b.length + 1, longest = new Uint16Array((a.length + 1) * wide);
+    for (let i2 = a.length - 1; i2 >= 0; i2--) {
+      for (let j2 = b.length - 1; j2 >= 0; j2--) {
+        longest[i2 * wide + j2] = a[i2] === b[j2] ? longest[(i2 + 1) * wide + j2 + 1] + 1 : Math.max(longest[(i2 + 1) * wide + j2], longest[i2 * wide + j2 + 1]);
+      }
+    }
+    const found = a.map(() => null);
+    let [i, j] = [0, 0];
+    while (i < a.length || j < b.length) {
+      const [from, to] = [i, j];
+      while (i < a.length && j < b.length && a[i] !== b[j]) {
+        if (longest[(i + 1) * wide + j] >= longest[i * wide + j + 1]) i++;
+        else j++;
+      }
+      if (i === a.length || j === b.length) [i, j] = [a.length, b.length];
+      if (i - from === j - to) for (let n = from; n < i; n++) found[n] = to + n - from;
+      if (i < a.length && j < b.length) found[i++] = j++;
+    }
+    return found;
+  }
+  var there = (words, position) => words && position !== null ? words.to[position] ?? null : position;
+  function backFrom(words, changes) {
+    if (!words) return changes;
+    const moved = Object.fromEntries(Object.entries(changes).map(([name, position]) => [name, position === null ? null : words.back[position] ?? null]));
+    return Object.entries(changes).some(([name, position]) => position !== null && moved[name] === null) ? null : moved;
+  }
+  function besideName() {
+    const { name, beside } = pageData;
+    return beside?.name === name ? `${name} (2)` : String(beside?.name);
+  }
+  var placeName = (layer, head) => {
+    const first = snapshot().layer(layer).numbered("h", head);
+    return snapshot().layers > 1 || snapshot().findings.size ? `${layer}·${first}` : `head ${first}`;
+  };
+  function go(changes) {
+    Object.assign(chosen, changes);
+    store.pointed = null;
+    settle();
+    writeAddress();
+    screen.draw();
+  }
+  function point(changes) {
+    if (JSON.stringify(changes) === JSON.stringify(store.pointed)) return;
+    store.pointed = changes;
+    screen.draw();
+  }
+  function settle() {
+    chosen.layer = Math.min(chosen.layer, snapshot().layers - 1);
+    const trace = shownTrace();
+    chosen.head = Math.min(chosen.head, trace.heads - 1);
+    if (chosen.query !== null) chosen.query = trace.nearest(Math.min(chosen.query, trace.size.q - 1));
+    if (chosen.key !== null) chosen.key = Math.min(chosen.key, trace.size.k - 1);
+    chosen.stage = Math.min(chosen.stage, trace.steps.length - 1);
+    if (!trace.maps.some((step) => step.name === chosen.step)) chosen.step = "weights";
+    if (!canDiffer()) chosen.difference = false;
+  }
+  function letGo() {
+    if (chosen.query !== null || chosen.key !== null) go({ query: null, key: null });
+    else if (chosen.others.length) go({ others: [], difference: false });
+  }
+  function wordAddress(position) {
+    if (position === null) return "none";
+    const word = snapshot().tokens[position]?.toLowerCase();
+    const isOnly = snapshot().tokens.filter((it) => it.toLowerCase() === word).length === 1;
+    return isOnly && word.length <= 24 && !/^\d+$/.test(word) ? word : String(position);
+  }
+  function positionOf(address, tokens) {
+    if (address === "none") return null;
+    const found = tokens.findIndex((it) => it.toLowerCase() === address.toLowerCase());
+    if (found >= 0 && !/^\d+$/.test(address)) return found;
+    return /^\d{1,7}$/.test(address) ? Number(address) : void 0;
+  }
+  function writeAddress() {
+    const { view, layer, head, query, key, others, difference, edits, step } = chosen;
+    const parts = { layer, head, query: wordAddress(query) };
+    if (key !== null) parts.key = wordAddress(key);
+    parts.view = view;
+    if (step !== "weights") parts.step = step;
+    if (others.length) parts.with = others.map((place) => place.join(".")).join(",");
+    if (difference) parts.difference = 1;
+    if (store.kept) parts.kept = pageData.beside ? "model" : store.kept.text;
+    if (store.current.text !== opened.text) parts.text = store.current.text;
+    const changed = changedEdits(edits);
+    if (changed.length) parts.edits = JSON.stringify(Object.fromEntries(changed));
+    try {
+      history.replaceState(null, "", `#${new URLSearchParams(parts)}`);
+    } catch {
     }
   }
-  if (trace.links) {
-    const queries = trace.kept.length === trace.queries.length ? "each query"
-      : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-    sentences.push(`Of a text of this length the page keeps what a screen can show: a map of ` +
-      `${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
+  function readAddress(hash) {
+    const given = new URLSearchParams(hash.replace(/^#/, ""));
+    const changes = {};
+    const natural = (text) => /^\d{1,6}$/.test(text ?? "") ? Number(text) : void 0;
+    for (const name of ["layer", "head"]) {
+      if (natural(given.get(name)) !== void 0) changes[name] = natural(given.get(name));
+    }
+    for (const name of ["query", "key"]) {
+      const position = given.has(name) ? positionOf(given.get(name) ?? "", store.current.tokens) : void 0;
+      if (position !== void 0) changes[name] = position;
+    }
+    const view = VIEWS.find((it) => it === given.get("view"));
+    if (view) changes.view = view;
+    if (given.has("step")) changes.step = given.get("step");
+    if (given.has("difference")) changes.difference = true;
+    if (given.has("with")) {
+      const places = new Set([...store.current.places()].map((it) => `${it.layer}.${it.head}`));
+      changes.others = (given.get("with") ?? "").split(",").filter((it) => places.has(it)).slice(0, MOST_OTHERS).map((it) => it.split(".").map(Number));
+    }
+    return changes;
   }
-  if (trace.size.b > 1) sentences.push(`Of ${trace.size.b} sequences, the first is shown.`);
-  byId("left-out").textContent = sentences.join(" ");
-  byId("left-out").hidden = sentences.length === 0;
-}
+  var MOST_OTHERS = 4;
 
-// ---- the first view ------------------------------------------------------------------------
-
-const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previous word",
-  "previous token", "next token", "sharp", "mixed", "separators", "spread"];
-
-// The head that tells most, and a query that shows it: a pronoun and whom it means, if there is one.
-function mostTelling() {
-  const begin = current.data.begin;
-  const found = [...current.findings.values()];
-  const order = (it) => {
-    const at = TELLING.indexOf(it.label.split(" and ")[0]);
-    return at < 0 ? TELLING.length : at;
+  // src/marks.js
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value !== false && value !== void 0) element.setAttribute(name, value);
+    }
+    element.append(...children.flat());
+    return element;
+  }
+  var byId = (id) => document.getElementById(id);
+  function clip(text, most) {
+    const head = [...text.slice(0, 2 * most + 2)];
+    return head.length > most ? head.slice(0, most).join("") + "…" : text;
+  }
+  function token(text, most = 24) {
+    return make("bdi", { class: "token", title: text.length > 12 ? text : void 0 }, clip(text, most));
+  }
+  var queryToken = (position) => token(shownTrace().queries[position]);
+  var keyToken = (position) => token(shownTrace().keys[position]);
+  var MINUS = "−";
+  function number(value, digits = 4) {
+    if (Number.isNaN(value)) return "NaN";
+    const sign = value < 0 ? MINUS : "";
+    const size = Math.abs(value);
+    if (size === Infinity) return sign + "∞";
+    if (size === 0) return "0";
+    if (size >= 1e6 || size < 0.5 * 10 ** -digits) {
+      return sign + size.toExponential(digits - 2).replace("e+", "e").replace("e-", "e" + MINUS);
+    }
+    return sign + size.toFixed(size >= 1e3 ? Math.max(0, digits - 2) : digits);
+  }
+  function precise(value) {
+    if (!Number.isFinite(value) || value === 0) return number(value);
+    return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
+  }
+  var percent = (share) => {
+    const nearlyAll = share > 0.995 && share < 1;
+    return `${nearlyAll ? Math.floor(1e3 * share) / 10 : Math.round(100 * share)} %`;
   };
-  found.sort((a, b) => order(a) - order(b) || b.number - a.number);
-  const [best] = found;
-  const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
-  const trace = current.layer(layer);
-  if (begin?.query !== undefined && begin.query !== null) {
-    return { layer, head, query: trace.nearest(begin.query) };
+  var count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
+  function bar(share) {
+    const fill = make("span", { class: "fill" });
+    fill.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
+    return make("span", { class: "gauge", "aria-hidden": "true" }, fill);
   }
-  return { layer, head, query: tellingQuery(layer, head) };
-}
+  function elide(length, most, centre = 0) {
+    const all = Array.from({ length }, (_, i) => i);
+    if (length <= most) return all;
+    const near = Math.max(1, Math.floor((most - 4) / 2));
+    const middle = Math.max(near + 1, Math.min(length - near - 2, centre));
+    return withGaps(
+      all.filter((i) => i < 2 || i >= length - 2 || Math.abs(i - middle) <= near),
+      length
+    );
+  }
+  function ends(length, most) {
+    const all = Array.from({ length }, (_, i) => i);
+    return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
+  }
+  function largest(values, most, always) {
+    const size = (i) => Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity;
+    const order = Array.from(values, (_, i) => i).filter((i) => values[i] !== void 0 || i === always).sort((a, b) => size(b) - size(a));
+    if (order.length <= most) return withGaps(order.sort((a, b) => a - b), values.length);
+    const picked = /* @__PURE__ */ new Set([always, ...order.slice(0, most - 1)]);
+    return withGaps([...picked].sort((a, b) => a - b), values.length);
+  }
+  function withGaps(positions, length) {
+    const line = [];
+    let expected = 0;
+    for (const position of positions) {
+      if (position === expected + 1) line.push(expected);
+      if (position > expected + 1) line.push(null);
+      line.push(position);
+      expected = position + 1;
+    }
+    if (expected === length - 1) line.push(expected);
+    if (expected < length - 1) line.push(null);
+    return line;
+  }
+  function table(caption, columns, rows, kind = "") {
+    const head = columns.map((name) => make("th", { scope: "col" }, name));
+    const body = rows.map(({ cells, kind: kind2 }) => make(
+      "tr",
+      { class: kind2 },
+      cells.map((cell, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, cell))
+    ));
+    const around2 = make(
+      "div",
+      { class: "scroll", role: "group", "aria-label": caption },
+      make(
+        "table",
+        { class: kind },
+        make("caption", {}, caption),
+        make("thead", {}, make("tr", {}, head)),
+        make("tbody", {}, body)
+      )
+    );
+    scrolls.observe(around2);
+    return around2;
+  }
+  var scrolls = new ResizeObserver((entries) => {
+    for (const entry of entries) {
+      const target = (
+        /** @type {HTMLElement} */
+        entry.target
+      );
+      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
+    }
+  });
+  var gapRow = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });
 
-// The query that shows best what a head does. Null if the page holds none of its rows.
-function tellingQuery(layer, head) {
-  const trace = current.layer(layer), label = current.finding(layer, head)?.label;
-  const complete = trace.step("scores")?.kept?.q ?? trace.kept; // of which the page holds every step
-  const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
-  const strength = (q) => {
-    const row = trace.row(trace.used, head, q), key = largestAt(row);
-    const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);
-    const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
-    return (tells ? 1 : 0) + row[key];
+  // src/telling.js
+  var TELLING = [
+    "antecedent",
+    "subject",
+    "induction",
+    "duplicate token",
+    "previous word",
+    "previous token",
+    "next token",
+    "sharp",
+    "mixed",
+    "separators",
+    "spread"
+  ];
+  function mostTelling() {
+    const begin = store.current.data.begin;
+    const found = [...store.current.findings.values()];
+    const order = (it) => {
+      const at = TELLING.indexOf(it.label.split(" and ")[0]);
+      return at < 0 ? TELLING.length : at;
+    };
+    found.sort((a, b) => order(a) - order(b) || b.number - a.number);
+    const [best] = found;
+    const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
+    const trace = store.current.layer(layer);
+    if (begin?.query !== void 0 && begin.query !== null) {
+      return { layer, head, query: trace.nearest(begin.query) };
+    }
+    return { layer, head, query: tellingQuery(layer, head) };
+  }
+  function tellingQuery(layer, head) {
+    const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.label;
+    const complete = trace.step("scores")?.kept?.q ?? trace.kept;
+    const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
+    const strength = (q) => {
+      const row = trace.row(trace.used, head, q), key = largestAt(row);
+      const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);
+      const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
+      return (tells ? 1 : 0) + row[key];
+    };
+    const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
+    const query = label ? shown.reduce((a, b) => strength(b) > strength(a) ? b : a, shown[0]) : held.at(-1);
+    return query ?? null;
+  }
+
+  // src/compute.js
+  var can = (name) => Boolean(store.source?.can.edits.includes(name));
+  var asked = () => store.wanted ?? { text: store.current.text, edits: chosen.edits };
+  var edit = (changes, field2 = null) => compute(asked().text, { ...asked().edits, ...changes }, field2);
+  async function compute(text, edits, field2 = null) {
+    const { source } = store;
+    if (!source) return;
+    await answered(async (isNewest) => {
+      store.wanted = { text, edits };
+      store.refusedField = null;
+      screen.drawControls();
+      let plain = store.current, compared = null, after = null;
+      try {
+        if (text !== store.current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+        compared = plain;
+        if (hasEdits(edits)) {
+          if (source.can.rounds && plain === opened) compared = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+          after = new Snapshot(keepLabels(await source.compute(text, edits)));
+        }
+      } catch (error) {
+        if (isNewest()) {
+          store.wanted = plain !== store.current ? { text, edits: chosen.edits } : null;
+          store.refusedField = field2;
+        }
+        throw error;
+      }
+      if (!isNewest()) return;
+      store.wanted = null;
+      if (store.kept && !isComparable(plain)) say(`${besideName()} read the text of this page only.`);
+      const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike(compared, after));
+      if (isWithoutEffect) after = null;
+      const isNewText = plain !== store.current, had = chosen.query;
+      const follow = isNewText ? sameWords(plain) : {};
+      [store.current, store.before, store.edited] = [plain, compared, after];
+      Object.assign(chosen, { edits, ...follow, ...after ? { others: [] } : {} });
+      settle();
+      if (isNewText && had !== null && chosen.query === null) chosen.query = tellingQuery(chosen.layer, chosen.head);
+      if (isNewText) screen.fillAll();
+      if (isWithoutEffect) say(hasEdits(edits) ? NO_EFFECT : "The seed counts once weights are dropped.", true);
+      go({});
+    }, text !== store.current.text);
+  }
+  var NO_EFFECT = "With this every number stays as it was.";
+  function isAlike(a, b) {
+    if (a.data.outputs && a.data.outputs === b.data.outputs) return true;
+    const deciding = (data) => data.steps.filter((it) => ["weights", "dropped", "output"].includes(it.name));
+    return a.data.layers.every((layer, i) => {
+      const [one, other] = [deciding(layer), deciding(b.data.layers[i])];
+      return one.some((it) => it.name === "output") && one.length === other.length && one.every((step, j) => {
+        const isWhole = (it) => (it.data ?? it.values) && !Object.keys(it.kept ?? {}).length;
+        if (step.name !== other[j].name || !isWhole(step) || !isWhole(other[j])) return false;
+        const values = decode(other[j]);
+        return decode(step).every((value, at) => Object.is(value, values[at]));
+      });
+    });
+  }
+  async function answered(ask, isOfAnother = false) {
+    const request = ++store.computing, isNewest = () => request === store.computing;
+    say("");
+    byId("stop").hidden = !store.source?.cancel;
+    try {
+      await ask(isNewest);
+    } catch (error) {
+      if (!isNewest()) return;
+      say(error instanceof Error ? error.message : String(error), false, isOfAnother);
+      screen.drawControls();
+    } finally {
+      if (isNewest()) byId("stop").hidden = true;
+    }
+  }
+  function inOneLine(text) {
+    return text.replace(/\s*[\r\n]+\s*/g, " ");
+  }
+  function stop() {
+    store.computing++;
+    store.source?.cancel?.();
+    byId("stop").hidden = true;
+    store.wanted = store.refusedField = null;
+    byId("text").value = inOneLine(store.current.text);
+    say("Stopped. The text is the one before.");
+    screen.drawControls();
+  }
+  function keepLabels(data) {
+    if (data.heads || !opened.data.heads) return data;
+    return { ...data, heads: opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it) };
+  }
+  function sameWords(next) {
+    const moved = (position) => {
+      if (position === null) return null;
+      const word = store.current.tokens[position], shift = next.tokens.length - store.current.tokens.length;
+      if (next.tokens[position] === word) return position;
+      if (next.tokens[position + shift] === word) return position + shift;
+      const found = next.tokens.indexOf(word);
+      return found >= 0 ? found : shift === 0 ? position : null;
+    };
+    return { query: moved(chosen.query), key: null };
+  }
+  function say(words, isProgress = false, isRefusal = false) {
+    store.isRefused = isRefusal;
+    byId("app").classList.toggle("refused", store.isRefused);
+    for (const id of ["edit-said", "typed"]) {
+      byId(id).textContent = words;
+      byId(id).classList.toggle("progress", isProgress);
+    }
+  }
+  function keep() {
+    if (store.kept) store.kept = null;
+    else {
+      store.kept = pageData.beside ? new Snapshot(pageData.beside) : store.current;
+      Object.assign(chosen, { others: [] });
+    }
+    say("");
+    go({});
+    if (store.kept && !pageData.beside) byId("text").focus();
+  }
+
+  // src/controls.js
+  var shownIn = ({ doubles }, value) => doubles ? Math.log2(value) : value ?? "";
+  function valueIn(control, { kind, default: none, doubles }) {
+    const text = control.value.trim();
+    if (text === "") return none;
+    if (kind === "mask") return text;
+    return doubles ? Number((2 ** Number(text)).toPrecision(3)) : Number(text);
+  }
+  function field(name) {
+    const offered = pageData.edits[name], { kind, slider, placeholder, label, words } = offered;
+    const value = shownIn(offered, offered.default), common = { id: `edit-${name}`, title: words, placeholder, value };
+    const [min, max, step] = slider ?? [offered.over ?? offered.least, void 0, kind === "whole number" ? 1 : "any"];
+    const control = kind === "mask" ? make("input", { ...common, type: "text", list: "masks", maxlength: 200 }) : make("input", { ...common, type: slider ? "range" : "number", min, max, step, class: slider ? void 0 : "short" });
+    control.disabled = !can(name);
+    control.addEventListener(slider ? "input" : "change", () => {
+      const value2 = valueIn(control, offered), why = control.validity.badInput ? "It is no number." : refusalOf(name, value2);
+      if (!why) return void edit({ [name]: value2 }, name);
+      store.refusedField = name;
+      say(why, false, store.isRefused);
+      drawControls();
+    });
+    return make("label", {}, `${label} `, control, make("output", { for: control.id, id: `out-${name}` }));
+  }
+  function buildControls() {
+    const form = byId("controls");
+    form.addEventListener("submit", (event) => event.preventDefault());
+    byId("whatif").addEventListener("click", () => {
+      form.hidden = !form.hidden;
+      byId("whatif").setAttribute("aria-expanded", !form.hidden);
+      screen.drawPicture();
+    });
+    const off = make("button", { type: "button", id: "edit-off", "aria-pressed": false });
+    off.addEventListener("click", () => {
+      const { layer, head } = chosen, { off: off2 } = asked().edits, rest = off2.filter(([l, h]) => l !== layer || h !== head);
+      edit({ off: rest.length < off2.length ? rest : [...rest, [layer, head]] });
+    });
+    off.disabled = !can("off");
+    const reset = make("button", { type: "button", id: "edit-none" }, "As it was");
+    reset.addEventListener("click", () => edit(NO_EDITS));
+    form.replaceChildren(
+      make("p", { class: "hint", id: "edit-why" }, whyNot()),
+      off,
+      ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
+      make("datalist", { id: "masks" }),
+      reset,
+      make("p", { class: "hint", id: "edit-said", role: "status" })
+    );
+    byId("typing").addEventListener("submit", (event) => event.preventDefault());
+    byId("typing").hidden = !store.source?.can.text;
+    byId("text").addEventListener("input", () => compute(byId("text").value, asked().edits));
+    byId("text").addEventListener("paste", (event) => {
+      const field2 = byId("text"), pasted = event.clipboardData.getData("text");
+      if (!/[\r\n]/.test(pasted)) return;
+      event.preventDefault();
+      field2.setRangeText(inOneLine(pasted), field2.selectionStart, field2.selectionEnd, "end");
+      field2.dispatchEvent(new Event("input"));
+    });
+    byId("stop").addEventListener("click", stop);
+  }
+  function fillMasks() {
+    const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
+    const isCausal = trace.size.q > 1 && trace.kept[0] < last && Boolean(trace.blocked(0, trace.kept[0])[last]);
+    if (list.isCausal === isCausal) return;
+    list.isCausal = isCausal;
+    list.replaceChildren(...pageData.masks.suggested.filter((it) => it.changes_causal || !isCausal).map((it) => make("option", { value: it.mask }, it.words)));
+  }
+  var whyNot = () => store.source ? "" : "This file holds numbers, not the model that made them, so nothing can be computed anew here. clearhead serve opens a model to which all of this can be done.";
+  function drawKeep() {
+    const button = byId("keep");
+    button.hidden = !pageData.beside && !store.source?.can.text;
+    button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Let the kept text go" : "Keep this text";
+    button.title = pageData.beside ? "The same head of both models, side by side" : "Then type another: both stand side by side";
+    button.setAttribute("aria-pressed", store.kept !== null);
+  }
+  function drawControls() {
+    const { layer, head } = chosen, { text, edits } = asked();
+    const isOff = edits.off.some(([l, h]) => l === layer && h === head);
+    byId("edit-off").textContent = `${pageData.edits.off.label} ${layer}·${head} ${isOff ? "is off" : "on"}`;
+    byId("edit-off").setAttribute("aria-pressed", isOff);
+    fillMasks();
+    for (const [name, edit2] of Object.entries(pageData.edits)) {
+      if (name === "off") continue;
+      const control = byId(`edit-${name}`), value = edits[name];
+      control.setAttribute("aria-invalid", name === store.refusedField);
+      if (name !== store.refusedField && (control !== document.activeElement || edit2.slider)) control.value = shownIn(edit2, value);
+      if (edit2.slider) byId(`out-${name}`).textContent = ` ${edit2.doubles ? number(value, 2) : percent(value)}`;
+    }
+    byId("edit-none").disabled = changedEdits(edits).length === 0;
+    byId("whatif").classList.toggle("active", store.edited !== null);
+    if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = inOneLine(text);
+  }
+
+  // src/scene.js
+  var Scene = class {
+    /** @type {any[]} */
+    shapes;
+    /** @type {any[]} */
+    targets;
+    /** @type {number} */
+    width;
+    /** @type {number} */
+    height;
+    /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Values}} */
+    map;
+    constructor(width, height) {
+      Object.assign(this, { width, height, shapes: [], targets: [] });
+    }
+    rect(x, y, width, height, { fill, stroke, hatch, opacity = 1, radius = 0, line = 1, dash } = {}) {
+      this.shapes.push({ kind: "rect", x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash });
+    }
+    // `d` as in SVG.
+    path(d, { stroke, fill, line = 1, opacity = 1, dash } = {}, about = {}) {
+      this.shapes.push({ kind: "path", d, stroke, fill, line, opacity, dash, ...about });
+    }
+    text(text, x, y, {
+      size = 13,
+      align = "left",
+      fill = "ink",
+      bold = false,
+      serif = false,
+      turn = 0,
+      italic = false,
+      opacity = 1,
+      halo = false
+    } = {}) {
+      this.shapes.push({
+        kind: "text",
+        text: String(text),
+        x,
+        y,
+        size,
+        align,
+        fill,
+        bold,
+        serif,
+        turn,
+        italic,
+        opacity,
+        halo
+      });
+    }
+    // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a cell that may not be looked at.
+    cells(x, y, cellWidth, cellHeight, rows, columns, colourOf) {
+      this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
+    }
+    // What is under the pointer there: what pointing at it shows, and clicking keeps.
+    target(x, y, width, height, changes, kept = changes) {
+      this.targets.push({ x, y, width, height, changes, kept });
+    }
+    under(x, y) {
+      return this.targets.findLast((it) => x >= it.x && x < it.x + it.width && y >= it.y && y < it.y + it.height);
+    }
   };
-  const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
-  const query = label ? shown.reduce((a, b) => (strength(b) > strength(a) ? b : a), shown[0]) : held.at(-1);
-  return query ?? null;
-}
-
-const MANY_KEYS = 64; // among which a weight of a few percent is much
-const opened = new Snapshot(pageData);
-
-function start() {
-  byId("app").hidden = false;
-  document.documentElement.classList.add("live");
-  buildStrip();
-  buildHeads();
-  buildViews();
-  buildSwipe();
-  buildPicture();
-  buildControls();
-  buildSave();
-  buildPrint();
-  buildTheme();
-  current = opened;
-  const asked = readAddress(location.hash), edits = readEdits(location.hash);
-  const text = new URLSearchParams(location.hash.slice(1)).get("text");
-  Object.assign(chosen, mostTelling(), asked);
-  settle();
-  byId("view").setAttribute("aria-labelledby", `view-${chosen.view}`);
-  walk.at = stagesOf(shownTrace()).length;
-  if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
-  fillAll();
-  draw();
-  const before = new URLSearchParams(location.hash.slice(1)).get("kept");
-  if (pageData.beside && before === "model") keep();
-  else if (source && before) source.compute(before, NO_EDITS).then((data) => { kept = new Snapshot(keepLabels(data)); go({}); }, () => {});
-  if (source && (text ?? changedEdits(edits).length)) {
-    compute(text ?? current.text, edits).then(() => go(readAddress(asked.hash ?? location.hash)));
+  var THEME = ["paper", "sheet", "ink", "soft", "rule", "accent", "tint", "hatch", "mark"];
+  function colours() {
+    if (store.themeColours) return store.themeColours;
+    const probe = document.body.appendChild(make("i", { hidden: true }));
+    store.themeColours = {};
+    for (const name of THEME) {
+      probe.style.color = `var(--${name})`;
+      store.themeColours[name] = getComputedStyle(probe).color;
+    }
+    probe.remove();
+    return store.themeColours;
   }
-}
+  var inked = (name) => colours()[name] ?? name;
+  var fontOf = ({ size, bold, serif, italic }) => `${italic ? "italic " : ""}${bold ? 600 : 400} ${size}px ` + (serif ? 'Palatino, "URW Palladio L", Georgia, "Liberation Serif", serif' : 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif');
+  var ruler = (
+    /** @type {CanvasRenderingContext2D} */
+    document.createElement("canvas").getContext("2d")
+  );
+  function widthOf(text, { size = 13, bold = false, serif = false } = {}) {
+    ruler.font = fontOf({ size, bold, serif });
+    return ruler.measureText(text).width;
+  }
+  function fitted(text, room, options) {
+    let characters = [...text.slice(0, 200)];
+    if (text.length <= 200 && widthOf(text, options) <= room) return text;
+    while (characters.length > 1 && widthOf(`${characters.join("")}…`, options) > room) {
+      characters = characters.slice(0, Math.min(characters.length - 1, Math.ceil(characters.length * 0.9)));
+    }
+    return `${characters.join("")}…`;
+  }
+  function paint(canvas, scene, ratio = devicePixelRatio || 1) {
+    const [width, height] = [Math.round(scene.width * ratio), Math.round(scene.height * ratio)];
+    if (canvas.width !== width) canvas.width = width;
+    if (canvas.height !== height) canvas.height = height;
+    const pen = canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, scene.width, scene.height);
+    for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
+  }
+  var HALO = 5;
+  var PAINTED = {
+    rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
+      pen.globalAlpha = opacity;
+      pen.beginPath();
+      pen.roundRect(x, y, width, height, radius);
+      if (fill) {
+        pen.fillStyle = inked(fill);
+        pen.fill();
+      }
+      if (hatch) hatching(pen, x, y, width, height);
+      if (stroke) {
+        pen.setLineDash(dash ?? []);
+        pen.strokeStyle = inked(stroke);
+        pen.lineWidth = line;
+        pen.stroke();
+      }
+      pen.globalAlpha = 1;
+    },
+    path(pen, { d, stroke, fill, line, opacity, dash }) {
+      const path = new Path2D(d);
+      pen.globalAlpha = opacity;
+      pen.setLineDash(dash ?? []);
+      if (fill) {
+        pen.fillStyle = inked(fill);
+        pen.fill(path);
+      }
+      if (stroke) {
+        pen.strokeStyle = inked(stroke);
+        pen.lineWidth = line;
+        pen.stroke(path);
+      }
+      pen.globalAlpha = 1;
+    },
+    text(pen, shape) {
+      pen.font = fontOf(shape);
+      pen.fillStyle = inked(shape.fill);
+      pen.globalAlpha = shape.opacity;
+      pen.textAlign = shape.align;
+      pen.textBaseline = "middle";
+      pen.save();
+      pen.translate(shape.x, shape.y);
+      pen.rotate(shape.turn * Math.PI / 180);
+      if (shape.halo) {
+        Object.assign(pen, { strokeStyle: inked("paper"), lineWidth: HALO, lineJoin: "round" });
+        pen.setLineDash([]);
+        pen.strokeText(shape.text, 0, 0);
+      }
+      pen.fillText(shape.text, 0, 0);
+      pen.restore();
+      pen.globalAlpha = 1;
+    },
+    cells(pen, { x, y, cellWidth, cellHeight, rows, columns, colourOf }) {
+      hatching(pen, x, y, cellWidth * columns, cellHeight * rows);
+      const small = document.createElement("canvas");
+      fillCells(small, rows, columns, colourOf);
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(small, x, y, cellWidth * columns, cellHeight * rows);
+    }
+  };
+  function fillCells(canvas, rows, columns, colourOf) {
+    [canvas.width, canvas.height] = [columns, rows];
+    const pen = canvas.getContext("2d"), image = pen.createImageData(columns, rows);
+    for (let cell = 0; cell < rows * columns; cell++) {
+      const colour = colourOf(cell);
+      if (!colour) continue;
+      image.data.set(colour, 4 * cell);
+      image.data[4 * cell + 3] = 255;
+    }
+    pen.putImageData(image, 0, 0);
+  }
+  function hatching(pen, x, y, width, height) {
+    pen.save();
+    pen.beginPath();
+    pen.rect(x, y, width, height);
+    pen.clip();
+    pen.strokeStyle = inked("hatch");
+    pen.lineWidth = 1;
+    pen.setLineDash([]);
+    pen.beginPath();
+    for (let at = x - height - (x - height - y) % 5; at < x + width; at += 5) {
+      pen.moveTo(at, y + height);
+      pen.lineTo(at + height, y);
+    }
+    pen.stroke();
+    pen.restore();
+  }
+  var SVG = "http://www.w3.org/2000/svg";
+  function svgOf(scene) {
+    const element = (tag, attributes, text) => {
+      const made = document.createElementNS(SVG, tag);
+      for (const [name, value] of Object.entries(attributes)) {
+        if (value !== void 0) made.setAttribute(name, value);
+      }
+      if (text !== void 0) made.textContent = text;
+      return made;
+    };
+    const line = ({ stroke, line: line2, dash }) => ({
+      stroke: stroke && inked(stroke),
+      "stroke-width": stroke && line2,
+      "stroke-dasharray": dash?.join(" ")
+    });
+    const written = {
+      rect: (it) => [element("rect", {
+        x: it.x,
+        y: it.y,
+        width: it.width,
+        height: it.height,
+        rx: it.radius || void 0,
+        fill: it.hatch ? "url(#hatch)" : it.fill ? inked(it.fill) : "none",
+        opacity: it.opacity,
+        ...line(it)
+      })],
+      path: (it) => [element("path", {
+        d: it.d,
+        fill: it.fill ? inked(it.fill) : "none",
+        opacity: it.opacity,
+        ...line(it)
+      })],
+      text: (it) => [element("text", {
+        x: 0,
+        y: 0,
+        "dominant-baseline": "central",
+        fill: inked(it.fill),
+        opacity: it.opacity,
+        transform: `translate(${it.x} ${it.y}) rotate(${it.turn})`,
+        "text-anchor": { left: "start", center: "middle", right: "end" }[it.align],
+        "font-size": it.size,
+        "font-weight": it.bold ? 600 : 400,
+        "font-family": it.serif ? "serif" : "sans-serif",
+        ...it.halo ? {
+          stroke: inked("paper"),
+          "stroke-width": HALO,
+          "stroke-linejoin": "round",
+          "paint-order": "stroke"
+        } : {}
+      }, it.text)],
+      cells: (it) => [
+        element("rect", {
+          x: it.x,
+          y: it.y,
+          width: it.cellWidth * it.columns,
+          height: it.cellHeight * it.rows,
+          fill: "url(#hatch)"
+        }),
+        ...Array.from({ length: it.rows * it.columns }, (_, cell) => {
+          const colour = it.colourOf(cell);
+          return colour && element("rect", {
+            x: it.x + cell % it.columns * it.cellWidth,
+            y: it.y + Math.floor(cell / it.columns) * it.cellHeight,
+            width: it.cellWidth,
+            height: it.cellHeight,
+            fill: `rgb(${colour.join(" ")})`
+          });
+        }).filter(Boolean)
+      ]
+    };
+    const root = element("svg", {
+      viewBox: `0 0 ${scene.width} ${scene.height}`,
+      width: scene.width,
+      height: scene.height
+    });
+    const pattern = element("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" });
+    pattern.append(element("path", { d: "M0 5 L5 0", stroke: inked("hatch") }));
+    root.append(pattern, element("rect", { width: "100%", height: "100%", fill: inked("paper") }));
+    for (const shape of scene.shapes) root.append(...written[shape.kind](shape));
+    return new XMLSerializer().serializeToString(root);
+  }
 
-start();
+  // src/ink.js
+  var LEAST = 0.01;
+  var NAN_COLOUR = [214, 51, 92];
+  function mixed(points, place) {
+    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
+    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
+    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+  }
+  var scale = (name) => pageData.inks[name][store.isDark ? "dark" : "light"];
+  var shareColour = (weight) => Number.isNaN(weight) ? NAN_COLOUR : mixed(scale("sequential"), Math.sqrt(Math.max(0, weight)));
+  var signedColour = (value, limit) => Number.isNaN(value) ? NAN_COLOUR : mixed(scale("diverging"), 0.5 + 0.5 * value / limit);
+  var css = (colour) => `rgb(${colour.join(" ")})`;
+  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
+  var SIDES = {
+    light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],
+    dark: ["#7cc7dd", "#f0a27e", "#b5cc6a", "#cfa3e6", "#e2c24a"]
+  };
+  var sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
+  function drawWeightBar(scene, x, y, width = 150) {
+    for (let i = 0; i < width; i++) {
+      scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
+    }
+    scene.rect(x, y, width, 8, { stroke: "rule" });
+    const ticks = [[0, "left"], [0.1, "center"], [0.5, "center"], [1, "right"]];
+    for (const [weight, align] of ticks) {
+      scene.text(weight, x + Math.sqrt(weight) * width, y + 18, { size: 12, fill: "soft", align });
+    }
+    scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
+  }
+  function drawSignedBar(scene, x, y, limit, width = 150) {
+    for (let i = 0; i < width; i++) {
+      scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
+    }
+    scene.rect(x, y, width, 8, { stroke: "rule" });
+    const labels = [[number(-limit, 2), 0, "left"], ["0", 0.5, "center"], [number(limit, 2), 1, "right"]];
+    for (const [text, at, align] of labels) {
+      scene.text(text, x + at * width, y + 18, { size: 12, fill: "soft", align });
+    }
+  }
+  function drawHatchKey(scene, x, y) {
+    scene.rect(x, y - 2, 18, 12, { stroke: "rule" });
+    scene.rect(x, y - 2, 18, 12, { hatch: true });
+    scene.text("may not look", x + 24, y + 4, { size: 12, fill: "soft" });
+    return x + 24 + widthOf("may not look", { size: 12 });
+  }
+
+  // src/pictures/zoom.js
+  var PART = 32;
+  var canZoom = () => Boolean(store.source?.can.tile) && !store.edited && !isBeside() && (shownTrace().bins ?? []).some(
+    (cells, i) => cells < (i ? shownTrace().size.k : shownTrace().size.q)
+  );
+  function zoomedPart() {
+    const { zoomed } = store, { layer, head } = state();
+    return zoomed?.from === snapshot() && zoomed.layer === layer && zoomed.head === head ? zoomed : null;
+  }
+  var isZoomed = () => zoomedPart() !== null;
+  function zoomedSide() {
+    const part = zoomedPart(), { query, key } = state();
+    if (!part) return null;
+    const { layer, head, trace, first } = part;
+    const inside = (position, from, size) => position !== null && position >= from && position < from + size ? position - from : null;
+    return {
+      name: `${placeName(layer, head)}, exactly`,
+      trace,
+      from: snapshot(),
+      layer,
+      head: 0,
+      colour: 0,
+      query: inside(query, first.q, trace.size.q),
+      key: inside(key, first.k, trace.size.k),
+      back: (changes) => ({
+        query: changes.query === null ? null : changes.query + first.q,
+        key: changes.key === null ? null : changes.key + first.k
+      })
+    };
+  }
+  function zoomedWeight(query, key) {
+    const part = zoomedPart();
+    if (!part) return void 0;
+    const { trace, first } = part;
+    return trace.row(trace.weights, 0, query - first.q)?.[key - first.k];
+  }
+  async function zoom() {
+    const from = snapshot(), { size } = shownTrace(), { layer, head } = chosen;
+    const around2 = (centre, length) => {
+      const first = Math.max(0, Math.min(length - PART, centre - PART / 2));
+      return [first, Math.min(length, first + PART) - 1];
+    };
+    const part = { layer, head, queries: around2(queryOr(), size.q), keys: around2(keyOr(), size.k) };
+    await answered(async () => {
+      const data = await store.source?.tile?.(from.text, chosen.edits, part);
+      if (!data || snapshot() !== from) return;
+      const first = { q: part.queries[0], k: part.keys[0] };
+      store.zoomed = { from, layer, head, first, trace: new Trace(data, []) };
+      go({ step: "weights" });
+    });
+  }
+  function zoomButton() {
+    const button = make(
+      "button",
+      { type: "button", id: "zoom", "aria-pressed": isZoomed() },
+      isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`
+    );
+    button.title = "The model runs again, for the weights around the chosen query and key";
+    button.addEventListener("click", () => {
+      const isComputing = !byId("stop").hidden;
+      if (isZoomed()) {
+        store.zoomed = null;
+        screen.draw();
+      } else if (!isComputing) zoom();
+    });
+    return button;
+  }
+
+  // src/pictures/text.js
+  var MANY_WORDS = 2048;
+  function buildStrip() {
+    const strip = byId("strip");
+    const wordOf = (event) => {
+      const word = event.target.closest("[role=option]");
+      return word ? Number(word.dataset.position) : null;
+    };
+    strip.addEventListener("click", (event) => {
+      const query = wordOf(event);
+      if (query !== null) go({ query, key: null });
+    });
+    strip.addEventListener("pointerover", (event) => {
+      const query = wordOf(event);
+      if (event.pointerType === "mouse") point(query === null ? null : { query, key: null });
+    });
+    strip.addEventListener("pointerleave", () => point(null));
+    strip.addEventListener("scroll", fadeStrip);
+    new ResizeObserver(fadeStrip).observe(strip);
+    strip.addEventListener("keydown", (event) => {
+      const kept = shownTrace().kept, at = kept.indexOf(queryOr());
+      const by = {
+        ArrowRight: 1,
+        ArrowDown: 1,
+        ArrowLeft: -1,
+        ArrowUp: -1,
+        PageDown: 10,
+        PageUp: -10,
+        Home: -1e9,
+        End: 1e9
+      }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      go({ query: kept[Math.max(0, Math.min(kept.length - 1, at + by))], key: null });
+    });
+  }
+  function fillStrip() {
+    const { queries } = shownTrace(), strip = byId("strip");
+    const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
+    const words = queries.slice(first, first + MANY_WORDS);
+    strip.filled = queries;
+    byId("unknown").textContent = unknownInWords();
+    strip.replaceChildren(...words.map((word, i) => make("span", {
+      role: "option",
+      id: `word-${first + i}`,
+      "data-position": first + i,
+      class: snapshot().unknown.has(first + i) ? "word unknown" : "word"
+    }, token(word, 24))));
+  }
+  function unknownInWords() {
+    if (!snapshot().unknown.size) return "";
+    const known = pageData.model?.words.filter(isWord).length;
+    return "(?) a word this model does not know: it reads all such words as one." + (known ? ` It knows ${known.toLocaleString("en")} words.` : "");
+  }
+  function drawStrip() {
+    const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
+    if (strip.filled !== trace.queries || query !== null && !byId(`word-${query}`)) fillStrip();
+    const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
+    const blocked = query === null ? [] : trace.blocked(head, query);
+    for (const word of strip.children) {
+      const position = Number(word.dataset.position), weight = row[position];
+      const colour = weight >= LEAST ? shareColour(weight) : null;
+      word.style.background = colour ? css(colour) : "";
+      word.style.color = colour ? inkOn(colour) : "";
+      word.classList.toggle("blocked", Boolean(blocked[position]));
+      word.setAttribute("aria-selected", position === query);
+    }
+    if (query === null) strip.removeAttribute("aria-activedescendant");
+    else {
+      strip.setAttribute("aria-activedescendant", `word-${query}`);
+      if (!store.pointed) keepInSight(byId(`word-${query}`), strip);
+    }
+    fadeStrip();
+  }
+  function fadeStrip() {
+    const strip = byId("strip"), below = strip.scrollHeight - strip.clientHeight - strip.scrollTop;
+    strip.classList.toggle("more-above", strip.scrollTop > 1);
+    strip.classList.toggle("more-below", below > 1);
+  }
+  var STRIP_LINE = 32;
+  function keepInSight(word, strip) {
+    if (!word) return;
+    const top = word.offsetTop, visible = strip.clientHeight - STRIP_LINE;
+    if (top < strip.scrollTop || top > strip.scrollTop + visible) {
+      strip.scrollTop = Math.max(0, Math.floor(top / STRIP_LINE) - 1) * STRIP_LINE;
+    }
+  }
+  var FINDS = {
+    antecedent: ["this head finds whom a pronoun means", (q, _, words) => isPronoun(words[q])],
+    subject: ["this head finds the subject of a verb", (q, k) => k < q],
+    "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
+    "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
+    "next token": ["this head looks at the token after", (q, k) => k === q + 1],
+    "same token": ["this head stays on the token itself", (q, k) => k === q],
+    "first token (sink)": ["this head rests on the first token", (_, k) => k === 0],
+    induction: ["this head finds what followed an earlier copy", (q, k, words) => k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
+    "duplicate token": ["this head finds an earlier copy", (q, k, words) => k < q - 1 && bare(words[k]) === bare(words[q])]
+  };
+  function drawSentence() {
+    const trace = shownTrace(), { layer, head, query, key } = state();
+    const words = [];
+    if (query === null) {
+      const row = trace.received(head), most = largestAt(row);
+      words.push("All queries: ", token(trace.keys[most], 40), ` receives most, ${percent(row[most])} on average.`);
+    } else {
+      const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
+      if (!row.some((weight) => weight > 0)) {
+        words.push(token(trace.queries[query], 40), " may look at nothing.");
+      } else {
+        const [claim, holds2] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
+        const shown = claim && !store.edited && row[to] > 0.5 && holds2(query, to, trace.queries);
+        words.push(
+          make("strong", {}, token(trace.queries[query], 40)),
+          " looks at ",
+          make("strong", {}, token(trace.keys[to], 40)),
+          ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
+          shown ? `: ${claim}.` : "."
+        );
+      }
+    }
+    byId("sentence").replaceChildren(...words);
+  }
+  var percentOf = (weight) => weight === void 0 ? "less than is kept here" : weight < LEAST ? "under 1 %" : percent(weight);
+  var WORD_SIZES = [26, 22, 18];
+  var boxHeight = (size) => Math.round(size * 1.55);
+  var lineHeight = (size) => boxHeight(size) + 18;
+  function textScene(scene, side, x, y, width, most, { difference, limit } = {}) {
+    const { trace, head, query, key } = side;
+    const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
+    const blocked = query === null ? [] : trace.blocked(head, query);
+    const first = Math.max(0, Math.min(trace.keys.length - 400, (query ?? 0) - 200));
+    const shown = trace.keys.slice(first, first + 400);
+    const font = { serif: true, size: WORD_SIZES.find((size) => shown.reduce((sum2, word) => sum2 + widthOf(word.slice(0, 30), { serif: true, bold: true, size }) + 14, 0) < Math.min(3, 0.85 * Math.floor(most / lineHeight(size))) * width) ?? 16 };
+    const high = boxHeight(font.size), line = lineHeight(font.size);
+    const lines = [[]];
+    let left = x;
+    shown.forEach((word, i) => {
+      const text = fitted(word, 220, font), wide = widthOf(text, { ...font, bold: true }) + 10;
+      if (left + wide > x + width && left > x) {
+        lines.push([]);
+        left = x;
+      }
+      lines[lines.length - 1].push({ position: first + i, x: left, width: wide, height: high, text });
+      left += wide + 4;
+    });
+    const kept = linesToShow(lines, Math.max(2, Math.floor(most / line)), row, [trace.isOneText ? query : null, key]);
+    const boxes = /* @__PURE__ */ new Map();
+    let top = y - line, before = -1;
+    const cut = (at) => scene.text("⋯", x + 4, at, { size: 12, fill: "soft" });
+    for (const i of kept) {
+      top += line;
+      if (i > before + 1) cut(top - 9);
+      for (const word of lines[i]) boxes.set(word.position, { ...word, y: top });
+      before = i;
+    }
+    if (before < lines.length - 1) cut(top + high + 9);
+    const from = difference || !trace.isOneText ? void 0 : boxes.get(query);
+    for (const [position, to] of boxes) {
+      const weight = row[position];
+      if (!from || position === query || !(weight >= Math.max(LEAST, chosen.threshold))) continue;
+      const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
+      const lift = Math.min(40, 12 + Math.abs(x1 - x2) / 14) + (from.y === to.y ? 0 : 6);
+      scene.path(
+        `M ${x1} ${from.y} C ${x1} ${from.y - lift} ${x2} ${to.y - lift} ${x2} ${to.y}`,
+        { stroke: "accent", line: 1 + 5 * weight, opacity: 0.25 + 0.7 * weight },
+        { weight }
+      );
+    }
+    for (const [position, box] of boxes) {
+      const weight = row[position], isQuery = position === query && trace.isOneText;
+      const colour = difference ? Math.abs(weight) >= LEAST ? signedColour(weight, limit) : null : weight >= LEAST ? shareColour(weight) : null;
+      if (colour) scene.rect(box.x, box.y, box.width, box.height, { fill: css(colour), radius: 4 });
+      if (isQuery) scene.rect(box.x, box.y, box.width, box.height, { stroke: "mark", line: 2.5, radius: 4 });
+      if (position === key) {
+        scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
+      }
+      scene.text(box.text, box.x + box.width / 2, box.y + high / 2, {
+        ...font,
+        bold: isQuery,
+        align: "center",
+        halo: !colour,
+        fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink"
+      });
+      scene.target(
+        box.x,
+        box.y,
+        box.width + 4,
+        box.height,
+        side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position })
+      );
+    }
+    return top + line;
+  }
+  function linesToShow(lines, most, row, wanted) {
+    const all = lines.map((_, i) => i);
+    if (lines.length <= most) return all;
+    const heaviestIn = lines.map((words) => Math.max(0, ...words.map((it) => Math.abs(row[it.position] || 0))));
+    const holding = wanted.map((position) => lines.findIndex((words) => words.some((it) => it.position === position))).filter((line) => line >= 0);
+    const byWeight = all.toSorted((a, b) => heaviestIn[b] - heaviestIn[a]).filter((line, i) => i === 0 || holding.length && heaviestIn[line] >= chosen.threshold);
+    const first = [.../* @__PURE__ */ new Set([...holding, ...byWeight])].slice(0, most);
+    const distance = (line) => Math.min(...first.map((it) => Math.abs(it - line)));
+    const near = all.toSorted((a, b) => distance(a) - distance(b));
+    return [.../* @__PURE__ */ new Set([...first, ...near])].slice(0, most).sort((a, b) => a - b);
+  }
+  function wordLists(scene, side, x, y, width, isColumn = false) {
+    const { trace, head, from, query } = side;
+    if (query === null) return y;
+    const row = trace.row(trace.used, head, query) ?? [];
+    const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row).map((i) => [trace.keys[i], row[i], { key: i }])]];
+    if (trace.isOneText && trace.size.k <= MANY_WORDS) {
+      const column = trace.column(head, query);
+      lists.push([
+        `Who looks at ${clip(trace.keys[query], 14)}`,
+        heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])
+      ]);
+    }
+    if (from.guesses?.[query]) {
+      lists.push([
+        `The model expects after ${clip(trace.queries[query], 12)}`,
+        from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])
+      ]);
+    }
+    if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
+    const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);
+    let above = y;
+    lists.forEach(([title, lines], i) => {
+      const left = isColumn ? x : x + i * (wide + 24), y2 = above;
+      scene.text(fitted(title, wide, { size: 13, bold: true }), left, y2 + 8, { size: 13, bold: true });
+      if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
+      lines.forEach(([word, weight, changes], j) => {
+        const at = y2 + 32 + j * 23, room = wide * 0.42, bar2 = wide * 0.55 - 50;
+        scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
+        scene.rect(left + wide * 0.45, at - 5, bar2, 10, { fill: "rule", radius: 2 });
+        scene.rect(left + wide * 0.45, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
+        scene.text(percent(weight), left + wide, at, { align: "right" });
+        if (changes) scene.target(left, at - 11, wide, 23, side.back(changes));
+      });
+      if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
+    });
+    return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
+  }
+  var heaviest = (weights) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST).sort((a, b) => weights[b] - weights[a]).slice(0, 6);
+  function drawText(width, height) {
+    const scene = new Scene(width, height), shown = sides();
+    let bottom = 0;
+    if (chosen.difference) {
+      const [a, b] = shown.map(({ trace, head, query }) => query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
+      const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
+      const limit = Math.max(LEAST, ...difference.map(Math.abs));
+      scene.text(`${shown[1].name} minus ${shown[0].name}`, 0, 12, { bold: true });
+      bottom = textScene(scene, shown[0], 0, 44, width, height - 90, { difference, limit });
+      drawSignedBar(scene, 0, bottom + 4, limit);
+      bottom += 40;
+    } else {
+      const columns = shown.length === 2 && width > 620 ? 2 : 1, wide = (width - 28 * (columns - 1)) / columns;
+      shown.forEach((side, i) => {
+        const left = columns === 2 ? i * (wide + 28) : 0;
+        const above = columns === 2 ? 0 : bottom;
+        const { query } = state(), isAbsent = side.query === null && query !== null;
+        const name = isAbsent ? `${side.name}: no “${clip(shownTrace().queries[query], 16)}”` : side.name;
+        if (shown.length > 1) scene.text(name, left, above + 10, { bold: true, fill: sideColour(i) });
+        const lists = side.query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
+        const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);
+        const after = side.query === null ? at : wordLists(scene, side, left, at + 6, wide);
+        bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
+      });
+      drawWeightBar(scene, 0, bottom + 2);
+      bottom += 28;
+    }
+    scene.height = Math.max(height, bottom);
+    return scene;
+  }
+
+  // src/pictures/map.js
+  var LARGEST_CELL = 46;
+  var DIGITS_FROM = 30;
+  var LABEL = 14;
+  function blockedIn(trace, step, head, fine = true) {
+    const masked = step.isShare && trace.step("masked");
+    const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
+    return (cell) => values[cell] === -Infinity;
+  }
+  function limitOf(trace, step) {
+    if (step.limit) return step.limit;
+    let limit = 0;
+    for (let head = 0; head < trace.heads; head++) {
+      for (const value of step.grid(head).values) {
+        if (Number.isFinite(value) && Math.abs(value) > limit) limit = Math.abs(value);
+      }
+    }
+    return step.limit = limit || 1;
+  }
+  function drawMap(width, height) {
+    const scene = new Scene(width, height), zoomed = zoomedSide(), all = zoomed ? [zoomed] : sides(), bar2 = 34;
+    const stepOf = (side) => side.trace.step(chosen.step) ?? side.trace.weights;
+    if (chosen.difference && all.length === 2) {
+      const [a, b] = all.map((side) => stepOf(side).grid(side.head, false));
+      const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, false));
+      const values = Float32Array.from(b.values, (value, i) => value === a.values[i] ? 0 : value - a.values[i]);
+      const both = (cell2) => blocked[0](cell2) && blocked[1](cell2);
+      const limit = values.reduce((most, value) => Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most, LEAST);
+      mapPanel(
+        scene,
+        all[1],
+        { ...b, values },
+        both,
+        (value) => signedColour(value, limit),
+        0,
+        0,
+        width,
+        height - bar2,
+        `${all[1].name} minus ${all[0].name}`
+      );
+      drawSignedBar(scene, 0, height - 26, limit);
+      drawHatchKey(scene, 220, height - 26);
+      return scene;
+    }
+    const columns = Math.min(all.length, width > 560 ? 2 : 1), rows = Math.ceil(all.length / columns);
+    const wide = (width - 16 * (columns - 1)) / columns, high = (height - bar2) / rows;
+    let hasBlocked = false;
+    all.forEach((side, i) => {
+      const step2 = stepOf(side), limit = step2.isShare ? 1 : limitOf(side.trace, step2);
+      const grid = step2.grid(side.head), isBlocked = blockedIn(side.trace, step2, side.head);
+      hasBlocked ||= grid.values.some((_, cell2) => isBlocked(cell2));
+      mapPanel(
+        scene,
+        side,
+        grid,
+        isBlocked,
+        (value) => step2.isShare ? shareColour(value) : signedColour(value, limit),
+        i % columns * (wide + 16),
+        Math.floor(i / columns) * high,
+        wide,
+        high - 6,
+        all.length > 1 || zoomed ? side.name : ""
+      );
+    });
+    const step = stepOf(all[0]);
+    if (step.isShare) drawWeightBar(scene, 0, height - 26);
+    else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
+    const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
+    const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
+    if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+    return scene;
+  }
+  function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
+    const { trace, query, key } = side;
+    const size = 13, above = title ? 20 : 0;
+    const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) => widthOf(it.slice(0, 20), { size }))));
+    const left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
+    const cellFor = (rowRanks2, columnRanks2) => {
+      const cell = Math.min(LARGEST_CELL, (width - rowRanks2 * left) / columns, (height - columnRanks2 * head - above) / rows);
+      return cell >= 2 ? Math.floor(cell) : cell;
+    };
+    const plain = cellFor(1, 1), pairs = plain < LABEL ? [[2, 2], [2, 1], [1, 2]] : [];
+    const [rowRanks, columnRanks] = pairs.map(([down, across]) => [down, across, cellFor(down, across)]).find(([, , size2]) => 2 * size2 >= LABEL && size2 >= 0.8 * plain) ?? [1, 1];
+    const wide = cellFor(rowRanks, columnRanks);
+    const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
+    if (title) scene.text(title, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) });
+    scene.cells(x0, y0, wide, wide, rows, columns, (at2) => isBlocked(at2) ? null : colourOf(values[at2]));
+    scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
+    const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
+    const labelled = (cells, ranks, here, draw2) => {
+      const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / wide));
+      for (let cell = 0; cell < cells; cell++) {
+        const isHere = cell === here, rank2 = ranks === 2 ? cell % 2 : 0;
+        const gives = here !== null && (ranks === 1 || (cell - here) % 2 === 0) && Math.abs(cell - here) * wide < LABEL;
+        if (isHere || cell % every === 0 && !gives) draw2(cell, rank2, isHere);
+      }
+    };
+    labelled(rows, rowRanks, query === null ? null : at.row, (row, rank2, bold) => {
+      const middle = y0 + (row + 0.5) * wide;
+      if (rank2) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
+      scene.text(
+        fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size, bold }),
+        x0 - 6 - rank2 * left,
+        middle,
+        { size, align: "right", bold }
+      );
+    });
+    labelled(columns, columnRanks, key === null ? null : at.column, (column, rank2, bold) => {
+      const middle = x0 + (column + 0.5) * wide;
+      if (rank2) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
+      scene.text(
+        fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size, bold }),
+        middle,
+        y0 - 6 - rank2 * head,
+        { size, turn: -90, bold }
+      );
+    });
+    if (wide >= DIGITS_FROM) {
+      for (let cell = 0; cell < values.length; cell++) {
+        if (isBlocked(cell) || Math.abs(values[cell]) < LEAST) continue;
+        scene.text(
+          Number.isNaN(values[cell]) ? "NaN" : short(values[cell]),
+          x0 + (cell % columns + 0.5) * wide,
+          y0 + (Math.floor(cell / columns) + 0.5) * wide,
+          { size: 12, align: "center", fill: inkOn(colourOf(values[cell])) }
+        );
+      }
+    }
+    if (query !== null) scene.rect(x0, y0 + at.row * wide, wide * columns, wide, { stroke: "mark", line: 2 });
+    if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
+    scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
+    for (let row = 0; row < rows; row++) {
+      scene.targets.push({
+        x: x0,
+        y: y0 + row * wide,
+        width: wide * columns,
+        height: wide,
+        of: (px) => {
+          const column = Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide)));
+          return side.back({ query: trace.nearest(trace.rowSpan(row, rows)[0]), key: trace.columnSpan(column, columns)[0] });
+        }
+      });
+    }
+  }
+  var short = (value) => Math.abs(value) < 100 ? value.toFixed(2).replace(/^(-?)0\./, "$1.").replace("-", MINUS) : number(value, 0);
+
+  // src/panes.js
+  function buildSwipe() {
+    byId("swipe").addEventListener("click", (event) => {
+      const { pane } = event.target.dataset;
+      if (pane) showPane(pane);
+    });
+    const mark = () => {
+      const shown = byId("panes").scrollLeft > byId("panes").clientWidth / 2 ? "picture-pane" : "heads-pane";
+      for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
+    };
+    byId("panes").addEventListener("scroll", mark);
+    mark();
+  }
+  function showPane(id) {
+    const panes = byId("panes");
+    if (panes.scrollWidth > panes.clientWidth + 8) {
+      panes.scrollTo({ left: byId(id).offsetLeft - panes.offsetLeft, behavior: stillOnly.matches ? "auto" : "smooth" });
+    }
+  }
+
+  // src/heads.js
+  var MEANS = {
+    "previous word": "of held-out words have its largest weight on the word before",
+    subject: "of held-out verbs have its largest weight on their subject",
+    antecedent: "of held-out pronouns have its largest weight on whom they mean",
+    induction: "of its weight, where a token occurred before, lies on what followed it then",
+    "duplicate token": "of its weight, where a token occurred before, lies on that occurrence",
+    "previous token": "of its weight lies on the token before",
+    "next token": "of its weight lies on the token after",
+    "same token": "of its weight stays on the token itself",
+    "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
+    separators: "of its weight lies on punctuation and special tokens",
+    "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
+    spread: "at a time, on average: it looks at nearly everything alike",
+    sharp: "at a time, on average: few, and not one kind of them",
+    mixed: "at a time, on average",
+    NaN: "at a time, on average: its weights are not numbers"
+  };
+  var SHORT = {
+    "duplicate token": "repeat",
+    "previous token": "previous",
+    "next token": "next",
+    "same token": "itself",
+    "first token (sink)": "first",
+    "nothing (sink logit)": "sink",
+    "previous word": "prev. word"
+  };
+  var SHARES = {
+    induction: "after an earlier copy",
+    duplicate: "earlier copy",
+    previous: "token before",
+    next: "token after",
+    same: "itself",
+    first: "first token",
+    separators: "separators",
+    sink: "its sink"
+  };
+  var ORDERS = {
+    place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
+    label: ["label, strongest first", (a, b) => rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
+    sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
+    spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
+    effect: ["largest effect first", (a, b) => Math.abs(b.effect) - Math.abs(a.effect)]
+  };
+  var rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
+  var means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
+  var isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
+  var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number);
+  var isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
+  function buildHeads() {
+    for (const [name, [words]] of Object.entries(ORDERS)) {
+      byId("order").append(make("option", { value: name }, words));
+    }
+    byId("order").addEventListener("change", (event) => {
+      sheet.order = event.target.value;
+      fillHeads();
+      drawHeads();
+    });
+    byId("grid").addEventListener("keydown", walkGrid);
+    byId("grid").addEventListener("pointerleave", () => point(null));
+    new ResizeObserver(layOutGrid).observe(byId("grid"));
+  }
+  function fillHeads() {
+    const found = [...snapshot().findings.values()];
+    byId("order").parentElement.hidden = found.length < 2;
+    const haveEffects = found.length > 0 && found.every((it) => it.effect !== void 0);
+    byId("order").lastElementChild.hidden = !haveEffects;
+    if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
+    const counts = /* @__PURE__ */ new Map();
+    for (const { label } of found) counts.set(label, (counts.get(label) ?? 0) + 1);
+    const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
+    if (!counts.has(sheet.label)) sheet.label = null;
+    byId("labels").replaceChildren(...names.map((label) => {
+      const title = `Show these heads. Their number says how ${isByEntropy({ label }) ? "many keys" : "much"}: ${means({ label })}.`;
+      const button = make(
+        "button",
+        { type: "button", "aria-pressed": label === sheet.label, title },
+        label,
+        make("small", {}, ` ${counts.get(label)}`)
+      );
+      button.addEventListener("click", () => {
+        sheet.label = sheet.label === label ? null : label;
+        fillHeads();
+        drawHeads();
+      });
+      return button;
+    }));
+    byId("labels").hidden = names.length < 2;
+    const places = [...snapshot().places()];
+    const order = ORDERS[sheet.order][1];
+    if (found.length) {
+      const it = ({ layer, head }) => snapshot().finding(layer, head) ?? { layer, head, label: "mixed", number: 0, entropy: 0 };
+      places.sort((a, b) => order(it(a), it(b)));
+    }
+    store.tiles = places.map(tile);
+    byId("grid").replaceChildren(...store.tiles);
+    byId("heads-pane").hidden = places.length === 1;
+    layOutGrid();
+  }
+  function tile({ layer, head }) {
+    const it = snapshot().finding(layer, head), name = placeName(layer, head);
+    const fades = sheet.label !== null && it?.label !== sheet.label;
+    const button = make(
+      "button",
+      {
+        type: "button",
+        role: "radio",
+        class: fades ? "tile faded" : "tile",
+        tabindex: -1,
+        "data-place": `${layer}.${head}`,
+        title: it ? leadOf(it) : void 0,
+        "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
+      },
+      make("canvas", { "aria-hidden": "true" }),
+      make("span", { class: "place", "aria-hidden": "true" }, name),
+      make(
+        "span",
+        { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
+        it ? SHORT[it.label] ?? it.label : ""
+      )
+    );
+    button.addEventListener("click", () => choosePlace(layer, head));
+    button.addEventListener("pointerenter", (event) => {
+      if (event.pointerType === "mouse") point({ layer, head });
+    });
+    return Object.assign(button, { layer, head });
+  }
+  function choosePlace(layer, head) {
+    if (!store.isAdding) go({ layer, head });
+    else {
+      const at = chosen.others.findIndex(([l, h]) => l === layer && h === head);
+      const others = at >= 0 ? chosen.others.toSpliced(at, 1) : [...chosen.others, [layer, head]].slice(-MOST_OTHERS);
+      go({ others });
+    }
+    showPane("picture-pane");
+  }
+  var LABEL_HEIGHT = 38;
+  var LEAST_LABELLED = 50;
+  var LARGEST_TILE = 150;
+  var LARGEST_PLAIN = 62;
+  function layOutGrid() {
+    const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
+    if (!width || !store.tiles.length) return;
+    const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
+    const lengths = [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))];
+    const sizes = lengths.map((columns) => {
+      const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns) : Math.ceil(store.tiles.length / columns);
+      const wide = Math.floor(width / columns) - 6, high = Math.floor(height / rows) - 6;
+      const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
+      return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true } : { columns, size: Math.min(wide, high, LARGEST_PLAIN), isLabelled: false };
+    });
+    const isBetter = (a, b) => a.isLabelled !== b.isLabelled ? a.isLabelled : a.size > b.size;
+    const best = sizes.reduce((a, b) => isBetter(b, a) ? b : a);
+    best.size = Math.max(22, best.size);
+    grid.style.setProperty("--columns", best.columns);
+    grid.style.setProperty("--tile", `${best.size}px`);
+    grid.classList.toggle("labelled", best.isLabelled);
+    grid.columns = best.columns;
+    for (const it of store.tiles) {
+      it.style.gridColumnStart = sheet.order === "place" && it.head === 0 ? "1" : "";
+    }
+  }
+  function drawHeads() {
+    const { layer, head, others } = state();
+    const pixels = 2 * Math.round(parseFloat(byId("grid").style.getPropertyValue("--tile")) || 60);
+    for (const it of store.tiles) {
+      const here = it.layer === layer && it.head === head;
+      it.setAttribute("aria-checked", it.layer === chosen.layer && it.head === chosen.head);
+      it.tabIndex = it.layer === chosen.layer && it.head === chosen.head ? 0 : -1;
+      it.classList.toggle("pointed", here);
+      it.classList.toggle("off", chosen.edits.off.some(([l, h]) => l === it.layer && h === it.head));
+      const side = others.findIndex(([l, h]) => l === it.layer && h === it.head);
+      it.style.setProperty("--side", side >= 0 ? sideColour(side + 1) : here && others.length ? sideColour(0) : "");
+      it.classList.toggle("side", side >= 0);
+      const trace = snapshot().layer(it.layer);
+      if (it.painted === trace && it.dark === store.isDark) continue;
+      Object.assign(it, { painted: trace, dark: store.isDark });
+      paintTile(it.firstChild, trace, it.head, pixels);
+    }
+  }
+  function paintTile(canvas, trace, head, pixels) {
+    const grid = trace.weights.grid(head, false), isBlocked = blockedIn(trace, trace.weights, head, false);
+    fillCells(canvas, grid.rows, grid.columns, (cell) => isBlocked(cell) ? null : shareColour(grid.values[cell]));
+    canvas.classList.toggle("coarse", grid.rows < pixels);
+  }
+  function walkGrid(event) {
+    const from = store.tiles.indexOf(event.target.closest(".tile"));
+    if (from < 0) return;
+    const columns = byId("grid").columns;
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -1e9, End: 1e9 }[event.key];
+    if (event.key === "Enter" && !store.isAdding) {
+      event.preventDefault();
+      byId("picture").focus();
+    }
+    if (!by) return;
+    event.preventDefault();
+    const to = store.tiles[Math.max(0, Math.min(store.tiles.length - 1, from + by))];
+    if (!store.isAdding) go({ layer: to.layer, head: to.head });
+    to.focus();
+  }
+  function drawHeadLine() {
+    const { layer, head } = state(), it = snapshot().finding(layer, head);
+    const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` : `Head ${shownTrace().numbered("h", head)}`;
+    byId("head-title").replaceChildren(place, ...it && !isByEntropy(it) ? [": ", make("em", {}, it.label)] : []);
+    const [effect, sentence] = effectOf(it), others = othersInWords(it);
+    Object.assign(byId("effect"), {
+      textContent: others ? `${effect}. ${others}` : effect,
+      title: others ? `${sentence} ${STAND_IN}` : sentence
+    });
+    const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
+    byId("head-lead").classList.toggle("roomy", Boolean(it));
+    byId("head-lead").textContent = isOff ? "It is switched off: its output is 0, whatever it looks at." : it ? leadOf(it) : stepsInWords();
+    byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+  }
+  function leadOf(it) {
+    const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
+    return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
+  }
+  function effectOf(it) {
+    const why = snapshot().data.effects_withheld;
+    if (it && why) return ["without it: not measured", why];
+    if (it?.effect === void 0) return ["", ""];
+    const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
+    if (metric === "turn") {
+      return [
+        `without it: vectors turn by ${size}`,
+        `Without this head the vectors after the last layer turn by ${size}: the mean of 1 - cosine.`
+      ];
+    }
+    const signed = `${it.effect < 0 ? "−" : "+"}${size}`;
+    if (metric !== "loss") return [`without it: ${signed}`, `Without this head ${metric} changes by ${signed}.`];
+    return [`without it: loss ${signed} nats`, `Without this head the mean loss of the next token in this text ${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`];
+  }
+  var LOOKS = 0.3;
+  var STRONG = 0.5;
+  var MOST_NAMED = 3;
+  var STAND_IN = "A label says where a head looks, the effect what is missing without this head alone: little, where others bring the same.";
+  function othersInWords(it) {
+    const { layer, head, query } = state();
+    if (it?.effect === void 0 || query === null || isByEntropy(it) || it.number < STRONG) return "";
+    const found = [...snapshot().findings.values()];
+    const largest2 = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
+    if (Math.abs(it.effect) >= largest2 / 10 || shownTrace().size.k > MANY_WORDS) return "";
+    const key = keyOr();
+    const looks = (at) => {
+      const trace = snapshot().layer(at.layer);
+      return !trace.cross_attention && trace.row(trace.used, at.head, query)?.[key] >= LOOKS;
+    };
+    if (!looks({ layer, head })) return "";
+    const others = [...snapshot().places()].filter((at) => (at.layer !== layer || at.head !== head) && looks(at));
+    if (!others.length) return "";
+    const named = others.slice(0, MOST_NAMED).map((at) => placeName(at.layer, at.head)), more = others.length - named.length;
+    const names = more ? [...named, `${more} more`] : named;
+    return names.length === 1 ? `Head ${names[0]} looks there, too.` : `Heads ${names.slice(0, -1).join(", ")} and ${names.at(-1)} look there, too.`;
+  }
+  var sharesInWords = (it) => Object.entries(it.shares ?? {}).map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
+  function stepsInWords() {
+    const { size } = shownTrace();
+    return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` + (size.d ? `, ${size.d} features a head` : "");
+  }
+
+  // src/pictures/lines.js
+  var ROW = 22;
+  var LEAST_ROW = 15;
+  function drawLines(width, height) {
+    const all = sides(), scene = new Scene(width, height), bar2 = 36;
+    const panels = (store.edited || isBeside()) && !chosen.difference ? all.map((side) => [side]) : [all];
+    const wide = (width - 30 * (panels.length - 1)) / panels.length;
+    const isNamed = all.length > 1 && !chosen.difference;
+    const cut = panels.map((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar2, isNamed));
+    if (chosen.difference && all.length === 2) {
+      const words = fitted(`${all[1].name} minus ${all[0].name}:`, width - 90, {});
+      const more = widthOf(words) + 10, less = more + widthOf("more", { bold: true }) + 12;
+      scene.text(words, 0, height - 16, { fill: "soft" });
+      scene.text("more", more, height - 16, { fill: css(signedColour(1, 1)), bold: true });
+      scene.text("less", less, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
+    } else {
+      const said = `Lines of ${percent(chosen.threshold)} and more; the wider, the more weight`;
+      scene.text(said + (cut.includes(true) ? "; ⋮ words without room here" : ""), 0, height - 16, { size: 12, fill: "soft" });
+    }
+    return scene;
+  }
+  function linesPanel(scene, members, x, width, height, isNamed) {
+    const { trace, query, key, back } = members[0];
+    const heading = 26;
+    const most = Math.max(4, Math.floor((height - heading) / LEAST_ROW));
+    const queries = around(trace.kept, most, query ?? trace.kept.at(-1));
+    const keys = keysToShow(members, queries, most);
+    const row = Math.min(ROW, (height - heading) / Math.max(queries.length, keys.length));
+    const middle = (i) => heading + (i + 0.5) * row;
+    const label = Math.min(150, width * 0.26), size = Math.max(12, Math.min(15, row - 4));
+    const [left, right] = [x + label, x + width - label];
+    scene.text("query", left - 8, 10, { size: 12, fill: "soft", align: "right" });
+    scene.text("key", right + 8, 10, { size: 12, fill: "soft" });
+    if (isNamed) {
+      members.forEach((side, i) => scene.text(
+        side.name,
+        left + 20 + 96 * i,
+        10,
+        { size: 13, bold: true, fill: sideColour(side.colour) }
+      ));
+    }
+    const rowsOfSides = members.map((side) => new Map(queries.filter((q) => q !== null).map((q) => [q, side.trace.row(side.trace.used, side.head, q) ?? []])));
+    const isFaint = (q, k) => query !== null && q !== query || query === null && key !== null && k !== key;
+    const line = (i, j, weight, colour, q, k) => {
+      const [y1, y2] = [middle(i), middle(j)], faint = isFaint(q, k), bend = (left + right) / 2;
+      scene.path(
+        `M ${left} ${y1} C ${bend} ${y1} ${bend} ${y2} ${right} ${y2}`,
+        {
+          stroke: colour,
+          line: 0.75 + Math.min(row - 3, 9) * Math.min(1, weight),
+          opacity: faint ? 0.1 : 0.35 + 0.6 * Math.min(1, weight)
+        },
+        { weight, query: q, key: k }
+      );
+    };
+    const drawn = [];
+    queries.forEach((q, i) => q !== null && keys.forEach((k, j) => {
+      if (k === null) return;
+      if (chosen.difference && members.length === 2) {
+        const change = (rowsOfSides[1].get(q)[k] ?? 0) - (rowsOfSides[0].get(q)[k] ?? 0);
+        if (Math.abs(change) >= chosen.threshold) {
+          drawn.push([i, j, Math.abs(change), css(signedColour(Math.sign(change), 1)), q, k]);
+        }
+      } else {
+        members.forEach((side, s) => {
+          const weight = rowsOfSides[s].get(q)[k];
+          if (weight >= chosen.threshold && weight >= LEAST) {
+            drawn.push([i, j, weight, isNamed ? sideColour(side.colour) : "accent", q, k]);
+          }
+        });
+      }
+    }));
+    if (!drawn.length) {
+      scene.text(
+        `no weight of ${percent(chosen.threshold)} or more`,
+        (left + right) / 2,
+        height / 2,
+        { fill: "soft", align: "center" }
+      );
+    }
+    for (const it of drawn.sort((a, b) => Number(isFaint(b[4], b[5])) - Number(isFaint(a[4], a[5])) || a[2] - b[2])) line(...it);
+    const blocked = query === null ? [] : trace.blocked(members[0].head, query);
+    const word = (list, i, position, labels, at, align, isChosen, target) => {
+      const y = middle(i);
+      if (position === null) return scene.text("⋮", at, y, { size: 12, fill: "soft", align });
+      const inset = align === "right" ? at - label + 4 : at - 4;
+      if (isChosen) scene.rect(inset, y - row / 2, label - 4, row, { fill: "tint", radius: 3 });
+      scene.text(fitted(labels[position], label - 16, { size, serif: true }), at, y, {
+        size,
+        serif: true,
+        align,
+        bold: isChosen,
+        fill: list === keys && blocked[position] ? "soft" : "ink"
+      });
+      scene.target(inset, y - row / 2, label, row, back(target));
+    };
+    queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));
+    keys.forEach((k, i) => word(keys, i, k, trace.keys, right + 8, "left", k === key, { query, key: k }));
+    return queries.includes(null) || keys.includes(null);
+  }
+  function around(positions, most, centre) {
+    if (positions.length <= most) return positions;
+    const at = Math.max(0, positions.indexOf(centre));
+    const first = Math.max(0, Math.min(positions.length - most + 2, at - Math.floor(most / 2)));
+    return [
+      ...first ? [null] : [],
+      ...positions.slice(first, first + most - 2),
+      ...first + most - 2 < positions.length ? [null] : []
+    ];
+  }
+  function keysToShow(members, queries, most) {
+    const { trace, query, key } = members[0], length = trace.size.k;
+    if (length <= most) return Array.from({ length }, (_, i) => i);
+    const largestOf = new Array(length).fill(void 0);
+    for (const side of members) {
+      for (const q of queries) {
+        if (q === null) continue;
+        const [least, first] = q === query ? [LEAST, 1] : [Math.max(LEAST, chosen.threshold), 0];
+        side.trace.row(side.trace.used, side.head, q)?.forEach((weight, k) => {
+          if (weight >= least) largestOf[k] = Math.max(largestOf[k] ?? 0, first + weight);
+        });
+      }
+    }
+    return largest(largestOf, Math.floor(most * 0.6), key ?? 0).slice(0, most);
+  }
+
+  // src/pictures/numbers.js
+  var WRITTEN = { scores: dotProduct, weights: exponentials, output: weightedSum };
+  var selection = (changes = {}) => {
+    const { h, q, k } = { h: state().head, q: queryOr(), k: keyOr(), ...changes };
+    return { ...changes, ...shownTrace().at(h, q, k) };
+  };
+  var rowOf = (step) => shownTrace().row(step, state().head, queryOr());
+  var earlierPair = (step) => shownTrace().pairs[shownTrace().pairs.indexOf(step) - 1];
+  var write = (step) => holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
+  function holds(step) {
+    const indices = selection();
+    return step === shownTrace().weights && rowOf(step).some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
+  }
+  function elsewhere(step) {
+    const { h, q } = step.kept;
+    const at = state();
+    const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
+    const there2 = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
+    there2.addEventListener("click", () => go(to));
+    return [paragraph(
+      "This text is too long to keep every step of every head. Of this layer, the page ",
+      `keeps them for head ${to.head} and `,
+      q?.length > 1 ? "the queries " : "the query ",
+      ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]),
+      "."
+    ), there2];
+  }
+  function fillStages() {
+    const { steps } = shownTrace();
+    return make("div", { class: "stages", role: "group", "aria-label": "Step" }, steps.map((step, stage) => {
+      const button = make(
+        "button",
+        { type: "button", "aria-pressed": stage === chosen.stage },
+        make("span", { class: "ordinal" }, stage + 1),
+        step.name
+      );
+      button.addEventListener("click", () => go({ stage }));
+      return button;
+    }));
+  }
+  function turnStage(by) {
+    const last = shownTrace().steps.length - 1;
+    go({ stage: Math.max(0, Math.min(last, chosen.stage + by)) });
+  }
+  function drawNumbers() {
+    const trace = shownTrace(), query = queryOr(), key = keyOr();
+    byId("panel").replaceChildren(
+      make(
+        "p",
+        { class: "hint" },
+        "Query ",
+        queryToken(query),
+        ` (position ${trace.numbered("q", query)}), key `,
+        keyToken(key),
+        ` (position ${trace.numbered("k", key)}). The left and right arrow keys turn the steps.`
+      ),
+      stepArticle(Math.min(chosen.stage, trace.steps.length - 1))
+    );
+  }
+  function stepArticle(stage) {
+    const step = shownTrace().steps[stage];
+    const shape = step.shape.map(([letter, size]) => make("span", {}, `${step.axis_names[letter]} `, make("b", {}, size)));
+    return make(
+      "article",
+      { class: "step", "data-step": step.name },
+      make("h3", {}, make("span", { class: "ordinal" }, stage + 1), step.name),
+      make("p", { class: "formula" }, step.formula),
+      make("p", { class: "why" }, step.why),
+      make("p", { class: "shape" }, "shape ", ...shape),
+      ...write(step)
+    );
+  }
+  var paragraph = (...words) => make("p", {}, ...words);
+  function rowsOf(step) {
+    const free = step.axes.filter((letter) => !"hg".includes(letter));
+    const down = free.find((letter) => "qk".includes(letter)) ?? free.at(-2);
+    const across = free.filter((letter) => letter !== down).at(-1);
+    const marked = { q: queryOr(), k: keyOr() }[down];
+    const length = step.shape.find(([letter]) => letter === down)?.[1] ?? 1;
+    const positions = step.kept[down] ?? Array.from({ length }, (_, i) => i);
+    const read = (position) => step.along(across ?? "", selection(down ? { [down]: position } : {}));
+    const shown = elide(positions.length, 12, Math.max(0, positions.indexOf(marked)));
+    const features = ends(read(positions[0]).length, 10);
+    const write2 = (value) => step.integer ? String(value) : number(value);
+    const label = (position) => ({ q: queryToken, k: keyToken })[down]?.(position) ?? (down ? `${step.axis_names[down]} ${position}` : "all tokens");
+    const rows = shown.map((i) => {
+      if (i === null) return gapRow(features.length + 1);
+      const position = positions[i], values = read(position);
+      return {
+        kind: position === marked ? "chosen" : "",
+        cells: [label(position), ...features.map((j) => j === null ? "…" : write2(values[j]))]
+      };
+    });
+    const names = features.map((j) => j === null ? "…" : across ? `${across} ${j}` : step.name);
+    const each = "qk".includes(down) ? "token" : step.axis_names[down];
+    const how = shown.includes(null) ? `some of its ${positions.length} rows, one for each ${each}` : `a row for each ${each}`;
+    return [table(`${step.name}, ${how}`, [step.axis_names[down] ?? "", ...names], rows)];
+  }
+  function beforeAndAfter(step) {
+    const earlier = earlierPair(step);
+    const after = rowOf(step), before = earlier && rowOf(earlier);
+    const note = (i) => {
+      if (!before) return "";
+      if (after[i] === -Infinity && before[i] !== -Infinity) return "may not look";
+      if (step.name === "dropped" && after[i] === 0 && before[i] !== 0) return "dropped";
+      if (step.name === "biased") return `bias ${number(after[i] - before[i])}`;
+      return "";
+    };
+    const shown = elide(after.length, 12, keyOr());
+    const rows = shown.map((i) => i === null ? gapRow(4) : {
+      kind: [i === keyOr() ? "chosen" : "", after[i] === -Infinity ? "masked" : ""].join(" "),
+      cells: [keyToken(i), before ? number(before[i]) : "", number(after[i]), note(i)]
+    });
+    const blocked = after.filter((score) => score === -Infinity).length;
+    return [
+      ...oneKey(step, before?.[keyOr()], after[keyOr()]),
+      ...step.name === "masked" ? [paragraph(
+        blocked ? `This query may not look at ${count(blocked, "key")} of ${after.length}.` : "This query may look at every key."
+      )] : [],
+      table(
+        `The row of this query, ${earlier?.name ?? "nothing"} before and ${step.name} after`,
+        ["key", earlier?.name ?? "before", step.name, "note"],
+        rows,
+        "narrow"
+      )
+    ];
+  }
+  function oneKey(step, before, after) {
+    const { scale: scale2, softcap, dropout } = shownTrace().settings;
+    const calculation = {
+      scaled: scale2 !== void 0 && ` × ${precise(scale2)} = `,
+      capped: softcap !== void 0 && `: ${precise(softcap)} × tanh(${number(before)} / ${precise(softcap)}) = `,
+      dropped: dropout !== void 0 && after !== 0 && ` ÷ (1 ${MINUS} ${precise(dropout)}) = `
+    }[step.name];
+    if (!calculation || before === void 0) return [];
+    return [make("p", { class: "sum" }, keyToken(keyOr()), " ", number(before), calculation, make("b", {}, number(after)))];
+  }
+  function dotProduct(step) {
+    const row = rowOf(step), result = row[keyOr()];
+    const q = shownTrace().step("query")?.along("d", selection());
+    const k = shownTrace().step("key")?.along("d", selection());
+    const parts = [];
+    if (q && k) {
+      const products = q.map((value, i) => value * k[i]);
+      const shown = ends(products.length, 10);
+      const rest = products.filter((_, i) => !shown.includes(i));
+      const line = (name, values, kind, end = "") => ({
+        kind,
+        cells: [name, ...shown.map((i) => i === null ? end || "…" : number(values[i]))]
+      });
+      const left = rest.reduce((sum2, value) => sum2 + value, 0);
+      parts.push(
+        table(
+          "The dot product of this query and the chosen key, feature by feature",
+          ["feature", ...shown.map((i) => i === null ? `${rest.length} more` : String(i))],
+          [
+            line(["query ", queryToken(queryOr())], q),
+            line(["key ", keyToken(keyOr())], k),
+            line("product", products, "total", number(left))
+          ]
+        ),
+        make(
+          "p",
+          { class: "sum" },
+          shown.map((i) => {
+            const value = i === null ? left : products[i];
+            return (value < 0 ? ` ${MINUS} ` : " + ") + number(Math.abs(value));
+          }).join("").replace(/^ \+ /, "").replace(/^ − /, MINUS),
+          " = ",
+          make("b", {}, number(result))
+        )
+      );
+    } else {
+      parts.push(paragraph("The features of this key are not kept in this page."));
+    }
+    const keys = elide(row.length, 12, keyOr());
+    parts.push(table(
+      "The same for every key: the row of this query",
+      ["query", ...keys.map((i) => i === null ? "…" : keyToken(i))],
+      [{
+        cells: [queryToken(queryOr()), ...keys.map((i) => i === null ? "…" : number(row[i]))]
+      }]
+    ));
+    return parts;
+  }
+  function exponentials(step) {
+    const earlier = earlierPair(step);
+    const after = rowOf(step), before = earlier && rowOf(earlier);
+    const total = after.reduce((sum3, weight) => sum3 + weight, 0);
+    if (before?.every((score) => score === -Infinity)) {
+      return [paragraph("This query may look at nothing, so every weight is 0.")];
+    }
+    if (!before) {
+      const known = after.filter((weight) => weight !== void 0).length;
+      const rows2 = largest(after, 12, after.findIndex((weight) => weight !== void 0));
+      return [table(
+        known < after.length ? `The ${known} largest weights of this query` : "The weights of this query",
+        ["key", "weight", "share"],
+        rows2.map((i) => i === null ? gapRow(3) : { cells: [keyToken(i), number(after[i]), bar(after[i])] }),
+        "narrow"
+      )];
+    }
+    const shown = largest(after, 12, keyOr());
+    const rest = after.map((_, i) => i).filter((i) => !shown.includes(i));
+    const add = (values) => rest.reduce((sum3, i) => sum3 + values[i], 0);
+    const peak = Math.max(...before.filter((score) => !Number.isNaN(score)));
+    const exps = before.map((score) => Math.exp(score - peak));
+    const sum2 = exps.reduce((all, value) => all + value, 0);
+    const rows = shown.map((i) => i === null ? gapRow(6) : {
+      kind: [i === keyOr() ? "chosen" : "", before[i] === -Infinity ? "masked" : ""].join(" "),
+      cells: [
+        keyToken(i),
+        number(before[i]),
+        number(before[i] - peak),
+        number(exps[i]),
+        number(after[i]),
+        bar(after[i])
+      ]
+    });
+    if (rest.length) {
+      rows.push({ kind: "", cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
+    }
+    rows.push({ kind: "total", cells: ["sum", "", "", number(sum2), number(total), ""] });
+    const parts = [table(
+      "From scores to weights",
+      ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", "share"],
+      rows
+    )];
+    const sinkWeight = 1 - total;
+    if (sinkWeight > 1e-4) {
+      parts.push(paragraph(
+        `The weights sum to ${number(total)}: a sink, which gives no value, `,
+        `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(sum2 / total)}.`
+      ));
+    }
+    parts.push(make(
+      "p",
+      { class: "sum" },
+      keyToken(keyOr()),
+      " ",
+      `exp(${number(before[keyOr()] - peak)}) / ${number(sum2 / total)} = `,
+      make("b", {}, number(after[keyOr()]))
+    ));
+    return parts;
+  }
+  function weightedSum(step) {
+    const share = rowOf(shownTrace().used), values = shownTrace().step("value");
+    const result = step.along("v", selection());
+    const features = ends(result.length, 4);
+    const cells = (row) => features.map((j) => j === null ? "…" : row ? number(row[j]) : "?");
+    const shown = largest(share.map(Math.abs), 8, keyOr());
+    const given = new Map(shown.filter((i) => i !== null).map((i) => [i, values?.along("v", selection({ k: i }))]));
+    const product = (i) => given.get(i)?.map((value) => share[i] === 0 ? 0 : share[i] * value);
+    const rows = shown.map((i) => i === null ? gapRow(2 + 2 * features.length + 1) : {
+      kind: i === keyOr() ? "chosen" : "",
+      cells: [keyToken(i), number(share[i]), ...cells(given.get(i)), "=", ...cells(product(i))]
+    });
+    const rest = share.length - given.size;
+    if (rest) {
+      const sums = [...given.keys()].reduce(
+        (left, i) => left.map((value, j) => value - (product(i)?.[j] ?? NaN)),
+        result
+      );
+      rows.push({ kind: "", cells: [
+        count(rest, "more key"),
+        "",
+        ...features.map(() => ""),
+        "=",
+        ...sums.some(Number.isNaN) ? features.map(() => "…") : cells(sums)
+      ] });
+    }
+    rows.push({ kind: "total", cells: ["output", "", ...features.map(() => ""), "=", ...cells(result)] });
+    const names = features.map((j) => j === null ? "…" : `v ${j}`);
+    return [table(
+      "Each value times its weight; the output is their sum",
+      ["key", "weight ×", ...names, "=", ...names],
+      rows
+    )];
+  }
+
+  // src/pictures/walk.js
+  var WALKED = [
+    "query",
+    "key",
+    "scores",
+    "scaled",
+    "capped",
+    "biased",
+    "masked",
+    "weights",
+    "dropped",
+    "value",
+    "output"
+  ];
+  var SECONDS = 2;
+  var HEADING = 54;
+  var STRIP_ROW = 34;
+  var LEAST_WALK_ROW = 17;
+  var MOST_WALK_ROW = 27;
+  var stagesOf = (trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers).filter((name) => name !== "value" || trace.step("output"));
+  function walkPlace(stages) {
+    const stage = Math.min(stages.length - 1, Math.max(0, Math.ceil(walk.at) - 1));
+    const share = Math.min(1, Math.max(0, walk.at - stage));
+    return { stage, progress: stillOnly.matches ? 1 : share * share * (3 - 2 * share) };
+  }
+  function drawWalk(width, height) {
+    const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
+    const query = queryOr(), stages = stagesOf(trace), held = (k) => trace.step("key")?.along("d", trace.at(head, query, k));
+    const key = held(keyOr()) ? keyOr() : trace.step("key")?.kept?.k?.[0] ?? 0;
+    if (!stages.includes("query") || !stages.includes("key") || !trace.row(trace.weights, head, query) || !trace.step("scores") || !trace.row(trace.step("scores"), head, query) || !held(key) || !trace.step("query").along("d", trace.at(head, query, key))) {
+      return null;
+    }
+    const { stage, progress } = walkPlace(stages);
+    const name = stages[stage], step = trace.step(name);
+    const is = (other) => stages.indexOf(other) >= 0 && stages.indexOf(other) <= stage;
+    const isNow = (other) => name === other;
+    scene.text(`${stage + 1}  ${name}`, 0, 13, { size: 17, bold: true, serif: true });
+    const after = 30 + widthOf(`${stage + 1}  ${name}`, { size: 17, bold: true, serif: true });
+    const headed = after + widthOf(step.formula, { size: 16, serif: true });
+    let foot = 34;
+    scene.text(step.formula, after, 13, { size: 16, serif: true, italic: true });
+    scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
+    const used = trace.row(trace.used, head, query);
+    const room = height - HEADING - 2 * STRIP_ROW - 12;
+    const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
+    const keys = keysOfWalk(trace, used, trace.blocked(head, query), key, most).filter(held);
+    const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
+    const label = Math.min(120, width * 0.18), strip = (width - label) * (width < 520 ? 0.34 : 0.42);
+    const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
+    const rowY = (i) => HEADING + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
+    const endY = rowY(keys.length) + 10;
+    const q = trace.step("query").along("d", trace.at(head, query, key));
+    const vectors = keys.map((k) => trace.step("key").along("d", trace.at(head, query, k)));
+    const values = keys.map((k) => trace.step("value")?.along("v", trace.at(head, query, k)));
+    const products = vectors.map((vector) => vector.map((x, d) => x * q[d]));
+    const most1 = (lists) => Math.max(1e-30, ...lists.flat().map(Math.abs));
+    scene.text(
+      fitted(trace.queries[query], label - 12, { size: 15, serif: true, bold: true }),
+      label - 10,
+      HEADING + 12,
+      { size: 15, serif: true, bold: true, align: "right" }
+    );
+    const shownOfQuery = isNow("query") ? progress : 1;
+    vectorCells(scene, q, label, HEADING + 3, strip, 18, most1([q]), {
+      until: shownOfQuery,
+      opacity: is("value") ? 0.25 : 1
+    });
+    if (isNow("query")) scene.text(`its ${q.length} features`, label + strip + 18, HEADING + 12, { fill: "soft" });
+    keys.forEach((k, i) => {
+      const y = rowY(i), isChosen = k === key;
+      if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
+      scene.text(
+        fitted(trace.keys[k], label - 12, { size, serif: true, bold: isChosen }),
+        label - 10,
+        y + cellHeight / 2,
+        { size, serif: true, bold: isChosen, align: "right" }
+      );
+      scene.target(0, y - 3, width, high, { query, key: k });
+      if (is("key") && !is("value")) {
+        const lit = isNow("scores") ? progress : is("scores") ? 1 : 0;
+        const fade = is("scaled") ? isNow("scaled") ? 1 - 0.7 * progress : 0.3 : 1;
+        const sweep = isNow("key") ? Math.max(0, Math.min(1, progress * (keys.length + 4) / 4 - i / 4)) : 1;
+        vectorCells(scene, vectors[i], label, y, strip, cellHeight, most1(vectors), { until: sweep, opacity: fade, from: lit });
+        if (lit) vectorCells(scene, products[i], label, y, strip, cellHeight, most1(products), { until: lit, opacity: fade });
+      }
+      if (is("value") && values[i]) {
+        const share = isNow("value") ? 1 : 1 - progress * (1 - Math.sqrt(Math.abs(used[k])));
+        const appear = isNow("value") ? progress : 1;
+        vectorCells(scene, values[i], label, y, strip, cellHeight, most1(values), { opacity: appear * Math.max(0.08, share) });
+        if (isNow("output") && progress < 1 && used[k] >= LEAST) {
+          vectorCells(
+            scene,
+            values[i],
+            label,
+            y + (endY - y) * progress,
+            strip,
+            cellHeight,
+            most1(values),
+            { opacity: Math.sqrt(used[k]) * 0.8 }
+          );
+        }
+      }
+    });
+    if (is("scores")) walkBars(scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY });
+    if (is("output")) {
+      const output = trace.step("output").along("v", trace.at(head, query, key));
+      scene.text("output", label - 10, endY + 10, { size: 14, serif: true, bold: true, align: "right" });
+      vectorCells(
+        scene,
+        output,
+        label,
+        endY,
+        strip,
+        20,
+        most1([...values.filter(Boolean), output]),
+        { opacity: isNow("output") ? progress : 1 }
+      );
+    }
+    if (keys.length < trace.size.k) {
+      const words = `${keys.length} of ${trace.size.k} keys, the largest weights among them`;
+      const isBeside2 = headed + 24 + widthOf(words, { size: 12 }) < width;
+      scene.text(words, width, isBeside2 ? 13 : endY + 44, { size: 12, fill: "soft", align: "right" });
+      if (!isBeside2) foot = 54;
+    }
+    scene.height = Math.max(height, endY + foot);
+    return scene;
+  }
+  function keysOfWalk(trace, weights, blocked, key, most) {
+    if (trace.size.k <= most) return trace.keys.map((_, i) => i);
+    const some = blocked.flatMap((isBlocked, i) => isBlocked ? [i] : []).slice(0, 3);
+    const others = largest(weights.map((it, i) => blocked[i] ? void 0 : it), most - some.length, key).filter((i) => i !== null && !some.includes(i)).slice(0, most - some.length);
+    return [...others, ...some].sort((a, b) => a - b);
+  }
+  function vectorCells(scene, vector, x, y, width, height, limit, { until = 1, from = 0, opacity = 1 } = {}) {
+    const wide = Math.min(26, width / vector.length), gap = wide > 6 ? 1 : 0;
+    const [first, last] = [Math.floor(from * vector.length), Math.ceil(until * vector.length)];
+    for (let i = first; i < last; i++) {
+      scene.rect(x + i * wide, y, wide - gap, height, { fill: css(signedColour(vector[i], limit)), opacity });
+    }
+    if (last > first) scene.rect(x + first * wide, y, (last - first) * wide - gap, height, { stroke: "rule", opacity });
+  }
+  function walkBars(scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY }) {
+    const pairs = stages.slice(0, stage + 1).filter((name2) => trace.step(name2).isPair);
+    const name = pairs.at(-1), isNow = stages[stage] === name;
+    const rowOfStep = (it) => trace.row(trace.step(it), head, query);
+    const after = rowOfStep(name), before = pairs.length > 1 ? rowOfStep(pairs.at(-2)) : null;
+    const isShare = trace.step(name).isShare, wasShare = before && trace.step(pairs.at(-2)).isShare;
+    const p = isNow ? progress : 1;
+    const reach = (row) => Math.max(1e-9, ...keys.map((k) => Number.isFinite(row[k]) ? Math.abs(row[k]) : 0));
+    const middle = bars.x + bars.width / 2;
+    let limit = reach(isShare ? wasShare ? before : before ?? after : after);
+    let shrink = p;
+    if (name === "scaled" && before) {
+      shrink = Math.min(1, 2 * p);
+      const zoom2 = Math.max(0, 2 * p - 1);
+      limit = reach(before) ** (1 - zoom2) * reach(after) ** zoom2;
+    } else if (before && !isShare) limit = Math.max(reach(before), reach(after));
+    keys.forEach((k, i) => {
+      const y = rowY(i), height = cellHeight;
+      const isBlocked = after[k] === -Infinity || isShare && trace.blocked(head, query)[k];
+      let value = after[k];
+      if (name === "scores") {
+        const until = Math.ceil(p * products[i].length);
+        value = products[i].slice(0, until).reduce((sum2, x) => sum2 + x, 0);
+        if (p === 1) value = after[k];
+      } else if (before && Number.isFinite(before[k]) && Number.isFinite(after[k])) {
+        value = before[k] + (after[k] - before[k]) * shrink;
+      }
+      if (isBlocked) {
+        scene.rect(bars.x, y, bars.width, height * (name === "masked" ? p : 1), { hatch: true });
+        scene.text(
+          isShare ? "0" : p > 0.5 ? MINUS + "∞" : number(before?.[k] ?? 0),
+          bars.x + bars.width + 62,
+          y + height / 2,
+          { align: "right", fill: "soft" }
+        );
+        return;
+      }
+      if (isShare) {
+        const grown = wasShare ? value : after[k] * p, x0 = bars.x;
+        scene.rect(x0, y, bars.width, height, { fill: "rule", opacity: 0.45, radius: 2 });
+        scene.rect(x0, y, bars.width * Math.max(0, Math.min(1, grown)), height, { fill: "accent", radius: 2 });
+        scene.text(number(grown), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+        return;
+      }
+      const size = bars.width / 2 / limit;
+      if (name === "scaled" && before) {
+        const trace1 = Math.max(-1, Math.min(1, before[k] / limit)) * bars.width / 2;
+        scene.rect(Math.min(middle, middle + trace1), y, Math.abs(trace1), height, { stroke: "soft", dash: [3, 3], opacity: 0.5 });
+      }
+      scene.rect(
+        Math.min(middle, middle + value * size),
+        y,
+        Math.abs(value * size),
+        height,
+        { fill: css(signedColour(Math.sign(value) * 0.8, 1)), radius: 2 }
+      );
+      scene.text(number(value), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+    });
+    if (isShare) {
+      let x = bars.x;
+      const full = Math.max(1, keys.reduce((sum2, k) => sum2 + Math.max(0, after[k]), 0));
+      for (const k of keys) {
+        const wide = bars.width * Math.max(0, after[k]) * p / full;
+        scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))) });
+        x += wide;
+      }
+      scene.rect(bars.x, endY, bars.width, 14, { stroke: "ink" });
+      const total = keys.reduce((sum2, k) => sum2 + Math.max(0, after[k]), 0) * p;
+      scene.text(`Σ ${number(total)}`, bars.x + bars.width + 62, endY + 7, { align: "right", size: 13 });
+    } else {
+      scene.path(`M ${middle} ${rowY(0) - 4} V ${endY - 4}`, { stroke: "soft" });
+      if (name === "scaled") {
+        scene.text("dashed: without scaling", middle, endY + 20, { size: 12, fill: "soft", align: "center" });
+      }
+      scene.text(number(-limit, 2), bars.x, endY + 4, { size: 12, fill: "soft" });
+      scene.text("0", middle, endY + 4, { size: 12, fill: "soft", align: "center" });
+      scene.text(number(limit, 2), bars.x + bars.width, endY + 4, { size: 12, fill: "soft", align: "right" });
+    }
+  }
+  function walkOptions() {
+    const stages = stagesOf(shownTrace());
+    const button = (id, text, label, then) => {
+      const made = make("button", { type: "button", id, "aria-label": label }, text);
+      made.addEventListener("click", then);
+      return made;
+    };
+    const scrub = make("input", {
+      type: "range",
+      id: "scrub",
+      min: 0,
+      max: stages.length,
+      step: 0.01,
+      value: walk.at,
+      "aria-label": "Where the walk is"
+    });
+    scrub.addEventListener("input", () => {
+      pauseWalk();
+      walk.at = Number(scrub.value);
+      screen.drawPicture();
+    });
+    const speed = make(
+      "select",
+      { id: "speed", "aria-label": "Speed" },
+      [0.25, 0.5, 1, 2].map((it) => make("option", { value: it, selected: it === walk.speed }, `${it}×`))
+    );
+    speed.addEventListener("change", () => {
+      walk.speed = Number(speed.value);
+    });
+    return [
+      button("back", "◀ Step", "Step back", () => stepWalk(-1)),
+      button("play", walk.isPlaying ? "Pause" : "Play", void 0, () => walk.isPlaying ? pauseWalk() : playWalk()),
+      button("forth", "Step ▶", "Step forward", () => stepWalk(1)),
+      scrub,
+      speed
+    ];
+  }
+  function stepWalk(by) {
+    pauseWalk();
+    const stages = stagesOf(shownTrace()), { stage } = walkPlace(stages);
+    walk.at = Math.max(1, Math.min(stages.length, stage + 1 + by));
+    screen.drawPicture();
+  }
+  function playWalk() {
+    const length = stagesOf(shownTrace()).length;
+    if (walk.at >= length) walk.at = 0;
+    walk.isPlaying = true;
+    walk.last = performance.now();
+    const tick = (now) => {
+      if (!walk.isPlaying) return;
+      walk.at = Math.min(length, walk.at + Math.max(0, now - walk.last) / 1e3 / SECONDS * walk.speed);
+      walk.last = now;
+      if (walk.at >= length) walk.isPlaying = false;
+      screen.drawPicture();
+      if (walk.isPlaying) walk.frame = requestAnimationFrame(tick);
+    };
+    walk.frame = requestAnimationFrame(tick);
+    screen.drawPicture();
+  }
+  function pauseWalk() {
+    walk.isPlaying = false;
+    cancelAnimationFrame(walk.frame);
+    if (byId("play")) byId("play").textContent = "Play";
+  }
+
+  // src/views.js
+  var TABS = {
+    text: { word: "Text", says: "The words, shaded by where the chosen one looks", draw: drawText },
+    lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
+    map: {
+      word: "Map",
+      draw: drawMap,
+      says: "All weights: a row for each word that looks, a column for each word looked at"
+    },
+    numbers: { word: "Numbers", says: "Every step of one word, with all its numbers" },
+    // no picture
+    walk: { word: "Walk", says: "The same steps as a moving picture", draw: drawWalk }
+  };
+  function draw() {
+    drawStrip();
+    drawSentence();
+    drawHeads();
+    drawHeadLine();
+    screen.drawControls();
+    for (const tab of byId("views").children) {
+      const isChosen = tab.dataset.view === chosen.view;
+      tab.setAttribute("aria-selected", isChosen);
+      tab.tabIndex = isChosen ? 0 : -1;
+    }
+    byId("beside").setAttribute("aria-pressed", store.isAdding);
+    drawKeep();
+    drawOptions();
+    drawPicture();
+  }
+  function fillAll() {
+    if (store.current.data.about) byId("about").textContent = store.current.data.about;
+    fillStrip();
+    fillHeads();
+    describeWhatIsLeftOut();
+  }
+  function drawPicture() {
+    const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
+    if (!width || !height) return;
+    store.picture = TABS[view].draw?.(width, height - 4) ?? null;
+    byId("frame").hidden = !store.picture;
+    byId("panel").hidden = Boolean(store.picture);
+    if (view === "numbers") drawNumbers();
+    else if (!store.picture) byId("panel").replaceChildren(...elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
+    else {
+      const canvas = byId("picture");
+      canvas.style.width = `${store.picture.width}px`;
+      canvas.style.height = `${store.picture.height}px`;
+      paint(canvas, store.picture);
+      canvas.setAttribute("aria-label", `${TABS[view].word} of ${byId("head-title").textContent}. ${byId("sentence").textContent} Arrow keys move the query and the key.`);
+    }
+    drawReading();
+    if (view === "walk") {
+      byId("scrub").value = walk.at;
+      byId("play").textContent = walk.isPlaying ? "Pause" : "Play";
+    }
+  }
+  function drawReading() {
+    const trace = shownTrace(), { head, query } = state();
+    const line = byId("reading");
+    if (query === null && chosen.view !== "walk" && chosen.view !== "numbers") {
+      line.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
+      return;
+    }
+    const at = queryOr(), key = keyOr();
+    const numbers = trace.pairs.filter((step) => !(step.name === "masked" && trace.row(step, head, at)?.[key] > -Infinity)).map((step) => [step.name, trace.row(step, head, at)?.[key] ?? (step.name === "weights" ? zoomedWeight(at, key) : void 0)]).filter(([, value]) => value !== void 0).map(([name, value]) => make(
+      "span",
+      {
+        "data-step": name,
+        class: name === "weights" ? "shown" : "",
+        title: stepTitle(trace.step(name))
+      },
+      `${name} `,
+      make("b", {}, precise(value))
+    ));
+    line.replaceChildren(
+      make("strong", {}, queryToken(at)),
+      make("span", { class: "arrow" }, " → "),
+      make("strong", {}, keyToken(key)),
+      ...numbers
+    );
+    if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
+  }
+  var STEP_WORDS = {
+    scores: "query times key: the products of their features, added up",
+    scaled: "the score times a scale: divided by the square root of the head size, if nothing else was asked for",
+    capped: "bent, so that it stays within the soft cap",
+    biased: pageData.model ? "plus the learned number for this distance" : "plus a number for this query and key",
+    masked: "−∞ where the query may not look at the key",
+    weights: "the share of the query's attention that this key gets; the shares of all keys are 1 together",
+    dropped: "the weight after dropout: 0, or enlarged in return"
+  };
+  function stepTitle({ name, formula, why }) {
+    const words = STEP_WORDS[name];
+    return [words && `${name}: ${words}`, formula && `${name} = ${formula}`, why].filter(Boolean).map((it) => it.replace(/\.$/, "")).join(".\n") + ".";
+  }
+  function drawOptions() {
+    const { view } = chosen, options = byId("options"), parts = [];
+    const wanted = JSON.stringify([
+      view,
+      chosen.step,
+      chosen.difference,
+      canDiffer(),
+      chosen.stage,
+      shownTrace().steps.map((it) => it.name),
+      chosen.others,
+      chosen.threshold,
+      canZoom(),
+      isZoomed()
+    ]);
+    if (options.wanted === wanted) return;
+    options.wanted = wanted;
+    if (canDiffer() && TABS[view].draw && view !== "walk") {
+      const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
+      both.addEventListener("click", () => go({ difference: !chosen.difference }));
+      parts.push(both);
+    }
+    if (view === "lines") {
+      const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
+      range.addEventListener("input", () => go({ threshold: Number(range.value) }));
+      parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
+    }
+    if (view === "map" && shownTrace().maps.length > 1) {
+      const select = make("select", { id: "step" }, shownTrace().maps.map((step) => make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
+      select.addEventListener("change", () => go({ step: select.value }));
+      parts.push(make("label", {}, "Show ", select));
+    }
+    if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
+    if (view === "numbers") parts.push(fillStages());
+    if (view === "walk") parts.push(...walkOptions());
+    if (store.isAdding || chosen.others.length) parts.push(besideWords());
+    const focused = options.contains(document.activeElement) ? document.activeElement?.id : null;
+    if (focused === "threshold") {
+      options.querySelector("output").textContent = ` ${percent(chosen.threshold)}`;
+      return;
+    }
+    options.replaceChildren(...parts);
+    if (focused) byId(focused)?.focus();
+  }
+  function besideWords() {
+    const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}` : "Choose heads to show beside this one.";
+    const none = make("button", { type: "button", class: "quiet" }, "Only this one");
+    none.addEventListener("click", () => {
+      store.isAdding = false;
+      go({ others: [], difference: false });
+    });
+    return make("span", { class: "soft beside" }, words, " ", ...chosen.others.length ? [none] : []);
+  }
+  function describeWhatIsLeftOut() {
+    const trace = shownTrace(), sentences = [];
+    if (trace.block) {
+      const [high, wide] = trace.block;
+      sentences.push(`This text is long. Each cell of a map is the largest of ${high} × ${wide} numbers.`);
+      if (trace.kept.length < trace.queries.length) {
+        sentences.push(`The exact numbers are kept for ${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}, evenly spaced.`);
+      }
+    }
+    if (trace.links) {
+      const queries = trace.kept.length === trace.queries.length ? "each query" : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
+      sentences.push(`Of a text of this length the page keeps what a screen can show: a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
+    }
+    if (trace.size.b > 1) sentences.push(`Of ${trace.size.b} sequences, the first is shown.`);
+    byId("left-out").textContent = sentences.join(" ");
+    byId("left-out").hidden = sentences.length === 0;
+  }
+
+  // src/export.js
+  function buildSave() {
+    byId("save").hidden = false;
+    byId("save").addEventListener("toggle", nameSaved);
+    byId("save").addEventListener("click", async (event) => {
+      const kind = event.target.closest("[data-save]")?.dataset.save;
+      if (!kind) return;
+      byId("save").open = false;
+      if (kind === "link") return void navigator.clipboard?.writeText(location.href);
+      const { layer, head, query, view } = state();
+      const stem = ["attention", `${layer}.${head}`, kind === "csv" && !isRowOnly() || query === null ? "all" : query, view].join("-");
+      if (kind === "csv") download(new Blob([csvOf()], { type: "text/csv" }), `${stem}.csv`);
+      else if (kind === "svg") download(new Blob([svgOf(pictureToSave())], { type: "image/svg+xml" }), `${stem}.svg`);
+      else {
+        const canvas = make("canvas"), scene = pictureToSave();
+        const framed = new Scene(scene.width, scene.height);
+        framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
+        framed.shapes.push(...scene.shapes);
+        paint(canvas, framed, 2);
+        canvas.toBlob((blob) => download(blob, `${stem}.png`));
+      }
+    });
+  }
+  function nameSaved() {
+    const step = stepToSave(), picture = chosen.view === "numbers" ? "Map" : "Picture";
+    const words = {
+      png: `${picture} (PNG)`,
+      svg: `${picture} (SVG)`,
+      csv: isRowOnly() ? `This query's ${step} (CSV)` : `All ${step} (CSV)`
+    };
+    for (const [kind, text] of Object.entries(words)) byId("save").querySelector(`[data-save=${kind}]`).textContent = text;
+  }
+  var stepToSave = () => chosen.view === "map" ? chosen.step : "weights";
+  var isRowOnly = () => state().query !== null && state().view !== "map";
+  function pictureToSave() {
+    const width = Math.max(640, byId("view").clientWidth), height = Math.max(360, byId("view").clientHeight);
+    const scene = TABS[state().view].draw?.(width, height) ?? drawMap(width, height);
+    const whole = new Scene(scene.width + 32, scene.height + 60);
+    whole.text(`${byId("head-title").textContent} · ${pageData.name ?? ""}`, 16, 20, { size: 16, bold: true });
+    whole.text(fitted(byId("sentence").textContent, scene.width), 16, 42, { fill: "soft" });
+    for (const shape of scene.shapes) whole.shapes.push(shifted(shape, 16, 58));
+    return whole;
+  }
+  function shifted(shape, dx, dy) {
+    if (shape.kind !== "path") return { ...shape, x: shape.x + dx, y: shape.y + dy };
+    let isX = true, isVertical = false;
+    const d = shape.d.replace(/[MCV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
+      if (/[MCV]/.test(it)) {
+        isX = true;
+        isVertical = it === "V";
+        return it;
+      }
+      const moved = Number(it) + (isVertical || !isX ? dy : dx);
+      isX = !isX;
+      return String(moved);
+    });
+    return { ...shape, d };
+  }
+  var quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
+  var inCsv = (text) => quoted(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
+  function csvOf() {
+    const lines = ["side,layer,head,query position,query,key position,key,step,value"];
+    for (const side of sides()) {
+      const { trace } = side, step = trace.step(stepToSave()) ?? trace.weights;
+      for (const query of isRowOnly() ? [state().query] : trace.kept) {
+        (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
+          if (value === void 0) return;
+          lines.push([
+            inCsv(side.name),
+            side.layer,
+            side.head,
+            query,
+            inCsv(trace.queries[query]),
+            key,
+            inCsv(trace.keys[key]),
+            step.name,
+            value
+          ].join(","));
+        });
+      }
+    }
+    return lines.join("\r\n") + "\r\n";
+  }
+  function download(blob, name) {
+    const link = make("a", { href: URL.createObjectURL(blob), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1e4);
+  }
+
+  // src/hosts/frame.js
+  function linkToCell() {
+    if (parent === window) return;
+    const write2 = history.replaceState.bind(history);
+    history.replaceState = (state2, title, address) => {
+      if (address) parent.postMessage({ address: String(address) }, "*");
+      return write2(state2, title, address);
+    };
+    addEventListener("message", ({ source, data }) => {
+      if (source === parent && typeof data.address === "string") location.hash = data.address;
+    });
+  }
+
+  // src/hosts/remote.js
+  function remoteSource() {
+    const PAUSE = 250;
+    let newest = new AbortController();
+    const asNumber = (_, value) => value?.float === void 0 ? value : Number(value.float);
+    const wait = (time, signal) => new Promise((resolve, reject) => {
+      setTimeout(resolve, time);
+      signal.addEventListener("abort", () => reject(signal.reason));
+    });
+    async function* fromServer(path, request, signal) {
+      let response;
+      try {
+        response = await fetch(path, {
+          method: "POST",
+          headers: { "Content-Type": "application/json" },
+          body: JSON.stringify(request),
+          signal
+        });
+      } catch (error) {
+        if (signal?.aborted) throw error;
+        throw new Error("The server does not answer. Start clearhead serve again, and open the address that it prints.");
+      }
+      const reader = (
+        /** @type {ReadableStream} */
+        response.body.pipeThrough(new TextDecoderStream()).getReader()
+      );
+      let parts = [];
+      for (; ; ) {
+        const { done, value } = await reader.read();
+        if (done) throw new Error("The server ended before it had answered. Ask again.");
+        const [first, ...others] = value.split("\n");
+        parts.push(first);
+        for (const next of others) {
+          yield parts.join("");
+          parts = [next];
+        }
+      }
+    }
+    async function* fromNotebook(path, request, signal) {
+      const id = String(Math.random());
+      const heard = [];
+      let wake = () => {
+      };
+      const listen = ({ source, data }) => {
+        if (source !== parent || data.id !== id) return;
+        heard.push(data.line);
+        wake();
+      };
+      const end = () => {
+        parent.postMessage({ request: { id, end: true } }, "*");
+        wake();
+      };
+      addEventListener("message", listen);
+      signal?.addEventListener("abort", end);
+      parent.postMessage({ request: { id, path, request } }, "*");
+      try {
+        for (; ; ) {
+          while (!heard.length && !signal?.aborted) await new Promise((resolve) => {
+            wake = resolve;
+          });
+          signal?.throwIfAborted();
+          yield heard.shift();
+        }
+      } finally {
+        removeEventListener("message", listen);
+        signal?.removeEventListener("abort", end);
+      }
+    }
+    async function ask(path, request, signal) {
+      const lines = parent === window ? fromServer : fromNotebook;
+      for await (const text of lines(path, request, signal)) {
+        const line = JSON.parse(text, asNumber);
+        if (line.error) throw new Error(errorWords(line.error));
+        if (line.progress) say(progressWords(...line.progress), true);
+        if (line.snapshot ?? line.layer) {
+          say("", true);
+          return line.snapshot ?? line.layer;
+        }
+      }
+    }
+    const errorWords = ({ gave, rule, way_out }) => `${gave} Rule: ${rule} Way out: ${way_out}`;
+    const progressWords = (done, total) => done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing";
+    return {
+      can: { text: true, tile: true, edits: Object.keys(pageData.edits) },
+      // A new request ends the one before it, here and where it is computed.
+      async compute(text, edits) {
+        newest.abort();
+        const { signal } = newest = new AbortController();
+        await wait(PAUSE, signal);
+        return ask("compute", { text, edits }, signal);
+      },
+      cancel() {
+        newest.abort();
+      },
+      // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
+      // queries: [first, last], keys: [first, last]}.
+      tile(text, edits, part) {
+        newest.abort();
+        newest = new AbortController();
+        return ask("tile", { text, edits, ...part }, newest.signal);
+      }
+    };
+  }
+
+  // src/listen.js
+  function buildPicture() {
+    const canvas = byId("picture");
+    const under = (event) => {
+      const box = canvas.getBoundingClientRect();
+      const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+      const target = store.picture?.under(x, y);
+      return target?.of ? target.of(x, y) : target?.changes ?? null;
+    };
+    canvas.addEventListener("pointermove", (event) => {
+      if (event.pointerType !== "mouse" || walk.isPlaying) return;
+      const changes = under(event);
+      canvas.style.cursor = changes ? "pointer" : "";
+      point(changes);
+    });
+    canvas.addEventListener("pointerleave", () => point(null));
+    canvas.addEventListener("click", (event) => {
+      const changes = under(event);
+      if (changes) go(changes);
+    });
+    canvas.addEventListener("keydown", (event) => {
+      const trace = shownTrace(), slot = trace.kept.indexOf(queryOr()), key = keyOr();
+      if (chosen.view === "walk" && (event.key === " " || event.key.startsWith("Arrow"))) {
+        event.preventDefault();
+        if (event.key === " ") walk.isPlaying ? pauseWalk() : playWalk();
+        else if (event.key === "ArrowRight" || event.key === "ArrowLeft") stepWalk(event.key === "ArrowRight" ? 1 : -1);
+        if (event.key === " " || event.key === "ArrowRight" || event.key === "ArrowLeft") return;
+      }
+      const kept = (i) => trace.kept[Math.max(0, Math.min(trace.kept.length - 1, i))];
+      const changes = {
+        ArrowUp: { query: kept(slot - 1), key },
+        ArrowDown: { query: kept(slot + 1), key },
+        ArrowLeft: { query: queryOr(), key: Math.max(0, key - 1) },
+        ArrowRight: { query: queryOr(), key: Math.min(trace.size.k - 1, key + 1) },
+        Home: { query: queryOr(), key: 0 },
+        End: { query: queryOr(), key: trace.size.k - 1 }
+      }[event.key];
+      if (!changes) return;
+      event.preventDefault();
+      go(changes);
+    });
+    byId("panel").addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
+      if (!by || event.target.closest(".scroll") || event.target.closest(".stages")) return;
+      event.preventDefault();
+      turnStage(by);
+    });
+    new ResizeObserver(() => screen.drawPicture()).observe(byId("view"));
+    addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      if (byId("save").open) byId("save").open = false;
+      else if (store.isAdding) {
+        store.isAdding = false;
+        screen.draw();
+      } else letGo();
+    });
+    addEventListener("hashchange", () => {
+      const changes = readAddress(location.hash);
+      if (Object.keys(changes).length) go(changes);
+    });
+  }
+  function buildViews() {
+    const views = byId("views");
+    views.replaceChildren(...VIEWS.map((view) => {
+      const tab = make("button", {
+        type: "button",
+        role: "tab",
+        "data-view": view,
+        id: `view-${view}`,
+        "aria-controls": "view",
+        title: TABS[view].says
+      }, TABS[view].word);
+      tab.addEventListener("click", () => chooseView(view));
+      return tab;
+    }));
+    views.addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!by) return;
+      chooseView(VIEWS[(VIEWS.indexOf(chosen.view) + by + VIEWS.length) % VIEWS.length]);
+      byId(`view-${chosen.view}`).focus();
+    });
+    byId("keep").addEventListener("click", keep);
+    byId("beside").addEventListener("click", () => {
+      store.isAdding = !store.isAdding;
+      byId("options").wanted = null;
+      screen.draw();
+    });
+  }
+  function chooseView(view) {
+    pauseWalk();
+    if (view === "walk") walk.at = walk.at || stagesOf(shownTrace()).length;
+    byId("view").setAttribute("aria-labelledby", `view-${view}`);
+    go({ view });
+    if (view === "walk" && !stillOnly.matches) {
+      walk.at = 0;
+      playWalk();
+    }
+  }
+  function buildTheme() {
+    const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+    button.hidden = false;
+    const set = (to) => {
+      store.isDark = to;
+      store.themeColours = null;
+      document.documentElement.dataset.theme = store.isDark ? "dark" : "light";
+      button.textContent = store.isDark ? "Light" : "Dark";
+    };
+    const show = (to) => {
+      set(to);
+      screen.draw();
+    };
+    button.addEventListener("click", () => show(!store.isDark));
+    dark.addEventListener("change", () => show(dark.matches));
+    set(dark.matches);
+  }
+  function buildPrint() {
+    addEventListener("beforeprint", () => {
+      byId("panel").hidden = false;
+      byId("panel").replaceChildren(...shownTrace().steps.map((_, i) => stepArticle(i)));
+    });
+    addEventListener("afterprint", () => screen.drawPicture());
+  }
+
+  // src/masks.js
+  var MASKS = {
+    causal: () => (q, k) => k <= q,
+    everything: () => () => true,
+    window: ({ before = null, after = null }) => (q, k) => (before === null || k >= q - before) && (after === null || k <= q + after),
+    prefix: ({ n }) => (_, k) => k < Number(n),
+    lengths: ({ keys = null, queries = null }) => (q, k) => (keys === null || k < keys) && (queries === null || q < queries)
+  };
+  function readMask(text) {
+    const parts = text.match(/\d+|\w+|\S/g) ?? [];
+    let at = 0;
+    const fail = (why) => {
+      throw new Error(`The mask '${text}' cannot be read: ${why}. A mask here is made of ${notation()}, joined by &, | and ~.`);
+    };
+    const take = (wanted) => parts[at] === wanted ? Boolean(++at) : false;
+    const whole = () => /^\d+$/.test(parts[at] ?? "") ? Number(parts[at++]) : take("None") ? null : fail(`'${parts[at] ?? "its end"}' is no whole number`);
+    const numbers = (mask, names) => {
+      const given = {};
+      if (!take("(")) fail(`'${parts[at - 1]}' needs its numbers`);
+      let bare2 = 0;
+      for (let i = 0; !take(")"); i++) {
+        if (i && !take(",")) fail("a bracket is open");
+        const isNamed = parts[at + 1] === "=";
+        const name = isNamed ? parts[at] : names[i];
+        if (!names.includes(name)) fail(isNamed ? `'${name}' is no argument here` : "there are too many numbers");
+        if (isNamed) at += 2;
+        else bare2++;
+        given[name] = whole();
+      }
+      if (mask === "window" && bare2 && !("after" in given)) {
+        fail("one number does not say how far ahead a window goes: write window(3, 0) or window(before=3)");
+      }
+      return given;
+    };
+    const either = () => {
+      let left = both();
+      while (take("|")) {
+        const [a, b] = [left, both()];
+        left = (q, k) => a(q, k) || b(q, k);
+      }
+      return left;
+    };
+    const both = () => {
+      let left = one();
+      while (take("&")) {
+        const [a, b] = [left, one()];
+        left = (q, k) => a(q, k) && b(q, k);
+      }
+      return left;
+    };
+    const one = () => {
+      if (take("~")) {
+        const inner = one();
+        return (q, k) => !inner(q, k);
+      }
+      if (take("(")) {
+        const inner = either();
+        return take(")") ? inner : fail("a bracket is open");
+      }
+      const name = parts[at++];
+      if (name === void 0) return fail("it ends too early");
+      if (!Object.hasOwn(MASKS, name)) return fail(`no mask is called '${name}'`);
+      const names = pageData.masks.arguments[name], given = names.length ? numbers(name, names) : {};
+      if (name === "prefix" && typeof given.n !== "number") return fail("prefix needs a number");
+      return MASKS[name](given);
+    };
+    const found = either();
+    return at < parts.length ? fail(`'${parts[at]}' is too much`) : found;
+  }
+  function notation() {
+    const all = Object.entries(pageData.masks.arguments).map(([name, names]) => names.length ? `${name}(${names.join(", ")})` : name);
+    return `${all.slice(0, -1).join(", ")} and ${all.at(-1)}`;
+  }
+
+  // src/live.js
+  function liveSource() {
+    if (!pageData.model) return null;
+    const model = new LiveModel(pageData.model);
+    return {
+      can: { text: true, rounds: true, edits: Object.keys(pageData.edits) },
+      compute: async (text, given) => model.read(text, { ...NO_EDITS, ...given })
+    };
+  }
+  var LiveModel = class {
+    constructor({ words, heads, context, near, longest, why, weights }) {
+      this.words = words;
+      this.heads = heads;
+      this.context = context;
+      this.near = near;
+      this.longest = longest;
+      this.why = why;
+      this.number = new Map(words.map((word, i) => [word, i]));
+      this.weights = {};
+      for (const [name, rows] of Object.entries(weights)) this.weights[name] = scaledRows(rows);
+      this.layers = Object.keys(weights).filter((name) => name.endsWith("W_query.weight")).length;
+    }
+    /** A text -> its snapshot. Throws an Error whose message can be shown. @returns {SnapshotData} */
+    read(text, edits) {
+      const tokens = tokenize(text);
+      if (!tokens.length) throw new Error("The text has no words. The model reads at least one word: type some, for example 'Once upon a time there was a girl.'");
+      if (tokens.length > this.context) {
+        throw new Error(`The text has ${tokens.length} tokens, and this model reads at most ${this.context} at a time. Shorten it, for example to its last sentences.`);
+      }
+      const mask = edits.mask === null ? () => true : readMask(edits.mask);
+      const ids = tokens.map((token2) => this.number.get(token2.toLowerCase()) ?? 0);
+      const unknown = ids.flatMap((id, i) => id === 0 ? [i] : []);
+      const layers = [];
+      let x = pickRows(this.weights["embed.table.weight"], ids);
+      for (let layer = 0; layer < this.layers; layer++) {
+        const part = (name) => this.weights[`blocks.${layer}.${name}`];
+        const { steps, out } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
+        x = sum(x, linear(out, part("attention.out_proj.weight"), part("attention.out_proj.bias")));
+        const hidden = linear(
+          this.norm(x, part("norm_2.weight"), part("norm_2.bias")),
+          part("feed_forward.W_1.weight"),
+          part("feed_forward.W_1.bias")
+        );
+        hidden.values.forEach((value, i) => {
+          hidden.values[i] = gelu(value);
+        });
+        x = sum(x, linear(hidden, part("feed_forward.W_2.weight"), part("feed_forward.W_2.bias")));
+        layers.push(steps);
+      }
+      const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
+      const labels = tokens.map((token2, i) => ids[i] === 0 ? `${token2}(?)` : token2);
+      const about = `${layers.length} layers, ${layers.length * this.heads} heads, ${tokens.length} token${tokens.length === 1 ? "" : "s"}: where every head looks in this text`;
+      return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
+    }
+    // softmax(scale Q K^T + bias) V in every head, and each step as the page shows it.
+    attention(x, layer, mask, edits) {
+      const part = (name) => this.weights[`blocks.${layer}.attention.${name}`];
+      const T = x.rows, H = this.heads, D = x.columns / H;
+      const [q, k, v] = ["query", "key", "value"].map((name) => byHead(linear(x, part(`W_${name}.weight`), part(`W_${name}.bias`)), H));
+      const t = edits.temperature, scale2 = (edits.scale ?? 1 / Math.sqrt(D)) / t;
+      const table2 = part("relative.table");
+      const pairs = () => new Float32Array(H * T * T);
+      const [scores, scaled, capped, biased, masked, weights, dropped] = Array.from({ length: 7 }, pairs);
+      const output = new Float32Array(H * T * D);
+      for (let h = 0; h < H; h++) {
+        const isOff = edits.off.some(([l, head]) => l === layer && head === h);
+        for (let i = 0; i < T; i++) {
+          const row = (h * T + i) * T;
+          let largest2 = -Infinity;
+          for (let j = 0; j < T; j++) {
+            let score = 0;
+            for (let d = 0; d < D; d++) score += q[(h * T + i) * D + d] * k[(h * T + j) * D + d];
+            scores[row + j] = score;
+            let logit = scaled[row + j] = score * scale2;
+            if (edits.softcap) logit = capped[row + j] = edits.softcap * Math.tanh(logit / edits.softcap);
+            logit = biased[row + j] = logit + table2.values[h * table2.columns + this.bucket(i - j)] / t;
+            masked[row + j] = j <= i && mask(i, j) ? logit : -Infinity;
+            largest2 = Math.max(largest2, masked[row + j]);
+          }
+          let total = 0;
+          for (let j = 0; j < T; j++) {
+            weights[row + j] = largest2 === -Infinity ? 0 : Math.exp(masked[row + j] - largest2);
+            total += weights[row + j];
+          }
+          for (let j = 0; j < T; j++) {
+            if (total) weights[row + j] /= total;
+            dropped[row + j] = isKept(edits, 0, h, i, j) ? weights[row + j] / (1 - edits.dropout) : 0;
+            if (isOff) continue;
+            const used = edits.dropout ? dropped[row + j] : weights[row + j];
+            for (let d = 0; d < D; d++) output[(h * T + i) * D + d] += used * v[(h * T + j) * D + d];
+          }
+        }
+      }
+      const size = { h: H, q: T, k: T, d: D, v: D, g: H };
+      const step = (name, formula, axes, values) => ({
+        name,
+        formula,
+        why: this.why[name],
+        axes,
+        values,
+        kept: {},
+        integer: false,
+        stored: axes.map((letter) => size[letter]),
+        shape: axes.map((letter) => [letter, size[letter]]),
+        axis_names: Object.fromEntries(axes.map((letter) => [letter, pageData.names?.[letter]]))
+      });
+      const short2 = (x2) => String(Number(x2.toPrecision(6)));
+      const before = scale2 === 1 ? "scores" : "scaled", last = edits.softcap ? "capped" : before;
+      const matrix2 = ["h", "q", "k"];
+      const over = t === 1 ? "" : ` / ${short2(t)}`;
+      const steps = [
+        step("query", "Q", ["h", "q", "d"], q),
+        step("key", "K", ["g", "k", "d"], k),
+        step("value", "V", ["g", "k", "v"], v),
+        step("scores", "Q Kᵀ", matrix2, scores),
+        scale2 === 1 ? null : step("scaled", `scores · ${short2(scale2)}${edits.scale === null && t === 1 ? ` = scores / √${D}` : ""}`, matrix2, scaled),
+        !edits.softcap ? null : step("capped", `${short2(edits.softcap)} · tanh(${before} / ${short2(edits.softcap)})`, matrix2, capped),
+        step("biased", `${last} + bias${over}`, matrix2, biased),
+        step("masked", "biased where the mask allows, else −∞", matrix2, masked),
+        step("weights", "softmax(masked)", matrix2, weights),
+        !edits.dropout ? null : step("dropped", `weights · kept / (1 − ${short2(edits.dropout)})`, matrix2, dropped),
+        step("output", `${edits.dropout ? "dropped" : "weights"} · V`, ["h", "q", "v"], output)
+      ].filter((it) => it !== null);
+      const settings = {
+        scale: scale2,
+        ...edits.softcap ? { softcap: edits.softcap } : {},
+        ...edits.dropout ? { dropout: edits.dropout, seed: edits.seed } : {}
+      };
+      return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D) };
+    }
+    // The column of the table of distances: near ones have their own, far ones share (T5's buckets).
+    bucket(distance) {
+      const far = Math.abs(distance), shared = this.near;
+      let bucket = far;
+      if (far >= this.near) {
+        const growth = Math.log(far / this.near) / Math.log(this.longest / this.near);
+        bucket = this.near + Math.min(Math.floor(growth * shared), shared - 1);
+      }
+      return distance < 0 ? bucket + this.near + shared : bucket;
+    }
+    // (x - mean) / sqrt(variance + 1e-5) * weight + bias, for each row.
+    norm(x, weight, bias) {
+      const y = matrix(x.rows, x.columns);
+      for (let r = 0; r < x.rows; r++) {
+        const row = x.values.subarray(r * x.columns, (r + 1) * x.columns);
+        const mean = row.reduce((total, value) => total + value, 0) / x.columns;
+        const variance = row.reduce((total, value) => total + (value - mean) ** 2, 0) / x.columns;
+        const factor = 1 / Math.sqrt(variance + 1e-5);
+        row.forEach((value, c) => {
+          y.values[r * x.columns + c] = (value - mean) * factor * weight.values[c] + bias.values[c];
+        });
+      }
+      return y;
+    }
+    /** The six most probable next words after each word. @returns {[word: string, probability: number][][]} */
+    guesses(logits) {
+      return Array.from({ length: logits.rows }, (_, r) => {
+        const row = Array.from(logits.values.subarray(r * logits.columns, (r + 1) * logits.columns));
+        const largest2 = Math.max(...row), exps = row.map((value) => Math.exp(value - largest2));
+        const total = exps.reduce((a, b) => a + b, 0);
+        return exps.map((value, i) => (
+          /** @type {[string, number]} */
+          [this.words[i], Math.round(value / total * 1e4) / 1e4]
+        )).sort((a, b) => b[1] - a[1]).slice(0, 6);
+      });
+    }
+  };
+  var matrix = (rows, columns) => ({ rows, columns, values: new Float32Array(rows * columns) });
+  function scaledRows({ stored: [rows, columns], units, numbers }) {
+    const x = matrix(rows, columns), unit = decode(units), whole = decode(numbers);
+    for (let i = 0; i < whole.length; i++) x.values[i] = whole[i] * unit[Math.floor(i / columns)];
+    return x;
+  }
+  function pickRows(table2, ids) {
+    const x = matrix(ids.length, table2.columns);
+    ids.forEach((id, i) => x.values.set(table2.values.subarray(id * table2.columns, (id + 1) * table2.columns), i * table2.columns));
+    return x;
+  }
+  var sum = (a, b) => ({ ...a, values: a.values.map((value, i) => value + b.values[i]) });
+  function linear(x, weight, bias = null) {
+    const y = matrix(x.rows, weight.rows);
+    for (let r = 0; r < x.rows; r++) {
+      for (let c = 0; c < weight.rows; c++) {
+        let total = bias ? bias.values[c] : 0;
+        for (let i = 0; i < x.columns; i++) total += x.values[r * x.columns + i] * weight.values[c * x.columns + i];
+        y.values[r * weight.rows + c] = total;
+      }
+    }
+    return y;
+  }
+  function byHead(x, H) {
+    const T = x.rows, D = x.columns / H, y = new Float32Array(x.values.length);
+    for (let t = 0; t < T; t++) for (let i = 0; i < x.columns; i++) {
+      y[(Math.floor(i / D) * T + t) * D + i % D] = x.values[t * x.columns + i];
+    }
+    return y;
+  }
+  function joinHeads(y, T, H, D) {
+    const x = matrix(T, H * D);
+    for (let t = 0; t < T; t++) for (let i = 0; i < H * D; i++) {
+      x.values[t * H * D + i] = y[(Math.floor(i / D) * T + t) * D + i % D];
+    }
+    return x;
+  }
+  function gelu(x) {
+    const z = Math.abs(x) / Math.SQRT2, t = 1 / (1 + 0.3275911 * z);
+    const tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * Math.exp(-z * z);
+    return x * (x < 0 ? tail / 2 : 1 - tail / 2);
+  }
+  function tokenize(text) {
+    const glue = "[\\p{M}\\u200c\\u200d\\ufe0f\\u{1f3fb}-\\u{1f3ff}]", letter = "[\\p{L}\\p{N}_]";
+    const flag = "[\\u{1f1e6}-\\u{1f1ff}]{2}";
+    const character = `[\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff]${glue}*`;
+    const word = `(?:(?!${character})${letter}${glue}*)+`, other = "[^\\p{L}\\p{N}_\\s]";
+    const sign = `${other}${glue}*(?:(?<=\\u200d)${other}${glue}*)*`;
+    const pattern = new RegExp(`${flag}|${character}|${word}(?:['\\u2019]${word})*|${sign}`, "gu");
+    return text.normalize("NFC").match(pattern) ?? [];
+  }
+  function isKept({ dropout, seed }, ...place) {
+    if (!dropout) return true;
+    let key = stir(stir(0, seed % 2 ** 32), Math.floor(seed / 2 ** 32));
+    for (const index of place) key = stir(key, index);
+    return key >= Math.round(dropout * 2 ** 32);
+  }
+  function stir(key, word) {
+    let x = key ^ Math.imul(word, 2654435761) + 2135587861;
+    x = Math.imul(x ^ x >>> 16, 2246822507);
+    x = Math.imul(x ^ x >>> 13, 3266489909);
+    return (x ^ x >>> 16) >>> 0;
+  }
+
+  // src/page.js
+  var MANY_KEYS = 64;
+  function sourceOf(host) {
+    const { pageSource } = (
+      /** @type {any} */
+      globalThis
+    );
+    if (pageSource) return pageSource();
+    return host === "server" || host === "notebook" ? remoteSource() : liveSource();
+  }
+  function start() {
+    byId("app").hidden = false;
+    document.documentElement.classList.add("live");
+    store.source = sourceOf(pageData.host);
+    Object.assign(screen, { draw, drawPicture, drawControls, fillAll });
+    buildStrip();
+    buildHeads();
+    buildViews();
+    buildSwipe();
+    buildPicture();
+    buildControls();
+    buildSave();
+    buildPrint();
+    buildTheme();
+    const asked2 = readAddress(location.hash), edits = readEdits(location.hash);
+    const text = new URLSearchParams(location.hash.slice(1)).get("text");
+    Object.assign(chosen, mostTelling(), asked2);
+    settle();
+    byId("view").setAttribute("aria-labelledby", `view-${chosen.view}`);
+    walk.at = stagesOf(shownTrace()).length;
+    if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
+    fillAll();
+    draw();
+    const before = new URLSearchParams(location.hash.slice(1)).get("kept");
+    if (pageData.beside && before === "model") keep();
+    else if (store.source && before) store.source.compute(before, NO_EDITS).then((data) => {
+      store.kept = new Snapshot(keepLabels(data));
+      go({});
+    }, () => {
+    });
+    if (store.source && (text ?? changedEdits(edits).length)) {
+      compute(text ?? store.current.text, edits).then(() => go(readAddress(location.hash)));
+    }
+  }
+  start();
+  if (pageData.host === "notebook" || pageData.host === "frame") linkToCell();
+  return __toCommonJS(page_exports);
+})();

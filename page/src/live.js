@@ -1,19 +1,25 @@
-// 13. The model, computed in this page: the decoder that `clearhead.storyteller.Decoder` is in Python,
+// The model, computed in this page: the decoder that `clearhead.storyteller.Decoder` is in Python,
 // with its weights in `pageData.model`. It reads from the top: words become numbers, numbers become
 // vectors, each block lets the words look at each other and then works on each word by itself, and
 // the last vectors say what comes next. Letters: T words, d features, H heads, D = d / H.
 //
 // A matrix is a Float32Array, row by row. Sums are taken in double precision.
 
+import { decode } from "./data.js";
+import { readMask } from "./masks.js";
+import { NO_EDITS, pageData } from "./store.js";
+
 /** @typedef {{rows: number, columns: number, values: Float32Array}} Matrix */
 
+/** @import { SnapshotData, StepData } from "./data.js" */
+/** @import { Source } from "./store.js" */
+
 /** @returns {Source | null} */
-function liveSource() {
+export function liveSource() {
   if (!pageData.model) return null;
   const model = new LiveModel(pageData.model);
-  const edits = ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"];
   return {
-    can: { text: true, rounds: true, edits },
+    can: { text: true, rounds: true, edits: Object.keys(pageData.edits) },
     compute: async (text, given) => model.read(text, { ...NO_EDITS, ...given }),
   };
 }
@@ -33,7 +39,7 @@ class LiveModel {
     this.layers = Object.keys(weights).filter((name) => name.endsWith("W_query.weight")).length;
   }
 
-  // A text -> its snapshot (data.js). Throws an Error whose message can be shown.
+  /** A text -> its snapshot. Throws an Error whose message can be shown. @returns {SnapshotData} */
   read(text, edits) {
     const tokens = tokenize(text);
     if (!tokens.length) throw new Error("The text has no words. The model reads at least one word: type some, for example 'Once upon a time there was a girl.'");
@@ -109,11 +115,12 @@ class LiveModel {
       }
     }
     const size = { h: H, q: T, k: T, d: D, v: D, g: H };
+    /** @returns {StepData} */
     const step = (name, formula, axes, values) => ({
       name, formula, why: this.why[name], axes, values, kept: {}, integer: false,
       stored: axes.map((letter) => size[letter]),
       shape: axes.map((letter) => [letter, size[letter]]),
-      axis_names: Object.fromEntries(axes.map((letter) => [letter, pageData.names[letter]])),
+      axis_names: Object.fromEntries(axes.map((letter) => [letter, pageData.names?.[letter]])),
     });
     const short = (x) => String(Number(x.toPrecision(6)));
     const before = scale === 1 ? "scores" : "scaled", last = edits.softcap ? "capped" : before;
@@ -124,14 +131,14 @@ class LiveModel {
       step("key", "K", ["g", "k", "d"], k),
       step("value", "V", ["g", "k", "v"], v),
       step("scores", "Q Kᵀ", matrix, scores),
-      scale !== 1 && step("scaled", `scores · ${short(scale)}${edits.scale === null && t === 1 ? ` = scores / √${D}` : ""}`, matrix, scaled),
-      edits.softcap && step("capped", `${short(edits.softcap)} · tanh(${before} / ${short(edits.softcap)})`, matrix, capped),
+      scale === 1 ? null : step("scaled", `scores · ${short(scale)}${edits.scale === null && t === 1 ? ` = scores / √${D}` : ""}`, matrix, scaled),
+      !edits.softcap ? null : step("capped", `${short(edits.softcap)} · tanh(${before} / ${short(edits.softcap)})`, matrix, capped),
       step("biased", `${last} + bias${over}`, matrix, biased),
       step("masked", "biased where the mask allows, else −∞", matrix, masked),
       step("weights", "softmax(masked)", matrix, weights),
-      edits.dropout && step("dropped", `weights · kept / (1 − ${short(edits.dropout)})`, matrix, dropped),
+      !edits.dropout ? null : step("dropped", `weights · kept / (1 − ${short(edits.dropout)})`, matrix, dropped),
       step("output", `${edits.dropout ? "dropped" : "weights"} · V`, ["h", "q", "v"], output),
-    ].filter(Boolean);
+    ].filter((it) => it !== null);
     const settings = { scale, ...(edits.softcap ? { softcap: edits.softcap } : {}),
       ...(edits.dropout ? { dropout: edits.dropout, seed: edits.seed } : {}) };
     return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D) };
@@ -163,13 +170,13 @@ class LiveModel {
     return y;
   }
 
-  // The six most probable next words after each word, as [word, probability].
+  /** The six most probable next words after each word. @returns {[word: string, probability: number][][]} */
   guesses(logits) {
     return Array.from({ length: logits.rows }, (_, r) => {
       const row = Array.from(logits.values.subarray(r * logits.columns, (r + 1) * logits.columns));
       const largest = Math.max(...row), exps = row.map((value) => Math.exp(value - largest));
       const total = exps.reduce((a, b) => a + b, 0);
-      return exps.map((value, i) => [this.words[i], Math.round(value / total * 1e4) / 1e4])
+      return exps.map((value, i) => /** @type {[string, number]} */ ([this.words[i], Math.round(value / total * 1e4) / 1e4]))
         .sort((a, b) => b[1] - a[1]).slice(0, 6);
     });
   }
@@ -195,7 +202,7 @@ function pickRows(table, ids) {
 const sum = (a, b) => ({ ...a, values: a.values.map((value, i) => value + b.values[i]) });
 
 // x W^T + b
-function linear(x, weight, bias = null) {
+function linear(x, weight, /** @type {Matrix | null} */ bias = null) {
   const y = matrix(x.rows, weight.rows);
   for (let r = 0; r < x.rows; r++) {
     for (let c = 0; c < weight.rows; c++) {
@@ -260,63 +267,4 @@ function stir(key, word) {
   x = Math.imul(x ^ (x >>> 16), 0x85ebca6b);
   x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35);
   return (x ^ (x >>> 16)) >>> 0;
-}
-
-// ---- masks ---------------------------------------------------------------------------------
-
-// A mask in its own notation -> (query, key) => may look. What is written here is what Python's
-// masks.parse reads, without those that need tensors.
-function readMask(text) {
-  const parts = text.match(/\d+|\w+|\S/g) ?? [];
-  let at = 0;
-  const fail = (why) => {
-    throw new Error(`The mask '${text}' cannot be read: ${why}. A mask here is made of causal, everything, window(before, after), prefix(n) and lengths(keys), joined by &, | and ~.`);
-  };
-  const take = (wanted) => (parts[at] === wanted ? Boolean(++at) : false);
-  const whole = () => (/^\d+$/.test(parts[at] ?? "") ? Number(parts[at++]) : take("None") ? null : fail(`'${parts[at] ?? "its end"}' is no whole number`));
-  const numbers = (...names) => {
-    const given = {};
-    if (!take("(")) fail(`'${parts[at - 1]}' needs its numbers`);
-    for (let i = 0; !take(")"); i++) {
-      if (i && !take(",")) fail("a bracket is open");
-      const isNamed = parts[at + 1] === "=";
-      const name = isNamed ? parts[at] : names[i];
-      if (!names.includes(name)) fail(isNamed ? `'${name}' is no argument here` : "there are too many numbers");
-      if (isNamed) at += 2;
-      else given.isBare = true;
-      given[name] = whole();
-    }
-    return given;
-  };
-  const either = () => {
-    let left = both();
-    while (take("|")) { const [a, b] = [left, both()]; left = (q, k) => a(q, k) || b(q, k); }
-    return left;
-  };
-  const both = () => {
-    let left = one();
-    while (take("&")) { const [a, b] = [left, one()]; left = (q, k) => a(q, k) && b(q, k); }
-    return left;
-  };
-  const one = () => {
-    if (take("~")) { const inner = one(); return (q, k) => !inner(q, k); }
-    if (take("(")) { const inner = either(); return take(")") ? inner : fail("a bracket is open"); }
-    const name = parts[at++];
-    if (name === "causal") return (q, k) => k <= q;
-    if (name === "everything") return () => true;
-    if (name === "window") {
-      const given = numbers("before", "after");
-      if (given.isBare && !("after" in given)) fail("one number does not say how far ahead a window goes: write window(3, 0) or window(before=3)");
-      const { before = null, after = null } = given;
-      return (q, k) => (before === null || k >= q - before) && (after === null || k <= q + after);
-    }
-    if (name === "prefix") { const { n } = numbers("n"); return (q, k) => k < (n ?? fail("prefix needs a number")); }
-    if (name === "lengths") {
-      const { keys = null, queries = null } = numbers("keys", "queries");
-      return (q, k) => (keys === null || k < keys) && (queries === null || q < queries);
-    }
-    return fail(name === undefined ? "it ends too early" : `no mask is called '${name}'`);
-  };
-  const found = either();
-  return at < parts.length ? fail(`'${parts[at]}' is too much`) : found;
 }

@@ -2,12 +2,17 @@
 // It answers a request by lines of JSON: {"progress": [done, total]} now and then, at last one of
 // {"error"}, {"snapshot"} and {"layer"}.
 
-function pageSource() {
+import { say } from "../compute.js";
+import { pageData } from "../store.js";
+
+/** @import { Source } from "../store.js" */
+
+/** @returns {Source} */
+export function remoteSource() {
   const PAUSE = 250; // milliseconds without typing after which a text is sent
   let newest = new AbortController();
 
   const asNumber = (_, value) => (value?.float === undefined ? value : Number(value.float));
-  const tell = (words) => typeof say === "function" && say(words, true);
   const wait = (time, signal) => new Promise((resolve, reject) => {
     setTimeout(resolve, time);
     signal.addEventListener("abort", () => reject(signal.reason));
@@ -26,7 +31,7 @@ function pageSource() {
       throw new Error("The server does not answer. Start clearhead serve again, and open the " +
         "address that it prints.");
     }
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    const reader = /** @type {ReadableStream} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
     let parts = [];
     for (;;) {
       const { done, value } = await reader.read();
@@ -44,6 +49,7 @@ function pageSource() {
   async function* fromNotebook(path, request, signal) {
     const id = String(Math.random());
     const heard = [];
+    /** @type {(_?: any) => void} */
     let wake = () => {};
     const listen = ({ source, data }) => {
       if (source !== parent || data.id !== id) return;
@@ -74,9 +80,9 @@ function pageSource() {
     for await (const text of lines(path, request, signal)) {
       const line = JSON.parse(text, asNumber);
       if (line.error) throw new Error(errorWords(line.error));
-      if (line.progress) tell(progressWords(...line.progress));
+      if (line.progress) say(progressWords(...line.progress), true);
       if (line.snapshot ?? line.layer) {
-        tell("");
+        say("", true);
         return line.snapshot ?? line.layer;
       }
     }
@@ -87,10 +93,7 @@ function pageSource() {
     (done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing");
 
   return {
-    can: {
-      text: true, tile: true,
-      edits: ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"],
-    },
+    can: { text: true, tile: true, edits: Object.keys(pageData.edits) },
 
     // A new request ends the one before it, here and where it is computed.
     async compute(text, edits) {

@@ -1,4 +1,8 @@
-// 11. Numbers: every step of one query, written out exactly.
+// Numbers: every step of one query, written out exactly.
+
+import { MINUS, bar, byId, count, elide, ends, gapRow, keyToken, largest, make, number, precise, queryToken, table } from "../marks.js";
+import { go, keyOr, queryOr, shownTrace, state } from "../state.js";
+import { chosen } from "../store.js";
 
 // How a step is written out. Any other step is shown as before and after (queries x keys), or as a
 // table of its rows.
@@ -22,7 +26,7 @@ function holds(step) {
 }
 
 // A link to the head and query for which it does.
-function elsewhere(step) {
+export function elsewhere(step) {
   const { h, q } = step.kept;
   const at = state();
   const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
@@ -34,7 +38,7 @@ function elsewhere(step) {
 }
 
 // One tab for each step.
-function fillStages() {
+export function fillStages() {
   const { steps } = shownTrace();
   return make("div", { class: "stages", role: "group", "aria-label": "Step" }, steps.map((step, stage) => {
     const button = make("button", { type: "button", "aria-pressed": stage === chosen.stage },
@@ -44,12 +48,12 @@ function fillStages() {
   }));
 }
 
-function turnStage(by) {
+export function turnStage(by) {
   const last = shownTrace().steps.length - 1;
   go({ stage: Math.max(0, Math.min(last, chosen.stage + by)) });
 }
 
-function drawNumbers() {
+export function drawNumbers() {
   const trace = shownTrace(), query = queryOr(), key = keyOr();
   byId("panel").replaceChildren(
     make("p", { class: "hint" }, "Query ", queryToken(query), ` (position ${trace.numbered("q", query)}), key `,
@@ -58,7 +62,7 @@ function drawNumbers() {
 }
 
 // One step in full: name, formula, shape, reason, numbers.
-function stepArticle(stage) {
+export function stepArticle(stage) {
   const step = shownTrace().steps[stage];
   const shape = step.shape.map(([letter, size]) =>
     make("span", {}, `${step.axis_names[letter]} `, make("b", {}, size)));

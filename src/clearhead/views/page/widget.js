@@ -19,12 +19,12 @@ function render({ model, el }) {
     if (data.request) model.send(data.request);
   };
   const fromPython = (message) => {
-    if (message.page === undefined) frame.contentWindow.postMessage(message, "*");
+    if (message.page === undefined) frame.contentWindow?.postMessage(message, "*");
     else if (!frame.srcdoc) frame.srcdoc = message.page;
   };
   const chosenInPython = () => {
     const address = model.get("address");
-    if (address !== shown) frame.contentWindow.postMessage({ address }, "*");
+    if (address !== shown) frame.contentWindow?.postMessage({ address }, "*");
     shown = address;
   };
 

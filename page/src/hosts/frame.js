@@ -1,7 +1,8 @@
 // What a page in a notebook's frame tells the cell around it: what is chosen, as the address that it
 // would have in a window of its own; and what Python chooses there, as the address to go to.
 
-if (parent !== window) {
+export function linkToCell() {
+  if (parent === window) return;
   const write = history.replaceState.bind(history);
   history.replaceState = (state, title, address) => {
     if (address) parent.postMessage({ address: String(address) }, "*");

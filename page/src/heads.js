@@ -1,4 +1,13 @@
-// 6. The heads: one small map each, and what each of them does.
+// The heads: one small map each, and what each of them does.
+
+import { shareColour, sideColour } from "./ink.js";
+import { byId, count, make, percent } from "./marks.js";
+import { showPane } from "./panes.js";
+import { blockedIn } from "./pictures/map.js";
+import { MANY_WORDS } from "./pictures/text.js";
+import { fillCells } from "./scene.js";
+import { MOST_OTHERS, go, keyOr, placeName, point, shownTrace, snapshot, state } from "./state.js";
+import { chosen, sheet, store } from "./store.js";
 
 // What the number of a label means. The first three are measured on held-out stories, the others on
 // this text.
@@ -45,10 +54,7 @@ const isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.labe
 const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number));
 const isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
 
-const sheet = { label: null, order: "place" };
-let tiles = [];
-
-function buildHeads() {
+export function buildHeads() {
   for (const [name, [words]] of Object.entries(ORDERS)) {
     byId("order").append(make("option", { value: name }, words));
   }
@@ -63,7 +69,7 @@ function buildHeads() {
 }
 
 // Anew for another snapshot: its labels and its tiles.
-function fillHeads() {
+export function fillHeads() {
   const found = [...snapshot().findings.values()];
   byId("order").parentElement.hidden = found.length < 2;
   const haveEffects = found.length > 0 && found.every((it) => it.effect !== undefined);
@@ -92,8 +98,8 @@ function fillHeads() {
       { layer, head, label: "mixed", number: 0, entropy: 0 };
     places.sort((a, b) => order(it(a), it(b)));
   }
-  tiles = places.map(tile);
-  byId("grid").replaceChildren(...tiles);
+  store.tiles = places.map(tile);
+  byId("grid").replaceChildren(...store.tiles);
   byId("heads-pane").hidden = places.length === 1;
   layOutGrid();
 }
@@ -118,10 +124,8 @@ function tile({ layer, head }) {
   return Object.assign(button, { layer, head });
 }
 
-let isAdding = false; // does a click on a head add it to those that are compared?
-
 function choosePlace(layer, head) {
-  if (!isAdding) go({ layer, head });
+  if (!store.isAdding) go({ layer, head });
   else {
     const at = chosen.others.findIndex(([l, h]) => l === layer && h === head);
     const others = at >= 0 ? chosen.others.toSpliced(at, 1)
@@ -137,13 +141,13 @@ const LARGEST_PLAIN = 62; // without a label
 // The largest tiles that fit: each layer in one or more rows.
 function layOutGrid() {
   const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
-  if (!width || !tiles.length) return;
+  if (!width || !store.tiles.length) return;
   const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
   // Of rows of nearly equal length: all in one, in two, and so on.
   const lengths = [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))];
   const sizes = lengths.map((columns) => {
     const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns)
-      : Math.ceil(tiles.length / columns);
+      : Math.ceil(store.tiles.length / columns);
     const wide = Math.floor(width / columns) - 6, high = Math.floor(height / rows) - 6;
     const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
     return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true }
@@ -157,15 +161,15 @@ function layOutGrid() {
   grid.classList.toggle("labelled", best.isLabelled);
   grid.columns = best.columns;
   // A layer begins a new row.
-  for (const it of tiles) {
+  for (const it of store.tiles) {
     it.style.gridColumnStart = sheet.order === "place" && it.head === 0 ? "1" : "";
   }
 }
 
-function drawHeads() {
+export function drawHeads() {
   const { layer, head, others } = state();
   const pixels = 2 * Math.round(parseFloat(byId("grid").style.getPropertyValue("--tile")) || 60);
-  for (const it of tiles) {
+  for (const it of store.tiles) {
     const here = it.layer === layer && it.head === head;
     it.setAttribute("aria-checked", it.layer === chosen.layer && it.head === chosen.head);
     it.tabIndex = it.layer === chosen.layer && it.head === chosen.head ? 0 : -1;
@@ -175,8 +179,8 @@ function drawHeads() {
     it.style.setProperty("--side", side >= 0 ? sideColour(side + 1) : here && others.length ? sideColour(0) : "");
     it.classList.toggle("side", side >= 0);
     const trace = snapshot().layer(it.layer);
-    if (it.painted === trace && it.dark === isDark) continue;
-    Object.assign(it, { painted: trace, dark: isDark });
+    if (it.painted === trace && it.dark === store.isDark) continue;
+    Object.assign(it, { painted: trace, dark: store.isDark });
     paintTile(it.firstChild, trace, it.head, pixels);
   }
 }
@@ -191,24 +195,24 @@ function paintTile(canvas, trace, head, pixels) {
 
 // Arrow keys: left and right to the next head, up and down to the one above or below.
 function walkGrid(event) {
-  const from = tiles.indexOf(event.target.closest(".tile"));
+  const from = store.tiles.indexOf(event.target.closest(".tile"));
   if (from < 0) return;
   const columns = byId("grid").columns;
   const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -1e9, End: 1e9 }[event.key];
-  if (event.key === "Enter" && !isAdding) {
+  if (event.key === "Enter" && !store.isAdding) {
     event.preventDefault();
     byId("picture").focus();
   }
   if (!by) return;
   event.preventDefault();
-  const to = tiles[Math.max(0, Math.min(tiles.length - 1, from + by))];
-  if (!isAdding) go({ layer: to.layer, head: to.head });
+  const to = store.tiles[Math.max(0, Math.min(store.tiles.length - 1, from + by))];
+  if (!store.isAdding) go({ layer: to.layer, head: to.head });
   to.focus();
 }
 
 // ---- the chosen head in words --------------------------------------------------------------
 
-function drawHeadLine() {
+export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
   const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
     `Head ${shownTrace().numbered("h", head)}`;

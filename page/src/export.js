@@ -1,6 +1,13 @@
-// 15. Saving what is shown: the picture as PNG or SVG, its numbers as CSV.
+// Saving what is shown: the picture as PNG or SVG, its numbers as CSV.
 
-function buildSave() {
+import { byId, make } from "./marks.js";
+import { drawMap } from "./pictures/map.js";
+import { Scene, fitted, paint, svgOf } from "./scene.js";
+import { sides, state } from "./state.js";
+import { chosen, pageData } from "./store.js";
+import { TABS } from "./views.js";
+
+export function buildSave() {
   byId("save").hidden = false;
   byId("save").addEventListener("toggle", nameSaved);
   byId("save").addEventListener("click", async (event) => {

@@ -1,19 +1,31 @@
-// 10. Zoom: of a text whose map is pooled, the exact weights around the chosen query and key, which
+// Zoom: of a text whose map is pooled, the exact weights around the chosen query and key, which
 // the model's host computes when they are asked for.
 
+import { answered } from "../compute.js";
+import { Trace } from "../data.js";
+import { byId, make } from "../marks.js";
+import { go, isBeside, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "../state.js";
+import { chosen, screen, store } from "../store.js";
+
 const PART = 32; // queries and keys of a part
-let zoomed = null; // { from: snapshot, layer, head, trace, first: {q, k} }
 
 // Is the map coarser than the text, and can the host compute a part of it?
-const canZoom = () => Boolean(source?.can.tile) && !edited && !isBeside() && (shownTrace().bins ?? []).some(
+export const canZoom = () => Boolean(store.source?.can.tile) && !store.edited && !isBeside() && (shownTrace().bins ?? []).some(
   (cells, i) => cells < (i ? shownTrace().size.k : shownTrace().size.q));
 
-const isZoomed = () => zoomed !== null && zoomed.from === snapshot() &&
-  zoomed.layer === state().layer && zoomed.head === state().head;
+// The part that is zoomed to, if it is one of the chosen head.
+function zoomedPart() {
+  const { zoomed } = store, { layer, head } = state();
+  return zoomed?.from === snapshot() && zoomed.layer === layer && zoomed.head === head ? zoomed : null;
+}
 
-// The part as a side, in its own positions.
-function zoomedSide() {
-  const { layer, head, trace, first } = zoomed, { query, key } = state();
+export const isZoomed = () => zoomedPart() !== null;
+
+// The part as a side, in its own positions; null if nothing is zoomed to.
+export function zoomedSide() {
+  const part = zoomedPart(), { query, key } = state();
+  if (!part) return null;
+  const { layer, head, trace, first } = part;
   const inside = (position, from, size) =>
     (position !== null && position >= from && position < from + size ? position - from : null);
   return {
@@ -27,9 +39,10 @@ function zoomedSide() {
 }
 
 // The exact weight of the chosen head, if the part holds it.
-function zoomedWeight(query, key) {
-  if (!isZoomed()) return undefined;
-  const { trace, first } = zoomed;
+export function zoomedWeight(query, key) {
+  const part = zoomedPart();
+  if (!part) return undefined;
+  const { trace, first } = part;
   return trace.row(trace.weights, 0, query - first.q)?.[key - first.k];
 }
 
@@ -41,23 +54,24 @@ async function zoom() {
   };
   const part = { layer, head, queries: around(queryOr(), size.q), keys: around(keyOr(), size.k) };
   await answered(async () => {
-    const data = await source.tile(from.text, chosen.edits, part);
-    if (snapshot() !== from) return;
+    const data = await store.source?.tile?.(from.text, chosen.edits, part);
+    if (!data || snapshot() !== from) return;
     const first = { q: part.queries[0], k: part.keys[0] };
-    zoomed = { from, layer, head, first, trace: new Trace(data, []) };
+    store.zoomed = { from, layer, head, first, trace: new Trace(data, []) };
     go({ step: "weights" });
   });
 }
 
-function zoomButton() {
+export function zoomButton() {
   const button = make("button", { type: "button", id: "zoom", "aria-pressed": isZoomed() },
     isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`);
   button.title = "The model runs again, for the weights around the chosen query and key";
   button.addEventListener("click", () => {
     const isComputing = !byId("stop").hidden; // what is asked for must not end it
-    if (!isZoomed()) return isComputing ? undefined : zoom();
-    zoomed = null;
-    draw();
+    if (isZoomed()) {
+      store.zoomed = null;
+      screen.draw();
+    } else if (!isComputing) zoom();
   });
   return button;
 }

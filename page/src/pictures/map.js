@@ -1,11 +1,19 @@
-// 9. The map: a row for each query, a column for each key.
+// The map: a row for each query, a column for each key.
+
+import { LEAST, drawHatchKey, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
+import { MINUS, number } from "../marks.js";
+import { Scene, fitted, widthOf } from "../scene.js";
+import { sides } from "../state.js";
+import { chosen } from "../store.js";
+import { wordLists } from "./text.js";
+import { zoomedSide } from "./zoom.js";
 
 const LARGEST_CELL = 46, DIGITS_FROM = 30; // pixels of a cell; with room for digits
 const LABEL = 14; // pixels from one label to the next
 
 // Blocked cells are minus infinity: in the step itself (the maps of a report hold them, too), or for
 // weights in the step `masked`.
-function blockedIn(trace, step, head, fine = true) {
+export function blockedIn(trace, step, head, fine = true) {
   const masked = step.isShare && trace.step("masked");
   const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
   return (cell) => values[cell] === -Infinity;
@@ -23,8 +31,8 @@ function limitOf(trace, step) {
   return (step.limit = limit || 1);
 }
 
-function drawMap(width, height) {
-  const scene = new Scene(width, height), all = isZoomed() ? [zoomedSide()] : sides(), bar = 34;
+export function drawMap(width, height) {
+  const scene = new Scene(width, height), zoomed = zoomedSide(), all = zoomed ? [zoomed] : sides(), bar = 34;
   const stepOf = (side) => side.trace.step(chosen.step) ?? side.trace.weights;
   if (chosen.difference && all.length === 2) {
     const [a, b] = all.map((side) => stepOf(side).grid(side.head, false));
@@ -46,15 +54,15 @@ function drawMap(width, height) {
     const grid = step.grid(side.head), isBlocked = blockedIn(side.trace, step, side.head);
     hasBlocked ||= grid.values.some((_, cell) => isBlocked(cell));
     mapPanel(scene, side, grid, isBlocked, (value) => (step.isShare ? shareColour(value) : signedColour(value, limit)),
-      (i % columns) * (wide + 16), Math.floor(i / columns) * high, wide, high - 6, all.length > 1 || isZoomed() ? side.name : "");
+      (i % columns) * (wide + 16), Math.floor(i / columns) * high, wide, high - 6, all.length > 1 || zoomed ? side.name : "");
   });
   const step = stepOf(all[0]);
   if (step.isShare) drawWeightBar(scene, 0, height - 26);
   else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
   const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
   // Beside a map that leaves room, and beside the legend: the row and the column of the query.
-  const right = Math.max(scene.map.x + scene.map.cell * scene.map.columns, legend) + 32;
-  if (all.length === 1 && !isZoomed() && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+  const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
+  if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
   return scene;
 }
 

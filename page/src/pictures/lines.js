@@ -1,11 +1,17 @@
-// 8. Lines: every query on the left, every key on the right, a line for each weight above the
+// Lines: every query on the left, every key on the right, a line for each weight above the
 // threshold. Pointing at a word isolates its lines; several heads have a colour each.
+
+import { LEAST, css, sideColour, signedColour } from "../ink.js";
+import { largest, percent } from "../marks.js";
+import { Scene, fitted, widthOf } from "../scene.js";
+import { isBeside, sides } from "../state.js";
+import { chosen, store } from "../store.js";
 
 const ROW = 22, LEAST_ROW = 15;
 
-function drawLines(width, height) {
+export function drawLines(width, height) {
   const all = sides(), scene = new Scene(width, height), bar = 36;
-  const panels = (edited || isBeside()) && !chosen.difference ? all.map((side) => [side]) : [all];
+  const panels = (store.edited || isBeside()) && !chosen.difference ? all.map((side) => [side]) : [all];
   const wide = (width - 30 * (panels.length - 1)) / panels.length;
   const isNamed = all.length > 1 && !chosen.difference; // a difference has the colours of its legend
   const cut = panels.map((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar, isNamed));
@@ -30,7 +36,7 @@ function linesPanel(scene, members, x, width, height, isNamed) {
   const queries = around(trace.kept, most, query ?? trace.kept.at(-1));
   const keys = keysToShow(members, queries, most);
   const row = Math.min(ROW, (height - heading) / Math.max(queries.length, keys.length));
-  const middle = (list, i) => heading + (i + 0.5) * row;
+  const middle = (i) => heading + (i + 0.5) * row;
   const label = Math.min(150, width * 0.26), size = Math.max(12, Math.min(15, row - 4));
   const [left, right] = [x + label, x + width - label];
   scene.text("query", left - 8, 10, { size: 12, fill: "soft", align: "right" });
@@ -43,7 +49,7 @@ function linesPanel(scene, members, x, width, height, isNamed) {
     .map((q) => [q, side.trace.row(side.trace.used, side.head, q) ?? []])));
   const isFaint = (q, k) => (query !== null && q !== query) || (query === null && key !== null && k !== key);
   const line = (i, j, weight, colour, q, k) => {
-    const [y1, y2] = [middle(queries, i), middle(keys, j)], faint = isFaint(q, k), bend = (left + right) / 2;
+    const [y1, y2] = [middle(i), middle(j)], faint = isFaint(q, k), bend = (left + right) / 2;
     scene.path(`M ${left} ${y1} C ${bend} ${y1} ${bend} ${y2} ${right} ${y2}`, { stroke: colour,
       line: (0.75 + Math.min(row - 3, 9) * Math.min(1, weight)), opacity: faint ? 0.1 : 0.35 + 0.6 * Math.min(1, weight) },
     { weight, query: q, key: k });
@@ -73,7 +79,7 @@ function linesPanel(scene, members, x, width, height, isNamed) {
   for (const it of drawn.sort((a, b) => Number(isFaint(b[4], b[5])) - Number(isFaint(a[4], a[5])) || a[2] - b[2])) line(...it);
   const blocked = query === null ? [] : trace.blocked(members[0].head, query);
   const word = (list, i, position, labels, at, align, isChosen, target) => {
-    const y = middle(list, i);
+    const y = middle(i);
     if (position === null) return scene.text("⋮", at, y, { size: 12, fill: "soft", align });
     const inset = align === "right" ? at - label + 4 : at - 4;
     if (isChosen) scene.rect(inset, y - row / 2, label - 4, row, { fill: "tint", radius: 3 });

@@ -1,15 +1,18 @@
-// 12. The walk: the way of one query as a moving picture. Everything keeps its place: a row for each
+// The walk: the way of one query as a moving picture. Everything keeps its place: a row for each
 // key, its vector on the left, its score or weight on the right, the query above, the output below.
+
+import { LEAST, css, shareColour, signedColour } from "../ink.js";
+import { MINUS, byId, largest, make, number } from "../marks.js";
+import { Scene, fitted, widthOf } from "../scene.js";
+import { keyOr, queryOr, shownTrace, state } from "../state.js";
+import { screen, stillOnly, walk } from "../store.js";
 
 const WALKED = ["query", "key", "scores", "scaled", "capped", "biased", "masked", "weights", "dropped",
   "value", "output"];
 const SECONDS = 2; // of a stage at speed 1
 const HEADING = 54, STRIP_ROW = 34, LEAST_WALK_ROW = 17, MOST_WALK_ROW = 27;
 
-const walk = { at: 0, speed: 1, isPlaying: false, frame: 0, last: 0 };
-const stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
-
-const stagesOf = (trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers)
+export const stagesOf = (trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers)
   .filter((name) => name !== "value" || trace.step("output"));
 
 // Where the walk is: which stage, and how far it has come, 0 to 1. At rest a stage is complete.
@@ -20,7 +23,7 @@ function walkPlace(stages) {
 }
 
 // Null if the page does not hold the steps of this head and query.
-function drawWalk(width, height) {
+export function drawWalk(width, height) {
   const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
   const query = queryOr(), stages = stagesOf(trace), held = (k) => trace.step("key")?.along("d", trace.at(head, query, k));
   const key = held(keyOr()) ? keyOr() : trace.step("key")?.kept?.k?.[0] ?? 0;
@@ -200,7 +203,7 @@ function walkBars(scene, { trace, head, query, keys, stages, stage, progress, pr
 
 // ---- play, pause, step ---------------------------------------------------------------------
 
-function walkOptions() {
+export function walkOptions() {
   const stages = stagesOf(shownTrace());
   const button = (id, text, label, then) => {
     const made = make("button", { type: "button", id, "aria-label": label }, text);
@@ -209,7 +212,7 @@ function walkOptions() {
   };
   const scrub = make("input", { type: "range", id: "scrub", min: 0, max: stages.length, step: 0.01,
     value: walk.at, "aria-label": "Where the walk is" });
-  scrub.addEventListener("input", () => { pauseWalk(); walk.at = Number(scrub.value); drawPicture(); });
+  scrub.addEventListener("input", () => { pauseWalk(); walk.at = Number(scrub.value); screen.drawPicture(); });
   const speed = make("select", { id: "speed", "aria-label": "Speed" },
     [0.25, 0.5, 1, 2].map((it) => make("option", { value: it, selected: it === walk.speed }, `${it}×`)));
   speed.addEventListener("change", () => { walk.speed = Number(speed.value); });
@@ -218,14 +221,14 @@ function walkOptions() {
     button("forth", "Step ▶", "Step forward", () => stepWalk(1)), scrub, speed];
 }
 
-function stepWalk(by) {
+export function stepWalk(by) {
   pauseWalk();
   const stages = stagesOf(shownTrace()), { stage } = walkPlace(stages);
   walk.at = Math.max(1, Math.min(stages.length, stage + 1 + by));
-  drawPicture();
+  screen.drawPicture();
 }
 
-function playWalk() {
+export function playWalk() {
   const length = stagesOf(shownTrace()).length;
   if (walk.at >= length) walk.at = 0;
   walk.isPlaying = true;
@@ -235,14 +238,14 @@ function playWalk() {
     walk.at = Math.min(length, walk.at + Math.max(0, now - walk.last) / 1000 / SECONDS * walk.speed);
     walk.last = now;
     if (walk.at >= length) walk.isPlaying = false;
-    drawPicture();
+    screen.drawPicture();
     if (walk.isPlaying) walk.frame = requestAnimationFrame(tick);
   };
   walk.frame = requestAnimationFrame(tick);
-  drawPicture();
+  screen.drawPicture();
 }
 
-function pauseWalk() {
+export function pauseWalk() {
   walk.isPlaying = false;
   cancelAnimationFrame(walk.frame);
   if (byId("play")) byId("play").textContent = "Play";

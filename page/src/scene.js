@@ -1,17 +1,22 @@
-// 4. Pictures. A scene is a list of shapes; it is painted on a canvas and, for export, written as
+// Pictures. A scene is a list of shapes; it is painted on a canvas and, for export, written as
 // SVG. Colours are names of the theme ("ink", "accent") or CSS colours.
+
+import { make } from "./marks.js";
+import { store } from "./store.js";
+
+/** @import { Values } from "./data.js" */
 
 /** @typedef {{fill?: string, stroke?: string, hatch?: boolean, opacity?: number, radius?: number, line?: number,
  *   dash?: number[]}} Ink */
 /** @typedef {{size?: number, align?: CanvasTextAlign, fill?: string, bold?: boolean, serif?: boolean, turn?: number,
  *   italic?: boolean, opacity?: number, halo?: boolean}} Lettering */
 
-class Scene {
+export class Scene {
   /** @type {any[]} */ shapes;
   /** @type {any[]} */ targets;
   /** @type {number} */ width;
   /** @type {number} */ height;
-  /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Numbers} | undefined} */ map;
+  /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Values}} */ map;
 
   constructor(width, height) {
     Object.assign(this, { width, height, shapes: [], targets: [] });
@@ -51,36 +56,35 @@ class Scene {
 // ---- colours of the theme -------------------------------------------------------------------
 
 const THEME = ["paper", "sheet", "ink", "soft", "rule", "accent", "tint", "hatch", "mark"];
-let themeColours = null;
 
 // What the names mean in the theme that is shown, as the browser computes them.
 function colours() {
-  if (themeColours) return themeColours;
+  if (store.themeColours) return store.themeColours;
   const probe = document.body.appendChild(make("i", { hidden: true }));
-  themeColours = {};
+  store.themeColours = {};
   for (const name of THEME) {
     probe.style.color = `var(--${name})`;
-    themeColours[name] = getComputedStyle(probe).color;
+    store.themeColours[name] = getComputedStyle(probe).color;
   }
   probe.remove();
-  return themeColours;
+  return store.themeColours;
 }
 
-const inked = (name) => colours()[name] ?? name;
+export const inked = (name) => colours()[name] ?? name;
 const fontOf = (/** @type {Lettering} */ { size, bold, serif, italic }) => `${italic ? "italic " : ""}${bold ? 600 : 400} ${size}px ` +
   (serif ? 'Palatino, "URW Palladio L", Georgia, "Liberation Serif", serif'
     : 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif');
 
-const ruler = document.createElement("canvas").getContext("2d");
+const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 
 // How wide a text is, in pixels.
-function widthOf(text, /** @type {Lettering} */ { size = 13, bold = false, serif = false } = {}) {
+export function widthOf(text, /** @type {Lettering} */ { size = 13, bold = false, serif = false } = {}) {
   ruler.font = fontOf({ size, bold, serif });
   return ruler.measureText(text).width;
 }
 
 // A text cut to a width, by whole characters.
-function fitted(text, room, options) {
+export function fitted(text, room, options) {
   let characters = [...text.slice(0, 200)];
   if (text.length <= 200 && widthOf(text, options) <= room) return text;
   while (characters.length > 1 && widthOf(`${characters.join("")}…`, options) > room) {
@@ -91,7 +95,7 @@ function fitted(text, room, options) {
 
 // ---- on a canvas ---------------------------------------------------------------------------
 
-function paint(canvas, scene, ratio = devicePixelRatio || 1) {
+export function paint(canvas, scene, ratio = devicePixelRatio || 1) {
   const [width, height] = [Math.round(scene.width * ratio), Math.round(scene.height * ratio)];
   if (canvas.width !== width) canvas.width = width;
   if (canvas.height !== height) canvas.height = height;
@@ -154,7 +158,7 @@ const PAINTED = {
 };
 
 // One pixel a cell; a cell without a colour stays transparent and shows the hatching behind.
-function fillCells(canvas, rows, columns, colourOf) {
+export function fillCells(canvas, rows, columns, colourOf) {
   [canvas.width, canvas.height] = [columns, rows];
   const pen = canvas.getContext("2d"), image = pen.createImageData(columns, rows);
   for (let cell = 0; cell < rows * columns; cell++) {
@@ -187,7 +191,7 @@ function hatching(pen, x, y, width, height) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
-function svgOf(scene) {
+export function svgOf(scene) {
   const element = (tag, attributes, text) => {
     const made = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(attributes)) {

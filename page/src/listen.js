@@ -1,11 +1,19 @@
-// 16. What listens: pointers, keys, the tabs of the views, the theme, the printer.
+// What listens: pointers, keys, the tabs of the views, the theme, the printer.
 
-function buildPicture() {
+import { keep } from "./compute.js";
+import { byId, make } from "./marks.js";
+import { stepArticle, turnStage } from "./pictures/numbers.js";
+import { pauseWalk, playWalk, stagesOf, stepWalk } from "./pictures/walk.js";
+import { VIEWS, go, keyOr, letGo, point, queryOr, readAddress, shownTrace } from "./state.js";
+import { chosen, screen, stillOnly, store, walk } from "./store.js";
+import { TABS } from "./views.js";
+
+export function buildPicture() {
   const canvas = byId("picture");
   const under = (event) => {
     const box = canvas.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    const target = picture?.under(x, y);
+    const target = store.picture?.under(x, y);
     return target?.of ? target.of(x, y) : target?.changes ?? null;
   };
   canvas.addEventListener("pointermove", (event) => {
@@ -44,11 +52,11 @@ function buildPicture() {
     event.preventDefault();
     turnStage(by);
   });
-  new ResizeObserver(() => drawPicture()).observe(byId("view"));
+  new ResizeObserver(() => screen.drawPicture()).observe(byId("view"));
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     if (byId("save").open) byId("save").open = false;
-    else if (isAdding) { isAdding = false; draw(); }
+    else if (store.isAdding) { store.isAdding = false; screen.draw(); }
     else letGo();
   });
   addEventListener("hashchange", () => {
@@ -57,7 +65,7 @@ function buildPicture() {
   });
 }
 
-function buildViews() {
+export function buildViews() {
   const views = byId("views");
   views.replaceChildren(...VIEWS.map((view) => {
     const tab = make("button", { type: "button", role: "tab", "data-view": view, id: `view-${view}`,
@@ -72,23 +80,10 @@ function buildViews() {
     byId(`view-${chosen.view}`).focus();
   });
   byId("keep").addEventListener("click", keep);
-  byId("beside").addEventListener("click", () => { isAdding = !isAdding; byId("options").wanted = null; draw(); });
+  byId("beside").addEventListener("click", () => { store.isAdding = !store.isAdding; byId("options").wanted = null; screen.draw(); });
 }
 
-function buildSwipe() {
-  byId("swipe").addEventListener("click", (event) => {
-    const { pane } = event.target.dataset;
-    if (pane) showPane(pane);
-  });
-  const mark = () => {
-    const shown = byId("panes").scrollLeft > byId("panes").clientWidth / 2 ? "picture-pane" : "heads-pane";
-    for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
-  };
-  byId("panes").addEventListener("scroll", mark);
-  mark();
-}
-
-function chooseView(view) {
+export function chooseView(view) {
   pauseWalk();
   if (view === "walk") walk.at = walk.at || stagesOf(shownTrace()).length;
   byId("view").setAttribute("aria-labelledby", `view-${view}`);
@@ -96,34 +91,29 @@ function chooseView(view) {
   if (view === "walk" && !stillOnly.matches) { walk.at = 0; playWalk(); }
 }
 
-function buildTheme() {
+export function buildTheme() {
   const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
   button.hidden = false;
-  const show = (to) => {
-    isDark = to;
-    themeColours = null;
-    document.documentElement.dataset.theme = isDark ? "dark" : "light";
-    button.textContent = isDark ? "Light" : "Dark"; // the theme that it changes to
-    if (current) draw();
+  const set = (to) => {
+    store.isDark = to;
+    store.themeColours = null;
+    document.documentElement.dataset.theme = store.isDark ? "dark" : "light";
+    button.textContent = store.isDark ? "Light" : "Dark"; // the theme that it changes to
   };
-  button.addEventListener("click", () => show(!isDark));
+  const show = (to) => {
+    set(to);
+    screen.draw();
+  };
+  button.addEventListener("click", () => show(!store.isDark));
   dark.addEventListener("change", () => show(dark.matches));
-  show(dark.matches);
+  set(dark.matches);
 }
 
 // On paper: every step of the chosen query, one below the other.
-function buildPrint() {
+export function buildPrint() {
   addEventListener("beforeprint", () => {
     byId("panel").hidden = false;
     byId("panel").replaceChildren(...shownTrace().steps.map((_, i) => stepArticle(i)));
   });
-  addEventListener("afterprint", () => drawPicture());
-}
-
-// On a narrow screen the panes lie beside each other: slide to the one that changed.
-function showPane(id) {
-  const panes = byId("panes");
-  if (panes.scrollWidth > panes.clientWidth + 8) {
-    panes.scrollTo({ left: byId(id).offsetLeft - panes.offsetLeft, behavior: stillOnly.matches ? "auto" : "smooth" });
-  }
+  addEventListener("afterprint", () => screen.drawPicture());
 }

@@ -1,62 +1,15 @@
-"use strict";
+// What a model did with one text: snapshots, their layers, and the steps of these. Python describes the
+// data in schema.d.ts; a model in the page computes the same.
 
-// 1. The data. A snapshot is what a model did with one text: the JSON that Python wrote into this
-// page, or what `source.compute(text, edits)` returns in the same form.
-//
-// Letters, as everywhere in clearhead: h head, g key head, q query, k key,
-// d feature, v value feature, e embedding feature.
-//
-// snapshot = {
-//   tokens: [string],          as they are shown; a control character is already written out
-//   text?: string,             what the field at the top holds; if left out, the tokens in a row
-//   about?: string,            its sizes, for the line beside the title
-//   unknown?: [position],      words that the model does not know
-//   guesses?: [[[word, probability], ...], ...] | null,   for each position, what comes next
-//   layers: [layer],
-//   heads?: [finding],         one for each head of each layer, layer by layer. A computed snapshot
-//                              may leave it out: labels that were measured then stay, others go
-//   effect_metric?: string,    what effects are measured in: "loss" in nats, "turn", or a name
-//   effects_withheld?: string, why there are none
-//   outputs?: string,          a digest of what every attention call returned
-//   begin?: {layer, head, query, key},   where to open; if left out, the page chooses
-// }
-// layer = {
-//   size: {h, q, k, d, v, g},  settings: {scale, softcap, dropout, ...} the finite ones
-//   queries?, keys?: [string] | null,    left out: the tokens; null: unknown, so numbered
-//   kept: [position],          queries whose rows are there; of a short text all of them
-//   steps: [step],             query, key, value, scores, scaled, ... weights, ... output
-//   module?, cross_attention?, max_entropy?, first?, block?, bins?, links?
-// }
-// step = { name, formula, why, axes: ["h", "q", "k"], shape: [["h", 8], ...], axis_names: {h: "head"},
-//          integer?, kept: {letter: [position]}, ...numbers, map?: numbers, fine?: numbers }
-// numbers = { stored: [size, ...], kind: "f4", data: base64 } or { stored, values: TypedArray }
-// finding = { layer, head, label, number, measured, entropy, effective, shares: {name: share},
-//             effect?: number,          how much effect_metric changes without the head
-//             links: [[query, key, weight]], received: [[key, weight]], evidence?: string,
-//             withheld?: string }       why a head that looks like one has no label
-//
-// The page holds besides: names (of the axes), inks (the colours), name (of the model), and what
-// live.js computes with, pageData.model; and the snapshot of another model to compare with, with its
-// name, pageData.beside.
-//
-// edits = { off: [[layer, head]], temperature: 1, scale: null, mask: null, softcap: null,
-//           dropout: 0, seed: 0 }   null: as the model does it.
-// source = { can: {text: true, tile?: true, rounds?: true, edits: ["off", "temperature", ...]}, compute(text, edits),
-//           tile?(text, edits, part), cancel?() } or null; compute and tile reject with an Error
-//           whose message can be shown. One that rounds has weights a little other than those of the
-//           model that made the page's own numbers.
+/** @import * as schema from "./schema.d.ts" */
 
-/** @typedef {{can: {text: boolean, tile?: boolean, rounds?: boolean, edits: string[]},
- *    compute: (text: string, edits: object) => Promise<any>,
- *    tile?: (text: string, edits: object, part: object) => Promise<any>, cancel?: () => void}} Source */
+/** @typedef {Float64Array | Float32Array | Uint32Array | Int16Array | Uint16Array | Uint8Array} Values */
+/** @typedef {Partial<schema.Shades> & {values?: Values, decoded?: Values}} Encoded */
+/** @typedef {schema.Step & {values?: Values}} StepData */
+/** @typedef {Omit<schema.Layer, "steps"> & {steps: StepData[]}} LayerData */
+/** @typedef {Omit<schema.Snapshot, "layers"> & {layers: LayerData[]}} SnapshotData */
 
-const pageData = JSON.parse(document.getElementById("trace").textContent,
-  (_, value) => (value?.float === undefined ? value : Number(value.float)));
-
-/** @typedef {Float64Array | Float32Array | Uint32Array | Uint16Array | Uint8Array} Numbers */
-/** @typedef {{stored: number[], kind?: string, data?: string, values?: Numbers, top?: number, decoded?: Numbers}} Encoded */
-
-// One step. `siblings` are all steps of its layer; `isPair` says that it is queries x keys.
+// One step; `isPair` says that it is queries x keys.
 class Step {
   /** @type {string} */ name;
   /** @type {string} */ formula;
@@ -66,15 +19,18 @@ class Step {
   /** @type {Record<string, string>} */ axis_names;
   /** @type {Record<string, number[]>} */ kept;
   /** @type {number[]} */ stored;
+  /** @type {boolean | undefined} */ integer;
   /** @type {string | undefined} */ data;
-  /** @type {Numbers | undefined} */ values;
-  /** @type {Encoded | undefined} */ map;
-  /** @type {Encoded & {head: number} | undefined} */ fine;
-  /** @type {Numbers | undefined} */ decoded;
+  /** @type {Values | undefined} */ values;
+  /** @type {(schema.Numbers | schema.Shades) & {decoded?: Values} | undefined} */ map;
+  /** @type {schema.FineMap & {decoded?: Values} | undefined} */ fine;
+  /** @type {Values | undefined} */ decoded;
   /** @type {number | undefined} */ limit;
+  /** @type {Record<string, Map<number, number>>} */ indexOf;
 
-  constructor(data, siblings) {
-    Object.assign(this, data, { siblings, decoded: undefined });
+  /** @param {StepData} data */
+  constructor(data) {
+    Object.assign(this, data, { decoded: undefined });
     this.isPair = this.axes.includes("q") && this.axes.includes("k");
     // Of an axis that is not kept in full: the index in the data, by position.
     this.indexOf = {};
@@ -124,7 +80,7 @@ class Step {
   // One head of a queries x keys step as a grid of cells: the numbers themselves, or the pooled ones
   // of a long text. One head of a long report has a larger map; `fine` says whether to use it.
   grid(head, fine = true) {
-    if (fine && this.fine?.head === head) {
+    if (fine && this.fine && this.fine.head === head) {
       const [rows, columns] = this.fine.stored;
       return { rows, columns, values: (this.fine.decoded ??= decode(this.fine)) };
     }
@@ -140,8 +96,8 @@ const KINDS = {
   f8: Float64Array, f4: Float32Array, u4: Uint32Array, i2: Int16Array, u2: Uint16Array, u1: Uint8Array,
 };
 
-/** @param {Partial<Encoded>} numbers @returns {Numbers} */
-function decode({ kind, data, top, values: given }) {
+/** @param {Encoded} numbers @returns {Values} */
+export function decode({ kind = "f4", data = "", top, values: given }) {
   if (given) return given;
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
@@ -153,7 +109,7 @@ function decode({ kind, data, top, values: given }) {
 }
 
 // One layer of a snapshot, and how to read it.
-class Trace {
+export class Trace {
   /** @type {Record<string, number>} */ size;
   /** @type {Record<string, number>} */ settings;
   /** @type {string[]} */ queries;
@@ -163,12 +119,13 @@ class Trace {
   /** @type {boolean | undefined} */ cross_attention;
   /** @type {Record<string, number> | undefined} */ first;
   /** @type {[number, number] | undefined} */ block;
-  /** @type {number[] | undefined} */ bins;
+  /** @type {[number, number] | undefined} */ bins;
   /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */ links;
+  /** @type {Step} */ weights;
 
+  /** @param {LayerData} data @param {string[]} tokens */
   constructor(data, tokens) {
-    const steps = [];
-    for (const step of data.steps) steps.push(new Step(step, steps));
+    const steps = data.steps.map((step) => new Step(step));
     const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
     const labels = (given, size) => (given === undefined ? tokens : given) ?? numbers(size);
     Object.assign(this, data, { steps });
@@ -181,7 +138,7 @@ class Trace {
       (data.size.q === data.size.k && this.queries.every((word, i) => word === this.keys[i])));
     this.pairs = steps.filter((step) => step.isPair);
     this.maps = steps.filter((step) => step.hasMap);
-    this.weights = this.step("weights");
+    this.weights = /** @type {Step} */ (this.step("weights"));
     // What the values are multiplied by: the weights after dropout, if there was dropout.
     this.used = this.step("dropped") ?? this.weights;
     this.heads = data.size.h ?? 1;
@@ -276,7 +233,7 @@ const cellOf = (position, length, cells, block) =>
   block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);
 
 // A snapshot whose layers are read on first use.
-class Snapshot {
+export class Snapshot {
   constructor(data) {
     this.tokens = data.tokens;
     this.text = data.text ?? data.tokens.join(" ");

@@ -1,9 +1,11 @@
-// 3. Building blocks: elements, tokens, numbers, bars and tables.
+// Building blocks: elements, tokens, numbers, bars and tables.
 //
 // Text becomes text nodes, never markup: a token may hold anything.
 
+import { shownTrace } from "./state.js";
+
 /** @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
-function make(tag, attributes = {}, ...children) {
+export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== false && value !== undefined) element.setAttribute(name, value);
@@ -13,26 +15,26 @@ function make(tag, attributes = {}, ...children) {
 }
 
 /** @param {string} id @returns {any} */
-const byId = (id) => document.getElementById(id);
+export const byId = (id) => document.getElementById(id);
 
 // Shortens a text by code points, so that no character is cut in two.
-function clip(text, most) {
+export function clip(text, most) {
   const head = [...text.slice(0, 2 * most + 2)];
   return head.length > most ? head.slice(0, most).join("") + "…" : text;
 }
 
 // A token. Its direction does not affect the text around it (bdi), and pointing at it shows it in
 // full.
-function token(text, most = 24) {
+export function token(text, most = 24) {
   return make("bdi", { class: "token", title: text.length > 12 ? text : undefined }, clip(text, most));
 }
 
-const queryToken = (position) => token(shownTrace().queries[position]);
-const keyToken = (position) => token(shownTrace().keys[position]);
+export const queryToken = (position) => token(shownTrace().queries[position]);
+export const keyToken = (position) => token(shownTrace().keys[position]);
 
-const MINUS = "−";
+export const MINUS = "−";
 
-function number(value, digits = 4) {
+export function number(value, digits = 4) {
   if (Number.isNaN(value)) return "NaN";
   const sign = value < 0 ? MINUS : "";
   const size = Math.abs(value);
@@ -45,20 +47,20 @@ function number(value, digits = 4) {
 }
 
 // Six significant digits, which float32 holds.
-function precise(value) {
+export function precise(value) {
   if (!Number.isFinite(value) || value === 0) return number(value);
   return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
 }
 
 // A share in whole percent; what is nearly all must not be shown as 100 %.
-const percent = (share) => {
+export const percent = (share) => {
   const nearlyAll = share > 0.995 && share < 1;
   return `${nearlyAll ? Math.floor(1000 * share) / 10 : Math.round(100 * share)} %`;
 };
 
-const count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
+export const count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
 
-function bar(share) {
+export function bar(share) {
   const fill = make("span", { class: "fill" });
   fill.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
   return make("span", { class: "gauge", "aria-hidden": "true" }, fill);
@@ -66,7 +68,7 @@ function bar(share) {
 
 // Which of `length` positions are written out: all, or both ends and the neighbours of `centre`,
 // with null for each gap.
-function elide(length, most, centre = 0) {
+export function elide(length, most, centre = 0) {
   const all = Array.from({ length }, (_, i) => i);
   if (length <= most) return all;
   const near = Math.max(1, Math.floor((most - 4) / 2));
@@ -76,14 +78,14 @@ function elide(length, most, centre = 0) {
 }
 
 // Which of `length` features are written out: all, or the first ones, null, and the last.
-function ends(length, most) {
+export function ends(length, most) {
   const all = Array.from({ length }, (_, i) => i);
   return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
 }
 
 // The positions of the `most` largest values, and `always`, in order, with null for each gap.
 // Undefined values are left out.
-function largest(values, most, always) {
+export function largest(values, most, always) {
   const size = (i) => (Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity);
   const order = Array.from(values, (_, i) => i)
     .filter((i) => values[i] !== undefined || i === always)
@@ -108,7 +110,7 @@ function withGaps(positions, length) {
 }
 
 // A table of rows [{cells, kind}]; the first cell of each row is its heading.
-function table(caption, columns, rows, kind = "") {
+export function table(caption, columns, rows, kind = "") {
   const head = columns.map((name) => make("th", { scope: "col" }, name));
   const body = rows.map(({ cells, kind }) =>
     make("tr", { class: kind },
@@ -131,4 +133,4 @@ const scrolls = new ResizeObserver((entries) => {
   }
 });
 
-const gapRow = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });
+export const gapRow = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });

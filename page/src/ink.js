@@ -1,10 +1,12 @@
-// 5. Ink: one scale for weights, on a square root from 0 to 1, whatever the number of tokens; one
+// Ink: one scale for weights, on a square root from 0 to 1, whatever the number of tokens; one
 // for signed numbers, around 0. Weights below one percent get neither a line nor a digit.
 
-const LEAST = 0.01;
-const NAN_COLOUR = [214, 51, 92];
+import { number } from "./marks.js";
+import { widthOf } from "./scene.js";
+import { pageData, store } from "./store.js";
 
-let isDark = false;
+export const LEAST = 0.01;
+const NAN_COLOUR = [214, 51, 92];
 
 // A colour between the points that Python wrote; `place` is from 0 to 1.
 function mixed(points, place) {
@@ -13,28 +15,28 @@ function mixed(points, place) {
   return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
 }
 
-const scale = (name) => pageData.inks[name][isDark ? "dark" : "light"];
+const scale = (name) => pageData.inks[name][store.isDark ? "dark" : "light"];
 
-const shareColour = (weight) =>
+export const shareColour = (weight) =>
   (Number.isNaN(weight) ? NAN_COLOUR : mixed(scale("sequential"), Math.sqrt(Math.max(0, weight))));
 
 // Of a number between -limit and limit.
-const signedColour = (value, limit) =>
+export const signedColour = (value, limit) =>
   (Number.isNaN(value) ? NAN_COLOUR : mixed(scale("diverging"), 0.5 + 0.5 * value / limit));
 
-const css = (colour) => `rgb(${colour.join(" ")})`;
+export const css = (colour) => `rgb(${colour.join(" ")})`;
 
 // Ink that can be read on a colour.
-const inkOn = ([red, green, blue]) =>
+export const inkOn = ([red, green, blue]) =>
   (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff");
 
 // Five heads or sides that can be told apart, by every kind of colour vision.
 const SIDES = { light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],
   dark: ["#7cc7dd", "#f0a27e", "#b5cc6a", "#cfa3e6", "#e2c24a"] };
-const sideColour = (i) => SIDES[isDark ? "dark" : "light"][i % 5];
+export const sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
 
 // The bar that says which colour is which weight.
-function drawWeightBar(scene, x, y, width = 150) {
+export function drawWeightBar(scene, x, y, width = 150) {
   for (let i = 0; i < width; i++) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
   }
@@ -47,7 +49,7 @@ function drawWeightBar(scene, x, y, width = 150) {
   scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
 }
 
-function drawSignedBar(scene, x, y, limit, width = 150) {
+export function drawSignedBar(scene, x, y, limit, width = 150) {
   for (let i = 0; i < width; i++) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
   }
@@ -60,7 +62,7 @@ function drawSignedBar(scene, x, y, limit, width = 150) {
 }
 
 // Returns where it ends.
-function drawHatchKey(scene, x, y) {
+export function drawHatchKey(scene, x, y) {
   scene.rect(x, y - 2, 18, 12, { stroke: "rule" });
   scene.rect(x, y - 2, 18, 12, { hatch: true });
   scene.text("may not look", x + 24, y + 4, { size: 12, fill: "soft" });

@@ -1,9 +1,17 @@
-// 7. The text: the strip of words at the top, and the view of one word: where it looks, who looks at
+// The text: the strip of words at the top, and the view of one word: where it looks, who looks at
 // it, and what the model expects next.
 
-const MANY_WORDS = 2048; // more are not written out: the strip shows those around the query
+import { LEAST, css, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
+import { byId, clip, make, percent, token } from "../marks.js";
+import { Scene, fitted, widthOf } from "../scene.js";
+import { go, largestAt, point, queryOr, shownTrace, sides, snapshot, state } from "../state.js";
+import { chosen, pageData, store } from "../store.js";
+import { bare, isPronoun, isWord } from "../words.js";
+import { zoomedWeight } from "./zoom.js";
 
-function buildStrip() {
+export const MANY_WORDS = 2048; // more are not written out: the strip shows those around the query
+
+export function buildStrip() {
   const strip = byId("strip");
   const wordOf = (event) => {
     const word = event.target.closest("[role=option]");
@@ -31,7 +39,7 @@ function buildStrip() {
 }
 
 // The words of the strip are those of the keys; with cross-attention the queries are another text.
-function fillStrip() {
+export function fillStrip() {
   const { queries } = shownTrace(), strip = byId("strip");
   const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
   const words = queries.slice(first, first + MANY_WORDS);
@@ -51,7 +59,7 @@ function unknownInWords() {
     (known ? ` It knows ${known.toLocaleString("en")} words.` : "");
 }
 
-function drawStrip() {
+export function drawStrip() {
   const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
   if (strip.filled !== trace.queries || (query !== null && !byId(`word-${query}`))) fillStrip();
   const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
@@ -67,7 +75,7 @@ function drawStrip() {
   if (query === null) strip.removeAttribute("aria-activedescendant");
   else {
     strip.setAttribute("aria-activedescendant", `word-${query}`);
-    if (!pointed) keepInSight(byId(`word-${query}`), strip);
+    if (!store.pointed) keepInSight(byId(`word-${query}`), strip);
   }
   fadeStrip();
 }
@@ -89,31 +97,23 @@ function keepInSight(word, strip) {
   }
 }
 
-// ---- one sentence --------------------------------------------------------------------------
-
-const PRONOUNS = new Set(["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its",
-  "their", "theirs", "himself", "herself", "itself", "themselves"]);
-const bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
-const isWord = (token) => /^\p{L}/u.test(bare(token)); // not "." or "[CLS]"
-const isPronoun = (word) => PRONOUNS.has(bare(word));
-
 // What a head of a label does, if this query and key show it. For copies the keys count that count in
 // the report (report/induction.py): neither the query itself nor the one before it.
 const FINDS = {
-  antecedent: ["this head finds whom a pronoun means", (q, k, words) => isPronoun(words[q])],
+  antecedent: ["this head finds whom a pronoun means", (q, _, words) => isPronoun(words[q])],
   subject: ["this head finds the subject of a verb", (q, k) => k < q],
   "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
   "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
   "next token": ["this head looks at the token after", (q, k) => k === q + 1],
   "same token": ["this head stays on the token itself", (q, k) => k === q],
-  "first token (sink)": ["this head rests on the first token", (q, k) => k === 0],
+  "first token (sink)": ["this head rests on the first token", (_, k) => k === 0],
   induction: ["this head finds what followed an earlier copy", (q, k, words) =>
     k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
   "duplicate token": ["this head finds an earlier copy", (q, k, words) =>
     k < q - 1 && bare(words[k]) === bare(words[q])],
 };
 
-function drawSentence() {
+export function drawSentence() {
   const trace = shownTrace(), { layer, head, query, key } = state();
   const words = [];
   if (query === null) {
@@ -125,7 +125,7 @@ function drawSentence() {
       words.push(token(trace.queries[query], 40), " may look at nothing.");
     } else {
       const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
-      const shown = claim && !edited && row[to] > 0.5 && holds(query, to, trace.queries);
+      const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
       words.push(make("strong", {}, token(trace.queries[query], 40)), " looks at ",
         make("strong", {}, token(trace.keys[to], 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
         shown ? `: ${claim}.` : ".");
@@ -153,6 +153,7 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
     shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, bold: true, size }) + 14, 0) <
       Math.min(3, 0.85 * Math.floor(most / lineHeight(size))) * width) ?? 16 };
   const high = boxHeight(font.size), line = lineHeight(font.size);
+  /** @type {any[][]} */
   const lines = [[]];
   let left = x;
   shown.forEach((word, i) => {
@@ -161,7 +162,7 @@ function textScene(scene, side, x, y, width, most, /** @type {{difference?: numb
       lines.push([]);
       left = x;
     }
-    lines.at(-1).push({ position: first + i, x: left, width: wide, height: high, text });
+    lines[lines.length - 1].push({ position: first + i, x: left, width: wide, height: high, text });
     left += wide + 4;
   });
   // As many lines as there is room for: at least that of the query, and that of where it looks most.
@@ -219,7 +220,7 @@ function linesToShow(lines, most, row, wanted) {
 }
 
 // Lists below the text: where the query looks, who looks at it, what comes next.
-function wordLists(scene, side, x, y, width, isColumn = false) {
+export function wordLists(scene, side, x, y, width, isColumn = false) {
   const { trace, head, from, query } = side;
   if (query === null) return y;
   const row = trace.row(trace.used, head, query) ?? [];
@@ -257,7 +258,7 @@ function wordLists(scene, side, x, y, width, isColumn = false) {
 const heaviest = (weights) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST)
   .sort((a, b) => weights[b] - weights[a]).slice(0, 6);
 
-function drawText(width, height) {
+export function drawText(width, height) {
   const scene = new Scene(width, height), shown = sides();
   let bottom = 0;
   if (chosen.difference) {
@@ -274,8 +275,8 @@ function drawText(width, height) {
     shown.forEach((side, i) => {
       const left = columns === 2 ? i * (wide + 28) : 0;
       const above = columns === 2 ? 0 : bottom;
-      const isAbsent = side.query === null && state().query !== null; // in another text
-      const name = isAbsent ? `${side.name}: no “${clip(shownTrace().queries[state().query], 16)}”` : side.name;
+      const { query } = state(), isAbsent = side.query === null && query !== null; // in another text
+      const name = isAbsent ? `${side.name}: no “${clip(shownTrace().queries[query], 16)}”` : side.name;
       if (shown.length > 1) scene.text(name, left, above + 10, { bold: true, fill: sideColour(i) });
       const lists = side.query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
       const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);

@@ -1,0 +1,87 @@
+"""Build the page: `make page`. Users need neither this nor Node.js, only its two results.
+
+`src/schema.d.ts` declares the data of a page, from `clearhead.views.html.schema`. The bundle, which
+Python writes into every page, is made by esbuild from `src/page.js` and what that imports; its
+first line holds a digest of its sources, by which a test sees that it is current.
+"""
+
+import hashlib
+import inspect
+import subprocess
+import types
+import typing
+from pathlib import Path
+
+from clearhead.views.html import schema
+from clearhead.views.html.document import PAGE
+
+FOLDER = Path(__file__).parent
+SCHEMA = FOLDER / "src" / "schema.d.ts"
+BUNDLE = Path(str(PAGE)) / "page.js"
+ESBUILD = (
+    "node_modules/.bin/esbuild src/page.js --bundle --format=iife --global-name=clearhead "
+    "--target=es2022 --charset=utf8 --log-level=warning"
+).split()
+
+
+def bundle() -> str:
+    """The bundle, made anew."""
+    made = subprocess.run(ESBUILD, cwd=FOLDER, check=True, stdout=subprocess.PIPE, encoding="utf-8")
+    return f"{first_line()}\n{made.stdout}"
+
+
+def first_line() -> str:
+    """A digest of the sources, and of what says how they are bundled."""
+    sources = [FOLDER / "package-lock.json", *sorted(FOLDER.glob("src/**/*.js"))]
+    digest = hashlib.sha256(" ".join(ESBUILD).encode())
+    for path in sources:
+        text = path.read_text(encoding="utf-8")
+        digest.update(f"\0{path.relative_to(FOLDER).as_posix()}\0{text}".encode())
+    return f"// Made by `make page` from the sources {digest.hexdigest()}; do not edit."
+
+
+# ---- the data as TypeScript ----------------------------------------------------------
+
+PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def declarations() -> str:
+    """The schema: an interface for each `TypedDict`, in their order."""
+    text = f"// Made by `make page` from {schema.__name__}; do not edit.\n\n"
+    text += _comment(schema.__doc__)
+    for value in vars(schema).values():
+        if typing.is_typeddict(value):
+            text += f"\n{_comment(value.__doc__)}export interface {value.__name__} {{\n"
+            for name, annotation in typing.get_type_hints(value).items():
+                optional = "?" if name in value.__optional_keys__ else ""
+                text += f"  {name}{optional}: {_type(annotation)};\n"
+            text += "}\n"
+    return text
+
+
+def _type(annotation: typing.Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    if typing.is_typeddict(annotation):
+        return annotation.__name__
+    if origin is typing.Literal:
+        return " | ".join(f'"{name}"' for name in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(_type, arguments))
+    if origin is dict:
+        return f"Record<{', '.join(map(_type, arguments))}>"
+    if origin is list or arguments[-1] is ...:
+        item = _type(arguments[0])
+        return f"({item})[]" if " | " in item else f"{item}[]"
+    return f"[{', '.join(map(_type, arguments))}]"
+
+
+def _comment(text: str | None) -> str:
+    lines = ["/**", *(f" * {line}".rstrip() for line in inspect.cleandoc(text or "").splitlines())]
+    return "\n".join([*lines, " */\n"])
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(declarations(), encoding="utf-8")
+    BUNDLE.write_text(bundle(), encoding="utf-8")

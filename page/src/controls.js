@@ -1,0 +1,118 @@
+// What if: the same text with other edits, or without some heads; before and after stand side by side.
+// Of each edit, pageData.edits says how its control looks and what it may hold.
+
+import { asked, can, compute, edit, inOneLine, say, stop } from "./compute.js";
+import { changedEdits, refusalOf } from "./edits.js";
+import { byId, make, number, percent } from "./marks.js";
+import { besideName } from "./state.js";
+import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
+
+/** @import { NumberEdit } from "./schema.d.ts" */
+
+// What stands for a value in the control of an edit, and the value that a control holds.
+/** @param {NumberEdit} edit @param {any} value */
+const shownIn = ({ doubles }, value) => (doubles ? Math.log2(value) : value ?? "");
+
+/** @param {any} control @param {NumberEdit} edit */
+function valueIn(control, { kind, default: none, doubles }) {
+  const text = control.value.trim();
+  if (text === "") return none;
+  if (kind === "mask") return text;
+  return doubles ? Number((2 ** Number(text)).toPrecision(3)) : Number(text);
+}
+
+function field(name) {
+  const offered = pageData.edits[name], { kind, slider, placeholder, label, words } = offered;
+  const value = shownIn(offered, offered.default), common = { id: `edit-${name}`, title: words, placeholder, value };
+  const [min, max, step] = slider ?? [offered.over ?? offered.least, undefined, kind === "whole number" ? 1 : "any"];
+  const control = kind === "mask" ? make("input", { ...common, type: "text", list: "masks", maxlength: 200 })
+    : make("input", { ...common, type: slider ? "range" : "number", min, max, step, class: slider ? undefined : "short" });
+  control.disabled = !can(name);
+  control.addEventListener(slider ? "input" : "change", () => {
+    const value = valueIn(control, offered), why = control.validity.badInput ? "It is no number." : refusalOf(name, value);
+    if (!why) return void edit({ [name]: value }, name);
+    store.refusedField = name;
+    say(why, false, store.isRefused);
+    drawControls();
+  });
+  return make("label", {}, `${label} `, control, make("output", { for: control.id, id: `out-${name}` }));
+}
+
+export function buildControls() {
+  const form = byId("controls");
+  form.addEventListener("submit", (event) => event.preventDefault());
+  byId("whatif").addEventListener("click", () => {
+    form.hidden = !form.hidden;
+    byId("whatif").setAttribute("aria-expanded", !form.hidden);
+    screen.drawPicture();
+  });
+  const off = make("button", { type: "button", id: "edit-off", "aria-pressed": false });
+  off.addEventListener("click", () => {
+    const { layer, head } = chosen, { off } = asked().edits, rest = off.filter(([l, h]) => l !== layer || h !== head);
+    edit({ off: rest.length < off.length ? rest : [...rest, [layer, head]] });
+  });
+  off.disabled = !can("off");
+  const reset = make("button", { type: "button", id: "edit-none" }, "As it was");
+  reset.addEventListener("click", () => edit(NO_EDITS));
+  form.replaceChildren(
+    make("p", { class: "hint", id: "edit-why" }, whyNot()),
+    off,
+    ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
+    make("datalist", { id: "masks" }),
+    reset,
+    make("p", { class: "hint", id: "edit-said", role: "status" }));
+  byId("typing").addEventListener("submit", (event) => event.preventDefault());
+  byId("typing").hidden = !store.source?.can.text;
+  byId("text").addEventListener("input", () => compute(byId("text").value, asked().edits));
+  byId("text").addEventListener("paste", (event) => {
+    const field = byId("text"), pasted = event.clipboardData.getData("text");
+    if (!/[\r\n]/.test(pasted)) return;
+    event.preventDefault();
+    field.setRangeText(inOneLine(pasted), field.selectionStart, field.selectionEnd, "end");
+    field.dispatchEvent(new Event("input"));
+  });
+  byId("stop").addEventListener("click", stop);
+}
+
+// The masks to choose from. A mask only narrows what the model allows, so those are left out that change
+// nothing, or of which one half changes nothing.
+function fillMasks() {
+  const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
+  const isCausal = trace.size.q > 1 && trace.kept[0] < last && Boolean(trace.blocked(0, trace.kept[0])[last]);
+  if (list.isCausal === isCausal) return;
+  list.isCausal = isCausal;
+  list.replaceChildren(...pageData.masks.suggested.filter((it) => it.changes_causal || !isCausal)
+    .map((it) => make("option", { value: it.mask }, it.words)));
+}
+
+const whyNot = () => (store.source
+  ? ""
+  : "This file holds numbers, not the model that made them, so nothing can be computed anew here. " +
+    "clearhead serve opens a model to which all of this can be done.");
+
+export function drawKeep() {
+  const button = byId("keep");
+  button.hidden = !pageData.beside && !store.source?.can.text;
+  button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Let the kept text go" : "Keep this text";
+  button.title = pageData.beside ? "The same head of both models, side by side"
+    : "Then type another: both stand side by side";
+  button.setAttribute("aria-pressed", store.kept !== null);
+}
+
+export function drawControls() {
+  const { layer, head } = chosen, { text, edits } = asked();
+  const isOff = edits.off.some(([l, h]) => l === layer && h === head);
+  byId("edit-off").textContent = `${pageData.edits.off.label} ${layer}·${head} ${isOff ? "is off" : "on"}`;
+  byId("edit-off").setAttribute("aria-pressed", isOff);
+  fillMasks();
+  for (const [name, edit] of Object.entries(pageData.edits)) {
+    if (name === "off") continue;
+    const control = byId(`edit-${name}`), value = edits[name];
+    control.setAttribute("aria-invalid", name === store.refusedField);
+    if (name !== store.refusedField && (control !== document.activeElement || edit.slider)) control.value = shownIn(edit, value);
+    if (edit.slider) byId(`out-${name}`).textContent = ` ${edit.doubles ? number(value, 2) : percent(value)}`;
+  }
+  byId("edit-none").disabled = changedEdits(edits).length === 0;
+  byId("whatif").classList.toggle("active", store.edited !== null);
+  if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = inOneLine(text);
+}

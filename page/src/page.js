@@ -1,0 +1,81 @@
+// The page: it begins here. esbuild bundles this file and what it imports.
+
+import { compute, keep, keepLabels } from "./compute.js";
+import { buildControls, drawControls } from "./controls.js";
+import { Snapshot } from "./data.js";
+import { changedEdits, readEdits } from "./edits.js";
+import { buildSave } from "./export.js";
+import { buildHeads } from "./heads.js";
+import { linkToCell } from "./hosts/frame.js";
+import { remoteSource } from "./hosts/remote.js";
+import { LEAST } from "./ink.js";
+import { buildPicture, buildPrint, buildTheme, buildViews } from "./listen.js";
+import { liveSource } from "./live.js";
+import { byId } from "./marks.js";
+import { buildSwipe } from "./panes.js";
+import { buildStrip } from "./pictures/text.js";
+import { stagesOf } from "./pictures/walk.js";
+import { go, readAddress, settle, shownTrace } from "./state.js";
+import { NO_EDITS, chosen, pageData, screen, store, walk } from "./store.js";
+import { mostTelling } from "./telling.js";
+import { draw, drawPicture, fillAll } from "./views.js";
+
+const MANY_KEYS = 64; // among which a weight of a few percent is much
+
+/** @import { Page } from "./schema.d.ts" */
+/** @import { Source } from "./store.js" */
+
+/** What computes anew. Whoever embeds the page may declare a pageSource of their own.
+ * @param {Page["host"]} host @returns {Source | null} */
+function sourceOf(host) {
+  const { pageSource } = /** @type {any} */ (globalThis);
+  if (pageSource) return pageSource();
+  return host === "server" || host === "notebook" ? remoteSource() : liveSource();
+}
+
+function start() {
+  byId("app").hidden = false;
+  document.documentElement.classList.add("live");
+  store.source = sourceOf(pageData.host);
+  Object.assign(screen, { draw, drawPicture, drawControls, fillAll });
+  buildStrip();
+  buildHeads();
+  buildViews();
+  buildSwipe();
+  buildPicture();
+  buildControls();
+  buildSave();
+  buildPrint();
+  buildTheme();
+  const asked = readAddress(location.hash), edits = readEdits(location.hash);
+  const text = new URLSearchParams(location.hash.slice(1)).get("text");
+  Object.assign(chosen, mostTelling(), asked);
+  settle();
+  byId("view").setAttribute("aria-labelledby", `view-${chosen.view}`);
+  walk.at = stagesOf(shownTrace()).length;
+  if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
+  fillAll();
+  draw();
+  const before = new URLSearchParams(location.hash.slice(1)).get("kept");
+  if (pageData.beside && before === "model") keep();
+  else if (store.source && before) store.source.compute(before, NO_EDITS).then((data) => { store.kept = new Snapshot(keepLabels(data)); go({}); }, () => {});
+  if (store.source && (text ?? changedEdits(edits).length)) {
+    compute(text ?? store.current.text, edits).then(() => go(readAddress(location.hash)));
+  }
+}
+
+start();
+if (pageData.host === "notebook" || pageData.host === "frame") linkToCell();
+
+// What a console can reach, as clearhead.store.current, clearhead.go({ head: 3 }).
+export { compute, edit } from "./compute.js";
+export { readEdits } from "./edits.js";
+export { remoteSource } from "./hosts/remote.js";
+export { css, shareColour, sideColour, signedColour } from "./ink.js";
+export { liveSource } from "./live.js";
+export { byId } from "./marks.js";
+export { isZoomed, zoomedWeight } from "./pictures/zoom.js";
+export { inked, widthOf } from "./scene.js";
+export { alignment, go, largestAt, shownTrace, sides, snapshot } from "./state.js";
+export { chosen, NO_EDITS, pageData, store, walk } from "./store.js";
+export { chooseView } from "./listen.js";

@@ -1,0 +1,25 @@
+// The two halves of the page, which a narrow screen shows beside each other.
+
+import { byId } from "./marks.js";
+import { stillOnly } from "./store.js";
+
+export function buildSwipe() {
+  byId("swipe").addEventListener("click", (event) => {
+    const { pane } = event.target.dataset;
+    if (pane) showPane(pane);
+  });
+  const mark = () => {
+    const shown = byId("panes").scrollLeft > byId("panes").clientWidth / 2 ? "picture-pane" : "heads-pane";
+    for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
+  };
+  byId("panes").addEventListener("scroll", mark);
+  mark();
+}
+
+// On a narrow screen the panes lie beside each other: slide to the one that changed.
+export function showPane(id) {
+  const panes = byId("panes");
+  if (panes.scrollWidth > panes.clientWidth + 8) {
+    panes.scrollTo({ left: byId(id).offsetLeft - panes.offsetLeft, behavior: stillOnly.matches ? "auto" : "smooth" });
+  }
+}

@@ -1,0 +1,42 @@
+// What tells most: the head and the query with which the page opens.
+
+import { largestAt } from "./state.js";
+import { store } from "./store.js";
+import { isPronoun, isWord } from "./words.js";
+
+const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previous word",
+  "previous token", "next token", "sharp", "mixed", "separators", "spread"];
+
+// The head that tells most, and a query that shows it: a pronoun and whom it means, if there is one.
+export function mostTelling() {
+  const begin = store.current.data.begin;
+  const found = [...store.current.findings.values()];
+  const order = (it) => {
+    const at = TELLING.indexOf(it.label.split(" and ")[0]);
+    return at < 0 ? TELLING.length : at;
+  };
+  found.sort((a, b) => order(a) - order(b) || b.number - a.number);
+  const [best] = found;
+  const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
+  const trace = store.current.layer(layer);
+  if (begin?.query !== undefined && begin.query !== null) {
+    return { layer, head, query: trace.nearest(begin.query) };
+  }
+  return { layer, head, query: tellingQuery(layer, head) };
+}
+
+// The query that shows best what a head does. Null if the page holds none of its rows.
+export function tellingQuery(layer, head) {
+  const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.label;
+  const complete = trace.step("scores")?.kept?.q ?? trace.kept; // of which the page holds every step
+  const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
+  const strength = (q) => {
+    const row = trace.row(trace.used, head, q), key = largestAt(row);
+    const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);
+    const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
+    return (tells ? 1 : 0) + row[key];
+  };
+  const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
+  const query = label ? shown.reduce((a, b) => (strength(b) > strength(a) ? b : a), shown[0]) : held.at(-1);
+  return query ?? null;
+}

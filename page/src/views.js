@@ -1,0 +1,175 @@
+// The views, on their tabs, and drawing all that depends on what is chosen.
+
+import { drawKeep } from "./controls.js";
+import { drawHeadLine, drawHeads, fillHeads } from "./heads.js";
+import { byId, count, keyToken, make, percent, precise, queryToken } from "./marks.js";
+import { drawLines } from "./pictures/lines.js";
+import { drawMap } from "./pictures/map.js";
+import { drawNumbers, elsewhere, fillStages } from "./pictures/numbers.js";
+import { drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
+import { drawWalk, walkOptions } from "./pictures/walk.js";
+import { canZoom, isZoomed, zoomButton, zoomedWeight } from "./pictures/zoom.js";
+import { paint } from "./scene.js";
+import { canDiffer, go, keyOr, placeName, queryOr, shownTrace, state } from "./state.js";
+import { chosen, pageData, screen, store, walk } from "./store.js";
+
+// What stands on a view's tab, what the tab says of it, and the function that draws its scene.
+export const TABS = {
+  text: { word: "Text", says: "The words, shaded by where the chosen one looks", draw: drawText },
+  lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
+  map: { word: "Map", draw: drawMap,
+    says: "All weights: a row for each word that looks, a column for each word looked at" },
+  numbers: { word: "Numbers", says: "Every step of one word, with all its numbers" }, // no picture
+  walk: { word: "Walk", says: "The same steps as a moving picture", draw: drawWalk },
+};
+
+export function draw() {
+  drawStrip();
+  drawSentence();
+  drawHeads();
+  drawHeadLine();
+  screen.drawControls();
+  for (const tab of byId("views").children) {
+    const isChosen = tab.dataset.view === chosen.view;
+    tab.setAttribute("aria-selected", isChosen);
+    tab.tabIndex = isChosen ? 0 : -1;
+  }
+  byId("beside").setAttribute("aria-pressed", store.isAdding);
+  drawKeep();
+  drawOptions();
+  drawPicture();
+}
+
+// What depends on the snapshot: heads, labels, words.
+export function fillAll() {
+  if (store.current.data.about) byId("about").textContent = store.current.data.about;
+  fillStrip();
+  fillHeads();
+  describeWhatIsLeftOut();
+}
+
+export function drawPicture() {
+  const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
+  if (!width || !height) return;
+  store.picture = TABS[view].draw?.(width, height - 4) ?? null;
+  byId("frame").hidden = !store.picture;
+  byId("panel").hidden = Boolean(store.picture);
+  if (view === "numbers") drawNumbers();
+  else if (!store.picture) byId("panel").replaceChildren(...elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
+  else {
+    const canvas = byId("picture");
+    canvas.style.width = `${store.picture.width}px`;
+    canvas.style.height = `${store.picture.height}px`;
+    paint(canvas, store.picture);
+    canvas.setAttribute("aria-label", `${TABS[view].word} of ${byId("head-title").textContent}. ` +
+      `${byId("sentence").textContent} Arrow keys move the query and the key.`);
+  }
+  drawReading();
+  if (view === "walk") {
+    byId("scrub").value = walk.at;
+    byId("play").textContent = walk.isPlaying ? "Pause" : "Play";
+  }
+}
+
+// The pair under the pointer, or the chosen one, in numbers.
+function drawReading() {
+  const trace = shownTrace(), { head, query } = state();
+  const line = byId("reading");
+  if (query === null && chosen.view !== "walk" && chosen.view !== "numbers") {
+    line.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
+    return;
+  }
+  const at = queryOr(), key = keyOr();
+  const numbers = trace.pairs.filter((step) => !(step.name === "masked" && trace.row(step, head, at)?.[key] > -Infinity))
+    .map((step) => [step.name, trace.row(step, head, at)?.[key] ??
+      (step.name === "weights" ? zoomedWeight(at, key) : undefined)])
+    .filter(([, value]) => value !== undefined)
+    .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "",
+      title: stepTitle(trace.step(name)) },
+      `${name} `, make("b", {}, precise(value))));
+  line.replaceChildren(make("strong", {}, queryToken(at)), make("span", { class: "arrow" }, " → "),
+    make("strong", {}, keyToken(key)), ...numbers);
+  if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
+}
+
+// What the number of a step is, of one query and one key.
+const STEP_WORDS = {
+  scores: "query times key: the products of their features, added up",
+  scaled: "the score times a scale: divided by the square root of the head size, if nothing else was asked for",
+  capped: "bent, so that it stays within the soft cap",
+  biased: pageData.model ? "plus the learned number for this distance" : "plus a number for this query and key",
+  masked: "−∞ where the query may not look at the key",
+  weights: "the share of the query's attention that this key gets; the shares of all keys are 1 together",
+  dropped: "the weight after dropout: 0, or enlarged in return",
+};
+
+function stepTitle({ name, formula, why }) {
+  const words = STEP_WORDS[name];
+  return [words && `${name}: ${words}`, formula && `${name} = ${formula}`, why].filter(Boolean)
+    .map((it) => it.replace(/\.$/, "")).join(".\n") + ".";
+}
+
+// The controls of a view, on the line above the picture.
+function drawOptions() {
+  const { view } = chosen, options = byId("options"), parts = [];
+  const wanted = JSON.stringify([view, chosen.step, chosen.difference, canDiffer(), chosen.stage,
+    shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold, canZoom(), isZoomed()]);
+  if (options.wanted === wanted) return;
+  options.wanted = wanted;
+  if (canDiffer() && TABS[view].draw && view !== "walk") {
+    const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
+    both.addEventListener("click", () => go({ difference: !chosen.difference }));
+    parts.push(both);
+  }
+  if (view === "lines") {
+    const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
+    range.addEventListener("input", () => go({ threshold: Number(range.value) }));
+    parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
+  }
+  if (view === "map" && shownTrace().maps.length > 1) {
+    const select = make("select", { id: "step" }, shownTrace().maps.map((step) =>
+      make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
+    select.addEventListener("change", () => go({ step: select.value }));
+    parts.push(make("label", {}, "Show ", select));
+  }
+  if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
+  if (view === "numbers") parts.push(fillStages());
+  if (view === "walk") parts.push(...walkOptions());
+  if (store.isAdding || chosen.others.length) parts.push(besideWords());
+  const focused = options.contains(document.activeElement) ? document.activeElement?.id : null;
+  if (focused === "threshold") {
+    options.querySelector("output").textContent = ` ${percent(chosen.threshold)}`;
+    return;
+  }
+  options.replaceChildren(...parts);
+  if (focused) byId(focused)?.focus();
+}
+
+function besideWords() {
+  const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}`
+    : "Choose heads to show beside this one.";
+  const none = make("button", { type: "button", class: "quiet" }, "Only this one");
+  none.addEventListener("click", () => { store.isAdding = false; go({ others: [], difference: false }); });
+  return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
+}
+
+function describeWhatIsLeftOut() {
+  const trace = shownTrace(), sentences = [];
+  if (trace.block) {
+    const [high, wide] = trace.block;
+    sentences.push(`This text is long. Each cell of a map is the largest of ${high} × ${wide} numbers.`);
+    if (trace.kept.length < trace.queries.length) {
+      sentences.push(`The exact numbers are kept for ${trace.kept.length} of ` +
+        `${count(trace.queries.length, "query", "queries")}, evenly spaced.`);
+    }
+  }
+  if (trace.links) {
+    const queries = trace.kept.length === trace.queries.length ? "each query"
+      : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
+    sentences.push(`Of a text of this length the page keeps what a screen can show: a map of ` +
+      `${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
+  }
+  if (trace.size.b > 1) sentences.push(`Of ${trace.size.b} sequences, the first is shown.`);
+  byId("left-out").textContent = sentences.join(" ");
+  byId("left-out").hidden = sentences.length === 0;
+}
