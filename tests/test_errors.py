@@ -136,6 +136,12 @@ VALUES = {
   Rule: a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.
   Way out: pass a number such as 42.""",
     ),
+    "seed without dropout": (
+        lambda: call(seed=0),
+        """seed=0 was given without dropout=.
+  Rule: a seed decides which weights dropout drops, and nothing else.
+  Way out: pass dropout=0.1 with it, dropout=0.0 outside of training, or no seed.""",
+    ),
     "bias of another shape": (
         lambda: call(bias=torch.zeros(7, 5)),
         """bias has shape (7, 5); the call has (B, H, Tq, Tk) = (2, 6, 5, 7).

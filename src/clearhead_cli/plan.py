@@ -22,7 +22,9 @@ def plan(
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16")] = "float32",
     mask: MaskText = "everything",
     softcap: Annotated[float | None, typer.Option(help="Cap scores smoothly.")] = None,
-    dropout: Annotated[float, typer.Option(help="Drop weights with this probability.")] = 0.0,
+    dropout: Annotated[
+        float | None, typer.Option(help="Drop weights with this probability.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the dropout.")] = None,
     grad: Annotated[bool, typer.Option("--grad", help="Gradients are requested.")] = False,
     engine: Annotated[str, typer.Option(help="auto, or an engine by name.")] = "auto",
@@ -52,10 +54,10 @@ def plan(
     for name, value in (("--batch", batch), ("--heads", heads), ("--queries", queries),
                         ("--head-size", head_size), ("--kv-heads", kv_heads), ("--keys", keys),
                         ("--value-size", value_size)):  # fmt: skip
-        if value is not None and not 0 <= value <= LARGEST:
+        if value is not None and not 1 <= value <= LARGEST:
             raise BadValue(
                 f"{name} is {value}.",
-                f"a size is from 0 to {LARGEST}: the keys that each query may look at are counted.",
+                f"a size is from 1 to {LARGEST}: the keys that each query may look at are counted.",
                 f"pass another number with {name}.",
             )
     G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys

@@ -313,6 +313,10 @@ def test_dropout_and_seed_are_reproducible(run):
      f"whole number from 0 to {2**63 - 1}.\n  Way out: pass a number in between."),
     (["explain", "a b", "--size", "0"], "size=0.\n  Rule: the size of a lesson is a whole number "
      "from 1 to 4096.\n  Way out: pass a number in between."),
+    (["plan", "--heads", "0"], "--heads is 0.\n  Rule: a size is from 1 to 33554432: the keys that "
+     "each query may look at are counted.\n  Way out: pass another number with --heads."),
+    (["plan", "--keys", "0"], None),
+    (["plan", "--seed", "3"], None),
     (["plan", "--engine", "warp"], None),
     (["plan", "--dtype", "float33"], "dtype 'float33' is unknown.\n  Rule: a dtype is float32, "
      "float64, bfloat16 or float16.\n  Way out: pass one of these with --dtype."),

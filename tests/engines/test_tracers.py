@@ -166,7 +166,7 @@ def test_a_number_that_changes_is_a_symbol_of_the_graph(name):
     q, k, v = make_qkv(1, 2, 2, 7, 7, 8)
 
     def call(number):
-        return ch.attention(q, k, v, seed=3, **{name: number})
+        return ch.attention(q, k, v, **{"dropout": 0.1, "seed": 3, name: number})
 
     compiled = torch.compile(call, dynamic=True, fullgraph=True, backend="aot_eager")
     for number in (0.3, 0.4):

@@ -91,6 +91,21 @@ def test_every_engine_and_every_tiling_drops_the_same(qkv, monkeypatch):
         torch.testing.assert_close(ch.attention(*qkv, engine="tiled", **keywords), trace["output"])
 
 
+def test_a_seed_needs_dropout_that_may_be_zero(qkv):
+    q, k, v = qkv
+    for call in (
+        lambda **given: ch.attention(q, k, v, **given),
+        lambda **given: ch.look(q, k, v, **given).out,
+        lambda **given: ch.explain(q, k, v, **given)["output"],
+        lambda **given: ch.matrix(q, k, **given) @ v,
+    ):
+        with pytest.raises(ch.BadValue, match="seed=7 was given without dropout="):
+            call(seed=7)
+        torch.testing.assert_close(call(seed=7, dropout=0.0), call())
+    with pytest.raises(ch.BadValue, match="seed=7 was given without dropout="):
+        ch.plan(q, k, v, seed=7)
+
+
 def test_dropout_by_seed_leaves_the_generator_alone(qkv):
     before = torch.get_rng_state()
     ch.attention(*qkv, dropout=0.3, seed=1)

@@ -30,7 +30,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    dropout: float = 0.0,
+    dropout: float | None = None,
     seed: int | None = None,
     engine: str = "auto",
     **unknown: NoReturn,
@@ -58,7 +58,9 @@ def attention(
         sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
             means no such logit.
         dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
-        seed: makes dropout a function of (seed, b, h, q, k). None means torch's generator decides:
+            None means 0.
+        seed: makes dropout a function of (seed, b, h, q, k); it needs `dropout`, which may be 0, as
+            outside of training. None means torch's generator decides:
             it draws up to 65536 weights (B H Tq Tk) one by one, as `nn.Dropout` would, and for more
             it draws a seed where the C++ core answers.
         engine: "auto", or an engine by name, which then answers or raises, and never falls back.
@@ -86,8 +88,9 @@ def attention(
         refuse_keywords(attention, unknown)
     # 1. A call like an earlier one goes to the core at once.
     signature = None
-    plain = bias is sinks is seed is None and type(dropout) is float and dropout == 0.0
-    if plain and engine == "auto" and is_alone():
+    plain = bias is sinks is seed is None
+    undropped = dropout is None or (type(dropout) is float and dropout == 0.0)
+    if plain and undropped and engine == "auto" and is_alone():
         signature = repeated_calls.signature(q, k, v, mask, scale, softcap)
         if signature is not None and (out := repeated_calls.replay(signature, q, k, v)) is not None:
             return out

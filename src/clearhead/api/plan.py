@@ -75,7 +75,7 @@ def plan(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    dropout: float = 0.0,
+    dropout: float | None = None,
     seed: int | None = None,
     engine: str = "auto",
     **unknown: NoReturn,

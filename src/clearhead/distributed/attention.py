@@ -40,7 +40,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    dropout: float = 0.0,
+    dropout: float | None = None,
     seed: int | None = None,
     timeout: float = TIMEOUT,
 ) -> Tensor:

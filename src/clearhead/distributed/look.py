@@ -59,7 +59,7 @@ def look(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    dropout: float = 0.0,
+    dropout: float | None = None,
     seed: int | None = None,
     gather: bool = False,
     timeout: float = TIMEOUT,

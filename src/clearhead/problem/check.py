@@ -24,7 +24,7 @@ class Options(NamedTuple):
     scale: float | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-    dropout: float = 0.0
+    dropout: float | None = None
     seed: int | None = None
 
 
@@ -74,8 +74,8 @@ def make_problem(
         scale=1.0 / math.sqrt(max(D, 1)) if scale is None else _checked_scale(scale),
         softcap=None if softcap is None else _checked_softcap(softcap),
         sinks=sinks,
-        dropout=_checked_dropout(dropout),
-        seed=None if seed is None else _checked_seed(seed),
+        dropout=0.0 if dropout is None else _checked_dropout(dropout),
+        seed=None if seed is None else _checked_seed(seed, dropout),
         grad=grad,
         given_dims=given_dims,
     )
@@ -319,11 +319,18 @@ def _checked_dropout(p: object) -> float:
     )
 
 
-def _checked_seed(seed: object) -> int:
-    return as_count(
+def _checked_seed(seed: object, dropout: object) -> int:
+    whole = as_count(
         "seed",
         seed,
         "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
         "pass a number such as 42.",
         most=2**63 - 1,
     )
+    if dropout is None:
+        raise BadValue(
+            f"seed={seed!r} was given without dropout=.",
+            "a seed decides which weights dropout drops, and nothing else.",
+            "pass dropout=0.1 with it, dropout=0.0 outside of training, or no seed.",
+        )
+    return whole
