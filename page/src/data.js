@@ -10,7 +10,7 @@
 /** @typedef {Omit<schema.Snapshot, "layers"> & {layers: LayerData[]}} SnapshotData */
 
 // One step; `isPair` says that it is queries x keys.
-class Step {
+export class Step {
   /** @type {string} */ name;
   /** @type {string} */ formula;
   /** @type {string} */ why;
@@ -160,7 +160,7 @@ export class Trace {
   }
 
   // The row of a queries x keys step. If only the largest weights are held, others are undefined.
-  row(step, head, query) {
+  row(/** @type {Step} */ step, head, query) {
     return step.along("k", this.at(head, query, 0)) ??
       (step === this.weights || step === this.used ? this.largestKept(head, query) : null);
   }
@@ -181,14 +181,14 @@ export class Trace {
 
   // The weight of every query on one key; undefined where the page does not hold it.
   column(head, key) {
-    return this.queries.map((_, query) => this.row(this.used, head, query)[key]);
+    return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
   }
 
   // How much every key receives from a query on average.
   received(head) {
     const sums = Array(this.size.k).fill(0);
     for (const query of this.kept) {
-      this.row(this.used, head, query).forEach((weight, key) => { sums[key] += weight || 0; });
+      this.row(this.used, head, query)?.forEach((weight, key) => { sums[key] += weight || 0; });
     }
     return sums.map((sum) => sum / this.kept.length);
   }

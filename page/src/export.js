@@ -3,7 +3,7 @@
 import { byId, make } from "./marks.js";
 import { drawMap } from "./pictures/map.js";
 import { Scene, fitted, paint, svgOf } from "./scene.js";
-import { sides, state } from "./state.js";
+import { queryOr, sides, state } from "./state.js";
 import { chosen, pageData } from "./store.js";
 import { TABS } from "./views.js";
 
@@ -76,7 +76,7 @@ function csvOf() {
   const lines = ["side,layer,head,query position,query,key position,key,step,value"];
   for (const side of sides()) {
     const { trace } = side, step = trace.step(stepToSave()) ?? trace.weights;
-    for (const query of isRowOnly() ? [state().query] : trace.kept) {
+    for (const query of isRowOnly() ? [queryOr()] : trace.kept) {
       (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
         if (value === undefined) return;
         lines.push([inCsv(side.name), side.layer, side.head, query, inCsv(trace.queries[query]), key,

@@ -9,6 +9,8 @@ import { fillCells } from "./scene.js";
 import { MOST_OTHERS, go, keyOr, placeName, point, shownTrace, snapshot, state } from "./state.js";
 import { chosen, sheet, store } from "./store.js";
 
+/** @import { Trace } from "./data.js" */
+
 // What the number of a label means. The first three are measured on held-out stories, the others on
 // this text.
 const MEANS = {
@@ -186,7 +188,7 @@ export function drawHeads() {
 }
 
 // A small map: pixels without smoothing if its cells are large, else smoothed by the browser.
-function paintTile(canvas, trace, head, pixels) {
+function paintTile(canvas, /** @type {Trace} */ trace, head, pixels) {
   const grid = trace.weights.grid(head, false), isBlocked = blockedIn(trace, trace.weights, head, false);
   fillCells(canvas, grid.rows, grid.columns, (cell) =>
     (isBlocked(cell) ? null : shareColour(grid.values[cell])));

@@ -5,6 +5,8 @@ import { number } from "./marks.js";
 import { widthOf } from "./scene.js";
 import { pageData, store } from "./store.js";
 
+/** @import { Scene } from "./scene.js" */
+
 export const LEAST = 0.01;
 const NAN_COLOUR = [214, 51, 92];
 
@@ -36,7 +38,7 @@ const SIDES = { light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],
 export const sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
 
 // The bar that says which colour is which weight.
-export function drawWeightBar(scene, x, y, width = 150) {
+export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150) {
   for (let i = 0; i < width; i++) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
   }
@@ -49,7 +51,7 @@ export function drawWeightBar(scene, x, y, width = 150) {
   scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
 }
 
-export function drawSignedBar(scene, x, y, limit, width = 150) {
+export function drawSignedBar(/** @type {Scene} */ scene, x, y, limit, width = 150) {
   for (let i = 0; i < width; i++) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
   }
@@ -62,7 +64,7 @@ export function drawSignedBar(scene, x, y, limit, width = 150) {
 }
 
 // Returns where it ends.
-export function drawHatchKey(scene, x, y) {
+export function drawHatchKey(/** @type {Scene} */ scene, x, y) {
   scene.rect(x, y - 2, 18, 12, { stroke: "rule" });
   scene.rect(x, y - 2, 18, 12, { hatch: true });
   scene.text("may not look", x + 24, y + 4, { size: 12, fill: "soft" });

@@ -95,7 +95,7 @@ export function fitted(text, room, options) {
 
 // ---- on a canvas ---------------------------------------------------------------------------
 
-export function paint(canvas, scene, ratio = devicePixelRatio || 1) {
+export function paint(canvas, /** @type {Scene} */ scene, ratio = devicePixelRatio || 1) {
   const [width, height] = [Math.round(scene.width * ratio), Math.round(scene.height * ratio)];
   if (canvas.width !== width) canvas.width = width;
   if (canvas.height !== height) canvas.height = height;
@@ -191,7 +191,7 @@ function hatching(pen, x, y, width, height) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export function svgOf(scene) {
+export function svgOf(/** @type {Scene} */ scene) {
   const element = (tag, attributes, text) => {
     const made = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(attributes)) {

@@ -4,7 +4,17 @@ import { changedEdits } from "./edits.js";
 import { chosen, opened, pageData, screen, store } from "./store.js";
 import { bare } from "./words.js";
 
+/** @import { Snapshot, Trace } from "./data.js" */
 /** @import { Place, View } from "./store.js" */
+
+/** A query and a key, each if it changes. @typedef {{query?: number | null, key?: number | null}} Choice */
+/** For each word of one text its position in the other, and back. @typedef {{to: (number | null)[], back: (number | null)[]}} Words */
+/** What is drawn of one head. It has its own query and key, since another text may have them elsewhere
+ * or not at all; `back` says a choice there in positions of the current text, null if it has no such word.
+ * @typedef {{
+ *   name: string, trace: Trace, from: Snapshot, layer: number, head: number, colour: number,
+ *   query: number | null, key: number | null, back: (changes: Choice) => Choice | null,
+ * }} Side */
 
 /** @type {View[]} */
 export const VIEWS = ["text", "lines", "map", "numbers", "walk"];
@@ -27,28 +37,29 @@ export function keyOr(at = state()) {
 export const largestAt = (row) =>
   row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
 
-// What is drawn side by side: the chosen head and others, or the chosen head before and after. A side
-// has its own query and key, since another text may have them elsewhere or not at all, and `back`
-// says a choice there in positions of the current text; null if it has no such word.
+/** What is drawn side by side: the chosen head and others, or the chosen head before and after.
+ * @returns {Side[]} */
 export function sides() {
   const { layer, head, others, query, key } = state();
+  /** @param {string} name @param {Snapshot} from @param {Place} place @param {number} colour
+   * @param {Words | null} words @returns {Side} */
   const side = (name, from, [layer, head], colour, words = null) => ({
     name, trace: from.layer(layer), from, layer, head, colour,
     query: there(words, query), key: there(words, key),
     back: (changes) => backFrom(words, changes),
   });
   const here = placeName(layer, head);
-  if (store.edited) {
-    return [side(`${here} before`, store.before, [layer, head], 0),
-      side(`${here} after`, store.edited, [layer, head], 1)];
+  const { current, edited, before, kept } = store;
+  if (edited && before) {
+    return [side(`${here} before`, before, [layer, head], 0), side(`${here} after`, edited, [layer, head], 1)];
   }
-  if (isBeside()) {
+  if (kept && isBeside()) {
     const [then, now] = pageData.beside ? [besideName(), pageData.name] : ["kept", "now"];
-    const words = sameLength() ? null : wordsOf(store.kept, store.current);
-    return [side(`${here} ${then}`, store.kept, [layer, head], 0, words), side(`${here} ${now}`, store.current, [layer, head], 1)];
+    const words = kept.tokens.length === current.tokens.length ? null : wordsOf(kept, current);
+    return [side(`${here} ${then}`, kept, [layer, head], 0, words), side(`${here} ${now}`, current, [layer, head], 1)];
   }
   return [/** @type {Place} */ ([layer, head]), ...others.filter(([l, h]) => l !== layer || h !== head)]
-    .map((place, i) => side(placeName(...place), store.current, place, i));
+    .map((place, i) => side(placeName(...place), current, place, i));
 }
 
 // Is the kept snapshot shown? Models are compared on the text of the page.
@@ -59,7 +70,6 @@ export function isBeside() {
 }
 
 export const isComparable = (next) => !pageData.beside || next.text === opened.text;
-const sameLength = () => store.kept?.tokens.length === store.current.tokens.length;
 
 // Can two sides be subtracted? Then they have as many queries and keys.
 export function canDiffer() {

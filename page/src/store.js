@@ -9,6 +9,7 @@ import { Snapshot } from "./data.js";
 /** @import * as schema from "./schema.d.ts" */
 /** @import { SnapshotData, LayerData, Trace } from "./data.js" */
 /** @import { Scene } from "./scene.js" */
+/** @import { Words } from "./state.js" */
 
 /** @typedef {"text" | "lines" | "map" | "numbers" | "walk"} View */
 /** @typedef {[layer: number, head: number]} Place */
@@ -91,7 +92,7 @@ export const store = {
 
   // Computed once: the colours of the theme that is shown, and which words of two texts are the same.
   themeColours: /** @type {Record<string, string> | null} */ (null),
-  aligned: /** @type {{kept: Snapshot | null, current: Snapshot | null, words: any}} */ (
+  aligned: /** @type {{kept: Snapshot | null, current: Snapshot | null, words: Words | null}} */ (
     { kept: null, current: null, words: null }),
 };
 

@@ -29,7 +29,7 @@ export function drawLines(width, height) {
 }
 
 // Draws one panel, and says whether it leaves out words.
-function linesPanel(scene, members, x, width, height, isNamed) {
+function linesPanel(/** @type {Scene} */ scene, members, x, width, height, isNamed) {
   const { trace, query, key, back } = members[0];
   const heading = 26;
   const most = Math.max(4, Math.floor((height - heading) / LEAST_ROW));

@@ -8,19 +8,23 @@ import { chosen } from "../store.js";
 import { wordLists } from "./text.js";
 import { zoomedSide } from "./zoom.js";
 
+/** @import { Trace } from "../data.js" */
+/** @import { Step } from "../data.js" */
+/** @import { Side } from "../state.js" */
+
 const LARGEST_CELL = 46, DIGITS_FROM = 30; // pixels of a cell; with room for digits
 const LABEL = 14; // pixels from one label to the next
 
 // Blocked cells are minus infinity: in the step itself (the maps of a report hold them, too), or for
 // weights in the step `masked`.
-export function blockedIn(trace, step, head, fine = true) {
+export function blockedIn(/** @type {Trace} */ trace, /** @type {Step} */ step, head, fine = true) {
   const masked = step.isShare && trace.step("masked");
   const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
   return (cell) => values[cell] === -Infinity;
 }
 
 // The largest size of a number of a step, of all heads together, so that they can be compared.
-function limitOf(trace, step) {
+function limitOf(/** @type {Trace} */ trace, /** @type {Step} */ step) {
   if (step.limit) return step.limit;
   let limit = 0;
   for (let head = 0; head < trace.heads; head++) {
@@ -33,7 +37,7 @@ function limitOf(trace, step) {
 
 export function drawMap(width, height) {
   const scene = new Scene(width, height), zoomed = zoomedSide(), all = zoomed ? [zoomed] : sides(), bar = 34;
-  const stepOf = (side) => side.trace.step(chosen.step) ?? side.trace.weights;
+  const stepOf = (/** @type {Side} */ side) => side.trace.step(chosen.step) ?? side.trace.weights;
   if (chosen.difference && all.length === 2) {
     const [a, b] = all.map((side) => stepOf(side).grid(side.head, false));
     const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, false));
@@ -66,7 +70,7 @@ export function drawMap(width, height) {
   return scene;
 }
 
-function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
+function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
   const { trace, query, key } = side;
   const size = 13, above = (title ? 20 : 0);
   const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) =>

@@ -4,6 +4,8 @@ import { MINUS, bar, byId, count, elide, ends, gapRow, keyToken, largest, make, 
 import { go, keyOr, queryOr, shownTrace, state } from "../state.js";
 import { chosen } from "../store.js";
 
+/** @import { Step } from "../data.js" */
+
 // How a step is written out. Any other step is shown as before and after (queries x keys), or as a
 // table of its rows.
 const WRITTEN = { scores: dotProduct, weights: exponentials, output: weightedSum };
@@ -12,21 +14,21 @@ const selection = (changes = {}) => {
   const { h, q, k } = { h: state().head, q: queryOr(), k: keyOr(), ...changes };
   return { ...changes, ...shownTrace().at(h, q, k) };
 };
-const rowOf = (step) => shownTrace().row(step, state().head, queryOr());
-const earlierPair = (step) => shownTrace().pairs[shownTrace().pairs.indexOf(step) - 1];
+const rowOf = (/** @type {Step} */ step) => shownTrace().row(step, state().head, queryOr());
+const earlierPair = (/** @type {Step} */ step) => shownTrace().pairs[shownTrace().pairs.indexOf(step) - 1];
 
-const write = (step) =>
+const write = (/** @type {Step} */ step) =>
   holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
 
 // Does the page hold the numbers of this step for the chosen head and query?
-function holds(step) {
+function holds(/** @type {Step} */ step) {
   const indices = selection();
   return (step === shownTrace().weights && rowOf(step).some((weight) => weight !== undefined))
     || (step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true));
 }
 
 // A link to the head and query for which it does.
-export function elsewhere(step) {
+export function elsewhere(/** @type {Step} */ step) {
   const { h, q } = step.kept;
   const at = state();
   const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
@@ -107,7 +109,7 @@ function rowsOf(step) {
 }
 
 // The row of the chosen query in the step before, and in this one.
-function beforeAndAfter(step) {
+function beforeAndAfter(/** @type {Step} */ step) {
   const earlier = earlierPair(step);
   const after = rowOf(step), before = earlier && rowOf(earlier);
   const note = (i) => {
@@ -134,7 +136,7 @@ function beforeAndAfter(step) {
 }
 
 // The calculation for the chosen key, if the setting that it needs is known.
-function oneKey(step, before, after) {
+function oneKey(/** @type {Step} */ step, before, after) {
   const { scale, softcap, dropout } = shownTrace().settings;
   const calculation = {
     scaled: scale !== undefined && ` × ${precise(scale)} = `,
@@ -147,7 +149,7 @@ function oneKey(step, before, after) {
 
 // ---- scores: product by product ------------------------------------------------------
 
-function dotProduct(step) {
+function dotProduct(/** @type {Step} */ step) {
   const row = rowOf(step), result = row[keyOr()];
   const q = shownTrace().step("query")?.along("d", selection());
   const k = shownTrace().step("key")?.along("d", selection());
@@ -186,7 +188,7 @@ function dotProduct(step) {
 
 // ---- weights: the exponentials and their sum -----------------------------------------
 
-function exponentials(step) {
+function exponentials(/** @type {Step} */ step) {
   const earlier = earlierPair(step);
   const after = rowOf(step), before = earlier && rowOf(earlier);
   const total = after.reduce((sum, weight) => sum + weight, 0);
@@ -230,9 +232,9 @@ function exponentials(step) {
 
 // ---- output: the weighted sum --------------------------------------------------------
 
-function weightedSum(step) {
+function weightedSum(/** @type {Step} */ step) {
   const share = rowOf(shownTrace().used), values = shownTrace().step("value");
-  const result = step.along("v", selection());
+  const result = step.along("v", selection()) ?? [];
   const features = ends(result.length, 4);
   const cells = (row) => features.map((j) => (j === null ? "…" : row ? number(row[j]) : "?"));
   const shown = largest(share.map(Math.abs), 8, keyOr());

@@ -9,6 +9,8 @@ import { chosen, pageData, store } from "../store.js";
 import { bare, isPronoun, isWord } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
+/** @import { Side } from "../state.js" */
+
 export const MANY_WORDS = 2048; // more are not written out: the strip shows those around the query
 
 export function buildStrip() {
@@ -143,7 +145,7 @@ const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at mos
 const boxHeight = (size) => Math.round(size * 1.55), lineHeight = (size) => boxHeight(size) + 18;
 
 // The words in lines; with a query, arcs to where it looks. `side` says of which head.
-function textScene(scene, side, x, y, width, most, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
+function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, most, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
   const { trace, head, query, key } = side;
   const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
   const blocked = query === null ? [] : trace.blocked(head, query);
@@ -220,7 +222,7 @@ function linesToShow(lines, most, row, wanted) {
 }
 
 // Lists below the text: where the query looks, who looks at it, what comes next.
-export function wordLists(scene, side, x, y, width, isColumn = false) {
+export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, isColumn = false) {
   const { trace, head, from, query } = side;
   if (query === null) return y;
   const row = trace.row(trace.used, head, query) ?? [];

@@ -7,12 +7,14 @@ import { Scene, fitted, widthOf } from "../scene.js";
 import { keyOr, queryOr, shownTrace, state } from "../state.js";
 import { screen, stillOnly, walk } from "../store.js";
 
+/** @import { Trace } from "../data.js" */
+
 const WALKED = ["query", "key", "scores", "scaled", "capped", "biased", "masked", "weights", "dropped",
   "value", "output"];
 const SECONDS = 2; // of a stage at speed 1
 const HEADING = 54, STRIP_ROW = 34, LEAST_WALK_ROW = 17, MOST_WALK_ROW = 27;
 
-export const stagesOf = (trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers)
+export const stagesOf = (/** @type {Trace} */ trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers)
   .filter((name) => name !== "value" || trace.step("output"));
 
 // Where the walk is: which stage, and how far it has come, 0 to 1. At rest a stage is complete.
@@ -109,7 +111,7 @@ export function drawWalk(width, height) {
 }
 
 // All keys, or the largest weights and up to three that the mask blocks.
-function keysOfWalk(trace, weights, blocked, key, most) {
+function keysOfWalk(/** @type {Trace} */ trace, weights, blocked, key, most) {
   if (trace.size.k <= most) return trace.keys.map((_, i) => i);
   const some = blocked.flatMap((isBlocked, i) => (isBlocked ? [i] : [])).slice(0, 3);
   const others = largest(weights.map((it, i) => (blocked[i] ? undefined : it)), most - some.length, key)
@@ -118,7 +120,7 @@ function keysOfWalk(trace, weights, blocked, key, most) {
 }
 
 // A vector as coloured cells: those between the shares `from` and `until` of it.
-function vectorCells(scene, vector, x, y, width, height, limit, { until = 1, from = 0, opacity = 1 } = {}) {
+function vectorCells(/** @type {Scene} */ scene, vector, x, y, width, height, limit, { until = 1, from = 0, opacity = 1 } = {}) {
   const wide = Math.min(26, width / vector.length), gap = wide > 6 ? 1 : 0;
   const [first, last] = [Math.floor(from * vector.length), Math.ceil(until * vector.length)];
   for (let i = first; i < last; i++) {
@@ -128,7 +130,7 @@ function vectorCells(scene, vector, x, y, width, height, limit, { until = 1, fro
 }
 
 // Scores become weights: the bars on the right, with the exact number of the stage beside them.
-function walkBars(scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY }) {
+function walkBars(/** @type {Scene} */ scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY }) {
   const pairs = stages.slice(0, stage + 1).filter((name) => trace.step(name).isPair);
   const name = pairs.at(-1), isNow = stages[stage] === name;
   const rowOfStep = (it) => trace.row(trace.step(it), head, query);

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 4f63971252486a3ce2604d9c228910bbaf35718b879cb8616e815405f4f7c176; do not edit.
+// Made by `make page` from the sources 1f2d2e354419b27c9df0767e2abe15397d2ed952acb5618794e93035add24d05; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -231,13 +231,13 @@ var clearhead = (() => {
     }
     // The weight of every query on one key; undefined where the page does not hold it.
     column(head, key) {
-      return this.queries.map((_, query) => this.row(this.used, head, query)[key]);
+      return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
     }
     // How much every key receives from a query on average.
     received(head) {
       const sums = Array(this.size.k).fill(0);
       for (const query of this.kept) {
-        this.row(this.used, head, query).forEach((weight, key) => {
+        this.row(this.used, head, query)?.forEach((weight, key) => {
           sums[key] += weight || 0;
         });
       }
@@ -412,7 +412,7 @@ var clearhead = (() => {
       null
     ),
     aligned: (
-      /** @type {{kept: Snapshot | null, current: Snapshot | null, words: any}} */
+      /** @type {{kept: Snapshot | null, current: Snapshot | null, words: Words | null}} */
       { kept: null, current: null, words: null }
     )
   };
@@ -501,29 +501,26 @@ var clearhead = (() => {
       back: (changes) => backFrom(words, changes)
     });
     const here = placeName(layer, head);
-    if (store.edited) {
-      return [
-        side(`${here} before`, store.before, [layer, head], 0),
-        side(`${here} after`, store.edited, [layer, head], 1)
-      ];
+    const { current, edited, before, kept } = store;
+    if (edited && before) {
+      return [side(`${here} before`, before, [layer, head], 0), side(`${here} after`, edited, [layer, head], 1)];
     }
-    if (isBeside()) {
+    if (kept && isBeside()) {
       const [then, now] = pageData.beside ? [besideName(), pageData.name] : ["kept", "now"];
-      const words = sameLength() ? null : wordsOf(store.kept, store.current);
-      return [side(`${here} ${then}`, store.kept, [layer, head], 0, words), side(`${here} ${now}`, store.current, [layer, head], 1)];
+      const words = kept.tokens.length === current.tokens.length ? null : wordsOf(kept, current);
+      return [side(`${here} ${then}`, kept, [layer, head], 0, words), side(`${here} ${now}`, current, [layer, head], 1)];
     }
     return [
       /** @type {Place} */
       [layer, head],
       ...others.filter(([l, h]) => l !== layer || h !== head)
-    ].map((place, i) => side(placeName(...place), store.current, place, i));
+    ].map((place, i) => side(placeName(...place), current, place, i));
   }
   function isBeside() {
     const { layer, head } = state();
     return store.kept !== null && !store.edited && isComparable(store.current) && layer < store.kept.layers && head < store.kept.layer(layer).heads;
   }
   var isComparable = (next) => !pageData.beside || next.text === opened.text;
-  var sameLength = () => store.kept?.tokens.length === store.current.tokens.length;
   function canDiffer() {
     const [a, b, ...more] = sides();
     return b !== void 0 && !more.length && a.trace.size.q === b.trace.size.q && a.trace.size.k === b.trace.size.k;
@@ -2475,7 +2472,7 @@ var clearhead = (() => {
   }
   function weightedSum(step) {
     const share = rowOf(shownTrace().used), values = shownTrace().step("value");
-    const result = step.along("v", selection());
+    const result = step.along("v", selection()) ?? [];
     const features = ends(result.length, 4);
     const cells = (row) => features.map((j) => j === null ? "…" : row ? number(row[j]) : "?");
     const shown = largest(share.map(Math.abs), 8, keyOr());
@@ -3022,7 +3019,7 @@ var clearhead = (() => {
     const lines = ["side,layer,head,query position,query,key position,key,step,value"];
     for (const side of sides()) {
       const { trace } = side, step = trace.step(stepToSave()) ?? trace.weights;
-      for (const query of isRowOnly() ? [state().query] : trace.kept) {
+      for (const query of isRowOnly() ? [queryOr()] : trace.kept) {
         (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
           if (value === void 0) return;
           lines.push([
