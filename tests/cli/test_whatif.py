@@ -39,6 +39,7 @@ def test_the_storyteller_before_and_after(run):
 def test_an_edge_the_wrong_way_round(run):
     _, out, _ = run("whatif", TEXT, "--knock-out", "layer 0 head 7: queen -> she")
     assert "a causal model does not look; the other direction is She (9) -> queen (1)." in out
+    assert "applied 1 time, removed no visible edge" in out
 
 
 @pytest.mark.parametrize(

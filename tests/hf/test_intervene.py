@@ -159,18 +159,6 @@ def test_with_a_cache_token_by_token(kind, layer, name):
     torch.testing.assert_close(found, at_once, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", [*EDITS, *OF_DECODERS])
-@pytest.mark.parametrize("kind", DECODERS)
-def test_causal_with_padding_on_the_left(kind, name):
-    model = build(kind, KINDS[kind])
-    mask = torch.ones(2, T, dtype=torch.long)
-    mask[1, :4] = 0  # of the second text
-
-    _, right, found = compare(model, kind, 1, name, lambda: run(model, kind, mask))
-    real = mask.bool()
-    torch.testing.assert_close(found[real], right[real], rtol=2e-4, atol=2e-4)
-
-
 def mistral():
     """A model whose cache drops what its window of 5 keys has passed."""
     from transformers import AutoModelForCausalLM, MistralConfig

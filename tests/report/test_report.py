@@ -633,12 +633,14 @@ def test_a_checkpoint_in_a_folder_called_model_keeps_the_name_it_was_trained_und
     assert Checkpoint(folder.rename(tmp_path / "mine")).name == "mine"
 
 
-def test_padding_in_front_is_not_the_first_token():
+def test_a_dense_mask_is_not_taken_for_padding():
+    """Its first column is the first token, even where no query sees it. A 2-D mask of padding says
+    where the text begins: `tests/hf/test_padding.py`."""
     T, real = 20, torch.arange(20) >= 12
-    mask = ch.causal & ch.dense(keep=real.view(1, 1, 1, T)) & ch.lengths(queries=T)
+    mask = ch.causal & ch.dense(keep=real.view(1, 1, 1, T))
     q, k = pointing(T, lambda i: max(min(i, 12), 0))
     found = report(AttentionCalls((q[None, None], k[None, None], {"mask": mask})), torch.zeros(1))
-    assert found.heads[0].shares["first"] == pytest.approx(1.0, abs=1e-4)
+    assert found.heads[0].shares["first"] == 0
 
 
 def test_cross_attention_has_no_previous_token():

@@ -31,13 +31,13 @@ class Recorder:
     def __init__(self, grad: bool) -> None:
         self.grad = grad
         self.layers, self.calls = Layers(), list[UneditedCall]()
-        self._here = Here(0, "", 0, None)
+        self._here = Here(0, "", 0)
 
     def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         if self.layers.inside and not in_backward():
             layer, name = self.layers.next_call()
             number = sum(call.here.layer == layer for call in self.calls)
-            self._here = Here.of(problem, layer, name, number)
+            self._here = Here(layer, name, number, self.layers.texts.positions(problem))
         return problem, inputs
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:

@@ -1,5 +1,6 @@
 """Change attention while a model runs: `intervene`, and what it did."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,8 @@ def intervene(
     Args:
         model: any torch.nn.Module that is not compiled.
         edits: what changes, of `clearhead.edits`, in the order in which it changes.
-        must_apply: at the end of the block, raise if one of the edits never applied.
+        must_apply: at the end of the block, raise if one of the edits never applied. One that
+            applied and removed no visible edge is a warning.
 
     Yields:
         An `Intervention`, which says what the edits did, as soon as they have.
@@ -73,6 +75,7 @@ def intervene(
         set_multithreading_enabled(False),
     ):
         yield editor.done
+    editor.done.warn_if_unchanged()
     if must_apply:
         editor.done.must_have_applied(type(model).__name__, editor.layers)
 
@@ -89,12 +92,15 @@ class Applied(NamedTuple):
 class Intervention:
     """Which edits applied where, and how often; prints itself.
 
-    `applied` counts by (number of the edit, layer, module, engine).
+    `applied` counts by (number of the edit, layer, module, engine). Of these calls, `without_edges`
+    counts, by the number of the edit, those in which `knock_out` or `keep_only` removed no edge
+    that was visible, so that it changed nothing.
     """
 
     def __init__(self, edits: tuple[Edit, ...]) -> None:
         self.edits = edits
         self.applied: Counter[Applied] = Counter()
+        self.without_edges: Counter[int] = Counter()
         self._problems: dict[int, tuple[Problem, str]] = {}
 
     def times(self, edit: int) -> int:
@@ -116,13 +122,26 @@ class Intervention:
         lines = []
         for number, edit in enumerate(self.edits):
             times = self.times(number)
-            lines.append(f"{edit!r}: applied {times} time{'s' * (times != 1)}")
+            idle = self.without_edges[number]
+            where = "" if idle == times else f" in {idle} of them"
+            line = f"{edit!r}: applied {times} time{'s' * (times != 1)}"
+            lines.append(f"{line}, removed no visible edge{where}" if idle else line)
             lines += [
                 f"  layer {at.layer}  {at.module or 'the model'}  {n}x  answered by {at.engine}"
                 for at, n in sorted(self.applied.items())
                 if at.edit == number
             ]
         return "\n".join(lines) or "no edits"
+
+    def warn_if_unchanged(self) -> None:
+        """Warn of edits that removed no edge that was visible, in no call."""
+        for number, edit in enumerate(self.edits):
+            if 0 < self.without_edges[number] == self.times(number):
+                warnings.warn(
+                    f"{edit!r} removed no visible edge, so it changed nothing: what it takes away "
+                    "was hidden already",
+                    stacklevel=4,
+                )
 
     def must_have_applied(self, model: str, layers: Layers) -> None:
         idle = [edit for number, edit in enumerate(self.edits) if not self.times(number)]
@@ -157,7 +176,8 @@ class _Editor:
         self._calls: Counter[int] = Counter()  # of each layer, in the block
         self._elsewhere = False  # were there calls outside of the model?
         self._now: list[tuple[int, Edit]] = []  # those that apply to the current call
-        self._here = Here(0, "", 0, None)
+        self._unchanged: list[int] = []  # of these, those that remove no visible edge
+        self._here = Here(0, "", 0)
 
     def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """The edited problem of a call."""
@@ -170,15 +190,17 @@ class _Editor:
             return problem, inputs
         layer, name = self.layers.next_call()
         self._calls[layer] += 1
-        return self._edited(problem, inputs, Here.of(problem, layer, name, self._calls[layer] - 1))
+        here = Here(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
+        return self._edited(problem, inputs, here)
 
     def _computed_again(self, problem: Problem) -> Here | None:
         """One of the calls that this one may repeat, all of which are edited alike; None if it
         repeats none of the block. Raises `BadValue` where an edit tells them apart."""
         if self._elsewhere and not self.layers.inside:
             return None
+        at = self.layers.texts.positions(problem)
         found = [
-            Here.of(problem, layer, self.layers.names[layer], call)
+            Here(layer, self.layers.names[layer], call, at)
             for layer in self.layers.computed_again()
             if self._calls[layer]
             for call in sorted({0, self._calls[layer] - 1})
@@ -206,7 +228,8 @@ class _Editor:
         place = self.layers.last_call() if self.layers.inside else None
         if place is None:
             return problem, inputs
-        here = Here.of(problem, *place, self._calls[place[0]] - 1)
+        at = self.layers.texts.positions(problem)
+        here = Here(*place, self._calls[place[0]] - 1, at)
         return self._edited(problem, inputs, here)
 
     def _edited(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
@@ -216,8 +239,12 @@ class _Editor:
             for number, edit in enumerate(self.edits)
             if is_selected(edit.layers, here.layer, here.module) and edit.applies(problem, here)
         ]
-        for _, edit in self._now:
+        self._unchanged = []
+        for number, edit in self._now:
+            before = problem
             problem, inputs = edit.edit_problem(problem, inputs, here)
+            if edit.removes_an_edge(before, problem) is False:
+                self._unchanged.append(number)
         return problem, inputs
 
     def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
@@ -233,6 +260,7 @@ class _Editor:
             out = edit.edit_output(out, problem, inputs, here)
             if not in_backward():
                 self.done.applied[Applied(number, here.layer, here.module, engine)] += 1
+                self.done.without_edges[number] += number in self._unchanged
         if self._now:
             self.done._problems[here.layer] = problem, engine
         return out

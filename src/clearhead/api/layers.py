@@ -4,7 +4,7 @@ import fnmatch
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import BadType, BadValue, whole_number
 from ..torch_state import in_backward
+from .text_stack import TextStack
 
 # How attention of a model comes to be seen and edited, for errors.
 THROUGH_CLEARHEAD = (
@@ -71,6 +72,7 @@ class Layers:
     def __init__(self) -> None:
         self.ran = False
         self.names: list[str] = []  # of the module of each layer
+        self.texts = TextStack()
         self._thread = threading.get_ident()
         self._running: list[str] = []  # names of modules, outermost first
         self._calls: Counter[str] = Counter()  # of each module, in this run of the model
@@ -81,21 +83,26 @@ class Layers:
         # Not while torch.compile traces, which knows no threads and runs in one.
         return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
-    def enter(self, name: str, module: nn.Module, *given: object) -> None:
+    def enter(
+        self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         if self._in_other_thread():
             return
         if not name:  # the model itself: an earlier run may have been interrupted
             self.ran = True
             self._running.clear()
+            self.texts.clear()
         if not self._running:
             self._calls.clear()
         if self._calls[name] and not in_backward():
             self._repeated.add(name)
         self._running.append(name)
+        self.texts.enter(name, module, args, kwargs)
 
     def leave(self, *_: object) -> None:
         if self._running and not self._in_other_thread():
             self._running.pop()
+            self.texts.leave()
 
     @property
     def inside(self) -> bool:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import BadValue, as_index, whole_number, writable_folder
+from ..masks.text_positions import BY_COLUMN, Positions
 from ..stats import Result, Top
 from ..stats.parse import how_to_request
 from ..views.html.cells import cell, heat
@@ -31,9 +32,10 @@ class Call:
     calling module, and `problem` describes the call. `found` has the statistics by name, each
     (B, H, ...) with the watched heads; they are also attributes of the call. `heads` are the
     numbers of these heads, None if all were watched. `queries` are those whose exact rows were
-    kept, counted from 0, and `output` is the heads' output, (B, H, Tq, Dv); None where they were
-    not requested. `blind` is True for queries that may see nothing, and broadcasts to (B, H, Tq);
-    None without a mask.
+    kept, counted from each text's first token in the call (a negative one from its last, where the
+    texts differ in length), and `output` is the heads' output, (B, H, Tq, Dv); None where they
+    were not requested. `blind` is True for queries that may see nothing, and broadcasts to
+    (B, H, Tq); None without a mask. `at` says where the columns of the call stand in its texts.
     """
 
     layer: int
@@ -44,6 +46,7 @@ class Call:
     heads: tuple[int, ...] | None = None
     queries: tuple[int, ...] | None = None
     output: Tensor | None = field(default=None, repr=False)
+    at: Positions = BY_COLUMN
 
     def __repr__(self) -> str:
         heads = "" if self.heads is None else f", heads {', '.join(map(str, self.heads))}"
@@ -54,7 +57,8 @@ class Call:
 
     def gauged(self, each_head: bool) -> Iterator[tuple[str, str, Tensor]]:
         """The finite values of each statistic as (head or "", name, values in one dimension),
-        without those of blind queries; each group of `mass` is a statistic of its own."""
+        without those of blind queries and of padding; each group of `mass` is a statistic of its
+        own."""
         for name, result in self.found.items():
             parts: dict[str, Tensor] = {}
             if isinstance(result, dict):
@@ -65,6 +69,8 @@ class Call:
                 counts = torch.isfinite(x)
                 if self.blind is not None and name not in NOT_PER_QUERY:
                     counts &= ~self.blind
+                if name not in NOT_PER_QUERY:
+                    counts &= self.at.is_real(x.shape[2]).to(x.device)
                 numbers = x.detach()
                 for h in range(x.shape[1]) if each_head else [slice(None)]:
                     if counts[:, h].any():
@@ -169,7 +175,8 @@ class Recording:
         """One number per layer and statistic, for a training log: the mean over batch, heads,
         queries and calls, or the maximum for `max`. `mass` gives one for each group
         (``module.mass.group``), `topk` the mean of the largest weight. Queries that may see nothing
-        do not count. A module that is several layers is told apart by their numbers (``module:2``).
+        do not count, nor those on padding, where the call carries it. A module that is several
+        layers is told apart by their numbers (``module:2``).
 
         With `heads`, one number for each head as well (``module.head3.entropy``): a mean hides a
         dead head, whose entropy stays near 0, or whose share of the first token
@@ -225,6 +232,7 @@ def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path
     line = {
         "file": file.name, "layer": call.layer, "module": call.module, "problem": call.problem,
         "stats": statistics, "heads": call.heads, "queries": call.queries,
+        "at": call.at._asdict(),
     }  # fmt: skip
     beside = {"blind": call.blind, "output": call.output}
     tensors = {n: x.detach().contiguous() for n, x in beside.items() if x is not None}

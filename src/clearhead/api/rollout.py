@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue, as_index, as_number, kind_of
+from ..masks.text_positions import Positions
 from .progress import progress_bar
 from .recording import Call, Recording
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def rollout(
     recording: Recording, rows: Sequence[int] | None = None, *, residual: float = 0.5
 ) -> Tensor:
-    """The share of each input token in each token after the last layer, (B, n, T).
+    """The share of each input token in each token after the last layer, (B, n, T), where T are
+    the columns of the batch.
 
     ``R = A_L ... A_2 A_1`` with ``A_l = residual I + (1 - residual) mean over heads of W_l``: in
     every layer a token keeps a share of itself (the residual connection) and takes the rest from
@@ -36,7 +38,8 @@ def rollout(
         recording: what ``watch(model, rows=range(T))`` recorded of self-attention layers; of the
             last one the `rows` asked for are enough. Where a layer ran several times, the last
             counts.
-        rows: the queries asked for; None means all that the last layer recorded.
+        rows: the queries asked for, counted as in `watch`; None means all that the last layer
+            recorded. Of a text that has no such row the result is 0.
         residual: the share that a token keeps in each layer, from 0 to 1. Half, as in the source,
             is a choice: the model itself adds the two, with lengths of their own.
 
@@ -48,7 +51,8 @@ def rollout(
     """
     layers, requested = _layers("rollout", recording, rows, residual)
     T = layers[0].weights.shape[-1]
-    share = torch.eye(T).to(layers[0].weights)[requested].expand(len(layers[0].weights), -1, -1)
+    share = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0].weights)
+    share = share.expand(len(layers[0].weights), -1, -1)
     for layer in reversed(layers):
         share = residual * share + (1 - residual) * (share[..., layer.queries] @ layer.weights)
     return share
@@ -76,11 +80,12 @@ def flow(
     """
     layers, requested = _layers("flow", recording, rows, residual)
     batch, _, T = layers[0].weights.shape
-    found = layers[0].weights.new_zeros(batch, len(requested), T)
+    requested = requested.expand(batch, -1)
+    found = layers[0].weights.new_zeros(*requested.shape, T)
     with progress_bar("searching flows", found.numel(), progress) as advance:
         for b in range(batch):
             network = _network(layers, b, residual)
-            for i, query in enumerate(requested):
+            for i, query in enumerate(requested[b].tolist()):
                 for key in range(T):
                     found[b, i, key] = _maximum_flow(network, (len(layers), query), (0, key))
                     advance()
@@ -94,8 +99,9 @@ class _Layer(NamedTuple):
 
 def _layers(
     name: str, recording: object, rows: Sequence[int] | None, residual: object
-) -> tuple[list[_Layer], list[int]]:
-    """The layers of a recording from the first to the last, and the queries asked for."""
+) -> tuple[list[_Layer], Tensor]:
+    """The layers of a recording from the first to the last, and the queries asked for, by their
+    columns, (B|1, n); -1 where a text has no such row."""
     if not isinstance(recording, Recording):
         raise BadType(
             f"{name} got {kind_of(recording)}.",
@@ -116,23 +122,41 @@ def _layers(
             f"{name} follows weights that watch recorded in memory.",
             "run the model inside of watch(model, rows=range(T)), without to=.",
         )
-    layers = [_Layer(list(call.queries or ()), _mean_over_heads(name, call)) for call in calls]
-    T = layers[0].weights.shape[-1]
-    requested = layers[-1].queries if rows is None else _checked(rows, T)
-    needed = set(requested)
+    layers = [_layer(name, call) for call in calls]
+    T, last = layers[0].weights.shape[-1], calls[-1]
+    if rows is None:
+        requested = last.at.rows(last.queries or (), T)
+    else:
+        requested = last.at.rows(_checked(rows, last.at, T), T)
+    needed = (requested.unsqueeze(-1) == torch.arange(T)).any(1)
     for call, layer in zip(reversed(calls), reversed(layers), strict=True):
-        missing = sorted(needed - set(layer.queries))
-        if layer.weights.shape[-1] != T or missing:
+        size, missing = layer.weights.shape[-1], needed
+        if size == T:
+            recorded = call.at.rows(call.queries or (), T).unsqueeze(-1) == torch.arange(T)
+            missing = needed & ~recorded.any(1)
+        if size != T or bool(missing.any()):
             raise BadValue(
-                f"Layer {call.layer} was recorded for {layer.weights.shape[-1]} keys and "
-                f"{len(layer.queries)} queries; {len(missing)} queries that are needed are "
-                "missing.",
+                f"Layer {call.layer} was recorded for {size} keys and {len(call.queries or ())} "
+                f"queries; {int(missing.any(0).sum())} queries that are needed are missing.",
                 f"{name} follows self-attention over the same {T} tokens in every layer, all rows "
                 "of every layer but the last.",
                 "record watch(model, rows=range(T)), with layers= where a model has others.",
             )
-        needed = set(range(T))
+        needed = call.at.is_real(T)[:, 0]
     return layers, requested
+
+
+def _layer(name: str, call: Call) -> _Layer:
+    """A layer with its rows at their columns. On padding, where a text has no row, it is 0."""
+    weights = _mean_over_heads(name, call)
+    queries = call.queries or ()
+    if not call.at.padded:
+        return _Layer(list(queries), weights)
+    B, n, T = weights.shape
+    at = call.at.rows(queries, T).to(weights.device) % (T + 1)  # those of no text come last
+    every = weights.new_zeros(B, T + 1, T)
+    every.scatter_(1, at.unsqueeze(-1).expand(B, n, T), weights)
+    return _Layer(list(range(T)), every[:, :T])
 
 
 def _mean_over_heads(name: str, call: Call) -> Tensor:
@@ -148,9 +172,13 @@ def _mean_over_heads(name: str, call: Call) -> Tensor:
     return rows.mean(1)
 
 
-def _checked(rows: Sequence[int], T: int) -> list[int]:
-    rule = f"there are {T} tokens, numbered from 0; -1 is the last."
-    return [as_index("Row", row, T, rule, f"ask for rows from 0 to {T - 1}.") for row in rows]
+def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:
+    count = int(at.is_real(T).sum(-1).max())
+    rule = f"there are {count} tokens, numbered from 0; -1 is the last."
+    way_out = f"ask for rows from 0 to {count - 1}."
+    for row in rows:
+        as_index("Row", row, count, rule, way_out)
+    return tuple(map(int, rows))
 
 
 def _network(layers: Sequence[_Layer], b: int, residual: float) -> "networkx.DiGraph":
@@ -172,7 +200,7 @@ def _maximum_flow(
 ) -> float:
     from networkx.algorithms.flow import maximum_flow_value, shortest_augmenting_path
 
-    if bottom not in network:  # nobody looks at it
+    if bottom not in network or top not in network:  # nobody looks at it, or no text has it
         return 0.0
     # This algorithm ends whatever rounding does to the capacities.
     return float(maximum_flow_value(network, top, bottom, flow_func=shortest_augmenting_path))

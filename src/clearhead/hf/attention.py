@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..api.attention import attention
-from ..api.edits.edit import placed_at
-from ..api.hooks import editors
+from ..api.hooks import is_hooked
 from ..api.matrix import matrix
+from ..api.text_stack import placed_at
 from ..errors import BadValue
 from ..masks import Mask, causal, dense, documents, everything, intersect
 from ..torch_state import has_values
@@ -99,7 +99,8 @@ def _attend(
         "dropout": dropout if module.training else 0.0,
     }
     place: AbstractContextManager[None] = nullcontext()
-    if isinstance(attention_mask, BooleanMask | LazyMask) and editors():
+    hooked = is_hooked() and not torch.compiler.is_compiling()
+    if hooked and isinstance(attention_mask, BooleanMask | LazyMask):
         place = placed_at(attention_mask.place)
     weights = None
     with place:

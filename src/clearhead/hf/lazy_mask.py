@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..api.edits.edit import NOWHERE
+from ..api.text_stack import NOWHERE
 from ..errors import BadValue
 from ..masks import Mask, dense
 

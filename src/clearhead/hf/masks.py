@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..api.edits.edit import Place
 from ..api.hooks import active_ranks, is_hooked
+from ..api.text_stack import Place
 from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
+from ..masks.text_positions import padding_of
 from .inspect_model import misreads_masks, not_answered
 from .lazy_mask import BooleanMask, LazyMask
 
@@ -45,6 +46,9 @@ def attention_mask(
     if misreads_masks(config.__module__):
         raise not_answered(config.__name__.removesuffix("Config"))
     function = causal_mask_function if mask_function is None else mask_function
+    padded = None  # which edits and statistics ask for
+    if attention_mask is not None and is_hooked() and not torch.compiler.is_compiling():
+        padded = padding_of(attention_mask)
     if not torch.compiler.is_compiling():
         # In a graph a LazyMask would be a Python object to guard, and a position that is a number
         # would tie the graph to that position.
@@ -71,7 +75,7 @@ def attention_mask(
             if mask is everything and q_length == 1 and others.get("allow_is_causal_skip"):
                 return None
             lazy = LazyMask.of(mask, batch_size, q_length, kv_length, torch.device(device))
-            lazy.place = Place(first or None, keys.start)
+            lazy.place = Place(first or None, keys.start, padded)
             return lazy
     others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     cells = sdpa_mask(
@@ -82,7 +86,7 @@ def attention_mask(
     if torch.compiler.is_compiling():
         return cells
     written = cells.as_subclass(BooleanMask)
-    written.place = Place(int(q_offset) or None, kv_offset)
+    written.place = Place(int(q_offset) or None, kv_offset, padded)
     return written
 
 

@@ -12,7 +12,8 @@ from ..torch_state import has_values
 from . import key_ranges
 from .grid import Grid
 from .key_ranges import KeyRanges
-from .mask import CachedRanges
+from .mask import CachedRanges, Mask
+from .text_positions import Shift
 from .values import (
     MOST_SHOWN,
     as_4d,
@@ -141,6 +142,18 @@ class Dense(CachedRanges):
     def sizes(self) -> dict[str, int]:
         names = ("B", "H", "Tq", "Tk")
         return {n: s for n, s in zip(names, as_4d(self.bits).shape, strict=True) if s != 1}
+
+    def shifted(self, shift: Shift) -> Mask:
+        """Of a mask without queries, the keys; `Placed` moves one that has both."""
+        bits = as_4d(self.bits)
+        B, _, Tq, T = bits.shape
+        first = torch.tensor(-shift.dropped if B > 1 else shift.keys).reshape(-1, 1)
+        if Tq > 1 or T == 1 or not first.any():
+            return self
+        at = (torch.arange(shift.Tk) - first).to(bits.device)[:, None, None, :]
+        shape = (max(B, len(first)), bits.shape[1], 1, -1)
+        taken = bits.expand(shape).gather(-1, at.clamp(0, T - 1).expand(shape))
+        return Dense(taken & (at >= 0) & (at < T))
 
     def check(self, grid: Grid) -> None:
         check_broadcasts(

@@ -19,6 +19,7 @@ from . import key_ranges
 from .export import Exports
 from .grid import Grid, check_int, make_grid
 from .key_ranges import KeyRanges
+from .text_positions import Shift
 from .values import Align, shared_offset, stream_of
 
 Bounds: TypeAlias = tuple[Tensor | None, Tensor | None]
@@ -52,6 +53,10 @@ class Mask(Exports):
 
     def with_align(self, align: Align) -> "Mask":
         """The same rule; parts that leave open where query 0 stands (`align=None`) take this."""
+        return self
+
+    def shifted(self, shift: Shift) -> "Mask":
+        """The rule about the positions of texts, as a rule about the columns of a call."""
         return self
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -200,6 +205,9 @@ class _Composition(CachedRanges):
     def with_align(self, align: Align) -> Mask:
         return replace(self, parts=tuple(part.with_align(align) for part in self.parts))
 
+    def shifted(self, shift: Shift) -> Mask:
+        return replace(self, parts=tuple(part.shifted(shift) for part in self.parts))
+
     def check(self, grid: Grid) -> None:
         for part in self.parts:
             part.check(grid)
@@ -280,6 +288,9 @@ class Not(CachedRanges):
 
     def with_align(self, align: Align) -> Mask:
         return replace(self, mask=self.mask.with_align(align))
+
+    def shifted(self, shift: Shift) -> Mask:
+        return replace(self, mask=self.mask.shifted(shift))
 
     def check(self, grid: Grid) -> None:
         self.mask.check(grid)

@@ -1,7 +1,9 @@
 """Masks over positions: causal, window, prefix, lengths. Each query looks at one range of keys."""
 
+import operator
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from . import key_ranges
 from .grid import Grid
 from .key_ranges import EVERY_KEY, KeyRanges
 from .mask import Bounds, Mask
+from .text_positions import PerText, Shift, per_text, plus
 from .values import (
     FARTHEST,
     Align,
@@ -111,6 +114,9 @@ class Causal(OneRange):
     def with_align(self, align: Align) -> Mask:
         return replace(self, align=align) if self.align is None else self
 
+    def shifted(self, shift: Shift) -> Mask:
+        return replace(self, align=_shifted_align(self.align, shift))
+
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
         check_align(self, self.align, grid, "Causal")
@@ -192,6 +198,9 @@ class window(OneRange):
     def with_align(self, align: Align) -> Mask:
         return replace(self, align=align) if self.align is None else self
 
+    def shifted(self, shift: Shift) -> Mask:
+        return replace(self, align=_shifted_align(self.align, shift))
+
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
         if self.before is not None or self.after is not None:
@@ -262,6 +271,9 @@ class prefix(OneRange):
     def sizes(self) -> dict[str, int]:
         return fixed_batch(self.n)
 
+    def shifted(self, shift: Shift) -> Mask:
+        return prefix(_moved(self.n, shift.keys))
+
     def check(self, grid: Grid) -> None:
         check_batch(self, self.n, grid)
 
@@ -321,6 +333,13 @@ class lengths(OneRange):
     def sizes(self) -> dict[str, int]:
         return {**fixed_batch(self.keys), **fixed_batch(self.queries)}
 
+    def shifted(self, shift: Shift) -> Mask:
+        keys, queries = (
+            None if n is None else _moved(n, by)
+            for n, by in ((self.keys, shift.keys), (self.queries, shift.queries))
+        )
+        return lengths(keys=keys, queries=queries)
+
     def check(self, grid: Grid) -> None:
         for value in (self.keys, self.queries):
             check_batch(self, value, grid)
@@ -360,6 +379,21 @@ class lengths(OneRange):
                     f"{name} {index} is {'one of' if index < n else 'beyond'} the {n} real"
                 )
         return f"{self!r}: {', '.join(clauses)}"
+
+
+def _moved(count: Ints, by: PerText) -> Ints:
+    """A count of positions as a count of columns, 0 or more."""
+    n = plus(cast("int | Tensor", count), by)
+    return n.clamp(min=0) if isinstance(n, Tensor) else max(n, 0)
+
+
+def _shifted_align(align: Align, shift: Shift) -> Align:
+    """Where query 0 stands among the keys of the call, for a rule that says where it stands in the
+    text. Distances do not change where queries and keys are of one text."""
+    if align is None or align == "end":
+        return align
+    by = per_text(operator.sub, shift.keys, shift.queries)
+    return plus(0 if align == "start" else cast("int | Tensor", align), by)
 
 
 everything = Everything()

@@ -3,16 +3,19 @@
 An edge is a pair of query and key that may look. Letters as in `mask.py`.
 """
 
+import operator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import key_ranges
+from .data import Dense, documents
 from .grid import Grid
 from .key_ranges import KeyRanges
-from .mask import CachedRanges, Mask
+from .mask import And, CachedRanges, Mask, Not, Or
+from .positions import intersect, prefix
+from .text_positions import PerText, Positions, Shift, per_text
 from .values import Align
 
 
@@ -63,11 +66,13 @@ class Without(CachedRanges):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placed(CachedRanges):
-    """The edges of a mask of T x T, about a text of T tokens, in a call of which query 0 stands at
-    `start` (one number, or one per batch): a step of generation. Beyond the text it allows none."""
+    """The edges of a mask that fixes its queries and keys, position by position of a text, in a
+    call whose query 0 and key 0 stand at `start` and `first_key` of it. Beyond the text it allows
+    none."""
 
     mask: Mask
-    start: int | Tensor
+    start: PerText
+    first_key: PerText = 0
 
     def __repr__(self) -> str:
         return repr(self.mask)
@@ -77,103 +82,98 @@ class Placed(CachedRanges):
         return self.mask.formula
 
     def _own(self, grid: Grid) -> Grid:
-        T = self.mask.sizes()["Tk"]
-        return Grid(T, T, grid.B, grid.H)
+        sizes = self.mask.sizes()
+        return Grid(sizes["Tq"], sizes["Tk"], grid.B, grid.H)
 
     def check(self, grid: Grid) -> None:
         self.mask.check(self._own(grid))
 
-    def _queries(self, grid: Grid, device: torch.device | None) -> Tensor:
-        """The positions of the queries in the text, (B|1, Tq)."""
-        first = self.start
-        column = first.to(device).reshape(-1, 1) if isinstance(first, Tensor) else first
-        return torch.arange(grid.Tq, device=device).reshape(1, -1) + column
-
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        own, queries = self._own(grid), self._queries(grid, q.device)
-        q = queries[b if queries.shape[0] > 1 else torch.zeros_like(b), q]
-        inside = (q >= 0) & (q < own.Tq) & (k < own.Tk)
-        at = (x.clamp(0, own.Tk - 1) for x in (q, k))
-        return inside & self.mask.allowed(own, b, h, *at)
+        own = self._own(grid)
+        q, k = q + _of_text(self.start, b), k + _of_text(self.first_key, b)
+        inside = (q >= 0) & (q < own.Tq) & (k >= 0) & (k < own.Tk)
+        q, k = (x.clamp(0, size - 1) for x, size in ((q, own.Tq), (k, own.Tk)))
+        return inside & self.mask.allowed(own, b, h, q, k)
 
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        own, Tk = self._own(grid), grid.Tk
+        own = self._own(grid)
         full = self.mask.key_ranges(own, device)
-        q = self._queries(grid, full.lo.device)
-        outside = ((q < 0) | (q >= own.Tq))[:, None, :, None]
-        at = q.clamp(0, own.Tq - 1)[:, None, :, None]
-
-        def cut(x: Tensor) -> Tensor:
-            """The rows of the queries of this call."""
-            B, rows = max(x.shape[0], at.shape[0]), max(1, own.Tq if x.shape[2] > 1 else 1)
-            index = at.expand(B, x.shape[1], -1, x.shape[3])
-            return x.expand(B, -1, own.Tq, -1).gather(2, index) if rows > 1 else x
-
-        lo, hi = cut(full.lo), cut(full.hi).clamp(max=Tk)
-        empty = (lo >= hi) | outside
+        start, first_key = (
+            torch.tensor(x, device=full.lo.device).reshape(-1, 1, 1, 1)
+            for x in (self.start, self.first_key)
+        )
+        q = torch.arange(grid.Tq, device=full.lo.device).reshape(1, 1, -1, 1) + start
+        outside = (q < 0) | (q >= own.Tq)
+        lo, hi = (
+            (_rows(x, q, own.Tq) - first_key).clamp(0, grid.Tk).masked_fill(outside, 0)
+            for x in (full.lo, full.hi)
+        )
         bits = full.bits
         if bits is not None:
-            bits = cut(bits)
-            bits = F.pad(bits, (0, Tk - bits.shape[-1])) if bits.shape[-1] > 1 else bits
-        return KeyRanges(lo.masked_fill(empty, Tk), hi.masked_fill(empty, Tk), grid.Tq, Tk, bits)
+            bits = _rows(bits, q, own.Tq)
+            if bits.shape[-1] > 1:
+                k = torch.arange(grid.Tk, device=bits.device) + first_key
+                shape = torch.broadcast_shapes(bits.shape[:-1], k.shape[:-1])
+                k = k.clamp(0, own.Tk - 1).expand(*shape, -1)
+                bits = bits.expand(*shape, -1).gather(-1, k)
+        moved = KeyRanges(lo, hi, grid.Tq, grid.Tk, bits)
+        return moved & key_ranges.all_keys(grid.Tq, grid.Tk, lo.device)  # puts empty ranges last
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"{self!r}, of the text from its first token on"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Kept(CachedRanges):
-    """The edges of a mask over a text, in a call whose cache has dropped the first `dropped` keys
-    of it."""
-
-    mask: Mask
-    dropped: int
-
-    def __repr__(self) -> str:
-        return repr(self.mask)
-
-    @property
-    def formula(self) -> str:
-        return self.mask.formula
-
-    def check(self, grid: Grid) -> None:
-        self.mask.check(_with_dropped(grid, self.dropped))
-
-    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.mask.allowed(_with_dropped(grid, self.dropped), b, h, q, k + self.dropped)
-
-    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        full = self.mask.key_ranges(_with_dropped(grid, self.dropped), device)
-        lo, hi = ((x - self.dropped).clamp(min=0) for x in (full.lo, full.hi))
-        bits = full.bits
-        if bits is not None and bits.shape[-1] > 1:
-            bits = bits[..., self.dropped :]
-        kept = KeyRanges(lo, hi, grid.Tq, grid.Tk, bits)
-        return kept & key_ranges.all_keys(grid.Tq, grid.Tk, lo.device)  # puts empty ranges last
-
-    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        return self.mask.reason(_with_dropped(grid, self.dropped), b, h, q, k + self.dropped)
+def _rows(x: Tensor, q: Tensor, Tq: int) -> Tensor:
+    """The rows of these queries, (B|1, 1, q, 1), of (B|1, H|1, Tq|1, n)."""
+    if x.shape[2] == 1:
+        return x
+    B = max(x.shape[0], q.shape[0])
+    index = q.clamp(0, Tq - 1).expand(B, x.shape[1], -1, x.shape[3])
+    return x.expand(B, -1, -1, -1).gather(2, index)
 
 
-def _with_dropped(grid: Grid, dropped: int) -> Grid:
-    return grid._replace(Tk=grid.Tk + dropped)
+def _of_text(number: PerText, b: Tensor) -> int | Tensor:
+    return torch.tensor(number, device=b.device)[b] if isinstance(number, tuple) else number
 
 
-def placed(edges: Mask, grid: Grid, start: int | Tensor | None, dropped: int = 0) -> Mask:
-    """The edges as a call of these sizes sees them, where query 0 stands at `start` in the text
-    (None: the call does not say) and key 0 at `dropped`. A mask that fixes T x T is about a text of
-    T tokens, position by position.
+def placed(edges: Mask, grid: Grid, at: Positions) -> Mask:
+    """The edges that a mask over the positions of texts names in a call of these sizes, which
+    stands `at` them.
 
-    Raises `BadValue` for a mask that fits neither.
+    A mask that fixes T x T is about a text of T tokens, position by position. A mask that lists
+    cells for each text of a batch is about the columns of that batch. Raises `BadValue` for a mask
+    that does not fit.
     """
-    if dropped:
-        return Kept(placed(edges, _with_dropped(grid, dropped), start), dropped)
     sizes = edges.sizes()
-    T = sizes.get("Tk")
-    square = T is not None and sizes.get("Tq", T) == T and "Tq" in sizes
-    if square and (grid.Tq, grid.Tk) != (T, T) and start is not None:
-        edges = Placed(edges, start)
-    elif start is not None and (isinstance(start, Tensor) or start or grid.Tq != grid.Tk):
-        edges = edges.with_align(start)
+    if sizes.get("B", 1) not in (1, grid.B):
+        edges.check(grid)
+    by_column = _lists_columns(edges)
+    start, first_key = (at.column, at.dropped) if by_column else (at.start, at.first_key)
+    if "Tq" in sizes and "Tk" in sizes and start is not None:
+        own = sizes["Tq"], sizes["Tk"]
+        if (own[0] == own[1] or at.padded) and (first_key or own != (grid.Tq, grid.Tk)):
+            edges = Placed(edges, start, first_key)
+            edges.check(grid)
+            return edges
+    queries: PerText = 0
+    if at.start is not None:
+        queries = per_text(lambda start: min(max(-start, 0), grid.Tq), at.start)
+        if at.start or grid.Tq != grid.Tk:  # else distances are those of the columns
+            edges = edges.with_align(per_text(operator.add, at.start, queries))
+    keys = per_text(operator.neg, at.first_key)
+    if queries or keys:
+        edges = edges.shifted(Shift(queries, keys, at.dropped, grid.Tk))
+    before = per_text(lambda key: max(key, 0), keys)
+    if before:
+        edges = intersect(edges, ~prefix(before))
     edges.check(grid)
     return edges
+
+
+def _lists_columns(mask: Mask) -> bool:
+    """Does the mask list cells, or ids, for each text of a batch?"""
+    if isinstance(mask, Not):
+        return _lists_columns(mask.mask)
+    if isinstance(mask, And | Or):
+        return any(map(_lists_columns, mask.parts))
+    return isinstance(mask, Dense | documents) and "B" in mask.sizes()

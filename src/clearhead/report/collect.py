@@ -11,8 +11,9 @@ from torch import Tensor
 from ..api.explain import explain_problem
 from ..api.hooks import active_ranks, statistics_of
 from ..errors import BadValue
-from ..masks import Mask, window
+from ..masks import Mask, everything, window
 from ..masks.mask import common_align
+from ..masks.without import Without
 from ..problem.problem import Inputs, Problem
 from ..results.findings import Head, Layer, Link
 from ..results.trace import Trace
@@ -65,10 +66,11 @@ class Collector:
     def add_layer(self, problem: Problem, inputs: Inputs) -> None:
         """Add the layer of a call. Raises `BadValue` for a batch of texts and for an empty text."""
         _must_be_one_text(problem)
-        site = self.texts.call_site(problem.Tq, problem.Tk)
-        found = _statistics(problem, inputs, site, topk(LINKS))
+        site = self.texts.call_site(problem)
+        real = _without_padding(problem, site)
+        found = _statistics(real, inputs, site, topk(LINKS))
         uniform = self.uniform(problem, inputs, site)
-        heads = _heads(len(self.layers), problem, site, found, uniform)
+        heads = _heads(len(self.layers), real, site, found, uniform)
         trace, traced_heads = _trace(problem, inputs, heads, site)
         linked = {link.query for head in heads for link in head.links}
         kept = sorted({*evenly(problem.Tq, KEPT), *linked})
@@ -99,13 +101,21 @@ class Collector:
     def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Statistics:
         """The statistics of uniform weights under the same mask, from queries that are all 0.
         Computed once for layers that share their mask."""
-        key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens
+        key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens, site.at
         for mask, cached_key, cached in self.uniform_cache:
             if mask is problem.mask and cached_key == key:
                 return cached
         H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
         zero = replace(
-            problem, H=H, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0
+            _without_padding(problem, site),
+            H=H,
+            G=1,
+            D=1,
+            Dv=1,
+            bias=None,
+            softcap=None,
+            sinks=None,
+            dropout=0.0,
         )
         q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
         k = torch.zeros_like(inputs.k[:, :1, :, :1])
@@ -160,7 +170,7 @@ def _statistics(
     shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
     # These groups have the same keys for every query: their share follows from the weight that each
     # key receives.
-    first = _first_key(problem)
+    first = _first_key(site)
     is_separator = separators(site.key_tokens, problem.Tk, first).to(received.device)
     shares["first"] = received[:, first] / count
     shares["separators"] = received[:, is_separator].sum(-1) / count
@@ -188,7 +198,7 @@ def _heads(
         keys[..., 0],
         found.active,
         site.key_tokens,
-        first=_first_key(problem),
+        first=_first_key(site),
         offset=_offset(problem) if _is_one_text(problem, site) else None,
     )
     heads = []
@@ -253,12 +263,19 @@ def _offset(problem: Problem) -> int:
     return problem.Tk - problem.Tq if stated is None else int(stated)
 
 
-def _first_key(problem: Problem) -> int:
-    """The first key that any query may look at; those before it are padding."""
-    if not problem.masked:
-        return 0
-    some, _ = problem.key_ranges.tiles(slice(0, problem.Tq), 1)
-    return int(some.int().argmax())
+def _first_key(site: CallSite) -> int:
+    """The column of the text's first token among the keys; 0 where it is not among them."""
+    first = site.at.first_key
+    assert isinstance(first, int)  # of one text
+    return max(0, -first)
+
+
+def _without_padding(problem: Problem, site: CallSite) -> Problem:
+    """The problem in which queries on padding see nothing, so that they count for no number."""
+    real = site.at.is_real(problem.Tq)
+    if bool(real.all()):
+        return problem
+    return replace(problem, mask=Without(problem.mask, everything, ~real, "padding"))
 
 
 def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:

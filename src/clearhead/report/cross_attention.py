@@ -1,33 +1,25 @@
 """In a model with cross-attention: of which text are the queries and keys of a call?"""
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from ..api.explain import wrong_count
+from ..api.text_stack import TextStack
 from ..errors import BadValue
-
-# The arguments by which modules are given another text, for cross-attention.
-OTHER_TEXT = (
-    "context",
-    "memory",
-    "key_value_states",
-    "encoder_hidden_states",
-    "cross_attention_states",
-)
+from ..masks.text_positions import Positions
+from ..problem.problem import Problem
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """The `module` that called attention, whether that was cross-attention, and the tokens of both
-    sides, None where they are not known."""
+    """The `module` that called attention, whether that was cross-attention, the tokens of both
+    sides, None where they are not known, and where the call stands in their texts."""
 
     module: str
     cross_attention: bool
     query_tokens: tuple[str, ...] | None
     key_tokens: tuple[str, ...] | None
+    at: Positions
 
 
 class TextTracker:
@@ -40,25 +32,23 @@ class TextTracker:
         given = {"tokens": tokens, "decoder_tokens": decoder_tokens}
         self.tokens = {n: None if x is None else tuple(map(str, x)) for n, x in given.items()}
         self.lengths: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}
-        self.stack: list[tuple[str, bool]] = []  # modules that run, and whether given another text
+        self.stack = TextStack()
         self.in_decoder = False
 
-    def enter(
-        self, name: str, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> None:
-        self.stack.append((name, _is_given_another_text(module, args, kwargs)))
-
-    def leave(self, *_: object) -> None:
-        self.stack.pop()
-
-    def call_site(self, Tq: int, Tk: int) -> CallSite:
-        """The site of the call that runs now, of Tq queries and Tk keys."""
-        name, crosses = self.stack[-1] if self.stack else ("", False)
+    def call_site(self, problem: Problem) -> CallSite:
+        """The site of the call that runs now."""
+        running = self.stack.running
+        crosses = self.stack.crosses
         self.in_decoder = self.in_decoder or crosses
-        in_decoder = self.in_decoder or any(other for _, other in self.stack)
-        query_text = "decoder_tokens" if in_decoder else "tokens"
+        query_text = "decoder_tokens" if self.in_decoder or self.stack.in_decoder else "tokens"
         key_text = "tokens" if crosses else query_text
-        return CallSite(name, crosses, self._tokens(query_text, Tq), self._tokens(key_text, Tk))
+        return CallSite(
+            running[-1].name if running else "",
+            crosses,
+            self._tokens(query_text, problem.Tq),
+            self._tokens(key_text, problem.Tk),
+            self.stack.positions(problem),
+        )
 
     def _tokens(self, name: str, length: int) -> tuple[str, ...] | None:
         self.lengths[name].append(length)
@@ -85,16 +75,3 @@ class TextTracker:
                 "does that.",
                 "leave them out.",
             )
-
-
-def _is_given_another_text(
-    module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
-) -> bool:
-    try:
-        names = tuple(inspect.signature(module.forward).parameters)
-    except (TypeError, ValueError):  # a forward that is not written in Python has no signature
-        names = ()
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-    own = next(iter(tensors.values()), None)
-    return any(name in tensors and tensors[name] is not own for name in OTHER_TEXT)

@@ -54,10 +54,10 @@ def tile(
     sites: list[CallSite] = []
 
     def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        sites.append(texts.call_site(problem.Tq, problem.Tk))
+        sites.append(texts.call_site(problem))
 
     with torch.no_grad():
-        with module_hooks(run.module, texts.enter, texts.leave), listening(on_call):
+        with module_hooks(run.module, texts.stack.enter, texts.stack.leave), listening(on_call):
             call, count = capture_call(run.start, layer)
         if call is None:
             raise _absent("layer", layer, count)

@@ -104,7 +104,7 @@ def report_and_output(
             collector.add_layer(problem, inputs)
             advance()
 
-        with module_hooks(run.module, texts.enter, texts.leave), listening(on_call):
+        with module_hooks(run.module, texts.stack.enter, texts.stack.leave), listening(on_call):
             output = run.start()
     if not collector.layers:
         rule = "a report is about the attention calls that go through clearhead."

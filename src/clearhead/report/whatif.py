@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from warnings import catch_warnings, filterwarnings
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +98,9 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     ids = next(iter(given.values()))
     outputs, matrices = [], []
     for some in ([], edits):
-        with torch.no_grad(), intervene(module, some) as done:
+        with torch.no_grad(), catch_warnings(), intervene(module, some) as done:
+            # The record of the edits, which is shown, says so.
+            filterwarnings("ignore", ".*removed no visible edge")
             with watch(module, stats=["max"], rows=range(len(tokens))) as seen:
                 outputs.append(run_with_known_ids(module, given))
         matrices.append(_matrices(seen))

@@ -12,7 +12,6 @@ from torch import Tensor
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid, Mask, prefix
 from ..masks.key_ranges import KeyRanges
-from ..masks.values import Align
 from ..problem.online_softmax import NOTHING, WeightedSum
 from ..problem.problem import Problem
 from .statistic import Final, RowStatistic, Tile, Top, how_many, zeros
@@ -89,7 +88,8 @@ class topk(RowStatistic):
 
     They are ordered by logit, so weights too small to tell from 0 keep their order. Where fewer
     keys are allowed, the weight is 0 and the key -1; so it is in `watch` where a call has fewer
-    keys, as the first steps of a generation have. In `look` and `matrix`, n is at most Tk.
+    keys, as the first steps of a generation have. In `look` and `matrix`, n is at most Tk. In
+    `watch` a key is its position in the text.
     """
 
     n: int
@@ -134,9 +134,10 @@ class mass(RowStatistic):
 
     ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``; a span goes up to
     but not including hi, which is at most Tk (in `watch` a call may have fewer keys). A group may
-    depend on the query, and groups may overlap; keys the mask masks have no weight in any group.
-    Positions are those of the call's own keys: key 0 is padding if the text is padded on the left,
-    and the oldest key kept if a cache drops what a window has passed.
+    depend on the query, and groups may overlap; keys the mask masks have no weight in any group. In
+    `look`, positions are those of the call's own keys: key 0 is padding if the text is padded on
+    the left, and the oldest key kept if a cache drops what a window has passed. In `watch` they
+    count from the first token of each text, where the call carries its padding.
     """
 
     groups: Mapping[str, "Mask | tuple[int, int]"]
@@ -177,8 +178,8 @@ class mass(RowStatistic):
                     f"end it at {grid.Tk}, or leave the group out.",
                 )
 
-    def with_align(self, align: Align) -> "mass":
-        return mass({name: _group(name, x).with_align(align) for name, x in self.groups.items()})
+    def with_masks(self, change: Callable[[Mask], Mask]) -> "mass":
+        return mass({name: change(_group(name, x)) for name, x in self.groups.items()})
 
     def ranges(self, p: Problem) -> list[KeyRanges]:
         return [mask.key_ranges(p.grid, p.device) for mask in self.masks]

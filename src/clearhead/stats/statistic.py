@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import as_count
-from ..masks import Grid
-from ..masks.values import Align
+from ..masks import Grid, Mask
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import (
     LOWEST,
@@ -72,8 +71,8 @@ class Statistic(ABC):
         """Raise `BadValue` if it names more keys than one call of these sizes has. `watch` sees
         calls of many sizes, and does without."""
 
-    def with_align(self, align: Align) -> "Statistic":
-        """The same statistic; masks in it without an `align` of their own take this one."""
+    def with_masks(self, change: Callable[[Mask], Mask]) -> "Statistic":
+        """The same statistic, with every mask in it changed."""
         return self
 
 

@@ -18,6 +18,10 @@ The first four make another problem, which an engine solves like any other, in O
 Edits apply in the order of the list; those of the weights before those of the output.
 
 All edits take `layers`, `heads`, `rows` and `batch`, which say where they apply (`Edit`).
+
+Positions, of `rows` and of masks such as `prefix(1)`, count from the first real token of each text
+where the call carries its padding: a 2-D `attention_mask` of transformers, the `key_padding_mask`
+of torch.nn.MultiheadAttention, or `lengths`. Otherwise they are columns.
 """
 
 from .edit import Edit

@@ -1,8 +1,6 @@
 """What an edit is: one change of attention, and where it applies."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,59 +8,19 @@ import torch
 from torch import Tensor
 
 from ...errors import BadType, BadValue, as_number
-from ...masks.mask import common_align
-from ...masks.values import query_positions
+from ...masks.text_positions import BY_COLUMN, PerText, Positions
 from ...problem.problem import Inputs, Problem
 from ..layers import checked_list
 
 
-class Place(NamedTuple):
-    """Where a call stands in the text: the positions of its query 0 (None: as its mask says) and of
-    its key 0, before which a cache has dropped the others."""
-
-    start: int | None = None
-    first_key: int = 0
-
-
-NOWHERE = Place()
-_place: ContextVar[Place] = ContextVar("place", default=NOWHERE)
-
-
-@contextmanager
-def placed_at(place: Place) -> Iterator[None]:
-    """Attention calls inside the `with` block stand there."""
-    before = _place.set(place)
-    try:
-        yield
-    finally:
-        _place.reset(before)
-
-
 class Here(NamedTuple):
-    """Which call an edit is applied to: the layer, how many calls it made before, and where its
-    query 0 (None if the call does not say) and its key 0 stand in the text."""
+    """Which call an edit is applied to: the layer, how many calls it made before, and where it
+    stands in its texts."""
 
     layer: int
     module: str
     call: int
-    start: int | Tensor | None
-    first_key: int = 0
-
-    @staticmethod
-    def of(problem: Problem, layer: int, module: str, call: int) -> "Here":
-        """A call of this problem that is being answered."""
-        place = _place.get()
-        start = _start_of(problem) if place.start is None else place.start
-        return Here(layer, module, call, start, place.first_key)
-
-
-def _start_of(problem: Problem) -> int | Tensor | None:
-    """Where query 0 stands among the keys. Where no rule says so, several queries begin with the
-    first; one alone may be a step of generation."""
-    corner = common_align(problem.mask, problem.grid)
-    if corner is None and (problem.Tq == problem.Tk or problem.Tq > 1):
-        return 0
-    return corner
+    at: Positions = BY_COLUMN
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -73,7 +31,8 @@ class Edit:
         layers: numbers as in `Call.layer`, or patterns for module names such as ``"*.5.*"``.
         heads: the numbers of query heads; -1 is the last.
         rows: the positions of queries in the text, from 0 on, whether or not a cache holds what
-            came before, and padding counted; -1 is the last query of a call.
+            came before; -1 is the last token of the text in a call. Padding is not counted, where
+            the call carries it (see `clearhead.edits`).
         batch: a range of rows of the batch; -1 is the last, and rows beyond the batch are left out.
     """
 
@@ -117,6 +76,11 @@ class Edit:
         """The output to return instead, (B, H, Tq, Dv)."""
         return out
 
+    def removes_an_edge(self, before: Problem, after: Problem) -> bool | None:
+        """Does the edited problem lack an edge that was visible? None for an edit that removes
+        none by design."""
+        return None
+
     def visible_problem(
         self, problem: Problem, inputs: Inputs, here: Here
     ) -> tuple[Problem, Inputs]:
@@ -130,11 +94,8 @@ class Edit:
 
     def applies(self, problem: Problem, here: Here) -> bool:
         """Does it change anything in this call?"""
-        self.heads_of(problem)
-        if not self.batch_of(problem):
-            return False
-        found = self._rows_of(problem, here)
-        return found is None or bool(found.any())
+        where = self.where(problem, here)
+        return where is None or bool(where.any())
 
     def for_copy(self, batch: range) -> "Edit | None":
         """The same for these rows of a batch that holds several copies of it; None if it does not
@@ -181,21 +142,21 @@ class Edit:
     def _rows_of(self, problem: Problem, here: Here) -> Tensor | None:
         if self.rows is None:
             return None
-        Tq = problem.Tq
-        at = torch.arange(Tq).reshape(1, 1, -1)
-        last = torch.tensor([r + Tq for r in self.rows if r < 0], dtype=torch.long)
-        found = torch.isin(at, last)
+        Tq, start = problem.Tq, here.at.start
+        query = torch.arange(Tq).reshape(1, 1, -1)
+        after = _column(here.at.real_queries(Tq)[1])
+        last = torch.tensor([r for r in self.rows if r < 0], dtype=torch.long)
+        found = torch.isin(query - after, last)
         if named := [r for r in self.rows if r >= 0]:
-            if here.start is None:
+            if start is None:
                 raise BadValue(
                     f"{self!r} was applied to one query and {problem.Tk} keys.",
                     "rows are positions in the text, and a call without a causal mask does not say "
                     "where in it its only query stands.",
                     "name rows from the end, rows=[-1], or leave rows out.",
                 )
-            at = query_positions(here.start, problem.grid, torch.device("cpu"))
-            found = found | torch.isin(at, torch.tensor(named))
-        return found
+            found = found | torch.isin(query + _column(start), torch.tensor(named))
+        return found & here.at.is_real(Tq)
 
     def factors(self, factor: float, problem: Problem, here: Here) -> Tensor:
         """`factor` for the queries that it is about, else 1: (B|1, H|1, Tq|1) in the wide dtype."""
@@ -210,29 +171,38 @@ def replaced(
     value: Tensor,
     problem: Problem,
     here: Here,
-    queries: list[int] | None = None,
+    queries: Tensor | None = None,
 ) -> Tensor:
     """The output with `value`, which broadcasts to (B, n, queries, Dv), in place of what the edit
-    is about: n heads, the rows of its batch, and of the queries (None: all) those that it names.
-    Raises `BadValue` where it does not fit."""
+    is about: n heads, the rows of its batch, and of the `queries` (B|1, queries) those that it
+    names; -1 is no query, None means all. Raises `BadValue` where it does not fit."""
     heads, batch = edit.heads_of(problem), edit.batch_of(problem)
-    queries = list(range(problem.Tq)) if queries is None else queries
-    wanted = (len(batch), len(heads), len(queries), out.shape[-1])
+    queries = torch.arange(problem.Tq).unsqueeze(0) if queries is None else queries
+    queries = queries.expand(len(batch), -1)
+    wanted = (len(batch), len(heads), queries.shape[1], out.shape[-1])
     try:
         value = value.to(out.device, out.dtype).expand(wanted)
     except RuntimeError:
         raise BadValue(
             f"{edit!r} has a tensor of shape {tuple(value.shape)}; the layer has {wanted}.",
             "what replaces an output broadcasts to (B, heads, Tq, Dv).",
-            "give each dimension its size or 1, heads in the order in which they are named.",
+            "give each dimension its size or 1, texts and heads in the order in which they are "
+            "named.",
         ) from None
-    b, h, q = (torch.tensor(x, device=out.device) for x in (batch, heads, queries))
-    full = out.index_put((b[:, None, None], h[:, None], q), value)
+    text, number = (queries >= 0).nonzero(as_tuple=True)
+    places = torch.tensor(batch)[text, None], torch.tensor(heads), queries[text, number, None]
+    text, number = text.to(out.device), number.to(out.device)
+    full = out.index_put(tuple(x.to(out.device) for x in places), value[text, :, number])
     if edit.rows is None:
         return full
     where = edit.where(problem, here)
     assert where is not None
     return torch.where(where.unsqueeze(-1), full, out)
+
+
+def _column(number: PerText) -> Tensor:
+    """A number for each text, (B|1, 1, 1)."""
+    return torch.tensor(number, dtype=torch.long).reshape(-1, 1, 1)
 
 
 def at_places(places: Sequence[int], size: int) -> Tensor:

@@ -10,8 +10,15 @@ from ...masks import dense
 from ...problem.biases import TensorBias
 from ...problem.nan_safe import weighted_sum
 from ...problem.problem import Inputs, Problem
-from .edit import Here, at_places, replaced
-from .recorded import FromRecording, call_for, heads_in, other_sizes
+from .edit import Here, replaced
+from .recorded import (
+    FromRecording,
+    call_for,
+    check_columns,
+    heads_in,
+    other_sizes,
+    texts_in,
+)
 
 MOST_CELLS = 2**27  # of a matrix of frozen weights, that is formed for who watches
 
@@ -23,11 +30,11 @@ class freeze(FromRecording):
     run. Queries whose rows were not recorded are left as they are; where `rows` names them, that is
     an error. ``rows=range(T)`` in `watch` records whole matrices.
 
-    Which call of the recording serves which call of the block is said at `patch`. `watch` sees the
-    frozen weights, for which it forms a matrix of up to 2^27 cells.
+    Which call and text of the recording serves which of the block is said at `patch`. `watch` sees
+    the frozen weights, for which it forms a matrix of up to 2^27 cells.
 
-    Raises `BadValue` for a recording without the layer, its heads or rows, with fewer calls, or of
-    other sizes.
+    Raises `BadValue` for a recording without the layer, its heads, texts or rows, with fewer calls,
+    of other sizes, or of texts that are padded otherwise.
     """
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
@@ -67,8 +74,9 @@ class freeze(FromRecording):
         inputs = inputs._replace(q=inputs.q.masked_fill(frozen, 0.0))
         return replace(problem, mask=dense(keep=keep), bias=TensorBias(bias)), inputs
 
-    def _weights(self, problem: Problem, here: Here) -> tuple[Tensor, list[int]]:
-        """The recorded rows of the heads named, (B, n, queries, Tk), and which queries they are."""
+    def _weights(self, problem: Problem, here: Here) -> tuple[Tensor, Tensor]:
+        """The recorded rows of the texts and heads named, (B|1, n, queries, Tk), and which queries
+        of the call they are, (B|1, queries); -1 where a text has no such row."""
         call = call_for(self, self.recording, here)
         if call.queries is None:
             raise BadValue(
@@ -76,18 +84,33 @@ class freeze(FromRecording):
                 "frozen weights are exact rows of another run.",
                 "record them: watch(model, rows=range(T)).",
             )
-        rows = call.found["rows"]
+        rows, Tq = call.found["rows"], problem.Tq
         assert isinstance(rows, Tensor)
-        if rows.shape[-1] != problem.Tk or max(call.queries, default=0) >= problem.Tq:
+        if rows.shape[-1] != problem.Tk or max(call.queries, default=0) >= Tq:
             sizes = max(call.queries, default=0) + 1, rows.shape[-1]
-            raise other_sizes(self, "Tq, Tk", sizes, (problem.Tq, problem.Tk))
-        if (named := self._rows_of(problem, here)) is not None:
-            missing = named & ~at_places(call.queries, problem.Tq)
+            raise other_sizes(self, "Tq, Tk", sizes, (Tq, problem.Tk))
+        weights = texts_in(self, call, problem, rows)[:, heads_in(self, call, problem, rows)]
+        check_columns(self, call, problem, here)
+        batch = self.batch_of(problem)
+        recorded, queries = (
+            _of_texts(at.rows(call.queries, Tq), batch) for at in (call.at, here.at)
+        )
+        queries = torch.where(recorded == queries, queries, -1)
+        if self.rows is not None:
+            held = torch.zeros(problem.B, Tq + 1, dtype=torch.bool)
+            held[batch] = held[batch].scatter(1, queries.expand(len(batch), -1) % (Tq + 1), True)
+            where = self.where(problem, here)
+            assert where is not None
+            missing = where.any(1).cpu() & ~held[:, :Tq]
             if bool(missing.any()):
                 raise BadValue(
                     f"{self!r} names rows that were not recorded, of queries "
-                    f"{missing.flatten(0, 1).any(0).nonzero().flatten().tolist()}.",
+                    f"{missing.any(0).nonzero().flatten().tolist()}.",
                     f"frozen weights are exact rows of another run, which holds {call.queries}.",
                     "record these rows too: watch(model, rows=[...]).",
                 )
-        return rows[:, heads_in(self, call, problem, rows)], list(call.queries)
+        return weights, queries
+
+
+def _of_texts(rows: Tensor, batch: list[int]) -> Tensor:
+    return rows if len(rows) == 1 else rows[[b for b in batch if b < len(rows)]]

@@ -13,10 +13,12 @@ from .recorded import (
     FromRecording,
     call_for,
     calls_of,
+    check_columns,
     check_recording,
     heads_in,
     other_sizes,
     output_of,
+    texts_in,
 )
 
 
@@ -25,9 +27,10 @@ class ablate(Edit):
     """The output of the heads is replaced: by zeros; by the ``"mean"`` of each head over the texts
     and queries of a reference set, that is of every call of the layer in ``over``, recorded by
     ``watch(model, outputs=True)``; or by a tensor that broadcasts to (B, n, Tq, Dv), where n are
-    the heads named, in their order (all H where none are).
+    the heads named, in their order (all H where none are), and B the texts that `batch` names.
 
-    Queries that may see nothing do not count for the mean. Raises `BadValue` for another word, a
+    Queries that may see nothing do not count for the mean, nor padding, where the calls carried it.
+    Raises `BadValue` for another word, a
     mean without `over`, and a recording without the layer, its heads or outputs.
 
     Source: Michel, Levy & Neubig 2019, "Are Sixteen Heads Really Better than One?"; the mean Wang
@@ -77,6 +80,7 @@ class ablate(Edit):
             output = output_of(self, call)
             sees = torch.ones_like(output[..., :1], dtype=torch.bool)
             sees = sees if call.blind is None else sees & ~call.blind.unsqueeze(-1)
+            sees = sees & call.at.is_real(output.shape[2]).unsqueeze(-1).to(output.device)
             picked = heads_in(self, call, problem, output)
             total = total + (output * sees)[:, picked].sum((0, 2), dtype=torch.float64)
             count = count + sees[:, picked].sum((0, 2))
@@ -110,11 +114,11 @@ class patch(FromRecording):
     recorded: o[b, h, q] = recorded[b, h, q], for the same layer, heads and queries.
 
     Of a layer that was recorded several times, as in generating, call n of the block takes call n
-    of the recording; one that was recorded once serves every call. A recording of one text serves
-    every text of a batch.
+    of the recording; one that was recorded once serves every call. Row b of the recording serves
+    text b, in whatever order `batch` names them; a recording of one text serves every text.
 
-    Raises `BadValue` for a recording without the layer, its heads or outputs, with fewer calls, or
-    of other sizes.
+    Raises `BadValue` for a recording without the layer, its heads, texts or outputs, with fewer
+    calls, of other sizes, or of texts that are padded otherwise.
 
     Source: Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
     Analysis"; Meng et al. 2022, "Locating and Editing Factual Associations in GPT".
@@ -125,7 +129,22 @@ class patch(FromRecording):
         given = output_of(self, call)
         if given.shape[2:] != out.shape[2:]:
             raise other_sizes(self, "Tq, Dv", given.shape[2:], out.shape[2:])
-        return replaced(self, out, given[:, heads_in(self, call, problem, given)], problem, here)
+        value = texts_in(self, call, problem, given)[:, heads_in(self, call, problem, given)]
+        check_columns(self, call, problem, here)
+        where = self.where(problem, here)
+        named = here.at.is_real(problem.Tq) & (True if where is None else where.cpu())
+        texts = torch.tensor(self.batch_of(problem))
+        named, recorded = (
+            x[texts if len(x) > 1 else [0]].any(1) for x in (named, call.at.is_real(problem.Tq))
+        )
+        if bool((padding := named & ~recorded).any()):
+            raise BadValue(
+                f"{self!r} is about queries {padding.any(0).nonzero().flatten().tolist()}, where "
+                "a text is padded in the recording.",
+                "an output of another run is that of a token.",
+                "name rows that both runs have, or record texts of as many tokens.",
+            )
+        return replaced(self, out, value, problem, here)
 
 
 def _word(by: str | Tensor) -> str:

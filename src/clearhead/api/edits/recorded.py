@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...errors import BadType, BadValue, kind_of
+from ...masks.text_positions import Positions, per_text
 from ...problem.problem import Problem
 from ..recording import Call, Recording
 from .edit import Edit, Here
@@ -68,9 +69,64 @@ class FromRecording(Edit):
     def arguments(self) -> list[str]:
         return [f"<{len(self.recording)} calls>"]
 
+    def for_copy(self, batch: range) -> Edit | None:
+        """None where each text of the batch has a recording of its own."""
+        one = all(len(x) == 1 for call in self.recording for x in _recorded(call))
+        return super().for_copy(batch) if one else None
+
     def reads(self, here: Here) -> tuple[int, ...]:
         several = sum(call.layer == here.layer for call in self.recording) > 1
         return (here.layer, here.call) if several else (here.layer,)
+
+
+def _recorded(call: Call) -> list[Tensor]:
+    """What edits read of a call."""
+    rows = call.found.get("rows")
+    return [x for x in (call.output, rows) if isinstance(x, Tensor)]
+
+
+def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor) -> Tensor:
+    """What was recorded of the texts that the edit is about, in their order: row b of text b. A
+    recording of one text serves every text."""
+    count, texts = len(recorded), edit.batch_of(problem)
+    if count == 1:
+        return recorded
+    missing = [b for b in texts if b >= count]
+    if missing or (edit.batch is None and count != problem.B):
+        raise BadValue(
+            f"{edit!r} has {count} texts recorded in layer {call.layer}; the batch has "
+            f"{problem.B}.",
+            "what was recorded of text b serves text b, and a recording of one text every text.",
+            f"name the texts that were recorded, for example "
+            f"batch=range({min(count, problem.B)}), or record this batch.",
+        )
+    return recorded[texts]
+
+
+def check_columns(edit: Edit, call: Call, problem: Problem, here: Here) -> None:
+    """Raise `BadValue` if the texts of the edit do not begin in the columns in which those of the
+    recording did."""
+    recorded, given = (_begins(at, problem) for at in (call.at, here.at))
+    for b in edit.batch_of(problem):
+        was, now = (x[b if len(x) > 1 else 0] for x in (recorded, given))
+        if was != now:
+            raise BadValue(
+                f"{edit!r} is about text {b}, whose first query and key are columns {now}; in the "
+                f"recording they were {was}.",
+                "what another run gave is about the same tokens, so both are padded alike.",
+                "record a batch that is padded in the same way.",
+            )
+
+
+def _begins(at: Positions, problem: Problem) -> list[tuple[int, int]]:
+    """The columns of the first real query and key of each text; one for all if they are alike."""
+    both = (
+        at.real_queries(problem.Tq)[0],
+        per_text(lambda key: at.dropped - key, at.first_key),
+    )
+    size = max(len(x) if isinstance(x, tuple) else 1 for x in both)
+    columns = [x if isinstance(x, tuple) else (x,) * size for x in both]
+    return list(zip(*columns, strict=True))
 
 
 def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:

@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
 from ...errors import BadType, BadValue, kind_of
 from ...masks import Dense, Mask, intersect
@@ -11,6 +12,7 @@ from ...masks.without import Without, placed
 from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_values
+from ..text_stack import names_lengths
 from .edit import Edit, Here, finite_number
 
 MOST_SHOWN = 80  # letters of a mask in what an edit prints
@@ -28,12 +30,15 @@ class knock_out(Edit):
 
     Rules over positions that leave `align` open stand where the call's own mask lets the queries
     stand, so they follow a cache. A mask of T x T (`documents`, `dense`) is about a text of T
-    tokens from its first on: it follows a cache too, and edges to what comes after stay. Keys are
-    counted from the first of the text, also where a cache has dropped it.
+    tokens from its first on: it follows a cache too, and edges to what comes after stay; with cells
+    for each text of a batch, it is about the columns of that batch. Keys are counted from the first
+    of the text, also where a cache has dropped it, and where the text is padded on the left.
+
+    Where it removes no edge that was visible, the record of `intervene` says so.
     """
 
     mask: Mask
-    _made: list[tuple[Mask, object, Mask]] = field(default_factory=list, init=False)
+    _made: list[tuple[Mask, object, "_Edited"]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,19 +65,48 @@ class knock_out(Edit):
         return None if "B" in self.mask.sizes() else super().for_copy(batch)
 
     def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
-        rule, grid, device = problem.mask, problem.grid, problem.device
-        # Where every text of a batch has a start of its own, the rule holds them.
-        start = None if isinstance(here.start, Tensor) else here.start
-        at = grid, device, start, here.first_key
-        for known, place, made in self._made:
+        rule, grid = problem.mask, problem.grid
+        at = grid, problem.device, here.at
+        for known, place, edited in self._made:
             if place == at and known.equals(rule, read=False):
-                return replace(problem, mask=made), inputs
+                return replace(problem, mask=edited.mask), inputs
         where = self.where(problem, here)
-        edges = placed(self.removed(), grid, here.start, here.first_key)
-        made = intersect(rule, ~edges) if where is None else Without(rule, edges, where, repr(self))
-        self._made.append((rule, at, made))
+        edges = placed(self.removed(), grid, here.at)
+        if where is None and names_lengths(~edges, grid):
+            where = torch.ones(1, 1, 1, dtype=torch.bool)  # else they would be read as padding
+        mask = intersect(rule, ~edges) if where is None else Without(rule, edges, where, repr(self))
+        self._made.append((rule, at, _Edited(mask, _counts_differ(problem, mask))))
         del self._made[:-MASKS_KEPT]
-        return replace(problem, mask=made), inputs
+        return replace(problem, mask=mask), inputs
+
+    def removes_an_edge(self, before: Problem, after: Problem) -> bool:
+        edited = (e for *_, e in self._made if e.mask is after.mask)
+        if before.mask is after.mask or not next(edited).removes:
+            return False
+        if not isinstance(before.bias, TensorBias) or not has_values(before.bias.tensor):
+            return True
+        # A model may hide keys by adding the lowest number there is to their scores.
+        numbers = before.bias.as_4d()
+        seen = numbers > torch.finfo(numbers.dtype).min
+        return bool((before.key_ranges.to_bool() & ~after.key_ranges.to_bool() & seen).any())
+
+
+class _Edited(NamedTuple):
+    """An edited mask, and whether it removes an edge that the mask before it allows."""
+
+    mask: Mask
+    removes: bool
+
+
+def _counts_differ(problem: Problem, edited: Mask) -> bool:
+    """Does the edited mask, which allows no other keys, allow fewer?"""
+    before, after = (
+        problem.key_ranges,
+        edited.key_ranges(problem.grid, problem.key_ranges.lo.device),
+    )
+    if not has_values(before.lo, after.lo):
+        return True
+    return bool((before.keys_per_query() != after.keys_per_query()).any())
 
 
 class keep_only(knock_out):

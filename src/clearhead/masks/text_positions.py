@@ -1,0 +1,126 @@
+"""Where the queries and keys of a call stand in their texts.
+
+The columns of a call are its own queries and keys, from 0 on. The positions of a text count from
+its first real token. They differ where texts are padded, and where a cache holds, or has dropped,
+tokens that came before.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..torch_state import has_values
+
+PerText: TypeAlias = int | tuple[int, ...]  # one number for all texts, or one for each
+
+
+class Padding(NamedTuple):
+    """The columns of each text's first real token, and of what follows its last; both are 0 for a
+    text without a real token."""
+
+    first: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+def padding_of(real: Tensor) -> Padding | None:
+    """The padding of a batch from (B, T), which is 0 or False on padding; None if there is none."""
+    if not has_values(real) or not real.numel():
+        return None
+    tokens = (real.detach() != 0).to("cpu", torch.uint8)
+    if tokens.all():
+        return None
+    first = tokens.argmax(1)
+    after = (tokens.shape[1] - tokens.flip(1).argmax(1)) * tokens.any(1)
+    return Padding(tuple(first.tolist()), tuple(after.tolist()))
+
+
+class Positions(NamedTuple):
+    """Where a call stands in its texts.
+
+    `start` and `first_key` are the positions of query 0 and of key 0; negative on padding before
+    the text. `start` is None if the call does not say, and `stated` is False if it is a guess.
+    `length` is the number of columns from the first to the last real token of each text, None
+    where no padding is known. `column` and `dropped` are the columns of query 0 and key 0, counted
+    from the first key that a cache ever held.
+    """
+
+    start: PerText | None = 0
+    first_key: PerText = 0
+    length: PerText | None = None
+    column: PerText | None = 0
+    dropped: int = 0
+    stated: bool = True
+
+    @property
+    def padded(self) -> bool:
+        """Do positions differ from columns because of padding?"""
+        return self.length is not None or self.first_key != self.dropped
+
+    def real_queries(self, Tq: int) -> tuple[PerText, PerText]:
+        """The first query of the call that is a real token, and the one after the last."""
+        if self.length is None or self.start is None:
+            return 0, Tq
+        return (
+            per_text(lambda start: min(max(-start, 0), Tq), self.start),
+            per_text(lambda start, n: min(max(n - start, 0), Tq), self.start, self.length),
+        )
+
+    def is_real(self, Tq: int) -> Tensor:
+        """Which queries of the call are not padding, (B|1, 1, Tq)."""
+        first, after = (_column(x) for x in self.real_queries(Tq))
+        query = torch.arange(Tq)
+        return ((query >= first) & (query < after)).unsqueeze(1)
+
+    def rows(self, named: tuple[int, ...], Tq: int) -> Tensor:
+        """The queries of the call that rows are, (B|1, n): row 0 is the first real token in the
+        call, -1 the last. -1 where a text has no such row."""
+        first, after = (_column(x) for x in self.real_queries(Tq))
+        row = torch.tensor(named, dtype=torch.long).reshape(1, -1)
+        query = torch.where(row < 0, after, first) + row
+        return torch.where((query >= first) & (query < after), query, -1)
+
+    def numbered(self, named: tuple[int, ...], Tq: int) -> tuple[int, ...]:
+        """The rows counted from the first, where the texts of the call are of one length."""
+        length = per_text(lambda first, after: after - first, *self.real_queries(Tq))
+        if isinstance(length, tuple):
+            return named
+        return tuple(row % length if length else row for row in named)
+
+
+BY_COLUMN = Positions()  # positions are columns
+
+
+class Shift(NamedTuple):
+    """How a rule over positions moves to the columns of a call: `queries` and `keys` are the
+    columns at which the text begins among them, for keys a negative number if a cache has dropped
+    some. What is given column by column moves by `dropped` alone. `Tk` is the number of keys."""
+
+    queries: PerText
+    keys: PerText
+    dropped: int
+    Tk: int
+
+
+def per_text(compute: Callable[..., int], *numbers: PerText) -> PerText:
+    """`compute` of the numbers of each text; one number if it is the same for all texts."""
+    several = [x for x in numbers if isinstance(x, tuple)]
+    if not several:
+        return compute(*numbers)
+    size = max(map(len, several))
+    columns = [x * (size // len(x)) if isinstance(x, tuple) else (x,) * size for x in numbers]
+    found = tuple(compute(*row) for row in zip(*columns, strict=True))
+    return found[0] if len({*found}) == 1 else found
+
+
+def _column(x: PerText) -> Tensor:
+    return torch.tensor(x, dtype=torch.long).reshape(-1, 1)
+
+
+def plus(value: "int | Tensor", by: PerText) -> "int | Tensor":
+    """One number, or one for each text, plus another."""
+    if isinstance(value, Tensor) or isinstance(by, tuple):
+        device = value.device if isinstance(value, Tensor) else torch.device("cpu")
+        return value + torch.tensor(by, dtype=torch.long, device=device)
+    return value + by
