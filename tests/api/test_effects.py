@@ -207,7 +207,7 @@ def test_what_cannot_be_compared_is_run_again(tmp_path):
             return None
 
     file = tmp_path / "effects.jsonl"
-    for edit in 2 * [Late(lambda: 3)]:
+    for edit in 2 * [Late(object())]:
         ch.effects(model(), ids(), edits=[edit], to=file)
     assert len(file.read_text().splitlines()) == 3
 
@@ -262,12 +262,14 @@ def test_it_prints_a_table():
         "loss is 2.5000 unedited; edited minus unedited:",
         "",
         "                     exact    estimate",
-        "layer 0 head 1     -0.5000     -0.1000   previous token",
+        "layer 0 head 1     -0.5000     -0.1000 ? previous token",
         "layer 0 head 0     +0.1000     +0.2000",
-        "layer 1 head 0     +0.1000     +0.3000",
+        "layer 1 head 0     +0.1000     +0.3000 ?",
         "pair               +0.0000     +0.0000",
         "",
         "Estimates and exact effects: rank correlation 0.949.",
+        "? 2 of 4 estimates are not to be trusted: of the wrong sign, or off by",
+        "  more than a factor of 2.",
     ]
     assert found.table(2).splitlines()[5] == "... and 2 smaller ones"
     assert found.as_dict()["effects"][1]["label"] == "previous token"

@@ -8,14 +8,19 @@ import torch
 from torch import Tensor
 
 MOST_SHOWN = 20
+MARK = "?"  # of an estimate that the exact effect does not bear out
+UNCHECKED = (
+    "Estimates alone are not checked. Where the metric is saturated, one may be far too small and\n"
+    "of the wrong sign; exact=True measures each."
+)
 
 
 @dataclass(frozen=True)
 class Effect:
     """What one edit does to the metric: edited minus unedited.
 
-    `exact` was found by running the edited model, `estimate` from gradients of the unedited one;
-    None where it was not asked for. `layer` and `head` say where, for an edit of one head.
+    `exact` was measured by running the edited model, `estimate` is from gradients of the unedited
+    one; None where it was not asked for. `layer` and `head` say where, for an edit of one head.
     `label` says what the head looks at, where that is known.
     """
 
@@ -25,6 +30,19 @@ class Effect:
     layer: int | None = None
     head: int | None = None
     label: str = ""
+
+    @property
+    def trusted(self) -> bool | None:
+        """Does the exact effect bear the estimate out: the same sign, and neither more than twice
+        the other? None where one of them is missing, so that the estimate is not checked.
+
+        Where a loss is saturated its gradient vanishes, and an estimate may be far too small and of
+        the wrong sign. Gradients at the same point do not show that: only the edited run does.
+        """
+        if self.exact is None or self.estimate is None:
+            return None
+        larger = max(abs(self.exact), abs(self.estimate))
+        return abs(self.exact - self.estimate) <= larger / 2
 
     @property
     def size(self) -> float:
@@ -94,7 +112,8 @@ class Effects:
         return replace(self, effects=tuple(named))
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "correlation": self.correlation}
+        effects = [{**asdict(effect), "trusted": effect.trusted} for effect in self.effects]
+        return {**asdict(self), "effects": effects, "correlation": self.correlation}
 
     def __str__(self) -> str:
         return self.table(MOST_SHOWN)
@@ -110,11 +129,19 @@ class Effects:
         lines.append(" " * wide + "".join(f"{c:>12}" for c in columns))
         for e in ranked:
             numbers = "".join(_cell(getattr(e, c)) for c in columns)
-            lines.append(f"{e.name:<{wide}}{numbers}   {e.label}".rstrip())
+            mark = MARK if e.trusted is False else " "
+            lines.append(f"{e.name:<{wide}}{numbers} {mark} {e.label}".rstrip())
         if len(ranked) < len(self.effects):
             lines.append(f"... and {len(self.effects) - len(ranked)} smaller ones")
         if (rho := self.correlation) is not None:
             lines += ["", f"Estimates and exact effects: rank correlation {rho:.3f}."]
+        if wrong := sum(e.trusted is False for e in self.effects):
+            lines.append(
+                f"{MARK} {wrong} of {len(self.effects)} estimates are not to be trusted: of the "
+                "wrong sign, or off by\n  more than a factor of 2."
+            )
+        if any(e.estimate is not None and e.trusted is None for e in self.effects):
+            lines += ["", UNCHECKED]
         return "\n".join(lines)
 
 

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 def effects(found: Effects) -> "Figure":
     """Heads by layer, coloured by their effect (blue raises the metric, brown lowers it), and a dot
-    for each edit: its estimate over its exact effect, on a line where they agree. What is not known
-    is not drawn. Raises `BadValue` for effects of no single head and of one kind alone."""
+    for each edit: its estimate over its exact effect, on a line where they agree, hollow where the
+    estimate is not to be trusted. What is not known is not drawn. Raises `BadValue` for effects of
+    no single head and of one kind alone."""
     require_matplotlib()
-    grid = found.grid("exact" if any(e.exact is not None for e in found) else "estimate").numpy()
-    pairs = [(e.exact, e.estimate) for e in found if e.exact is not None and e.estimate is not None]
+    which = "exact" if any(e.exact is not None for e in found) else "estimate"
+    grid = found.grid(which).numpy()
+    pairs = [(e.exact, e.estimate, e.trusted) for e in found if e.trusted is not None]
     if not grid.size and not pairs:
         raise BadValue(
             f"{len(found)} effects were to be drawn.",
@@ -38,13 +40,20 @@ def effects(found: Effects) -> "Figure":
         ax.set(xlabel="head", ylabel="layer")
         ax.set_xticks(range(grid.shape[1])[:: max(1, grid.shape[1] // 16)])
         ax.set_yticks(range(grid.shape[0])[:: max(1, grid.shape[0] // 16)])
+        if which == "estimate":
+            ax.set_title("estimates, not checked", fontsize="medium")
         figure.colorbar(image, ax=ax, label=f"change of {drawable(visible(found.metric, 30))}")
     if pairs:
         ax = axes.pop(0)
-        x, y = np.array(pairs).T
+        x, y, trusted = np.array(pairs, dtype=float).T
         ends = min(x.min(), y.min()), max(x.max(), y.max())
         ax.plot(ends, ends, "--", color="0.6", linewidth=1)
-        ax.plot(x, y, "o", color=ACCENT, markersize=4, mew=0, alpha=0.7)
+        sure, dot = trusted > 0, {"color": ACCENT, "markersize": 4, "alpha": 0.7}
+        ax.plot(x[sure], y[sure], "o", mew=0, **dot)
+        if not sure.all():
+            label = f"not to be trusted: {(~sure).sum()} of {len(sure)}"
+            ax.plot(x[~sure], y[~sure], "o", mfc="none", mew=1, label=label, **dot)
+            ax.legend(fontsize="small", frameon=False)
         rho = found.correlation
         ax.set(xlabel="exact effect", ylabel="estimate from gradients")
         if rho is not None:
