@@ -1,23 +1,33 @@
 """Digests of values by what they hold: two that are equal hold the same, in any run of Python."""
 
+import functools
 import hashlib
 import os
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..masks import Mask
 from .edits import Edit
 from .recording import Call, Recording
 
-PLAIN = (bool, int, float, str, bytes, range, Path, type(None))
+PLAIN = (
+    bool, int, float, str, bytes, range, Path, type(None), type(Ellipsis), slice, frozenset,
+    torch.dtype, torch.device,
+)  # fmt: skip
+NAMED = (type, types.BuiltinFunctionType)  # the same name is the same thing
 
 
 class Digests:
-    """Digests of numbers, tensors, edits, masks, recordings, and lists and dicts of them. What is
-    none of these gets another digest each time, so that it is never taken for the same.
+    """Digests of numbers, tensors, modules, edits, masks, recordings, functions, and lists and
+    dicts of them. What is none of these gets another digest each time, so that it is never taken
+    for the same.
+
+    A function is its code, its defaults, and the variables that it refers to; a function of another
+    module that it refers to is its name.
 
     Each value is read once, however many others hold it.
     """
@@ -27,6 +37,7 @@ class Digests:
 
     def of(self, value: object) -> str:
         if id(value) not in self._known:
+            self._known[id(value)] = value, "itself"  # where a function refers to itself
             digest = hashlib.sha256(
                 f"{type(value).__module__}.{type(value).__qualname__} ".encode()
             )
@@ -46,9 +57,48 @@ class Digests:
             items = value.items() if isinstance(value, Mapping) else value
             for item in items:
                 yield self.of(item).encode()
+        elif isinstance(value, nn.Module):
+            yield self.of(value.state_dict()).encode()
+        elif isinstance(value, types.FunctionType):
+            yield from self._parts_of(value)
+        elif isinstance(value, types.MethodType):
+            yield (self.of(value.__self__) + self.of(value.__func__)).encode()
+        elif isinstance(value, functools.partial):
+            yield (self.of(value.func) + self.of(value.args) + self.of(value.keywords)).encode()
+        elif isinstance(value, types.CodeType):
+            yield value.co_code
+            yield self.of((value.co_consts, value.co_names)).encode()
+        elif isinstance(value, types.ModuleType):
+            yield value.__name__.encode()
+        elif isinstance(value, NAMED):
+            yield f"{value.__module__}.{value.__qualname__}".encode()
         elif isinstance(value, Edit | Mask | Recording | Call):
             for name, part in vars(value).items():
                 if not name.startswith("_"):  # what it keeps for itself, made of the others
                     yield f"{name} {self.of(part)} ".encode()
         else:
             yield os.urandom(16)
+
+    def _parts_of(self, function: types.FunctionType) -> Iterator[bytes]:
+        cells = (cell.cell_contents for cell in function.__closure__ or ())
+        used = {n: function.__globals__[n] for n in _names(function.__code__)
+                if n in function.__globals__}  # fmt: skip
+        for value in (
+            function.__code__,
+            function.__defaults__,
+            function.__kwdefaults__,
+            *cells,
+            *used.values(),
+        ):
+            other = (
+                isinstance(value, types.FunctionType) and value.__module__ != function.__module__
+            )
+            name = f"{value.__module__}.{value.__qualname__}" if other else ""
+            importable = other and "<" not in name
+            yield (name if importable else self.of(value)).encode()
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The global names that code may refer to, that of functions inside of it included."""
+    inner = (x for x in code.co_consts if isinstance(x, types.CodeType))
+    return list(dict.fromkeys([*code.co_names, *(name for x in inner for name in _names(x))]))
