@@ -63,14 +63,23 @@ class Recorder:
 
 
 def estimate(
-    edits: Sequence[Sequence[Edit]], calls: Sequence[UneditedCall], metric: Tensor
+    edits: Sequence[Sequence[Edit]], calls: Sequence[UneditedCall], metric: Tensor, name: str
 ) -> list[float]:
     """For each list of edits, the sum over calls of (edited output - output) . d metric / d output,
     where the edited output is that of the call alone, given the inputs of the unedited run.
 
+    Raises `BadValue` for a metric, called `name`, that has no gradient.
+
     Source: Nanda 2023, "Attribution Patching"; Syed, Rager & Conmy 2023, "Attribution Patching
     Outperforms Automated Circuit Discovery".
     """
+    if not metric.requires_grad:
+        raise BadValue(
+            f"The metric {name} has no gradient.",
+            "an estimate is made of gradients, which a count, an argmax, detach() and "
+            "torch.inference_mode do not have.",
+            "pass estimate=False for the exact effects alone.",
+        )
     zeros = [call.zeros for call in calls if call.zeros is not None]
     grads = torch.autograd.grad(metric, zeros, allow_unused=True)
     found = []

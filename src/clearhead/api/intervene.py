@@ -60,12 +60,7 @@ def intervene(
     edits = _checked_edits(edits)
     for edit in edits:
         check_layers(edit.layers or (), model)
-    if compiled := compiled_parts(model):
-        raise BadValue(
-            f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
-            "a compiled graph holds attention as it was when it was compiled.",
-            "intervene on the model that is not compiled.",
-        )
+    refuse_compiled(model)
     editor = _Editor(edits)
     # Else a GPU's backward pass, and what a checkpoint computes in it, runs in a thread of torch's,
     # which knows no edits.
@@ -276,3 +271,13 @@ def _checked_edits(edits: object) -> tuple[Edit, ...]:
                 "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])].",
             )
     return found
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raises `BadValue` if the model, or a part of it, is compiled."""
+    if compiled := compiled_parts(model):
+        raise BadValue(
+            f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
+            "a compiled graph holds attention as it was when it was compiled.",
+            "intervene on the model that is not compiled.",
+        )

@@ -5,16 +5,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, kind_of, whole_number
+from ..problem.problem import Problem
+from .edits.edit import Here
 
 Metric = Callable[[Any], Tensor]
+QUERIES_AT_ONCE = 256  # of a mask of bits, which is read in blocks
 
 
 def logits_of(output: Any) -> Tensor:
     """The logits (B, T, words) in what a model gave: its output, or a part named `logits`."""
-    logits = getattr(output, "logits", output)
+    if isinstance(output, Mapping):
+        logits = output.get("logits", output)
+    else:
+        logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         what = f"of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else kind_of(logits)
         raise BadValue(
@@ -25,28 +31,131 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
+CHOICES = (
+    "pass labels= in the inputs for the model's own loss, metric=logit_difference(...), or a "
+    "function of the output as metric=."
+)
+LABELS = ("label", "start_positions", "end_positions")  # in the names of what a loss is computed of
+
+
+def loss_metric(
+    model: nn.Module, inputs: Any, output: Any, calls: Sequence[tuple[Problem, Here]]
+) -> tuple[str, Metric]:
+    """The metric "loss" and its name: the model's own loss if it gives one, as it does for labels;
+    else the loss of the next token, of a decoder. `output` and `calls` are of the unedited run.
+
+    Raises `BadValue` or `BadType` for anything else.
+    """
+
+    def own_loss(output: Any) -> Tensor:
+        loss = own_loss_of(model, output)
+        assert loss is not None
+        return loss
+
+    if own_loss_of(model, output) is not None:
+        return "the model's loss", own_loss
+    named = inputs if isinstance(inputs, Mapping) else {}
+    kind = type(model).__name__
+    if labels := [n for n, x in named.items() if x is not None and any(p in n for p in LABELS)]:
+        raise BadValue(
+            f"The inputs hold {' and '.join(labels)}, and the {kind} gave no loss.",
+            'of inputs with labels, "loss" is the loss that the model itself computes: its output '
+            "has one, as `loss`.",
+            "leave the labels out, or pass a function of the output as metric=.",
+        )
+    metric = next_token_loss(inputs)
+    ids = named["input_ids"] if named else inputs
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) or any(
+        name.startswith("decoder_") and x is not None for name, x in named.items()
+    ):
+        raise _no_next_token(f"The {kind} is an encoder and a decoder")
+    own = [(problem, here) for problem, here in calls if problem.Tq == ids.shape[1]]
+    if any(problem.Tk == problem.Tq and sees_later(problem, here) for problem, here in own):
+        raise _no_next_token(f"In the {kind} a token looks at those after it")
+    if calls and all(sees_later(problem, here) for problem, here in own):
+        raise _no_next_token(f"Of the {kind} it is not known whether a token sees those after it")
+    return "loss", metric
+
+
+def _no_next_token(gave: str) -> BadValue:
+    return BadValue(
+        f"{gave}, and its inputs have no labels.",
+        '"loss" is the model\'s own loss if the inputs have labels, and without them the loss of '
+        "the next token, of a decoder, whose tokens see none after them.",
+        CHOICES,
+    )
+
+
+def own_loss_of(model: nn.Module, output: Any) -> Tensor | None:
+    """The loss in what a model gave: its part `loss`, or of a transformers model that returns a
+    tuple, the number that this begins with. None if it has none."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(output, tuple) and output and hasattr(model, "config") and loss is None:
+        loss = output[0] if isinstance(output[0], Tensor) and not output[0].dim() else None
+    return loss if isinstance(loss, Tensor) else None
+
+
+def sees_later(problem: Problem, here: Here) -> bool:
+    """May a query look at a key that stands after it?"""
+    start = problem.Tk - problem.Tq if here.start is None else here.start
+    queries = torch.arange(problem.Tq, device=problem.device) - here.first_key
+    queries = queries + torch.as_tensor(start, device=problem.device).reshape(-1, 1, 1)
+    ranges = problem.key_ranges
+    if ranges.bits is None:
+        last = ranges.hi.masked_fill(ranges.lo >= ranges.hi, 0).amax(-1) - 1
+        return bool((last > queries).any())
+    keys = torch.arange(problem.Tk, device=problem.device)
+    blocks = (slice(i, i + QUERIES_AT_ONCE) for i in range(0, problem.Tq, QUERIES_AT_ONCE))
+    return any(
+        bool((ranges.to_bool(block) & (keys > queries[..., block].unsqueeze(-1))).any())
+        for block in blocks
+    )
+
+
 def next_token_loss(inputs: Any) -> Metric:
-    """The mean loss of the next token, in nats, over the ids (B, T) in `inputs` that are no
-    padding: ``-log softmax(logits[b, t])[ids[b, t + 1]]``."""
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
+    """The mean loss of the next token, in nats, over the ids (B, T) in `inputs` that are not
+    padding: ``-log softmax(logits[b, t])[ids[b, t + 1]]``. Padding is what `attention_mask`, (B, T)
+    or (B, past + T), marks with 0."""
+    named = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+    ids, real = named.get("input_ids"), named.get("attention_mask")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
         raise BadType(
             "The loss of the next token was asked for, of inputs without ids (B, T).",
             "the next token is known from the ids that the model reads.",
-            "pass ids, a dict with input_ids, or a function of the output as metric=.",
+            CHOICES,
         )
-    if ids.shape[1] < 2:
+    B, T = ids.shape
+    if T < 2:
         raise BadValue(
             f"The loss of the next token was asked for, of ids {tuple(ids.shape)}.",
             "the first token follows no other, so it takes two.",
             "pass a longer text, or a function of the output as metric=.",
         )
-    real = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-    counts = torch.ones_like(ids[:, 1:]) if real is None else real[:, 1:] * real[:, :-1]
+    if real is None:
+        counts = torch.ones_like(ids[:, 1:])
+    elif isinstance(real, Tensor) and real.dim() == 2 and len(real) == B and real.shape[1] >= T:
+        real = real[:, -T:] != 0
+        counts = (real[:, 1:] & real[:, :-1]).to(ids.dtype)
+    else:
+        what = f"of shape {tuple(real.shape)}" if isinstance(real, Tensor) else kind_of(real)
+        raise BadValue(
+            f"The loss of the next token was asked for, with an attention_mask {what}.",
+            f"which of the ids {tuple(ids.shape)} are padding is known from a mask (B, T).",
+            "pass labels= in the inputs, -100 where a token does not count, or a function of the "
+            "output as metric=.",
+        )
 
     def loss(output: Any) -> Tensor:
-        logits = logits_of(output)[:, :-1]
-        each = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        logits = logits_of(output)
+        if logits.shape[:2] != ids.shape:
+            raise BadValue(
+                f"The model gave logits {tuple(logits.shape)} for ids {tuple(ids.shape)}.",
+                "the loss of the next token needs logits (B, T, words), of every token.",
+                "leave out logits_to_keep=, pass labels= in the inputs, or a function of the "
+                "output as metric=.",
+            )
+        flat = logits[:, :-1].flatten(0, 1).float()
+        each = F.cross_entropy(flat, ids[:, 1:].flatten(), reduction="none")
         return (each * counts.flatten()).sum() / counts.sum()
 
     return loss

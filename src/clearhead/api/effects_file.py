@@ -1,0 +1,105 @@
+"""The file that keeps the effects of edits, and from which an interrupted call goes on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import BadValue, why_failed
+from .copies import leaves
+from .digest import Digests
+from .edits import Edit
+from .metrics import Metric
+
+
+class EffectsFile:
+    """The metric of each edited run, by name, and the file that keeps them. Its first line says of
+    what model, weights, inputs and metric; each other line holds the digest of its edits, and is
+    read for those alone."""
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        model: nn.Module,
+        inputs: Any,
+        metric: str | Metric,
+        name: str,
+        baseline: float,
+        groups: Mapping[str, Sequence[Edit]],
+    ) -> None:
+        self.path, self.values = (None if path is None else Path(path)), dict[str, float]()
+        if self.path is None:
+            return
+        digests = Digests()
+        weights = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+        header = json.dumps(
+            {
+                "model": type(model).__name__,
+                "weights": digests.of(weights),
+                "metric": name,
+                "metric_digest": digests.of(metric),
+                "inputs": digests.of([(leaf.path, leaf.value) for leaf in leaves(inputs)]),
+                "baseline": round(baseline, 5),
+            }
+        )
+        self.edits = {name: digests.of(group) for name, group in groups.items()}
+        lines = self._read(header)
+        for number, line in enumerate(lines, 2):
+            if not line:
+                continue
+            name, edits, value = self._parsed(number, line)
+            if self.edits.get(name) == edits:
+                self.values[name] = value
+        self._write("".join(f"{line}\n" for line in [header, *lines]), "w")
+
+    def _read(self, header: str) -> list[str]:
+        """The lines after the header. What an interrupted call cut short is lost."""
+        assert self.path is not None
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._failed("read", error) from error
+        first, *rest = text.split("\n")
+        if text and first != header:
+            raise BadValue(
+                f"The file {str(self.path)!r} holds other effects: {first[:200]}",
+                f"it is continued for the same model, weights, inputs and metric: {header}",
+                "pass another file as to=, or delete this one.",
+            )
+        return rest[:-1]
+
+    def _parsed(self, number: int, line: str) -> tuple[str, str, float]:
+        try:
+            found = json.loads(line)
+            return str(found["name"]), found["edits"], float(found["value"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadValue(
+                f"Line {number} of the file {str(self.path)!r} is no effect: {line[:200]}",
+                "each line after the first is one that effects wrote.",
+                "delete the line, or pass another file as to=.",
+            ) from error
+
+    def add(self, name: str, value: float) -> None:
+        self.values[name] = value
+        if self.path is not None:
+            line = json.dumps({"name": name, "edits": self.edits[name], "value": value})
+            self._write(f"{line}\n", "a")
+
+    def _write(self, text: str, mode: str) -> None:
+        assert self.path is not None
+        try:
+            with self.path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise self._failed("written", error) from error
+
+    def _failed(self, verb: str, error: OSError) -> BadValue:
+        return BadValue(
+            f"The file {str(self.path)!r} cannot be {verb}: {why_failed(error)}.",
+            "to= is a file that takes each effect as a line.",
+            "pass a file in a folder that exists and may be written to.",
+        )
