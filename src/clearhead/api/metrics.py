@@ -97,9 +97,9 @@ def own_loss_of(model: nn.Module, output: Any) -> Tensor | None:
 
 def sees_later(problem: Problem, here: Here) -> bool:
     """May a query look at a key that stands after it?"""
-    start = problem.Tk - problem.Tq if here.start is None else here.start
-    queries = torch.arange(problem.Tq, device=problem.device) - here.first_key
-    queries = queries + torch.as_tensor(start, device=problem.device).reshape(-1, 1, 1)
+    column = problem.Tk - problem.Tq if here.at.column is None else here.at.column
+    queries = torch.arange(problem.Tq, device=problem.device) - here.at.dropped
+    queries = queries + torch.tensor(column, device=problem.device).reshape(-1, 1, 1)
     ranges = problem.key_ranges
     if ranges.bits is None:
         last = ranges.hi.masked_fill(ranges.lo >= ranges.hi, 0).amax(-1) - 1
