@@ -20,18 +20,29 @@ def spoiled(where, bad, dtype=torch.float32):
     return [x.requires_grad_() for x in (q, k, v)]
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("engine", NAMES)
-def test_nan_goes_back_to_those_alone_who_see_it(engine, where, bad):
+def test_nan_goes_back_to_those_alone_who_see_it(engine, where, bad, softcap):
     q, k, v = spoiled(where, bad)
-    if ch.plan(q, k, v, mask=BEHIND, engine=engine).engine != engine:
+    rule = {"mask": BEHIND, "softcap": softcap}
+    if ch.plan(q, k, v, **rule, engine=engine).engine != engine:
         pytest.skip(f"{engine} declines")
     for part in (slice(0, 4), slice(0, 6)):
-        out = ch.attention(q, k, v, mask=BEHIND, engine=engine)[:, :, part]
+        out = ch.attention(q, k, v, **rule, engine=engine)[:, :, part]
         for grad in torch.autograd.grad(out.sum(), (q, k, v)):
             assert grad[:, :, :4].isfinite().all()
     assert out[:, :, :4].isfinite().all()
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_gradients_of_statistics_go_to_those_alone_who_see_a_nan(softcap):
+    q, k, v = spoiled("k", math.nan)
+    seen = ch.look(q, k, v, mask=BEHIND, softcap=softcap, stats=["lse", "entropy", "received"])
+    for x in (seen.lse, seen.entropy, seen.received):
+        for grad in torch.autograd.grad(x[:, :, :4].sum(), (q, k), retain_graph=True):
+            assert grad[:, :, :4].isfinite().all()
 
 
 @pytest.mark.parametrize("learns", [False, True])

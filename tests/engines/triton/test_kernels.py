@@ -308,6 +308,27 @@ def test_the_largest_products_of_a_float(scale):
     torch.testing.assert_close(of_v, true_of_v)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter calls another product")
+def test_products_that_differ_in_their_last_bit_give_no_weight_above_its_row(monkeypatch):
+    """As those of turned tiles may. Each key appears twice, so weights are 0 and 0.5, and the last
+    bit of such large products is more than 2^10."""
+    from clearhead.engines.triton import backward
+
+    exact = backward.product
+
+    q, k, v = draw(Tq=21, Tk=10)
+    q, k = q * 1e5, k.repeat(1, 1, 2, 1) * 1e6
+    q, k, v = (x.requires_grad_() for x in (q, k, v.repeat(1, 1, 2, 1)))
+    out, true = triton(q, k, v), steps(q, k, v)
+    expected = torch.autograd.grad(true.sum(), v)[0]
+    monkeypatch.setattr(backward, "product", lambda *of: exact(*of) * 1.00000012)
+    of_q, of_k, of_v = torch.autograd.grad(out.sum(), (q, k, v))
+    assert of_q.isfinite().all() and of_k.isfinite().all()
+    torch.testing.assert_close(of_v, expected, rtol=1e-4, atol=1e-4)
+    received = ch.look(q.detach(), k.detach(), v.detach(), engine="triton", stats=["received"])
+    assert received.received.max() <= 21
+
+
 @pytest.mark.parametrize("engine", ["triton", "triton-atomic"])
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("keywords", [

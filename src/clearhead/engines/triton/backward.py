@@ -55,13 +55,17 @@ def weights_of_tile(
     queries, key_tile, top, share, rule, b, h, t, keys, allowed, real,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
 ):  # fmt: skip
-    """(M, N): the weights, and tanh of the soft cap. Rows that are not real have weight 0."""
+    """(M, N): the weights, and tanh of the soft cap. Rows that are not real have weight 0. Products
+    of a turned tile may differ from those of forward in their last bit, which at 3e38 is 2e31:
+    hence `x` is bounded by the largest logit of its row. A NaN in either stays."""
     if TURNED:
         products = product(key_tile, tl.trans(queries), None, PRECISION)
     else:
         products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED, TURNED)
-    w = tl.exp2(above(x, anchor(top), rule, TURNED)) * of_rows(share, TURNED)
+    base = anchor(top)
+    x = tl.where(x > of_rows(base, TURNED), of_rows(base, TURNED), x)
+    w = tl.exp2(above(x, base, rule, TURNED)) * of_rows(share, TURNED)
     if MASKED:
         w = tl.where((x == float("-inf")) | (of_rows(real, TURNED) == 0), 0.0, w)
     return w, t_cap
@@ -79,11 +83,11 @@ def score_gradients(
         dp = product(dout_tile, tl.trans(value_tile), None, PRECISION)
     if DROPS:
         dp = dp * survivors(rule, hashes, keys, TURNED)
-    # A weight of 0 has none, whatever a masked value holds.
+    # A weight of 0 has none, whatever a masked key or value holds.
     dx = tl.where(w == 0.0, 0.0, w * (dp - of_rows(delta, TURNED)))
     ds = dx
     if rule.cap is not None:
-        ds = dx * (1.0 - t_cap * t_cap)
+        ds = tl.where(w == 0.0, 0.0, dx * (1.0 - t_cap * t_cap))
     return dx, ds
 
 
