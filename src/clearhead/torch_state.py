@@ -14,12 +14,13 @@ from torch._C import (
     _get_tracing_state,
     _len_torch_dispatch_stack,
 )
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import TransformType, get_interpreter_stack, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
 TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 PRE_DISPATCH = DispatchKey.PreDispatch  # where make_fx(pre_dispatch=True) and torch.export record
+LEGACY_VMAP = torch._C._dispatch_key_parse("VmapMode")  # of autograd, beneath torch.func's
 PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None)}
 
 
@@ -35,6 +36,19 @@ def compiles_transform() -> bool:
 
 def _has_transform() -> bool:
     return peek_interpreter_stack() is not None
+
+
+def in_functionalize() -> bool:
+    """Is torch.func.functionalize the innermost transform of a call that runs eagerly?"""
+    innermost = None if torch.compiler.is_compiling() else peek_interpreter_stack()
+    return innermost is not None and innermost.key() == TransformType.Functionalize
+
+
+def is_functionalized() -> bool:
+    """Is it one of the transforms of a call that runs eagerly?"""
+    return in_transform() and any(
+        x.key() == TransformType.Functionalize for x in get_interpreter_stack()
+    )
 
 
 # What `torch.compiler.assume_constant_result` sets, without importing the compiler:
@@ -53,11 +67,12 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Can these values be read now? Not on the meta device, while tracing, under vmap, or on a GPU
-    while a graph is captured, which would end the capture."""
+    """Can these values be read now? Not on the meta device, while tracing, under vmap, while torch
+    makes them functional, or on a GPU while a graph is captured, which would end the capture."""
     return (
         not torch.compiler.is_compiling()
         and not is_tracing()
+        and not is_functionalized()
         and not any(_is_batched(x) or x.device.type == "meta" or _is_captured(x) for x in tensors)
     )
 
@@ -138,6 +153,12 @@ def in_autograd_function() -> bool:
     return False
 
 
+def batches_gradients() -> bool:
+    """Is this a backward pass of is_grads_batched=True or jacobian(vectorize=True)? Few operations
+    of torch have a batching rule there."""
+    return in_backward() and is_included(LEGACY_VMAP)
+
+
 def in_forward_mode() -> bool:
     """Is forward-mode differentiation (jvp, jacfwd) active? A kernel without a forward-mode rule
     would drop its tangents silently."""
@@ -155,6 +176,7 @@ def is_plain(*tensors: Tensor | None) -> bool:
     return (
         not torch.compiler.is_compiling()
         and not is_intercepted()
+        and not is_included(LEGACY_VMAP)
         and all(map(PLAIN_TYPES.__contains__, map(type, tensors)))
     )
 

@@ -7,6 +7,10 @@ from torch import Tensor
 from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic, sweep
 
+NO_BATCHING_RULE = (
+    "torch has no batching rules for its steps in a backward pass of is_grads_batched=True"
+)
+
 
 class Engine(ABC):
     """One way to compute attention. An engine computes exactly the problem it is given, or declines

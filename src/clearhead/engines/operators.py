@@ -22,7 +22,9 @@ from ..torch_state import (
     compiles_transform,
     has_tangents,
     in_forward_mode,
+    in_functionalize,
     in_transform,
+    is_functionalized,
     is_onnx_export,
     is_plain,
     is_unbatched,
@@ -86,6 +88,8 @@ def why_not_operator(p: Problem, kernels: str) -> list[str]:
         reasons.append(f"no forward-mode derivatives in {kernels}")
     if is_onnx_export():
         reasons.append(f"ONNX has no operator for {kernels}")
+    if is_functionalized() and not in_functionalize():
+        reasons.append(f"no transform inside of torch.func.functionalize in {kernels}")
     if compiles_transform():
         reasons.append(f"no torch.func inside of torch.compile in {kernels}")
     if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
@@ -193,6 +197,23 @@ def one_by_one(
     return together, (0,) * len(together)
 
 
+def _transformed(
+    function: type[torch.autograd.Function], call: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    """Applies a function under the innermost transform of torch.func. functionalize has no rule for
+    it: there, `call` chooses again beneath it, since the operators change nothing in place."""
+    if not in_functionalize():
+        return function.apply(*arguments)
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    functional = FunctorchFunctionalizeAPI(retrieve_current_functorch_interpreter())  # type: ignore[arg-type]  # the one for functionalize
+    beneath = functional.unwrap_tensors(arguments)
+    with functional.redispatch_to_next():
+        output = call(*beneath)
+    return functional.wrap_tensors(output)
+
+
 class Recorded(NamedTuple):
     """How eager code calls an operator and its gradient, whichever transforms it is under."""
 
@@ -227,14 +248,14 @@ def under_autograd(
 
     def call(*arguments: Any) -> Any:
         if in_transform():
-            return Attend.apply(*arguments)
+            return _transformed(Attend, call, arguments)
         if is_plain(*tensors_of(arguments)):
             return Eager.apply(*arguments)
         return operator(*arguments)
 
     def call_backward(*arguments: Any) -> Any:
         if in_transform():
-            return AttendBackward.apply(*arguments)
+            return _transformed(AttendBackward, call_backward, arguments)
         tensors = tensors_of(arguments)
         if has_tangents(*tensors):
             raise BadValue(

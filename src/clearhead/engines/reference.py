@@ -14,7 +14,8 @@ from ..problem import nan_safe
 from ..problem.online_softmax import anchor
 from ..problem.problem import Inputs, Problem
 from ..results.trace import Step
-from .engine import Engine
+from ..torch_state import batches_gradients
+from .engine import NO_BATCHING_RULE, Engine
 
 MOST_BYTES = 4 * 2**30
 ALL = slice(None)
@@ -97,7 +98,7 @@ class Steps(Engine):
     caption = "the reference, step by step, in plain torch"
 
     def why_not(self, problem: Problem) -> list[str]:
-        return too_large(problem)
+        return [NO_BATCHING_RULE] if batches_gradients() else too_large(problem)
 
     def run(self, problem: Problem, inputs: Inputs) -> Tensor:
         *_, output = steps(problem, inputs)

@@ -14,7 +14,7 @@ from ..errors import BadValue
 from ..masks.key_ranges import EVERY_KEY
 from ..problem.biases import TensorBias
 from ..problem.problem import Inputs, Problem
-from ..torch_state import in_forward_mode, in_transform
+from ..torch_state import batches_gradients, in_forward_mode, in_transform
 from .engine import Engine
 from .nonfinite import answer_cleaned, is_finite
 from .sdpa_backends import Gpu, backends_decline, gpu_of, listed
@@ -47,6 +47,8 @@ class Sdpa(Engine):
             reasons.append("torch's kernel carries no forward-mode derivatives")
         if p.dropout and p.seed is not None:
             reasons.append("torch's dropout takes no seed")
+        if p.dropout and batches_gradients():
+            reasons.append("torch draws nothing in a backward pass of is_grads_batched=True")
         if _needs_matrix(p):
             # Booleans twice, and the numbers torch makes of them (measured: 10 bytes in float64).
             need = (2 + p.dtype.itemsize) * p.all_pairs

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..problem import online_softmax
 from ..problem.problem import Inputs, Problem, repeat_heads
 from ..problem.tiles import for_queries, key_tiles, query_tiles
-from ..torch_state import is_onnx_export
-from .engine import Engine
+from ..torch_state import batches_gradients, is_onnx_export
+from .engine import NO_BATCHING_RULE, Engine
 
 TILE_QUERIES = 256
 TILE_KEYS = 512
@@ -25,7 +25,10 @@ class Tiled(Engine):
     caption = "tiles and a mergeable softmax, in plain torch"
 
     def why_not(self, problem: Problem) -> list[str]:
-        return ["an ONNX model would have the tiles of one length"] if is_onnx_export() else []
+        reasons = [NO_BATCHING_RULE] if batches_gradients() else []
+        if is_onnx_export():
+            reasons.append("an ONNX model would have the tiles of one length")
+        return reasons
 
     def skips_tiles(self, problem: Problem) -> bool:
         return True

@@ -9,7 +9,13 @@ from torch import Tensor
 from ..errors import BadType, BadValue, as_count, as_number, kind_of, must_be_strided
 from ..masks import Dense, Grid, Mask, everything, intersect
 from ..masks.values import as_4d
-from ..torch_state import has_values, is_autocast, one_thread_after_fork, requires_grad
+from ..torch_state import (
+    batches_gradients,
+    has_values,
+    is_autocast,
+    one_thread_after_fork,
+    requires_grad,
+)
 from .biases import DTYPES, Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
 
@@ -86,7 +92,14 @@ def make_problem(
 
 
 def must_have_values(problem: Problem, verb: str) -> None:
-    """Raises `BadValue` for meta tensors: `verb` shows values, and they have none."""
+    """Raises `BadValue` where `verb`, which shows values, has none to show: of meta tensors, or
+    while gradients are batched."""
+    if batches_gradients():
+        raise BadValue(
+            f"{verb} was called in a backward pass of is_grads_batched=True.",
+            "torch batches few operations there, and attention(...) is one of them.",
+            "take the gradients one by one, or by torch.func.vmap over torch.func.vjp.",
+        )
     if problem.device.type == "meta":
         raise BadValue(
             f"{verb} was asked about meta tensors: {problem.describe()}.",
@@ -257,8 +270,8 @@ def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
 def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     """Move -inf in a bias to the mask, so that a NaN in a blocked value has no effect. Whether it
     has one is read, for which a call on a GPU waits; else all of it would become a mask."""
-    numbers, known = bias.tensor.detach(), has_values(bias.tensor)
-    if known and (not numbers.numel() or math.isfinite(numbers.amin().item())):
+    numbers, known = bias.tensor, has_values(bias.tensor)
+    if known and (not numbers.numel() or math.isfinite(numbers.detach().amin().item())):
         return mask, bias
     blocked = torch.isneginf(numbers)
     if known and not bool(blocked.any()):

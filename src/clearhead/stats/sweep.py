@@ -20,7 +20,7 @@ from ..problem.nan_safe import finite
 from ..problem.online_softmax import NOTHING, Accumulator, State, anchor, exps, merge, moved
 from ..problem.problem import Inputs, Problem, cached
 from ..problem.tiles import for_queries, key_tiles, query_tiles
-from ..torch_state import is_batched, no_autocast
+from ..torch_state import in_functionalize, is_batched, no_autocast
 from .parse import parse_stats
 from .partial import Partial
 from .statistic import (
@@ -90,6 +90,12 @@ def sweep(
             "pass the `lse` of the merged first sweep for the same queries.",
         )
     in_place = [s.name for s in parsed if s.name == "topk" or s.sweep == "second"]
+    if in_place and problem.records_grad and in_functionalize():
+        raise BadValue(
+            f"A gradient of {', '.join(in_place)} was asked for through torch.func.functionalize.",
+            "these are accumulated in place, tile by tile, and torch differentiates no copy of it.",
+            "call torch.func.grad inside of functionalize, not around it.",
+        )
     if in_place and is_batched(inputs.q, inputs.k):
         raise BadValue(
             f"{', '.join(in_place)} was asked for inside of torch.func.vmap.",

@@ -21,7 +21,7 @@ from ...masks import Causal, Everything, Mask, prefix, window
 from ...masks.key_ranges import EVERY_KEY
 from ...masks.mask import Not
 from ...problem.problem import Inputs, Problem
-from ...torch_state import in_forward_mode, is_intercepted, one_thread_after_fork
+from ...torch_state import in_forward_mode, is_intercepted, is_plain, one_thread_after_fork
 from ..operators import KernelArgs, with_rows
 from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
@@ -99,9 +99,9 @@ def run_and_remember(
 ) -> Tensor | None:
     """The output of a call that the core takes: its q, k and v as they were `given`, its mask, and
     what the checks made of them. The next call like it is replayed. None, and nothing is computed,
-    where the core would read copies, or the mask tells where the queries stand by a tensor, which
-    a decode may move."""
-    if any(isinstance(align, Tensor) for align in p.mask.aligns()):
+    where the core would read copies, the mask tells where the queries stand by a tensor, which a
+    decode may move, or it was made of gradients that are batched."""
+    if not is_plain() or any(isinstance(align, Tensor) for align in p.mask.aligns()):
         return None
     for x, y in zip(given, inputs, strict=True):
         if (x is not y and x.data_ptr() != y.data_ptr()) or with_rows(y) is not y:
