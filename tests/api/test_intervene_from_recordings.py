@@ -64,6 +64,20 @@ def test_frozen_weights_by_hand(place, dtype):
     torch.testing.assert_close(shown.double(), weights, **close)
 
 
+@pytest.mark.parametrize("frozen_first", [True, False])
+def test_outputs_change_after_weights_in_whatever_order_edits_are_listed(frozen_first):
+    q, k, v = tensors(seed=9)
+    frozen, _ = by_hand(q, k, v, CAUSAL)
+    _, values = by_hand(*tensors(), CAUSAL)
+    right = torch.where(chosen([1, 3]), -2.0, 1.0) * (frozen @ values)
+    edits = [ch.edits.freeze(recorded(rows=range(Tq))), ch.edits.scale(-2.0, heads=[1, 3])]
+    model = Model(mask=END)
+    with ch.intervene(model, edits if frozen_first else edits[::-1]) as done:
+        found = model(*tensors())[1]
+    torch.testing.assert_close(found, right)
+    assert [done.times(number) for number in (0, 1)] == [2, 2]
+
+
 def test_some_rows_and_heads_are_recorded_in_an_order_of_their_own():
     q, k, v = tensors(seed=9)
     frozen, _ = by_hand(q, k, v, CAUSAL)

@@ -10,8 +10,8 @@ from ..engines import choose
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
-from .edits.edit import Edit, Here
-from .layers import Layers, is_selected
+from .edits.edit import Edit, Here, in_order
+from .layers import Layers
 
 
 class UneditedCall(NamedTuple):
@@ -87,12 +87,7 @@ def estimate(
         for group in edits:
             total = 0.0
             for call, grad in zip(calls, grads, strict=True):
-                applied = [
-                    e
-                    for e in group
-                    if is_selected(e.layers, call.here.layer, call.here.module)
-                    and e.applies(call.problem, call.here)
-                ]
+                applied = [group[n] for n in in_order(group, call.problem, call.here)]
                 if applied and grad is not None:
                     changed = _edited(applied, call).sub(call.out).mul(grad)
                     total += float(changed.sum(dtype=torch.float64))

@@ -12,7 +12,7 @@ from torch.autograd import set_multithreading_enabled
 from ..errors import BadType, BadValue, kind_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
-from .edits.edit import Edit, Here
+from .edits.edit import Edit, Here, in_order
 from .hooks import editing, module_hooks
 from .layers import THROUGH_CLEARHEAD, Layers, check_layers, compiled_parts, is_selected
 from .plan import Plan, plan_of
@@ -38,7 +38,7 @@ def intervene(
 
     Args:
         model: any torch.nn.Module that is not compiled.
-        edits: what changes, of `clearhead.edits`, in the order in which it changes.
+        edits: what changes, of `clearhead.edits`, which says in which order they apply.
         must_apply: at the end of the block, raise if one of the edits never applied. One that
             applied and removed no visible edge is a warning.
 
@@ -229,11 +229,7 @@ class _Editor:
 
     def _edited(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
         self._here = here
-        self._now = [
-            (number, edit)
-            for number, edit in enumerate(self.edits)
-            if is_selected(edit.layers, here.layer, here.module) and edit.applies(problem, here)
-        ]
+        self._now = [(number, self.edits[number]) for number in in_order(self.edits, problem, here)]
         self._unchanged = []
         for number, edit in self._now:
             before = problem

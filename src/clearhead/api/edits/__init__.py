@@ -15,7 +15,8 @@ w = softmax(x) and the output o = w V of each head and query:
 | `patch(recording)`      | o as recorded in another run                                    |
 
 The first four make another problem, which an engine solves like any other, in O(S) memory.
-Edits apply in the order of the list; those of the weights before those of the output.
+Of the edits of one call, the first four apply first, then `freeze`, then those of the output; each
+kind in the order of the list. So weights that are frozen stay as they were recorded.
 
 All edits take `layers`, `heads`, `rows` and `batch`, which say where they apply (`Edit`).
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from ...errors import BadType, BadValue, as_number
 from ...masks.text_positions import BY_COLUMN, PerText, Positions
 from ...problem.problem import Inputs, Problem
-from ..layers import checked_list
+from ..layers import checked_list, is_selected
 
 
 class Here(NamedTuple):
@@ -35,6 +35,10 @@ class Edit:
             the call carries it (see `clearhead.edits`).
         batch: a range of rows of the batch; -1 is the last, and rows beyond the batch are left out.
     """
+
+    # Edits of a call apply by stage: 0 changes the problem, 1 the weights that come of it, 2 the
+    # output.
+    stage: ClassVar[int] = 0
 
     layers: Sequence[int | str] | None = None
     heads: Sequence[int] | None = None
@@ -163,6 +167,16 @@ class Edit:
         where = self.where(problem, here)
         one = torch.ones((1, 1, 1), dtype=problem.wide, device=problem.device)
         return one * factor if where is None else torch.where(where, factor, one)
+
+
+def in_order(edits: Sequence[Edit], problem: Problem, here: Here) -> list[int]:
+    """The numbers of the edits that apply to this call, in the order in which they do."""
+    numbers = [
+        number
+        for number, edit in enumerate(edits)
+        if is_selected(edit.layers, here.layer, here.module) and edit.applies(problem, here)
+    ]
+    return sorted(numbers, key=lambda number: edits[number].stage)
 
 
 def replaced(

@@ -37,6 +37,8 @@ class freeze(FromRecording):
     of other sizes, or of texts that are padded otherwise.
     """
 
+    stage = 1
+
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         weights, queries = self._weights(problem, here)
         v = inputs.v if self.batch is None else inputs.v[self.batch_of(problem)]

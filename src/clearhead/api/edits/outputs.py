@@ -37,6 +37,8 @@ class ablate(Edit):
     et al. 2022, "Interpretability in the Wild".
     """
 
+    stage = 2
+
     by: str | Tensor = "zero"
     over: Recording | None = None
 
@@ -94,6 +96,8 @@ class scale(Edit):
     Raises `BadValue` for a factor that is not finite, `BadType` for one that is no number.
     """
 
+    stage = 2
+
     factor: float
 
     def __post_init__(self) -> None:
@@ -123,6 +127,8 @@ class patch(FromRecording):
     Source: Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
     Analysis"; Meng et al. 2022, "Locating and Editing Factual Associations in GPT".
     """
+
+    stage = 2
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, here: Here) -> Tensor:
         call = call_for(self, self.recording, here)
