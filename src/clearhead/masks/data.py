@@ -148,7 +148,7 @@ class Dense(CachedRanges):
         bits = as_4d(self.bits)
         B, _, Tq, T = bits.shape
         first = torch.tensor(-shift.dropped if B > 1 else shift.keys).reshape(-1, 1)
-        if Tq > 1 or T == 1 or not first.any():
+        if Tq > 1 or T == 1 or (T == shift.Tk and not first.any()):
             return self
         at = (torch.arange(shift.Tk) - first).to(bits.device)[:, None, None, :]
         shape = (max(B, len(first)), bits.shape[1], 1, -1)

@@ -140,9 +140,9 @@ def placed(edges: Mask, grid: Grid, at: Positions) -> Mask:
     """The edges that a mask over the positions of texts names in a call of these sizes, which
     stands `at` them.
 
-    A mask that fixes T x T is about a text of T tokens, position by position. A mask that lists
-    cells for each text of a batch is about the columns of that batch. Raises `BadValue` for a mask
-    that does not fit.
+    A mask that fixes T x T, or T keys, is about a text of T tokens, position by position. A mask
+    that lists cells for each text of a batch is about the columns of that batch. Raises `BadValue`
+    for a mask that does not fit.
     """
     sizes = edges.sizes()
     if sizes.get("B", 1) not in (1, grid.B):
@@ -161,7 +161,7 @@ def placed(edges: Mask, grid: Grid, at: Positions) -> Mask:
         if at.start or grid.Tq != grid.Tk:  # else distances are those of the columns
             edges = edges.with_align(per_text(operator.add, at.start, queries))
     keys = per_text(operator.neg, at.first_key)
-    if queries or keys:
+    if queries or keys or sizes.get("Tk", grid.Tk) != grid.Tk:
         edges = edges.shifted(Shift(queries, keys, at.dropped, grid.Tk))
     before = per_text(lambda key: max(key, 0), keys)
     if before:
