@@ -316,3 +316,27 @@ def test_a_text_that_is_padding_alone():
     assert not at[0].mass["first"][1].any() and not at[0].rows[1].any()
     for b in (0, 2):
         torch.testing.assert_close(found[b, batch.columns[b]], right[b, batch.columns[b]])
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_checkpoint_edits_the_same_positions_again(kind):
+    """In the backward pass it runs layers without the model around them, which has the mask."""
+    batch = Batch(kind, "left")
+    batch.model.set_attn_implementation("clearhead")
+    batch.model.train()
+    for module in batch.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    edits = [ch.edits.knock_out(ch.prefix(1), rows=[1, 2, -1])]
+    gradients = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            batch.model.activation_checkpointing_enable()
+        batch.model.zero_grad()
+        with ch.intervene(batch.model, edits):
+            batch.model(**batch.given, use_cache=False).logits.square().mean().backward()
+        gradients.append([p.grad.clone() for p in batch.model.parameters() if p.grad is not None])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain, rtol=1e-4, atol=1e-6)

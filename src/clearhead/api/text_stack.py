@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import BadValue
 from ..masks import And, Grid, Mask, lengths
 from ..masks.mask import common_align
 from ..masks.text_positions import Padding, PerText, Positions, padding_of, per_text
 from ..masks.without import Without
 from ..problem.problem import Problem
-from ..torch_state import has_values
+from ..torch_state import has_values, in_backward
 
 # The arguments by which modules are given another text, for cross-attention.
 OTHER_TEXT = (
@@ -89,15 +90,21 @@ def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
         return ()
 
 
+class _OwnText(NamedTuple):
+    """The last call that was not cross-attention: the modules around it, and its queries."""
+
+    around: list[nn.Module]
+    Tq: int
+    positions: Positions
+
+
 class TextStack:
     """The modules that run, outermost first, and where their attention calls stand in texts."""
 
     def __init__(self) -> None:
         self.running: list[Running] = []
-        self._own_text: tuple[list[nn.Module], Positions, int] | None = (
-            None  # of the last such call
-        )
-        self._padding: dict[str, Padding | None] = {}  # as the model around a module was given it
+        self._own_text: _OwnText | None = None
+        self._known: dict[tuple[str, Grid], set[Positions]] = {}  # of the calls of each module
 
     def enter(
         self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -132,7 +139,27 @@ class TextStack:
         return any(at.has_other_text() for at in self.running)
 
     def positions(self, problem: Problem) -> Positions:
-        """Where a call that is being answered stands in its texts."""
+        """Where a call that is being answered stands in its texts. Raises `BadValue` in a backward
+        pass that may be of several calls which stand elsewhere."""
+        name = self.running[-1].name if self.running else ""
+        known = self._known.setdefault((name, problem.grid), set())
+        if not in_backward():
+            found = self._positions(problem)
+            if self.crosses or (_place.get() is NOWHERE and self._transformer is not None):
+                known.add(found)  # which modules around it say
+            return found
+        # A checkpoint runs a part of the model again, and not the modules around it.
+        if len(known) > 1:
+            raise BadValue(
+                f"{name or 'The model'} was run on texts that are padded differently, and a "
+                "checkpoint runs one of these calls again.",
+                "in the backward pass a checkpoint does not say which call it repeats, so where "
+                "its texts begin is not known.",
+                "open a with block for each run, and call backward() in it.",
+            )
+        return next(iter(known)) if known else self._positions(problem)
+
+    def _positions(self, problem: Problem) -> Positions:
         place, grid = _place.get(), problem.grid
         column = _column_of(problem) if place.start is None else place.start
         stated = column is not None or problem.Tq == problem.Tk
@@ -162,16 +189,16 @@ class TextStack:
             length = per_text(operator.add, queries, start or 0)
         found = Positions(start, key, length, column, place.first_key, stated)
         if not crosses:
-            self._own_text = [at.module for at in self.running[:-1]], found, problem.Tq
+            self._own_text = _OwnText([at.module for at in self.running[:-1]], problem.Tq, found)
         return found
 
     def _positions_of_queries(self, Tq: int) -> Positions | None:
         """In cross-attention: where the last call of the decoder's own text stood."""
-        if self._own_text is None or self._own_text[2] != Tq:
+        own = self._own_text
+        if own is None or own.Tq != Tq:
             return None
-        modules, found, _ = self._own_text
-        shared = [at for at in self.running[:-1] if any(at.module is m for m in modules)]
-        return found if any(at.has_other_text() for at in shared) else None
+        shared = [at for at in self.running[:-1] if any(at.module is m for m in own.around)]
+        return own.positions if any(at.has_other_text() for at in shared) else None
 
     def _module_padding(self, crosses: bool, problem: Problem) -> Padding | None:
         """The padding of the keys that a running module was given; None if it was given none."""
@@ -185,15 +212,16 @@ class TextStack:
             drop = mask if mask.dtype == torch.bool else mask == -torch.inf
             return padding_of(~drop.reshape(-1, drop.shape[-1]))
         name = "encoder_attention_mask" if crosses else "attention_mask"
-        for at in reversed(self.running):
-            if hasattr(at.module, "base_model_prefix"):  # a model of transformers
-                mask = at.arguments().get(name)
-                fits = isinstance(mask, Tensor) and mask.dim() == 2 and len(mask) == problem.B
-                padded = fits and mask.shape[1] == problem.Tk
-                self._padding[inner.name] = padding_of(mask) if padded else None
-                break
-        # Where a checkpoint runs a part of the model again, the model around it does not run.
-        return self._padding.get(inner.name)
+        mask = None if self._transformer is None else self._transformer.arguments().get(name)
+        if not isinstance(mask, Tensor) or mask.shape != (problem.B, problem.Tk):
+            return None
+        return padding_of(mask)
+
+    @property
+    def _transformer(self) -> Running | None:
+        """The innermost model of transformers that is running."""
+        models = (at for at in reversed(self.running) if hasattr(at.module, "base_model_prefix"))
+        return next(models, None)
 
 
 def _column_of(problem: Problem) -> PerText | None:
