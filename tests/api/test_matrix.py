@@ -4,6 +4,7 @@ import importlib
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -105,6 +106,24 @@ def test_weights_never_carry_dropout():
     q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4)
     dropped, undropped = ch.matrix(q, k, dropout=0.5, seed=3), ch.matrix(q, k)
     assert torch.equal(dropped.to_dense(), undropped.to_dense())
+
+
+def test_an_array_of_it_is_the_matrix(monkeypatch):
+    q, k = torch.randn(2, 3, 5, 4, requires_grad=True), torch.randn(2, 1, 7, 4)
+    A = ch.matrix(q, k, mask=ch.Causal(align="end"))
+    weights = ch.explain(q, k, k, mask=ch.Causal(align="end"))["weights"].detach().numpy()
+    np.testing.assert_allclose(np.asarray(A), weights, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(np.asarray(A.T), np.asarray(A).swapaxes(-1, -2))
+    assert np.asarray(A, dtype=np.float64).dtype == np.float64
+    np.testing.assert_allclose(np.sum(A, -1), np.ones((2, 3, 5)), rtol=1e-6)
+    with pytest.raises(ch.BadValue, match="without a copy"):
+        A.__array__(copy=False)
+    for read in (lambda: A[0], lambda: list(A)):
+        with pytest.raises(ch.BadType, match="The matrix was indexed with 0, or iterated over"):
+            read()
+    monkeypatch.setattr(ch.Matrix.to_dense, "__defaults__", (209,))
+    with pytest.raises(ch.BadValue, match="The matrix has 210 cells"):
+        np.asarray(A)
 
 
 def test_half_precision_is_answered_in_fp32():

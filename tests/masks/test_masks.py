@@ -261,6 +261,14 @@ def test_numbers_too_far_are_refused_at_either_end():
             ch.Causal(align=torch.tensor([0, far]))
 
 
+def test_an_array_is_no_mask_and_a_mask_no_array():
+    with pytest.raises(ch.BadType, match="causal was read as an array"):
+        np.asarray(ch.causal)
+    for compose in (lambda x: x & ch.causal, lambda x: ch.causal & x):
+        with pytest.raises(ch.BadType, match="A mask was composed by & with ndarray"):
+            compose(np.ones((3, 3), dtype=bool))
+
+
 def test_the_same_rule_twice_is_the_rule():
     assert ch.causal & ch.Causal() is ch.causal and ch.causal | ch.causal is ch.causal
     assert len({ch.window(before=i) for i in range(100)} | {ch.window(before=3)}) == 100

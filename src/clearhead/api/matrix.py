@@ -7,7 +7,7 @@ values, so an engine computes it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
 from ..views.html.cells import cell, heads_of
 from .hooks import editors, must_not_be_sharded, shown
+
+if TYPE_CHECKING:
+    import numpy as np
 
 STRIP_CELLS = 2**21
 MOST_CELLS = 2**27
@@ -55,7 +58,7 @@ def matrix(
     that `attention` sums the values with.
 
     It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Nothing
-    of the size Tq x Tk is formed but by `to_dense()`. Weights never carry dropout, so `dropout` and
+    of the size Tq x Tk is formed but by `to_dense()` and ``np.asarray(A)``. Weights never carry dropout, so `dropout` and
     `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are computed as the
     reference does. Other arguments as in `attention`.
 
@@ -139,13 +142,30 @@ class Matrix:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
         p = self._problem
         cells = p.all_pairs
-        if cells > most:
+        if not cells <= most:
             raise BadValue(
                 f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",
                 f"to_dense writes at most {most:,} cells unless it is told more.",
                 f"ask for rows, cols, a block or a product, or say to_dense(most={cells}).",
             )
         return self._weights(ALL, ALL)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
+        """`to_dense()` for NumPy, without gradients: ``np.asarray(A)``, a new array each time."""
+        if copy is False:
+            raise BadValue(
+                "The matrix was asked for as an array without a copy.",
+                "it is computed on demand, so each array of it is new.",
+                "pass copy=None, or use np.asarray(A).",
+            )
+        return self.to_dense().detach().cpu().numpy().astype(dtype, copy=False)
+
+    def __getitem__(self, which: object) -> NoReturn:
+        raise BadType(
+            f"The matrix was indexed with {which!r}, or iterated over.",
+            "it is computed on demand, and its parts have names.",
+            "call rows, cols or block, or index A.to_dense().",
+        )
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """A @ x for x of shape (B, G or H, Tk, n): attention with other values."""
@@ -303,6 +323,10 @@ class Transposed:
     def shape(self) -> tuple[int, ...]:
         *lead, Tq, Tk = self._matrix.shape
         return (*lead, Tk, Tq)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
+        """As `Matrix` for NumPy, with queries and keys exchanged."""
+        return self._matrix.__array__(dtype, copy).swapaxes(-1, -2)
 
     def __repr__(self) -> str:
         return f"the transpose, of shape {self.shape}, of: {self._matrix!r}"

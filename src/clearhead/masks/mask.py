@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -79,6 +79,15 @@ class Mask(Exports):
             f"{self!r} was used as a truth value, for example with `and`, `or` or `not`.",
             "masks compose cell by cell.",
             "write `a & b`, `a | b` or `~a`.",
+        )
+
+    __array_ufunc__ = None  # an array composed with a mask is refused as any other operand
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
+        raise BadType(
+            f"{self!r} was read as an array.",
+            "a mask is a rule; booleans of it have sizes.",
+            "call to_bool(Tq, Tk).",
         )
 
     def __eq__(self, other: object) -> bool:
