@@ -302,6 +302,9 @@ def test_what_never_applied_is_an_error():
     with pytest.raises(BadValue, match=r"(?s)ablate\(layers=\[2\]\) never applied.*layers 0 to 1"):
         with intervene(model, [ch.edits.ablate(layers=[0]), ch.edits.ablate(layers=[2])]):
             model(q, k, v)
+    with pytest.raises(BadValue, match=r"ablate\(layers=\[1, 2\]\) never applied in layer 2\."):
+        with intervene(model, [ch.edits.ablate(layers=[1, 2])]):
+            model(q, k, v)
     with pytest.raises(BadValue, match="did not run in the with block"):
         with intervene(model, [ch.edits.ablate()]):
             pass

@@ -149,7 +149,7 @@ def test_a_recording_prints_and_slices():
             layers(torch.randn(2, 7, 12))
     lines = repr(recording).splitlines()
     assert lines[0] == "20 calls recorded" and len(lines) == 13 and lines[11] == "  ..."
-    assert repr(recording[0]) == f"{lines[1].strip()}: entropy, max"
+    assert repr(recording[0]) == f"{lines[1].strip()}: lse, entropy, max"
     assert lines[1].startswith("  layer 0  0.attention  B=2 H=3") and "layer 1" in lines[-1]
     assert [call.layer for call in recording[-2:]] == [0, 1]
 
@@ -455,8 +455,16 @@ def test_watching_what_never_asks_is_said():
             torch.no_grad(),
         ):
             model(x)
-    with pytest.warns(UserWarning, match="made 1 call in a run"), ch.watch(layer, layers=[7]):
-        layer(x)
+    for layers, named in (([7], 7), ([0, 7], 7), ([0, ""], None)):
+        if named is None:
+            with ch.watch(layer, layers=layers) as recording:
+                layer(x)
+            assert len(recording) == 1
+            continue
+        with pytest.raises(BadValue) as refused, ch.watch(layer, layers=layers):
+            layer(x)
+        assert refused.value.gave == f"watch got layers={layers}; {named} called no attention."
+        assert refused.value.rule.endswith("has layers 0 alone.")
     whole = torch.nn.Sequential(torch.nn.Linear(8, 8), layer)
     with ch.watch(whole) as recording:
         whole[0](x)  # the model itself did not run, so nothing was missed

@@ -34,6 +34,8 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
     case = PROBLEMS[problem](dtype, 0)
     keywords = dict(case.keywords)
     asked = [*STATS, *SHARED] if case.q.shape[2] else STATS
+    if case.k.shape[2] < 9:  # fewer than topk and the span name
+        asked = [*ROWS, ch.mass(GROUPS), "received", *(SHARED if case.q.shape[2] else [])]
     one = ch.look(*case.tensors, stats=asked, **keywords)
     world, bias = 3, keywords.pop("bias", None)
     queries, keys = (LAYOUTS[layout](x.shape[2], world) for x in (case.q, case.k))
@@ -56,9 +58,10 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
     for group in one.mass:
         whole = queries.join([part.mass[group] for part in parts], 2)
         torch.testing.assert_close(whole, one.mass[group], **loose)
-    weights = queries.join([part.topk.weights for part in parts], 2)
-    torch.testing.assert_close(weights, one.topk.weights, **loose)
-    assert torch.equal(queries.join([part.topk.keys for part in parts], 2), one.topk.keys)
+    if "topk" in one.names:
+        weights = queries.join([part.topk.weights for part in parts], 2)
+        torch.testing.assert_close(weights, one.topk.weights, **loose)
+        assert torch.equal(queries.join([part.topk.keys for part in parts], 2), one.topk.keys)
     torch.testing.assert_close(keys.join([p.received for p in parts], 2), one.received, **loose)
     for part in parts:
         for name in {"map", "rows"} & set(one.names):

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue, kind_of
 from ..masks import Causal, Mask, dense, everything, intersect
 from ..problem.biases import bias
+from ..problem.check import checked_dropout
 from ..torch_state import is_autocast
 from .attention import attention
 
@@ -78,7 +79,7 @@ def scaled_dot_product_attention(
             mask = intersect(mask, dense(keep=four))
         else:
             added = bias(four)
-    out = attention(q, k, v, mask=mask, bias=added, scale=scale, dropout=dropout_p)
+    out = attention(q, k, v, mask=mask, bias=added, scale=scale, dropout=checked_dropout(dropout_p))
     return out.reshape(*(*lead, *out.shape[1:])[-rank:])
 
 

@@ -14,7 +14,14 @@ from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
 from .edits.edit import Edit, Here, in_order
 from .hooks import editing, module_hooks
-from .layers import THROUGH_CLEARHEAD, Layers, check_layers, compiled_parts, is_selected
+from .layers import (
+    THROUGH_CLEARHEAD,
+    Layers,
+    check_layers,
+    compiled_parts,
+    is_selected,
+    never_called,
+)
 from .plan import Plan, plan_of
 
 
@@ -39,8 +46,9 @@ def intervene(
     Args:
         model: any torch.nn.Module that is not compiled.
         edits: what changes, of `clearhead.edits`, which says in which order they apply.
-        must_apply: at the end of the block, raise if one of the edits never applied. One that
-            applied and removed no visible edge is a warning.
+        must_apply: at the end of the block, raise if one of the edits never applied, or applied in
+            none of the calls that one of its `layers` names. One that applied and removed no
+            visible edge is a warning.
 
     Yields:
         An `Intervention`, which says what the edits did, as soon as they have.
@@ -139,7 +147,13 @@ class Intervention:
                 )
 
     def must_have_applied(self, model: str, layers: Layers) -> None:
-        idle = [edit for number, edit in enumerate(self.edits) if not self.times(number)]
+        idle = [f"{edit!r} never applied" for i, edit in enumerate(self.edits) if not self.times(i)]
+        if layers.names:
+            idle += [
+                f"{edit!r} never applied in layer {which!r}"
+                for edit in self.edits
+                for which in never_called(edit.layers, layers.names)
+            ]
         if not idle:
             return
         if not layers.ran:
@@ -159,7 +173,7 @@ class Intervention:
             rule = f"an edit applies in the layers and rows it names; the {model} has layers 0"
             rule += f" to {last}." if last else " alone."
             way = "name others; in Python, must_apply=False lets an edit stay idle."
-        raise BadValue(f"{idle[0]!r} never applied.", rule, way)
+        raise BadValue(f"{idle[0]}.", rule, way)
 
 
 class _Editor:

@@ -174,6 +174,16 @@ def check_layers(layers: Sequence[int | str], model: nn.Module) -> None:
             )
 
 
+def never_called(layers: Sequence[int | str] | None, names: Sequence[str]) -> list[int | str]:
+    """Return those of `layers` that select none of the layers that called attention, given by the
+    names of their modules."""
+    return [
+        which
+        for which in layers or ()
+        if not any(is_selected([which], layer, name) for layer, name in enumerate(names))
+    ]
+
+
 def is_selected(layers: Sequence[int | str] | None, layer: int, name: str) -> bool:
     """Is this layer, of the module of that name, among `layers`? None means all."""
     return layers is None or any(

@@ -12,7 +12,7 @@ from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
-from ..stats import Result, Statistic, Top, each, lse_alone, parse_stats
+from ..stats import DEFAULT_STATISTICS, Result, Statistic, Top, each, lse_alone, parse_stats
 from ..stats.parse import how_to_request, must_fit
 from ..views.html.cells import cell, heads_of
 from .attention import by_engine
@@ -24,7 +24,7 @@ def look(
     k: Tensor,
     v: Tensor,
     *,
-    stats: Iterable[str | Statistic] = ("lse", "entropy"),
+    stats: Iterable[str | Statistic] = DEFAULT_STATISTICS,
     mask: Mask | None = None,
     bias: Bias | Tensor | None = None,
     scale: float | None = None,
@@ -59,7 +59,8 @@ def look(
     core stays in the graph. Other arguments as in `attention`.
 
     Args:
-        stats: names, or statistics that take arguments, as in the table; a list of them.
+        stats: names, or statistics that take arguments, as in the table; a list of them. `watch`
+            has the same default.
 
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.

@@ -58,9 +58,9 @@ def matrix(
     that `attention` sums the values with.
 
     It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Nothing
-    of the size Tq x Tk is formed but by `to_dense()` and ``np.asarray(A)``. Weights never carry dropout, so `dropout` and
-    `seed` are checked and change nothing. `engine` computes `A @ x`; blocks are computed as the
-    reference does. Other arguments as in `attention`.
+    of the size Tq x Tk is formed but by `to_dense()` and ``np.asarray(A)``. Weights never carry
+    dropout, so `dropout` and `seed` are checked and change nothing. `engine` computes `A @ x`;
+    blocks are computed as the reference does. Other arguments as in `attention`.
 
     Returns:
         A `Matrix` of shape (B, H, Tq, Tk), each row of which sums to 1, or to less beside a sink.

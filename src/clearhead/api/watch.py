@@ -4,7 +4,6 @@ The model computes what it always computes; the statistics are computed beside i
 """
 
 import operator
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,7 +19,7 @@ from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import placed
 from ..problem.problem import Inputs, Problem
-from ..stats import Statistic, Top, each, parse_stats, rows as exact_rows
+from ..stats import DEFAULT_STATISTICS, Statistic, Top, each, parse_stats, rows as exact_rows
 from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from .hooks import active_ranks, listening, module_hooks, statistics_of
 from .layers import (
@@ -28,19 +27,18 @@ from .layers import (
     check_layers,
     checked_list,
     is_selected,
+    never_called,
     no_attention_call,
     warn_if_compiled,
 )
 from .recording import INDEX, Call, Recording, new_folder, write_call
-
-GAUGES = ("entropy", "max")
 
 
 @contextmanager
 def watch(
     model: nn.Module,
     *,
-    stats: Sequence[str | Statistic] = GAUGES,
+    stats: Sequence[str | Statistic] = DEFAULT_STATISTICS,
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
@@ -91,8 +89,8 @@ def watch(
         BadValue, BadType: unknown statistics, patterns that match no module, heads that a layer
             does not have, rows that a call does not have, a folder that cannot be written or holds
             an earlier recording; and at the end of the block, if the model ran and made no
-            attention call. If it made calls, but in none of `layers`, that is a warning; a part of
-            the model that is compiled is one, too.
+            attention call, or one of `layers` made none. A part of the model that is compiled is
+            a warning.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -234,8 +232,8 @@ class _Watcher:
         self.recorded += 1
 
     def check_recorded(self, model: nn.Module) -> None:
-        """Raise `BadValue` if the model ran without an attention call. Warn if a part of it is
-        compiled, and if the selected layers made none."""
+        """Raise `BadValue` if the model ran without an attention call, or one of the selected
+        layers made none. Warn if a part of it is compiled."""
         if self.running.ran and not self.running.names:
             raise no_attention_call(
                 model,
@@ -244,12 +242,14 @@ class _Watcher:
             )
         if self.running.ran:
             warn_if_compiled(model, stacklevel=5)
-        if self.running.ran and not self.recorded:
-            count = len(self.running.names)
-            calls = f"{count} call{'s' * (count != 1)}"
-            warnings.warn(
-                f"the {type(model).__name__} made {calls} in a run, none of layers={self.layers!r}",
-                stacklevel=4,
+        if self.running.ran and (missing := never_called(self.layers, self.running.names)):
+            layers, last = list(self.layers or ()), len(self.running.names) - 1
+            raise BadValue(
+                f"watch got layers={layers!r}; {missing[0]!r} called no attention.",
+                f"a layer is a place that calls attention; the {type(model).__name__} has layers 0"
+                + (f" to {last}." if last else " alone."),
+                "name these, or the modules that call attention: "
+                f"{', '.join(dict.fromkeys(self.running.names))}.",
             )
 
 

@@ -21,6 +21,7 @@ from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
 from ..stats import (
+    DEFAULT_STATISTICS,
     Partial,
     Result,
     Statistic,
@@ -50,7 +51,7 @@ def look(
     k: Tensor,
     v: Tensor,
     *,
-    stats: Iterable[str | Statistic] = ("lse", "entropy"),
+    stats: Iterable[str | Statistic] = DEFAULT_STATISTICS,
     group: Group = None,
     layout: Layout | str | None = None,
     key_layout: Layout | str | None = None,

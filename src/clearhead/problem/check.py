@@ -80,7 +80,7 @@ def make_problem(
         scale=1.0 / math.sqrt(max(D, 1)) if scale is None else _checked_scale(scale),
         softcap=None if softcap is None else _checked_softcap(softcap),
         sinks=sinks,
-        dropout=0.0 if dropout is None else _checked_dropout(dropout),
+        dropout=0.0 if dropout is None else checked_dropout(dropout),
         seed=None if seed is None else _checked_seed(seed, dropout),
         grad=grad,
         given_dims=given_dims,
@@ -322,7 +322,7 @@ def _must_not_learn(name: str, value: object) -> None:
         )
 
 
-def _checked_dropout(p: object) -> float:
+def checked_dropout(p: object) -> float:
     return as_number(
         "dropout",
         p,

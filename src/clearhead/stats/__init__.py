@@ -6,7 +6,7 @@ shards and chunks (`partial`). A statistic with arguments is
 called by its name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
 """
 
-from .parse import lse_alone, parse_stats
+from .parse import DEFAULT_STATISTICS, lse_alone, parse_stats
 from .partial import Partial
 from .row_statistics import mass, topk
 from .statistic import Result, Statistic, Top, each
@@ -14,6 +14,7 @@ from .sweep import sweep
 from .weight_statistics import map, rows
 
 __all__ = [
+    "DEFAULT_STATISTICS",
     "Partial",
     "Result",
     "Statistic",

@@ -14,6 +14,7 @@ STATISTICS: tuple[type[Statistic], ...] = (
 )  # fmt: skip
 BY_NAME: dict[str, Statistic] = {s.name: s() for s in STATISTICS if not s.call}
 EXAMPLES = {s.name: s.example for s in STATISTICS if s.call}
+DEFAULT_STATISTICS = ("lse", "entropy", "max")  # of look and watch
 ALL_NAMES = ", ".join(s.call or f'"{s.name}"' for s in STATISTICS)
 
 
