@@ -19,6 +19,7 @@ from ..errors import BadValue
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 from ..masks.text_positions import padding_of
 from .inspect_model import misreads_masks, not_answered
+from .internals import CLOSURES
 from .lazy_mask import BooleanMask, LazyMask
 
 
@@ -139,13 +140,8 @@ def _mask_of(function: Callable[..., Any], at: _Positions) -> Mask | None:
 
 
 def _intersection(functions: tuple[Callable[..., Any], ...], at: _Positions) -> Mask | None:
-    packed, *rest = functions
-    if _closure(packed, "packed_sequence_mask_function") and len(rest) == 1:
-        # Here positions start again in each document. Within a document this changes no distance,
-        # and only chunks depend on more than distances.
-        inner = _closure(rest[0], "remap_positions_for_packed_sequence").get("mask_function")
-        if inner is not None and not _has_chunks(inner):
-            functions = packed, inner
+    if any(_closure(function, "packed_sequence_mask_function") for function in functions):
+        functions = tuple(map(_without_remap, functions))
     mask: Mask = everything
     for function in functions:
         part = _mask_of(function, at)
@@ -153,6 +149,13 @@ def _intersection(functions: tuple[Callable[..., Any], ...], at: _Positions) -> 
             return None
         mask = intersect(mask, part)
     return mask
+
+
+def _without_remap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Without starting positions again in each document. Among keys of one document this changes no
+    distance, and only chunks depend on more than distances."""
+    inner = _closure(function, "remap_positions_for_packed_sequence").get("mask_function")
+    return function if inner is None or _has_chunks(inner) else inner
 
 
 def _has_chunks(function: Callable[..., Any]) -> bool:
@@ -165,8 +168,8 @@ def _closure(function: Any, maker: str) -> dict[str, Any]:
     other function."""
     if not getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>."):
         return {}
-    values = (cell.cell_contents for cell in function.__closure__)
-    return dict(zip(function.__code__.co_freevars, values, strict=True))
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    return {name: cells[name].cell_contents for name in CLOSURES[maker]}
 
 
 def _padding(real: Tensor, keys: range) -> Mask:

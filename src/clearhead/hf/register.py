@@ -4,6 +4,7 @@ from typing import Any
 
 from ..errors import Missing, how_to_install
 from .attention import attention_forward
+from .internals import check_internals
 from .masks import attention_mask
 
 NAME = "clearhead"
@@ -14,9 +15,11 @@ def register() -> None:
     attention to that interface. Of others, transformers raises for some (GPT-J), and some take the
     name and go on as before (DeBERTa): `watch` raises where a model never asks.
 
-    Raises `Missing`, an ImportError, if transformers is not installed.
+    Raises `Missing`, an ImportError, if transformers is not installed, and `BadValue` if it is of a
+    version that lacks something that clearhead reads.
     """
     library = transformers()
+    check_internals()
     from transformers.masking_utils import AttentionMaskInterface
 
     library.AttentionInterface.register(NAME, attention_forward)
