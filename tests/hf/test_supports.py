@@ -10,10 +10,12 @@ import clearhead as ch
 from clearhead.api.hooks import listening
 from clearhead.errors import BadType, BadValue
 from tests.hf.test_models import DECODERS, config
+from tests.hf.tiny_models import build, tiny_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")
 
+ALL_ATTENTION_FUNCTIONS = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
 SIZES = dict(vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
 WIDE = dict(**SIZES, intermediate_size=37)
 # Models that compute attention themselves, and what they do with attn_implementation="clearhead".
@@ -106,10 +108,124 @@ def test_models_without_attention_and_configurations_that_make_none():
     assert str(ch.hf.supports(mamba)) == (
         "no: no module of MambaModel calls transformers' attention interface."
     )
+    assert str(ch.hf.supports(nn.Linear(2, 2))).startswith("no: no module of Linear calls")
+
+
+def test_where_it_cannot_tell():
+    """A configuration that makes no model, and code that does not show what it calls."""
     wrong = transformers.BertConfig(**WIDE)
     wrong.num_attention_heads = 5
-    assert "no model can be made of this BertConfig alone" in str(ch.hf.supports(wrong))
-    assert not ch.hf.supports(nn.Linear(2, 2))
+    found = ch.hf.supports(wrong)
+    assert found.supported is None and not found
+    assert str(found).startswith("cannot tell: no model can be made of this BertConfig alone: Val")
+
+    class Wrapper(nn.Module):
+        def __init__(self, part):
+            super().__init__()
+            self.part = part
+
+    found = ch.hf.supports(Wrapper(nn.Linear(2, 2)))
+    assert str(found).startswith("cannot tell: no module of Wrapper calls") and "Wrapper" in str(
+        found
+    )
+    bert = transformers.AutoModel.from_config(transformers.BertConfig(**WIDE))
+    assert str(ch.hf.supports(Wrapper(bert))).startswith("yes: Wrapper hands over its attention")
+    assert str(ch.hf.supports(torch.compile(bert, backend="eager"))).startswith(
+        "no: attention in a compiled graph"
+    )
+
+
+ANSWERS = {
+    "deepseek_v32": "no: DeepseekV32Attention passes indices to its attention function",
+    "dots3_note_text": "no: Dots3NoteTextAttention passes indices to its attention function",
+    "inkling2_text": "no: Inkling2SlidingAttention passes sinks to its attention function",
+    "deepseek_v4": "no: DeepseekV4Model needs a mask of numbers",
+    "nllb-moe": "no: NllbMoeEncoder needs a mask of numbers",
+    "modernbert": "yes: ModernBertModel hands over its attention",  # passes a switch
+    "gpt_oss": "yes: GptOssModel hands over its attention",  # passes sinks for each head
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_what_a_model_passes_is_read_from_its_code(kind):
+    config, inputs, want = tiny_model(kind)
+    found = ch.hf.supports(config)
+    assert str(found).startswith(ANSWERS[kind])
+    model = build(config, "clearhead")
+    assert str(ch.hf.supports(model)).startswith(ANSWERS[kind])
+    assert str(ch.hf.supports(build(config, "eager"))).startswith(ANSWERS[kind])
+    with torch.no_grad():
+        if found:
+            got = model(**inputs).last_hidden_state
+            torch.testing.assert_close(got, want.last_hidden_state, rtol=1e-4, atol=1e-4)
+        else:
+            with pytest.raises(BadValue):
+                model(**inputs)
+
+
+class Attention(nn.Module):
+    """Written by a user: what it passes depends on its settings, or on its arguments."""
+
+    def __init__(self, sparse, config):
+        super().__init__()
+        self.config, self.indexer = config, nn.Linear(2, 2) if sparse else None
+
+    def forward(self, q, indices):
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+        chosen = None
+        if self.indexer is not None:
+            chosen = self.indexer(q)
+        return attend(self, q, q, q, None, scaling=1.0, block_indices=chosen)
+
+
+class Passes(Attention):
+    def forward(self, q, indices):
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+        return attend(self, q, q, q, None, indices=indices)
+
+
+class Helped(Attention):
+    """Its attention function is looked up by a function of this file."""
+
+    def forward(self, q, indices):
+        return helper(self, q)
+
+
+class Hidden(Attention):
+    def forward(self, q, indices):
+        return self.indexer(ALL_ATTENTION_FUNCTIONS, q)
+
+
+class Overridden(Attention):
+    def forward(self, q, indices):
+        return (q @ q.mT).softmax(-1) @ q
+
+
+def helper(module, q):
+    return transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[module.config._attn_implementation](
+        module, q, q, q, None
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, sparse, answer",
+    [
+        (Attention, False, "yes: Attention hands over"),
+        (Attention, True, "no: Attention passes block_indices to its attention function"),
+        (
+            Passes,
+            False,
+            "cannot tell: Passes passes indices to its attention function where it has",
+        ),
+        (Helped, False, "yes: Helped hands over"),
+        (Overridden, False, "cannot tell: no module of Overridden calls"),
+        (Hidden, True, "cannot tell: the code of Hidden does not show how it calls"),
+    ],
+)
+def test_an_attention_of_a_user(kind, sparse, answer):
+    for implementation in ("eager", "clearhead"):
+        config = transformers.BertConfig(attn_implementation=implementation)
+        assert str(ch.hf.supports(kind(sparse, config))).startswith(answer)
 
 
 def test_the_class_that_a_configuration_names_is_the_one_that_is_made():

@@ -1,5 +1,6 @@
 """The attention function that transformers calls."""
 
+import inspect
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -108,6 +109,10 @@ def _attend(
         if output_attentions or _collects_weights():
             weights = _weights(query, key, keywords)
     return out.transpose(1, 2).contiguous(), weights
+
+
+# All keywords that are answered. Of others, only None and switches are accepted.
+KEYWORDS = {*inspect.signature(_attend).parameters, *_NO_EFFECT} - {"others"}
 
 
 def _each_text_alone(

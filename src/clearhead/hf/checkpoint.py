@@ -123,7 +123,7 @@ class Checkpoint:
     def _check_implementation(self, model: nn.Module) -> None:
         """Raise `BadValue` if a layer that asks transformers for its attention gets another's."""
         for name, module in model.named_modules():
-            if not calls_interface(type(module)):  # type: ignore[arg-type]  # a class has a hash
+            if not calls_interface(type(module)):
                 continue
             used = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
             if used != NAME:

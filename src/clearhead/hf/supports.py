@@ -1,4 +1,4 @@
-"""Can a transformers model run on clearhead? Told before it runs."""
+"""Check whether a transformers model can run on clearhead, without running it."""
 
 import copy
 import inspect
@@ -9,22 +9,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..api.layers import compiled_parts
 from ..errors import BadType, kind_of
-from .inspect_model import calls_interface, computes_attention
+from .inspect_model import asks_for_mask, calls_interface, computes_attention, misreads_masks
+from .passed_keywords import refused_keywords
 from .register import NAME, register, transformers
+
+# Packages whose modules call the interface in their own code, if they do.
+_KNOWN_CODE = {"torch", "transformers"}
 
 
 class Support(NamedTuple):
-    """What `supports` found. It is true or false, and printed it says why."""
+    """The answer of `supports`: True, False, or None where it cannot be known without a run. It is
+    true only for True, and printed it gives the reason."""
 
-    supported: bool
+    supported: bool | None
     reason: str
 
     def __bool__(self) -> bool:
-        return self.supported
+        return self.supported is True
 
     def __str__(self) -> str:
-        return f"{'yes' if self else 'no'}: {self.reason}"
+        answer = {True: "yes", False: "no", None: "cannot tell"}[self.supported]
+        return f"{answer}: {self.reason}"
 
 
 def supports(model: Any) -> Support:
@@ -34,8 +41,10 @@ def supports(model: Any) -> Support:
     no: BloomModel computes its attention itself (BloomAttention).
 
     `model` is a model or its configuration; of a configuration the model is made without weights,
-    on the meta device. Where only some layers hand their attention to transformers' interface, the
-    answer is yes, and the reason names those that do not: they run as ever and are not watched.
+    on the meta device. Nothing is run: the answer is read from the code of the model's modules, and
+    "cannot tell" is the answer where that does not show it. Where only some layers hand their
+    attention to transformers' interface, the answer is yes, and the reason names those that do not:
+    they run as ever and are not watched.
     Raises `BadType` for anything else, and `Missing` if transformers is not installed.
     """
     library = transformers()
@@ -53,7 +62,8 @@ def supports(model: Any) -> Support:
     except Exception as error:  # whatever a model makes of a configuration that does not fit
         if error.args != (NAME,):
             kind = type(model).__name__
-            return Support(False, f"no model can be made of this {kind} alone: {error!r}.")
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            return Support(None, f"no model can be made of this {kind} alone: {why}")
     eager = _without_weights(library, model, "eager")
     own = _kinds(eager, computes_attention)
     return Support(
@@ -65,14 +75,54 @@ def supports(model: Any) -> Support:
 
 def _of_modules(model: nn.Module) -> Support:
     name = type(model).__name__
+    if "" in compiled_parts(model):
+        return Support(False, "attention in a compiled graph is not watched.")
     answered, own = _kinds(model, calls_interface), _kinds(model, computes_attention)
     if answered:
-        others = f"; not in {_list(own)}, where nothing is watched" if own else ""
-        return Support(True, f"{name} hands over its attention in {_list(answered)}{others}.")
+        for obstacle in (_misread(model), _refused(model)):
+            if obstacle is not None:
+                return obstacle
+        rest = f"; not in {_list(own)}, where nothing is watched" if own else ""
+        return Support(True, f"{name} hands over its attention in {_list(answered)}{rest}.")
     if own:
         itself = f"{name} computes its attention itself ({_list(own)}).{_way_out(own)}"
         return Support(False, itself)
-    return Support(False, f"no module of {name} calls transformers' attention interface.")
+    reason = f"no module of {name} calls transformers' attention interface"
+    if others := _kinds(model, lambda kind: kind.__module__.split(".")[0] not in _KNOWN_CODE):
+        return Support(None, f"{reason}; what {_list(others)} calls elsewhere is not known.")
+    return Support(False, f"{reason}.")
+
+
+def _refused(model: nn.Module) -> Support | None:
+    """The answer for a model that passes to its attention function what clearhead refuses."""
+    uncertain = None
+    for module in model.modules():
+        kind = type(module)
+        if not calls_interface(kind):
+            continue
+        refused = refused_keywords(module)
+        if refused is None:
+            unread = (
+                f"the code of {kind.__name__} does not show how it calls its attention function."
+            )
+            uncertain = uncertain or Support(None, unread)
+        for keyword, certain in refused or ():
+            passes = f"{kind.__name__} passes {keyword} to its attention function"
+            if certain:
+                return Support(False, f"{passes}, which clearhead does not answer.")
+            run = f"{passes} where it has a value, which clearhead does not answer; a run tells."
+            uncertain = uncertain or Support(None, run)
+    return uncertain
+
+
+def _misread(model: nn.Module) -> Support | None:
+    """The answer for a model that a boolean mask would mislead, or that makes one for a part which
+    computes its attention itself."""
+    for module in model.modules():
+        kind, config = type(module), type(getattr(module, "config", None))
+        if asks_for_mask(kind) and misreads_masks(config.__module__):
+            return Support(False, f"{kind.__name__} needs a mask of numbers.")
+    return None
 
 
 def _kinds(model: nn.Module, has: Callable[..., bool]) -> list[type[nn.Module]]:
