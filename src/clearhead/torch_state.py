@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,16 @@ TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchMod
 PRE_DISPATCH = DispatchKey.PreDispatch  # where make_fx(pre_dispatch=True) and torch.export record
 LEGACY_VMAP = torch._C._dispatch_key_parse("VmapMode")  # of autograd, beneath torch.func's
 PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None)}
+
+
+Class = TypeVar("Class", bound=type)
+
+
+def loadable(kind: Class) -> Class:
+    """Let `torch.load` read what `torch.save` wrote of this class, as data, by default: that is
+    with ``weights_only=True``."""
+    torch.serialization.add_safe_globals([kind])
+    return kind
 
 
 def in_transform() -> bool:

@@ -14,6 +14,7 @@ from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
 from ..stats import DEFAULT_STATISTICS, Result, Statistic, Top, each, lse_alone, parse_stats
 from ..stats.parse import how_to_request, must_fit
+from ..torch_state import loadable
 from ..views.html.cells import cell, heads_of
 from .attention import by_engine
 from .hooks import must_not_be_sharded, shown
@@ -97,6 +98,7 @@ class NotRequested(BadValue, AttributeError):
     """A statistic that is not in this look."""
 
 
+@loadable
 class Look:
     """The output of attention and the statistics asked for beside it.
 

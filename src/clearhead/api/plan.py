@@ -11,12 +11,14 @@ from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
+from ..torch_state import loadable
 from ..views.html.cells import cell
 
 TILE = 256
 UNITS = "", "k", "M", "G", "T"
 
 
+@loadable
 @dataclass(frozen=True, repr=False)
 class Plan:
     """Which engine computes a call and why; what it costs. Prints itself.

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +16,7 @@ from ..errors import BadValue, as_index, whole_number, writable_folder
 from ..masks.text_positions import BY_COLUMN, Positions
 from ..stats import Result, Top
 from ..stats.parse import how_to_request
+from ..torch_state import loadable
 from ..views.html.cells import cell, heat
 from .look import NotRequested
 
@@ -23,6 +24,7 @@ MOST_CALLS = 48  # that a notebook draws
 NOT_PER_QUERY = {"received", "map", "rows"}  # statistics without a number for each query
 
 
+@loadable
 @dataclass(frozen=True, repr=False)
 class Call:
     """One attention call of a model, with its statistics.
@@ -88,6 +90,7 @@ class Call:
         )
 
 
+@loadable
 @dataclass(repr=False)
 class Recording:
     """The attention calls that `watch` recorded, in the order in which the model made them."""
@@ -200,6 +203,12 @@ class Recording:
             )
             for (prefix, name), parts in found.items()
         }
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "written": [str(path) for path in self.written]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, written=[Path(path) for path in state["written"]])
 
     def clear(self) -> None:
         """Forget the calls, for example after each training step."""

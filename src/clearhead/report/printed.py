@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..results.findings import NOT_NUMBERS, Findings
+from ..torch_state import loadable
 from ..views import html
 from ..views.escape import visible
 from ..views.format import without_nan
@@ -18,6 +19,7 @@ EFFECTS = {
 }
 
 
+@loadable
 class Report(Findings):
     """What `report` returns: its `Findings`, `layers` with their `heads`, and how they print
     themselves, show themselves in a notebook and become JSON. Views need the `Findings` alone."""

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_state import loadable
+
 MOST_SHOWN = 20
 MARK = "?"  # of an estimate that the exact effect does not bear out
 UNCHECKED = (
@@ -15,6 +17,7 @@ UNCHECKED = (
 )
 
 
+@loadable
 @dataclass(frozen=True)
 class Effect:
     """What one edit does to the metric: edited minus unedited.
@@ -50,6 +53,7 @@ class Effect:
         return abs(self.exact if self.exact is not None else self.estimate or 0.0)
 
 
+@loadable
 @dataclass(frozen=True)
 class Effects:
     """The effect of each edit on `metric`, which is `baseline` unedited; prints itself as a table,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..errors import BadValue
+from ..torch_state import loadable
 from .live import LiveModel
 from .trace import Trace
 
@@ -13,6 +14,7 @@ NOT_NUMBERS = "NaN"
 EVENNESS = ("spread", "sharp", "mixed", NOT_NUMBERS)
 
 
+@loadable
 @dataclass(frozen=True)
 class Link:
     """Query and key by position, and the weight between them."""
@@ -22,6 +24,7 @@ class Link:
     weight: float
 
 
+@loadable
 @dataclass(frozen=True)
 class Head:
     """One head in numbers; means are over the queries that may look at something.
@@ -58,6 +61,7 @@ class Head:
         return "" if self.label in EVENNESS else f"{self.number:.2f}"
 
 
+@loadable
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One attention call. `map` is (H, rows, cols), pooled as `stats.map` does; `received` (H, Tk).
@@ -90,6 +94,7 @@ class Layer:
     traced_heads: tuple[int, ...] = ()
 
 
+@loadable
 @dataclass(frozen=True, eq=False)
 class Findings:
     """What a model does with a text: `layers`, each with its `heads`. `report` makes it.

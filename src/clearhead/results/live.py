@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..torch_state import loadable
 
+
+@loadable
 @dataclass(frozen=True, eq=False)
 class LiveModel:
     """A decoder of the storyteller's kind: `weights` by the names of its parameters, its `words` by

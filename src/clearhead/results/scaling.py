@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..torch_state import loadable
 
+
+@loadable
 @dataclass(frozen=True, eq=False, repr=False)
 class Scaling:
     """What scaling does, by head size: one entry of `sizes` per list entry; `raw` is unscaled.

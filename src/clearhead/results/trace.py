@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..errors import BadValue, as_index
+from ..torch_state import loadable
 
 AXES = {
     "b": "sequence",
@@ -22,6 +23,7 @@ AXES = {
 }
 
 
+@loadable
 @dataclass(frozen=True, eq=False, repr=False)
 class Step:
     """One named tensor on the way from the inputs to the output.
@@ -60,6 +62,7 @@ class Step:
         return f"Step({self.name!r}, {self.formula!r}, {self.axes!r}, shape {self.shape})"
 
 
+@loadable
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The steps of one attention call, in order. `trace["weights"]` is a tensor, `trace.steps` all.
