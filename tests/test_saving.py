@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
-from clearhead.report import report_teller
-from clearhead.storyteller import load
+from clearhead.demo import load
+from clearhead.explorer.storyteller_report import report_teller
 
 STATS = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)}), ch.map(2, 3)]
 

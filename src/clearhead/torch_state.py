@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import (
     DispatchKey,
     _dispatch_tls_is_dispatch_key_included as is_included,
@@ -221,3 +221,16 @@ def one_thread_after_fork() -> None:
     if _forked:
         _forked = False
         torch.set_num_threads(1)
+
+
+def compiled_parts(model: nn.Module) -> list[str]:
+    """The names of the modules of a model that torch.compile has compiled, "" for itself."""
+    return [name for name, part in model.named_modules() if _is_compiled(part)]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        type(module).__module__ == "torch._dynamo.eval_frame"  # torch.compile(module)
+        or getattr(module, "_compiled_call_impl", None) is not None  # module.compile()
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    )

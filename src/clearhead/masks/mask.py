@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue
+from ..formatting import ShownInNotebook
 from ..torch_state import has_values, is_plain
 from . import key_ranges
 from .export import Exports
@@ -25,7 +26,7 @@ from .values import Align, shared_offset, stream_of
 Bounds: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 
-class Mask(Exports):
+class Mask(ShownInNotebook, Exports):
     """A rule that says which query may look at which key.
 
     It copies the numbers that it is made of. Its own tensors may be changed in place: the rule is
