@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from .checkout import import_from_checkout
 from .output import say, say_loading
 
 
@@ -40,7 +39,9 @@ def train(
       clearhead train --out out/mine
       clearhead train book.txt --steps 2000 --size 64
     """
-    teller = import_from_checkout("examples.storyteller").train(
+    from clearhead import storyteller
+
+    teller = storyteller.train(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
         heads=heads, context=length, every=every,
         command=shlex.join(["clearhead", *sys.argv[1:]]),
@@ -75,15 +76,13 @@ def measure(
       clearhead measure out/mine --json
     """
     say_loading(model)
-    from clearhead import demo
+    from clearhead import storyteller
 
-    teller = demo.load(model)
-    table = import_from_checkout("examples.storyteller").measure(
-        teller, search=search, report=report
-    )
+    teller = storyteller.load(model)
+    table = storyteller.measure(teller, search=search, report=report)
     typer.echo(json.dumps(table.as_dict()) if as_json else str(table))
     if model is not None:
-        say(f"table    {demo.keep_table(model, table.as_dict())}")
+        say(f"table    {storyteller.keep_table(model, table.as_dict())}")
 
 
 def ablate(
@@ -101,7 +100,8 @@ def ablate(
     Examples:
       clearhead ablate --steps 500 --out out/ablation
     """
-    storyteller = import_from_checkout("examples.storyteller")
+    from clearhead import storyteller
+
     typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
     for path in sorted(out.glob("ablation*")):
         say(f"written  {path}")

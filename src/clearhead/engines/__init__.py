@@ -9,13 +9,14 @@ from .choice import (
     STEPS,
     TILED,
     TRITON,
-    answer,
+    TRITON_ATOMIC,
     choose,
     compute_stats,
     first_able,
     named,
     order,
     order_on,
+    run_and_count,
 )
 
 __all__ = [
@@ -27,11 +28,12 @@ __all__ = [
     "STEPS",
     "TILED",
     "TRITON",
-    "answer",
+    "TRITON_ATOMIC",
     "choose",
     "compute_stats",
     "first_able",
     "named",
     "order",
     "order_on",
+    "run_and_count",
 ]

@@ -21,7 +21,6 @@ from .values import (
     check_batch,
     check_broadcasts,
     format_numbers,
-    owned,
     to_device,
 )
 
@@ -236,4 +235,4 @@ def dense(
             "a dense mask broadcasts to (B, H, Tq, Tk).",
             "give it 1 to 4 dimensions.",
         )
-    return Dense(owned(~bits if keep is None else bits))
+    return Dense(~bits if keep is None else bits.clone())

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..torch_state import has_values, loadable
+from ..torch_state import has_values
 
 PerText: TypeAlias = int | tuple[int, ...]  # one number for all texts, or one for each
 
@@ -36,7 +36,6 @@ def padding_of(real: Tensor) -> Padding | None:
     return Padding(tuple(first.tolist()), tuple(after.tolist()))
 
 
-@loadable
 class Positions(NamedTuple):
     """Where a call stands in its texts.
 

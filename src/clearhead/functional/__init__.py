@@ -1,1 +1,0 @@
-"""One call of attention, and what can be asked of it."""

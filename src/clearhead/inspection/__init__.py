@@ -1,2 +1,0 @@
-"""A model while it runs: where its attention looks (`watch`, reports), and what that causes
-(`intervene`, `effects`)."""
