@@ -27,7 +27,7 @@ check: .venv/test .venv/check page/node_modules  ## Format, lint, types, floors,
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/mypy
 	npm --prefix page run --silent check
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/views/test_page_bundle.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/explorer/test_page_bundle.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
 
 page: .venv/look page/node_modules  ## Bundle the scripts of the page, after a change in page/.
 	$(BIN)/python page/build.py

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from storyteller.grammar import story
 from torch import nn
 
 import clearhead as ch
-from clearhead.storyteller.grammar import story
 
 
 class Decoder(nn.Module):

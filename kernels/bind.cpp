@@ -194,7 +194,7 @@ nb::list level_list() {
   return list;
 }
 
-// The clock of clearhead.bench: with one thread its processor time, so that the time of other
+// The clock of bench: with one thread its processor time, so that the time of other
 // programs is not counted; with more the wall clock, because a thread that waits for its turn
 // leaves its share of the memory bandwidth to the others, and the sum of their rates is fiction.
 double seconds_now(int64_t threads) {

@@ -1,6 +1,6 @@
 """Build the page: `make page`. Users need neither this nor Node.js, only its two results.
 
-`src/schema.d.ts` declares the data of a page, from `clearhead.views.html.schema`. The bundle, which
+`src/schema.d.ts` declares the data of a page, from `explorer/html/schema.py`. The bundle, which
 Python writes into every page, is made by esbuild from `src/page.js` and what that imports; its
 first line holds a digest of its sources, by which a test sees that it is current.
 """
@@ -12,8 +12,8 @@ import types
 import typing
 from pathlib import Path
 
-from clearhead.views.html import schema
-from clearhead.views.html.document import PAGE
+from clearhead.explorer.html import schema
+from clearhead.explorer.html.document import PAGE
 
 FOLDER = Path(__file__).parent
 SCHEMA = FOLDER / "src" / "schema.d.ts"

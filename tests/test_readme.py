@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 import torch
 
 import clearhead as ch
@@ -62,9 +63,23 @@ def test_importing_is_light():
     script = (
         "import sys, clearhead; heavy = set(sys.modules) & "
         "{'transformers', 'matplotlib', 'jax', 'onnx', 'torch._dynamo', "
-        "'torch.distributed.tensor'}; assert not heavy, heavy"
+        "'torch.distributed.tensor', 'rich', 'networkx', 'clearhead.explorer'}; "
+        "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    "old", ["api.hooks", "compat", "notebook", "report", "storyteller", "views"]
+)
+def test_a_module_that_moved_names_its_new_place(old):
+    with pytest.raises(ModuleNotFoundError, match=r"has moved: import clearhead\.\w+"):
+        importlib.import_module(f"clearhead.{old}")
+
+
+def test_a_name_that_was_removed_names_what_to_use():
+    with pytest.raises(AttributeError, match=r"use clearhead\.rollout"):
+        ch.flow  # noqa: B018
 
 
 def test_the_version_is_one():

@@ -1,4 +1,4 @@
-// Made by `make page` from clearhead.views.html.schema; do not edit.
+// Made by `make page` from clearhead.explorer.html.schema; do not edit.
 
 /**
  * The data of a page: the JSON that Python writes into it, or sends to it, and its script reads.

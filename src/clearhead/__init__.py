@@ -5,7 +5,6 @@ Tk keys, D head size, Dv value size. True means "may look".
 """
 
 import importlib
-import sys
 
 
 def _in_subinterpreter() -> bool:
@@ -28,28 +27,29 @@ if (
         "  Way out: import clearhead in the main interpreter, or in a process of its own."
     )
 
-from . import distributed, hf, nn, views
-from .api import compat, edits
-from .api.attention import attention
-from .api.effects import effects
-from .api.explain import explain
-from .api.intervene import Intervention, intervene
-from .api.look import Look, look
-from .api.matrix import Matrix, matrix
-from .api.metrics import logit_difference
-from .api.plan import Plan, plan
-from .api.recording import Recording
-from .api.rollout import flow, rollout
-from .api.watch import watch
-from .api.why_scale import why_scale
+from . import distributed, errors, hf, nn
 from .errors import AttentionError, BadType, BadValue
+from .functional import compat
+from .functional.attention import attention
+from .functional.explain import explain
+from .functional.look import Look, look
+from .functional.matrix import Matrix, matrix
+from .functional.plan import Plan, plan
+from .functional.why_scale import why_scale
+from .inspection import edits
+from .inspection.effect_table import Effect, Effects
+from .inspection.effects import effects
+from .inspection.intervene import Intervention, intervene
+from .inspection.metrics import logit_difference
+from .inspection.recording import Recording
+from .inspection.report import Report, report
+from .inspection.rollout import rollout
+from .inspection.watch import watch
 from .masks import Causal, causal, dense, documents, everything, lengths, prefix, window
-from .masks.mask import Mask
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
-from .results.effects import Effect, Effects
-from .results.trace import Step, Trace
 from .stats import map as map, mass, rows, topk
+from .trace import Step, Trace
 
 # Without `map`: `from clearhead import *` would take Python's own.
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
@@ -74,8 +74,9 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Effects",
     "Effect",
     "logit_difference",
+    "report",
+    "Report",
     "rollout",
-    "flow",
     "plan",
     "Plan",
     "causal",
@@ -101,9 +102,18 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
 
 __version__ = "0.2.0"
 
-# `import clearhead.compat` is as good as `clearhead.compat`.
-sys.modules[f"{__name__}.compat"] = compat
 
-# Traces and masks know no view; here, where both are known, a notebook learns to show them.
-Trace._repr_html_ = views.html.cells.trace_cell  # type: ignore[attr-defined]  # given here
-Mask._repr_html_ = views.html.cells.mask_cell  # type: ignore[attr-defined]  # given here
+def __getattr__(name: str) -> object:
+    """The explorer, also called `views`, is imported when it is first used: so `import clearhead`
+    waits for no HTML, no terminal and no plots."""
+    if name in ("explorer", "views"):
+        return importlib.import_module(".explorer", __name__)
+    if name == "flow":
+        raise AttributeError(
+            "clearhead.flow was removed: use clearhead.rollout, or the maximum flow of networkx on "
+            "the rows that watch records."
+        )
+    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+
+
+errors.explain_moved_modules()

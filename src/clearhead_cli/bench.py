@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from .checkout import import_from_checkout
 from .options import OTHER_FOLDER
 from .output import check_writable, say_written
 
@@ -43,10 +44,10 @@ def bench(
       clearhead bench decode --threads 2 --peer torch
       clearhead bench --gpu
     """
-    from clearhead import bench as benchmark
     from clearhead.errors import BadValue, writable_folder
-    from clearhead.views import plot
+    from clearhead.explorer import plot
 
+    benchmark = import_from_checkout("bench")
     if gpu and (threads or peers):
         raise BadValue(
             "bench was asked for --gpu with --threads or --peer.",

@@ -13,7 +13,7 @@ from .output import say, say_loading, say_written, wrapped
 from .text_input import read_text
 
 if TYPE_CHECKING:
-    from clearhead.report import Report
+    from clearhead.inspection.report import Report
 
 
 def look(
@@ -77,9 +77,10 @@ def look(
     """
     if not random:
         say_loading(model)
+    from clearhead.demo import is_storyteller
     from clearhead.errors import BadValue, writable_folder
-    from clearhead.report import report, write
-    from clearhead.storyteller import is_storyteller
+    from clearhead.explorer.report_files import write
+    from clearhead.inspection.report import report
 
     _check_options(context, model, random)
     checkpoint = model if model is not None and not is_storyteller(model) else None
@@ -128,8 +129,9 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
 
 def _report(model: Path | None, words: str) -> "Report | None":
     """The report of a model that stands beside another; None for none."""
-    from clearhead.report import report, report_teller
-    from clearhead.storyteller import is_storyteller, load
+    from clearhead.demo import is_storyteller, load
+    from clearhead.explorer.storyteller_report import report_teller
+    from clearhead.inspection.report import report
 
     if model is None:
         return None
@@ -141,9 +143,10 @@ def _report(model: Path | None, words: str) -> "Report | None":
 def _look_at_storyteller(
     model: Path | None, words: str, out: Path, beside: "Report | None"
 ) -> None:
-    from clearhead.report import report_teller, write
-    from clearhead.storyteller import load
-    from clearhead.views import text as terminal
+    from clearhead.demo import load
+    from clearhead.explorer import text as terminal
+    from clearhead.explorer.report_files import write
+    from clearhead.explorer.storyteller_report import report_teller
 
     teller = load(model)
     found = report_teller(teller, words, name=_name(model), effects=True)
@@ -170,11 +173,11 @@ def _name(model: Path | None) -> str:
 
 
 def _look_at_tile(model: Path, words: str, tile: str, out: Path) -> None:
+    from clearhead.explorer import plot, text as terminal
+    from clearhead.explorer.report_files import file_stem
+    from clearhead.formatting import visible
     from clearhead.hf import Checkpoint
-    from clearhead.report import tile as exact_weights
-    from clearhead.report.run import file_stem
-    from clearhead.views import plot, text as terminal
-    from clearhead.views.escape import visible
+    from clearhead.inspection.report import tile as exact_weights
 
     checkpoint = Checkpoint(model)
     trace = exact_weights(checkpoint, words, *_parse_tile(tile))
@@ -203,8 +206,8 @@ def _look_at_random(
     words: str, size: int, heads: int, seed: int, mask: str, positions: bool, out: Path
 ) -> None:
     from clearhead import masks
+    from clearhead.explorer import plot, text as terminal
     from clearhead.nn.explain_text import explain_text
-    from clearhead.views import plot, text as terminal
 
     trace = explain_text(
         words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions

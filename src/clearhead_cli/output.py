@@ -24,7 +24,7 @@ def say_loading(model: Path | None) -> None:
 def say_written(paths: dict[str, Path]) -> None:
     """Print what was written, and whether figures are missing."""
     from clearhead.errors import how_to_install
-    from clearhead.views import plot
+    from clearhead.explorer import plot
 
     for kind, path in paths.items():
         say(f"{kind:<8} {path}" + "  (open it in a browser)" * (kind == "page"))

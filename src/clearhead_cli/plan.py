@@ -41,8 +41,8 @@ def plan(
     import torch
 
     from clearhead import masks
-    from clearhead.api.plan import plan as plan_of
     from clearhead.errors import BadValue
+    from clearhead.functional.plan import plan as plan_of
 
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):

@@ -21,8 +21,8 @@ def scale(
       clearhead scale
       clearhead scale --size 64 --png scale.png
     """
-    from clearhead.api.why_scale import why_scale
-    from clearhead.views import plot
+    from clearhead.explorer import plot
+    from clearhead.functional.why_scale import why_scale
 
     check_writable(png)
     scaling = why_scale(size, keys=keys, seed=seed)

@@ -40,9 +40,9 @@ def serve(
       clearhead serve story.txt --model DIR --port 8000
     """
     say_loading(model)
-    from clearhead.serve import Reader
-    from clearhead.views import html
-    from clearhead.views.escape import visible
+    from clearhead.explorer import html
+    from clearhead.explorer.serve import Reader
+    from clearhead.formatting import visible
 
     start, app = _library()
     words = EXAMPLE if text is None else read_text(text)
@@ -65,7 +65,7 @@ def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
     from clearhead.errors import Missing, how_to_install
 
     try:
-        from clearhead.serve.server import app, start
+        from clearhead.explorer.serve.server import app, start
     except ImportError as error:
         raise Missing(
             f"{error.name} is not installed.",

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .checkout import import_from_checkout
 from .output import say, say_loading
 
 
@@ -39,9 +40,7 @@ def train(
       clearhead train --out out/mine
       clearhead train book.txt --steps 2000 --size 64
     """
-    from clearhead import storyteller
-
-    teller = storyteller.train(
+    teller = import_from_checkout("examples.storyteller").train(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
         heads=heads, context=length, every=every,
         command=shlex.join(["clearhead", *sys.argv[1:]]),
@@ -76,13 +75,15 @@ def measure(
       clearhead measure out/mine --json
     """
     say_loading(model)
-    from clearhead import storyteller
+    from clearhead import demo
 
-    teller = storyteller.load(model)
-    table = storyteller.measure(teller, search=search, report=report)
+    teller = demo.load(model)
+    table = import_from_checkout("examples.storyteller").measure(
+        teller, search=search, report=report
+    )
     typer.echo(json.dumps(table.as_dict()) if as_json else str(table))
     if model is not None:
-        say(f"table    {storyteller.keep_table(model, table.as_dict())}")
+        say(f"table    {demo.keep_table(model, table.as_dict())}")
 
 
 def ablate(
@@ -100,8 +101,7 @@ def ablate(
     Examples:
       clearhead ablate --steps 500 --out out/ablation
     """
-    from clearhead import storyteller
-
+    storyteller = import_from_checkout("examples.storyteller")
     typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
     for path in sorted(out.glob("ablation*")):
         say(f"written  {path}")

@@ -11,7 +11,7 @@ from .output import say_loading
 from .text_input import read_text
 
 if TYPE_CHECKING:
-    from clearhead.api import edits as edit
+    from clearhead.inspection import edits as edit
     from clearhead.masks import Mask
 
 PLACE = re.compile(r"\s*(layer|head|row)s?\s+(-?\d+(?:\s*,\s*-?\d+)*)\s*")
@@ -56,9 +56,9 @@ def whatif(
     """
     say_loading(model)
     from clearhead.errors import BadValue
-    from clearhead.report.text_model import load_text_model
-    from clearhead.report.whatif import whatif as read_twice
-    from clearhead.views.escape import visible
+    from clearhead.explorer.load import load_text_model
+    from clearhead.formatting import visible
+    from clearhead.inspection.whatif import whatif as read_twice
 
     words = read_text(text)
     reader = load_text_model(model)
@@ -87,8 +87,8 @@ def whatif(
 
 def _edit(given: str, kind: str, tokens: list[str]) -> "edit.Edit":
     """An edit from ``layer 0 head 7: she -> queen``."""
-    from clearhead.api import edits as edit
     from clearhead.errors import BadValue
+    from clearhead.inspection import edits as edit
 
     place, colon, edges = given.rpartition(":") if kind != "ablate" else (given, ":", "")
     option = f"--{kind.replace('_', '-')}"

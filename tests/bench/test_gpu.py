@@ -9,10 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import bench
 import clearhead as ch
-from clearhead import bench
-from clearhead.bench import gpu
-from clearhead.bench.cases import Case
+from bench import gpu
+from bench.cases import Case
 from clearhead.errors import BadValue
 from clearhead.problem.check import Options, make_problem
 from clearhead_cli import app

@@ -16,10 +16,10 @@ import typer
 
 import clearhead as ch
 import clearhead_cli as cli
-from clearhead import storyteller
+from clearhead import demo as storyteller
 from clearhead.nn.explain_text import explain_text
 from clearhead.nn.tokenize import tokenize
-from tests.serve.models import save_gpt2
+from tests.explorer.serve.models import save_gpt2
 
 SENTENCE = "The cat sat on the mat."
 
@@ -204,7 +204,7 @@ def test_a_text_of_one_token_has_no_effects_and_its_report_is_written(run, tmp_p
 
 def test_a_model_beside_that_is_wrong_costs_no_report(run, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    import clearhead.report.run as room
+    import clearhead.inspection.report.run as room
 
     asked, real = [], room.report_and_output
     monkeypatch.setattr(
@@ -508,7 +508,7 @@ def test_a_table_of_heads_fits_a_terminal(run, tmp_path):
 
 
 def test_a_storyteller_is_explained_as_a_checkpoint_is(run):
-    weights = Path(ch.__file__).parent / "storyteller" / "weights" / "storyteller.safetensors"
+    weights = Path(ch.__file__).parent / "demo" / "weights" / "storyteller.safetensors"
     code, out, _ = run("explain", "The cat sat.", "--model", weights, "--layer", 1)
     assert code == 0 and "storyteller, layer 1" in out
 

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-import clearhead.storyteller as st
+import clearhead.demo as st
 from clearhead.errors import BadValue
 from clearhead.hf import Checkpoint
-from clearhead.report.whatif import whatif
+from clearhead.inspection.whatif import whatif
 from clearhead_cli.whatif import _edit
 from tests.cli.test_cli import run as run
-from tests.report.test_report import silenced
+from tests.inspection.report.test_report import silenced
 
 TEXT = "A queen met a king in the tower. She smiled."
 

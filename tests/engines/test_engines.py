@@ -22,7 +22,7 @@ from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 
 # On a CPU the Triton kernels run in Triton's interpreter, in a process of its own
-# (tests/engines/triton/test_triton.py).
+# (tests/engines/gpu/triton/test_triton.py).
 INTERPRETED = (TRITON,) if os.environ.get("TRITON_INTERPRET") == "1" else ()
 NAMES = [engine.name for engine in (*ENGINES, *INTERPRETED)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

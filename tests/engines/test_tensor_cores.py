@@ -37,8 +37,8 @@ pytestmark = [
       for kind in ("UserWarning", "DeprecationWarning", "FutureWarning") if not SKIPPED),
 ]  # fmt: skip
 
-ENGINES = ["triton", "triton-atomic", "flex", "sdpa"]
-COUNTING = ["triton", "flex", "sdpa"]  # the statistics of triton-atomic are those of triton
+ENGINES = ["triton", "flex", "sdpa"]
+COUNTING = ["triton", "flex", "sdpa"]
 CAUSAL = ch.Causal(align="end")
 HOLES = ch.window(before=99, after=0, align="end") | ch.prefix(4)
 
@@ -348,7 +348,7 @@ def test_a_long_sequence_takes_memory_of_its_length(engine):
 
 @on_gpu
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
-@pytest.mark.parametrize("engine", ["triton", "triton-atomic", "sdpa"])
+@pytest.mark.parametrize("engine", ["triton", "sdpa"])
 def test_one_graph_without_breaks(engine, dtype):
     check_one_graph(engine, GPU, SHAPES[0], 128, dtype, "inductor")
 
@@ -382,7 +382,7 @@ def test_a_cuda_graph_replays_output_and_gradients(rule):
 
 # ------------------------------------------------------------------------ the same checks on a CPU
 
-HERE = ["tiled", *(["triton", "triton-atomic"] if INTERPRETED else [])]
+HERE = ["tiled", *(["triton"] if INTERPRETED else [])]
 SMALL = Shape(70, 83, 4, 2)
 
 

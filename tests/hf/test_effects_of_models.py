@@ -367,7 +367,7 @@ def test_windows_are_rows_of_other_batches():
 
 
 def test_a_report_measures_the_models_own_loss():
-    from clearhead.report import report
+    from clearhead.inspection.report import report
 
     inputs = {"input_ids": ids(B=1), "labels": ids(B=1)}
     ours, eager, _ = build("llama")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.api.hooks import listening
+from clearhead.functional.ambient import listening
 from clearhead.hf.inspect_model import calls_interface
 from tests.hf.tiny_models import NotBuilt, build, numbers, tiny_model
 

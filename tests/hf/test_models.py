@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from clearhead import compat, hf
-from clearhead.api.hooks import listening
 from clearhead.errors import BadValue
+from clearhead.functional.ambient import listening
 from clearhead.hf.lazy_mask import LazyMask
 from clearhead.hf.masks import attention_mask
 
@@ -255,7 +255,7 @@ def test_weights_on_request(kind):
 )
 def test_usual_masks_are_not_written_out(kind, rule):
     """No Tq x Tk tensor is made for a mask that a `Mask` can say, padding included."""
-    from clearhead.api.hooks import listening
+    from clearhead.functional.ambient import listening
 
     model = build(kind, "AutoModel")
     model.set_attn_implementation("clearhead")
@@ -551,7 +551,7 @@ def test_groups_that_leave_the_corner_open_follow_a_cache(kind):
 def test_a_report_follows_a_cache_of_fixed_size():
     import transformers
 
-    from clearhead.report import report
+    from clearhead.inspection.report import report
 
     model, words = build("llama", "AutoModelForCausalLM"), torch.arange(12)[None]
     model.set_attn_implementation("clearhead")
@@ -620,7 +620,7 @@ def test_beit_adds_its_mask_to_a_bias(bias, padded):
 
 def test_weights_beyond_the_limit_of_to_dense(monkeypatch):
     """What is asked for by name is given; eager gives it too."""
-    monkeypatch.setattr("clearhead.api.matrix.Matrix.to_dense.__defaults__", (100,))
+    monkeypatch.setattr("clearhead.functional.matrix.Matrix.to_dense.__defaults__", (100,))
     model = build("bert", "AutoModel")
     eager, ours = both(model, lambda: model(ids(), output_attentions=True).attentions)
     for a, b in zip(ours, eager, strict=True):

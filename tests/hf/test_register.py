@@ -209,7 +209,7 @@ def test_a_model_that_wants_an_image_says_so(folder, tmp_path):
     import transformers
 
     from clearhead.hf import Checkpoint
-    from clearhead.report import report
+    from clearhead.inspection.report import report
 
     sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
     clip = transformers.CLIPModel(
@@ -229,7 +229,7 @@ def test_a_model_that_computes_attention_itself_is_named(folder, tmp_path):
     import transformers
 
     from clearhead.hf import Checkpoint
-    from clearhead.report import report
+    from clearhead.inspection.report import report
 
     sizes = dict(vocab_size=30522, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))

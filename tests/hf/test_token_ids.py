@@ -5,9 +5,9 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import BadValue
-from clearhead.report import report, tile
-from clearhead.report.whatif import whatif
-from tests.serve.models import save_gpt2
+from clearhead.inspection.report import report, tile
+from clearhead.inspection.whatif import whatif
+from tests.explorer.serve.models import save_gpt2
 
 transformers = pytest.importorskip("transformers")
 RULE = r"\n  Rule: it holds 97 embeddings, of the ids 0 to 96\.\n  Way out: take the tokenizer"

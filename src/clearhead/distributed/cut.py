@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..masks import Grid, Mask
 from ..masks.key_ranges import EVERY_KEY, KeyRanges, all_keys
-from ..masks.mask import CachedRanges
+from ..masks.mask import CachedRanges, Unchanged
 from .layouts import Layout, Positions
 
 
@@ -97,9 +97,14 @@ class Routes:
         return [Cut(self.mask, self.grid, self.queries.held[self.rank], w) for w in self.received]
 
 
-@lru_cache(maxsize=4)  # the layers of a model ask with one mask
 def routes(mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int) -> Routes:
     """The routes of a rank, found once for one mask, one size and one pair of layouts."""
+    return _routes(Unchanged(mask), grid, queries, keys, rank)
+
+
+@lru_cache(maxsize=4)  # the layers of a model ask with one mask
+def _routes(of: Unchanged, grid: Grid, queries: Layout, keys: Layout, rank: int) -> Routes:
+    mask = of.mask
     owners = range(keys.world)
     received = [seen(mask, grid, queries.held[rank], keys.held[owner]) for owner in owners]
     sent = [seen(mask, grid, queries.held[other], keys.held[rank]) for other in owners]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..api.hooks import editors
 from ..errors import BadValue
+from ..functional.ambient import editors
 from ..masks import Grid, Mask, everything
 from ..problem.biases import Alibi, Bias
 from ..problem.check import Options, make_problem

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import AttentionError, BadValue
 from ..masks import Mask
+from ..masks.mask import Unchanged
 from .layouts import Layout
 from .transport import Transport
 
@@ -94,11 +95,15 @@ def _short(what: object) -> str:
     return f"{text} ({digest(what)})" if isinstance(what, (Mask, Layout)) else text
 
 
-@lru_cache(maxsize=8)
 def digest(x: Mask | Layout) -> str:
     """Eight letters for all that a mask or a layout holds: equal ones have the same."""
+    return _digest(Unchanged(x) if isinstance(x, Mask) else x)
+
+
+@lru_cache(maxsize=8)
+def _digest(x: Unchanged | Layout) -> str:
     found = hashlib.blake2b(digest_size=4)
-    for part in _content(x):
+    for part in _content(x.mask if isinstance(x, Unchanged) else x):
         found.update(part)
     return found.hexdigest()
 

@@ -13,9 +13,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..api.look import Look
 from ..engines import compute_stats
 from ..errors import BadValue
+from ..functional.look import Look
 from ..masks import Grid, Mask, dense
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem

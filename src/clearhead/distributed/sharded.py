@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..api.hooks import computed_by, notify
 from ..errors import BadValue
+from ..functional.ambient import computed_by, notify
 from ..masks import Mask, everything, intersect
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem

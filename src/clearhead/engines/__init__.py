@@ -9,14 +9,13 @@ from .choice import (
     STEPS,
     TILED,
     TRITON,
-    TRITON_ATOMIC,
+    answer,
     choose,
     compute_stats,
     first_able,
     named,
     order,
     order_on,
-    run_and_count,
 )
 
 __all__ = [
@@ -28,12 +27,11 @@ __all__ = [
     "STEPS",
     "TILED",
     "TRITON",
-    "TRITON_ATOMIC",
+    "answer",
     "choose",
     "compute_stats",
     "first_able",
     "named",
     "order",
     "order_on",
-    "run_and_count",
 ]

@@ -2,31 +2,28 @@
 
 `ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
 comes last. On a GPU the order depends on the problem (`order_on`), by reasons and not yet by
-measurements; FlexAttention and the Triton kernels whose gradients are added up in no fixed order
-answer there by name only. An engine chosen by name computes or says why it cannot, and never falls
-back.
+measurements; FlexAttention answers there by name only. An engine that a caller names computes or
+raises an error with its reasons, and never falls back.
 """
 
 from collections.abc import Iterable
 
-from torch import Tensor
-
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Statistic, parse_stats, sweep
+from ..stats import Partial, Statistic, parse_stats
 from .cpu import Cpu
-from .engine import Engine
-from .flex import Flex
+from .engine import Answer, Engine
+from .gpu.flex import Flex
+from .gpu.triton import Triton
 from .reference import Steps
 from .sdpa import Sdpa
 from .sdpa_backends import Gpu, gpu_of, why_not_torch
 from .tiled import Tiled
-from .triton import Triton, TritonAtomic
 
 CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
-TRITON, TRITON_ATOMIC, FLEX = Triton(), TritonAtomic(), Flex()
+TRITON, FLEX = Triton(), Flex()
 ENGINES: tuple[Engine, ...] = (CORE, SDPA, TILED, STEPS)
-BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, TRITON_ATOMIC, FLEX, TILED, STEPS)
+BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, FLEX, TILED, STEPS)
 
 
 def order(problem: Problem) -> tuple[Engine, ...]:
@@ -93,22 +90,20 @@ def compute_stats(
     problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
 ) -> Partial:
     """Statistics of all queries on all keys, without the output: by the C++ core or the Triton
-    kernels where they can, else by torch, tile by tile (`stats.sweep`). Raises what `parse_stats`
-    raises."""
+    kernels where they can, else tile by tile. Raises what `parse_stats` raises."""
     problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
-    for engine in (CORE, TRITON):
-        if not engine.why_not(problem):
-            return engine.count(problem, inputs, parsed)
-    return sweep(problem, inputs, parsed)
+    counter = next((e for e in (CORE, TRITON) if not e.why_not(problem)), TILED)
+    stats = counter.answer(problem, inputs, parsed, output=False).stats
+    return stats or Partial.of_all(problem, parsed, None)  # no statistics
 
 
-def run_and_count(
+def answer(
     engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> tuple[Tensor, Partial]:
-    """The output and statistics of its weights: `engine.look`. Where torch's kernels answer on a
-    GPU, which count nothing, the Triton kernels count beside them: the output has the bits that it
-    has without looking."""
+) -> Answer:
+    """The output and statistics of its weights. On a GPU the Triton kernels count for the kernels
+    of torch, which count nothing: the output has the bits that it has without looking."""
     counted = problem.without_dropout
-    if engine in (SDPA, FLEX) and not TRITON.why_not(counted):
-        return engine.run(problem, inputs), TRITON.count(counted, inputs, statistics)
-    return engine.look(problem, inputs, statistics)
+    if statistics and engine in (SDPA, FLEX) and not TRITON.why_not(counted):
+        out = engine.answer(problem, inputs).out
+        return Answer(out, TRITON.answer(counted, inputs, statistics, output=False).stats)
+    return engine.answer(problem, inputs, statistics)

@@ -1,6 +1,7 @@
 """The contract: an engine says why it cannot answer, or it answers."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,6 +11,14 @@ from ..stats import Partial, Statistic, sweep
 NO_BATCHING_RULE = (
     "torch has no batching rules for its steps in a backward pass of is_grads_batched=True"
 )
+
+
+class Answer(NamedTuple):
+    """The output, (B, H, Tq, Dv), in the dtype of the problem, and the statistics; None for what
+    was not requested."""
+
+    out: Tensor | None
+    stats: Partial | None
 
 
 class Engine(ABC):
@@ -35,16 +44,22 @@ class Engine(ABC):
         """Do tiles that the mask leaves empty cost nothing?"""
         return False
 
-    @abstractmethod
-    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
-        """Answer a problem for which `why_not` is empty: (B, H, Tq, Dv), in its dtype."""
+    def answer(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        statistics: tuple[Statistic, ...] = (),
+        *,
+        output: bool = True,
+    ) -> Answer:
+        """Answer a problem for which `why_not` is empty: its output, statistics of its weights, or
+        both. The output has the same bits with and without statistics; without an output the values
+        are not read."""
+        return Answer(
+            self.compute(problem, inputs) if output else None,
+            sweep(problem.without_dropout, inputs, statistics) if statistics else None,
+        )
 
-    def look(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> tuple[Tensor, Partial]:
-        """The output of `run`, the same bits, and the statistics of its weights."""
-        return self.run(problem, inputs), self.count(problem, inputs, statistics)
-
-    def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
-        """The statistics alone; the values are not read."""
-        return sweep(problem, inputs, statistics)
+    def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
+        """The output alone. An engine defines this, or `answer` if its kernels also count."""
+        raise NotImplementedError

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..problem import nan_safe
 from ..problem.online_softmax import anchor
 from ..problem.problem import Inputs, Problem
-from ..results.trace import Step
 from ..torch_state import batches_gradients
+from ..trace import Step
 from .engine import NO_BATCHING_RULE, Engine
 
 MOST_BYTES = 4 * 2**30
@@ -100,7 +100,7 @@ class Steps(Engine):
     def why_not(self, problem: Problem) -> list[str]:
         return [NO_BATCHING_RULE] if batches_gradients() else too_large(problem)
 
-    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+    def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         *_, output = steps(problem, inputs)
         return output.tensor
 

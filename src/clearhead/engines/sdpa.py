@@ -82,7 +82,7 @@ class Sdpa(Engine):
     def skips_tiles(self, problem: Problem) -> bool:
         return problem.masked and not _needs_matrix(problem)
 
-    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+    def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         p = problem
         q, k, v = inputs
         if 0 in (p.B, p.H, p.Tq, p.Tk, p.Dv):

@@ -33,7 +33,7 @@ class Tiled(Engine):
     def skips_tiles(self, problem: Problem) -> bool:
         return True
 
-    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
+    def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         def output(queries: slice) -> Tensor:
             return _output(problem, inputs, queries)
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api.attention import attention
-from ..api.hooks import is_hooked
-from ..api.matrix import matrix
-from ..api.text_stack import placed_at
 from ..errors import BadValue
+from ..functional.ambient import is_hooked, placed_at
+from ..functional.attention import attention
+from ..functional.matrix import matrix
 from ..masks import Mask, causal, dense, documents, everything, intersect
 from ..torch_state import has_values
 from .lazy_mask import BooleanMask, LazyMask

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..api.explain import explain_problem
-from ..api.hooks import capture_call
-from ..api.token_ids import known_ids
 from ..errors import AttentionError, BadValue
-from ..results.trace import Trace
-from ..views.escape import visible
+from ..formatting import visible
+from ..functional.ambient import capture_call
+from ..functional.explain import explain_problem
+from ..nn.token_ids import known_ids
+from ..trace import Trace
 from .inspect_model import calls_interface, not_answered
 from .register import NAME, register, transformers
 

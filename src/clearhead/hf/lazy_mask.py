@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..api.text_stack import NOWHERE
 from ..errors import BadValue
+from ..functional.ambient import NOWHERE
 from ..masks import Mask, dense
 
 # What can be answered without computing a cell.

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..api.hooks import active_ranks, is_hooked
-from ..api.text_stack import Place
 from ..errors import BadValue
+from ..functional.ambient import Place, active_ranks, is_hooked
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 from ..masks.text_positions import padding_of
 from .inspect_model import misreads_masks, not_answered

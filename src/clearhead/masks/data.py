@@ -21,6 +21,7 @@ from .values import (
     check_batch,
     check_broadcasts,
     format_numbers,
+    owned,
     to_device,
 )
 
@@ -235,4 +236,4 @@ def dense(
             "a dense mask broadcasts to (B, H, Tq, Tk).",
             "give it 1 to 4 dimensions.",
         )
-    return Dense(~bits if keep is None else bits.clone())
+    return Dense(owned(~bits if keep is None else bits))

@@ -5,7 +5,7 @@ Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
 
 import operator
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import ClassVar, NoReturn, TypeAlias
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue
+from ..formatting import ShownInNotebook
 from ..torch_state import has_values, is_plain
 from . import key_ranges
 from .export import Exports
@@ -25,8 +26,15 @@ from .values import Align, shared_offset, stream_of
 Bounds: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 
-class Mask(Exports):
-    """A rule that says which query may look at which key."""
+class Mask(ShownInNotebook, Exports):
+    """A rule that says which query may look at which key.
+
+    It copies the numbers that it is made of. Its own tensors may be changed in place: the rule is
+    what they hold when it is used, in every engine. torch must count the change, as it does for its
+    in-place operations; writes through `.data` or a NumPy array may go unseen.
+    """
+
+    _tensors: tuple[Tensor, ...]  # of the rule and its parts, once `version` has looked for them
 
     @property
     @abstractmethod
@@ -58,6 +66,24 @@ class Mask(Exports):
     def shifted(self, shift: Shift) -> "Mask":
         """The rule about the positions of texts, as a rule about the columns of a call."""
         return self
+
+    def version(self) -> Hashable:
+        """How often each tensor that it holds was changed in place: what was computed from the mask
+        holds as long as this stays equal. Where torch does not count, it equals nothing."""
+        try:
+            tensors = self._tensors
+            if len(tensors) == 1:  # 0.2 us less than a tuple of one
+                return tensors[0]._version
+            return tuple([x._version for x in tensors])
+        except AttributeError:  # the first time
+            object.__setattr__(self, "_tensors", tuple(_tensors_of(self)))
+            return self.version()
+        except RuntimeError:  # an inference tensor
+            return object()
+
+    def __getstate__(self) -> dict[str, object]:
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every mask is a dataclass
+        return {name: getattr(self, name) for name in names}  # the rest was computed from these
 
     def __and__(self, other: "Mask") -> "Mask":
         return _composed(And, self, _check_mask(other, "&"))
@@ -157,6 +183,24 @@ class Mask(Exports):
         return bool(self.allowed(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
 
 
+class Unchanged:
+    """A mask as the key of a cache. It equals the key of an equal mask as long as the tensors of
+    neither were changed in place since."""
+
+    def __init__(self, mask: Mask):
+        self.mask, self._version = mask, mask.version()
+
+    def _holds(self) -> bool:
+        return self.mask.version() == self._version
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Unchanged) and self._holds() and other._holds()
+        return same and self.mask == other.mask  # type: ignore[attr-defined]  # `same` says so
+
+    def __hash__(self) -> int:
+        return hash(self.mask)
+
+
 class CachedRanges(Mask):
     """A mask that keeps its last key ranges, because they take a while to compute, and the layers
     of a model ask for the same ones. Not while torch is tracing or transforming. A graph under
@@ -166,16 +210,12 @@ class CachedRanges(Mask):
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
         """`key_ranges`, computed anew."""
 
-    def __getstate__(self) -> dict[str, object]:
-        kept = ("_cached", "_captured")
-        return {name: x for name, x in self.__dict__.items() if name not in kept}
-
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         if not is_plain():
             return self.compute_key_ranges(grid, device)
-        stream = stream_of(device)
+        stream, version = stream_of(device), self.version()
         of, made_on, cached = self.__dict__.get("_cached", (None, None, None))
-        if of == (grid, device) and stream in (made_on, None):
+        if of == (grid, device, version) and stream in (made_on, None):
             if not has_values(cached.lo):
                 self.__dict__.setdefault("_captured", set()).add(cached)
             return cached
@@ -183,7 +223,7 @@ class CachedRanges(Mask):
         whole = type(ranges.lo) is Tensor and ranges.bits is None
         # What a graph under capture has made, its next replay writes over.
         if whole and not ranges.lo.is_inference() and has_values(ranges.lo):
-            self.__dict__["_cached"] = (grid, device), stream, ranges
+            self.__dict__["_cached"] = (grid, device, version), stream, ranges
         return ranges
 
 
@@ -353,6 +393,18 @@ def common_align(mask: Mask, grid: Grid) -> int | Tensor | None:
         return None
     ((offset, align),) = offsets.items()
     return align if isinstance(align, Tensor) else offset  # type: ignore[return-value]  # a tuple only of a tensor
+
+
+def _tensors_of(x: object) -> Iterator[Tensor]:
+    """The tensors that a mask holds, those of its parts too."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, tuple):
+        for part in x:
+            yield from _tensors_of(part)
+    elif isinstance(x, Mask):
+        for field in fields(x):  # type: ignore[arg-type]  # every mask is a dataclass
+            yield from _tensors_of(getattr(x, field.name))
 
 
 def _check_mask(other: object, sign: str) -> Mask:

@@ -2,8 +2,8 @@
 
 import operator
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -298,20 +298,27 @@ class lengths(OneRange):
 
     keys: "Ints | None" = None
     queries: "Ints | None" = None
-    _most: tuple[int | None, int | None] = field(init=False)  # queries and keys, where known
+
+    _largest: ClassVar[tuple[int | None, int | None]] = None, None  # queries and keys, where known
+    _found_at: ClassVar[object] = None  # the version of which they are
 
     def __post_init__(self) -> None:
         for name in ("keys", "queries"):
             if getattr(self, name) is not None:
                 counts = as_counts(getattr(self, name), "lengths", name, PADDED)
                 object.__setattr__(self, name, counts)
-        object.__setattr__(self, "_most", (largest(self.queries), largest(self.keys)))
         if self.keys is None and self.queries is None:
             raise BadValue(
                 "lengths got neither keys= nor queries=.",
                 "lengths says how many keys, queries or both are real and not padding.",
                 "pass keys=, queries= or both; use `everything` to mask nothing.",
             )
+        self._find_largest()
+
+    def _find_largest(self) -> None:
+        version = None if torch.compiler.is_compiling() else self.version()
+        object.__setattr__(self, "_largest", (largest(self.queries), largest(self.keys)))
+        object.__setattr__(self, "_found_at", version)
 
     def __repr__(self) -> str:
         given = [
@@ -345,7 +352,9 @@ class lengths(OneRange):
             check_batch(self, value, grid)
 
     def must_fit(self, grid: Grid) -> None:
-        for name, most, size in zip(("queries", "keys"), self._most, grid[:2], strict=True):
+        if not torch.compiler.is_compiling() and self._found_at != self.version():
+            self._find_largest()
+        for name, most, size in zip(("queries", "keys"), self._largest, grid[:2], strict=True):
             if most is not None and most > size:
                 raise BadValue(
                     f"{self!r} counts {most} {name}, and there are {size}.",

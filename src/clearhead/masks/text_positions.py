@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..torch_state import has_values
+from ..torch_state import has_values, loadable
 
 PerText: TypeAlias = int | tuple[int, ...]  # one number for all texts, or one for each
 
@@ -36,6 +36,7 @@ def padding_of(real: Tensor) -> Padding | None:
     return Padding(tuple(first.tolist()), tuple(after.tolist()))
 
 
+@loadable
 class Positions(NamedTuple):
     """Where a call stands in its texts.
 

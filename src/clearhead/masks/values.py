@@ -68,7 +68,16 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
         for extreme in (int(numbers.min()), int(numbers.max())):
             if abs(extreme) > FARTHEST:
                 raise too_far(f"{rule} got {name}={extreme}.")
-    return numbers.clone()  # a mask does not change when the caller's tensor does
+    return owned(numbers)
+
+
+def owned(x: Tensor) -> Tensor:
+    """A copy, so that a mask does not change when the caller's tensor does. Not an inference
+    tensor, of which torch does not count how often it was changed in place."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return x.clone()
+    with torch.inference_mode(False):
+        return x.clone()
 
 
 def too_far(gave: str) -> BadValue:

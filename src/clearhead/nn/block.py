@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import BadValue
 from ..masks import Mask
-from ..results.trace import Step, Trace
+from ..trace import Step, Trace
 from .cache import KVCache, restore_on_error
 from .checks import check_dropout, check_sequence, check_size, factory_kwargs
 from .embed import RelativePositions, RotaryPositions

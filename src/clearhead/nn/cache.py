@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..api.hooks import active_ranks
 from ..errors import BadValue, as_count
+from ..functional.ambient import active_ranks
 from ..torch_state import in_backward, is_plain
 from .checks import check_size, check_type
 

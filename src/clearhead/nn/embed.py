@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..api.hooks import active_ranks, must_not_be_sharded
 from ..errors import BadType, BadValue, as_count
+from ..functional.ambient import active_ranks, must_not_be_sharded
 from ..torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
 

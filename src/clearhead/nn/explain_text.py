@@ -11,7 +11,7 @@ import torch
 
 from ..errors import BadType, BadValue, as_count, kind_of, whole_number
 from ..masks import Mask
-from ..results.trace import Step, Trace
+from ..trace import Step, Trace
 from . import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
 from .tokenize import tokenize
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..results.trace import Step
+from ..trace import Step
 
 
 class AttentionInputs(NamedTuple):

@@ -27,8 +27,10 @@ from ..problem.online_softmax import (
     zero_if_masked,
 )
 from ..problem.problem import Problem, cached
+from ..torch_state import loadable
 
 
+@loadable
 class Top(NamedTuple):
     """The largest weights of each query and the keys they lie on, (B, H, Tq, n) both."""
 

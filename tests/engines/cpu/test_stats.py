@@ -26,7 +26,7 @@ def by_core(*qkv, statistics=None, **keywords):
     parsed = parse_stats(
         everything_for(problem) if statistics is None else statistics, problem.grid
     )
-    out, partial = Cpu().look(problem, inputs, parsed)
+    out, partial = Cpu().answer(problem, inputs, parsed)
     return out, partial.finish()
 
 
@@ -130,7 +130,7 @@ def test_without_output_the_values_are_not_read(level):
     problem, inputs = make_problem(q, k, torch.full((1, 2, 60, 8), float("nan")))
     parsed = parse_stats(["entropy", "received"], problem.grid)
     statistics_only = Cpu().count(problem, inputs, parsed).finish()
-    looked = Cpu().look(problem, inputs, parsed)[1].finish()
+    looked = Cpu().answer(problem, inputs, parsed)[1].finish()
     assert all(torch.equal(statistics_only[name], looked[name]) for name in statistics_only)
     assert statistics_only["entropy"].isfinite().all()
 
@@ -215,7 +215,7 @@ def test_gradients_equal_autograd_through_dense_weights(name, only):
         if dtype == torch.float64:
             found = dense(problem, inputs, statistics)
         else:
-            found = Cpu().look(problem, inputs, tuple(statistics))[1].finish()
+            found = Cpu().answer(problem, inputs, tuple(statistics))[1].finish()
         total = score(found, only)
         grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         results.append([x.double().nan_to_num() for x in grads])
@@ -241,7 +241,7 @@ def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch
             found = dense(problem, inputs, statistics)
         else:
             monkeypatch.setattr(stats_backward, "sweep_gradients", None)
-            found = Cpu().look(problem, inputs, parse_stats(statistics, problem.grid))[1].finish()
+            found = Cpu().answer(problem, inputs, parse_stats(statistics, problem.grid))[1].finish()
         assert set(found) == CLOSED
         total = sum(score(found, only) for only in sorted(CLOSED))
         grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)

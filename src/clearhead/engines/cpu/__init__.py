@@ -6,12 +6,11 @@ same sweep (`stats`), and their gradients (`stats_backward`).
 """
 
 import torch
-from torch import Tensor
 
 from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
-from ..engine import Engine
+from ..engine import Answer, Engine
 from ..operators import in_kernels, why_not_operator
 from .extension import (
     core,
@@ -21,7 +20,7 @@ from .extension import (
     status as status,
     use_level as use_level,
 )
-from .operator import answer
+from .operator import attend_or_record
 from .pack import DTYPES, all_plain
 from .stats import core_stats
 from .stats_backward import core_stats_with_grad
@@ -57,28 +56,29 @@ class Cpu(Engine):
     def skips_tiles(self, problem: Problem) -> bool:
         return True
 
-    def run(self, problem: Problem, inputs: Inputs) -> Tensor:
-        return answer(problem, inputs, False)[0]
-
-    def look(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> tuple[Tensor, Partial]:
-        if lse_alone(statistics):
-            out, lse = answer(problem, inputs, True)
+    def answer(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        statistics: tuple[Statistic, ...] = (),
+        *,
+        output: bool = True,
+    ) -> Answer:
+        if output and statistics and lse_alone(statistics):
+            out, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
-            return out, Partial.of_lse(problem, statistics, lse)
-        if problem.dropout or problem.records_grad or not can_count(problem, inputs, statistics):
-            return super().look(problem, inputs, statistics)
-        out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
-        return out, core_stats(problem, inputs, statistics, out)
-
-    def count(self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
+            return Answer(out, Partial.of_lse(problem, statistics, lse))
+        counts = bool(statistics) and can_count(problem.without_dropout, inputs, statistics)
+        if output and counts and not problem.dropout and not problem.records_grad:
+            out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
+            return Answer(out, core_stats(problem, inputs, statistics, out))
+        computed = attend_or_record(problem, inputs, False)[0] if output else None
+        if not counts:
+            return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
         problem = problem.without_dropout
-        if not can_count(problem, inputs, statistics):
-            return super().count(problem, inputs, statistics)
         if problem.records_grad:
-            return core_stats_with_grad(problem, inputs, statistics)
-        return core_stats(problem, inputs, statistics, None)
+            return Answer(computed, core_stats_with_grad(problem, inputs, statistics))
+        return Answer(computed, core_stats(problem, inputs, statistics, None))
 
 
 def _few_weights(p: Problem) -> bool:

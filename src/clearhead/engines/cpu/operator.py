@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...problem.problem import Inputs, Problem
-from ..operators import (
+from ..operators import (  # fmt: skip
     BIAS,
     SIGNATURE,
     KernelArgs,
@@ -22,7 +22,7 @@ from ..operators import (
     saved,
     under_autograd,
     with_rows,
-)  # fmt: skip
+)
 from .backward import OutputGrads, gradients
 from .pack import all_plain, args_of, attend
 
@@ -35,7 +35,7 @@ _library.define(
 )
 
 
-def answer(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
+def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
     """The output, and with `lse` the log-sum-exp of every query, in float64: directly from the core
     if all tensors are plain and no gradient is needed, else by the operator."""
     args = args_of(p)

@@ -73,7 +73,7 @@ def signature(
 def _key_of(mask: Mask | None) -> tuple[object, int]:
     """A key for this mask, and the last key that a single query sees if it sees all before it
     (padding in front aside); NO_KEY where that is not known. Masks that models make anew for each
-    call are compared by value, others by identity."""
+    call are compared by value, others by identity and how often their tensors were changed."""
     if mask is None or type(mask) is Everything:
         return None, EVERY_KEY
     if type(mask) is Causal and not isinstance(align := mask.align, Tensor):
@@ -82,7 +82,7 @@ def _key_of(mask: Mask | None) -> tuple[object, int]:
     if type(mask) is window and not isinstance(mask.align, Tensor):
         return (window, mask.before, mask.after, mask.align), NO_KEY
     padded = type(mask) is Not and type(mask.mask) is prefix
-    return id(mask), EVERY_KEY if padded else NO_KEY
+    return (id(mask), mask.version()), EVERY_KEY if padded else NO_KEY
 
 
 def replay(like: Signature, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
@@ -106,7 +106,7 @@ def run_and_remember(
     for x, y in zip(given, inputs, strict=True):
         if (x is not y and x.data_ptr() != y.data_ptr()) or with_rows(y) is not y:
             return None
-    decodes, by_id = of[0], isinstance(of[2], int)
+    decodes, by_id = of[0], type(of[2]) is tuple and type(of[2][0]) is int
     args = _for_any_length(p) if decodes else args_of(p)
     sizes = p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv, DTYPES[p.dtype]
     call = _Call(

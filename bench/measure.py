@@ -1,0 +1,145 @@
+"""The run: every round times every peer once, and the ceiling before and after each peer.
+
+A time is the median over the rounds. A share of the ceiling is the median of the shares of the
+rounds, each taken of the ceilings on both sides of the peer's sample: the speed of a machine that
+others use changes by up to two times from one second to the next.
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clearhead.engines.cpu import core, false_level, level
+from clearhead.errors import BadValue
+from clearhead.masks import everything
+from clearhead.problem.check import Options, make_problem
+
+from .cases import GROUPS, Case, thread_cases
+from .minilm import COUNTS, sentences
+from .peers import PEERS, prepare
+from .timing import Ceilings, seconds_per_call, summary
+
+NAMES = (*GROUPS, "threads", "minilm")
+
+
+def measure(
+    groups: Sequence[str] = (),
+    *,
+    threads: int | None = None,
+    rounds: int = 5,
+    peers: Sequence[str] = (),
+    on_result: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Time clearhead, its peers and the hardware's ceilings in one run, interleaved.
+
+    Args:
+        groups: of `NAMES`; none means all.
+        threads: for every peer; None means as many as torch has.
+        rounds: how often everything is timed; figures are medians.
+        peers: only these, of `PEERS`; none means all. A peer that is not installed or cannot answer
+            gives its reason under "declined".
+        on_result: is called with every result as soon as it is measured.
+
+    Returns:
+        {"about": ..., "results": [...]}, ready for JSON. Rates are per second, in 10^9.
+
+    Raises:
+        BadValue: an unknown group or peer; clearhead is installed without its core.
+    """
+    for given, known, what in ((groups, NAMES, "group"), (peers, tuple(PEERS), "peer")):
+        for name in given:
+            if name not in known:
+                raise BadValue(
+                    f"bench was asked for the {what} {name!r}.",
+                    f"there are {', '.join(map(repr, known))}.",
+                    f"name one of these, or none for every {what}.",
+                )
+    if core is None:
+        raise BadValue(
+            "bench was asked to time clearhead, which is installed without its C++ core.",
+            "what is timed is the core, beside ceilings that the core measures.",
+            "install it where there is a C++ compiler; `clearhead doctor` says what is missing.",
+        )
+    if not level():
+        raise BadValue(
+            f"bench was asked to time the C++ core, and {false_level()}.",
+            "what is timed is the core, on one of its instruction-set levels.",
+            "name one of these, or unset CLEARHEAD_CPU for the widest.",
+        )
+    before = torch.get_num_threads()
+    threads = threads or before
+    ceilings = Ceilings()
+    results: list[dict[str, Any]] = []
+
+    def keep(result: dict[str, Any]) -> None:
+        results.append(result)
+        on_result(result)
+
+    try:
+        with torch.no_grad():
+            for group in groups or NAMES:
+                for case in _cases(group, threads):
+                    torch.set_num_threads(case.threads or threads)
+                    keep({"group": group, **_one(case, ceilings, rounds, peers)})
+                torch.set_num_threads(threads)
+                if group == "minilm":
+                    for result in sentences(rounds, threads):
+                        keep({"group": group, **result})
+    finally:
+        torch.set_num_threads(before)
+    about = {"level": level(), "threads": threads, "torch": torch.__version__,
+             "machine": platform.machine(), "system": platform.platform()}  # fmt: skip
+    return {"about": about, "results": results}
+
+
+def count_results(groups: Sequence[str], threads: int | None) -> int:
+    """The number of results that `measure` gives."""
+    each = {name: len(_cases(name, threads or torch.get_num_threads())) for name in NAMES}
+    each["minilm"] = len(COUNTS)
+    return sum(each.get(name, 0) for name in groups or NAMES)
+
+
+def _cases(group: str, threads: int) -> list[Case]:
+    return thread_cases(threads) if group == "threads" else GROUPS.get(group, [])
+
+
+def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> dict[str, Any]:
+    threads = torch.get_num_threads()
+    tensors = case.tensors()
+    runs, declined = {}, {}
+    for name in peers or PEERS:
+        run, reason = prepare(name, case, tensors)
+        if run is None:
+            declined[name] = reason
+        else:
+            runs[name] = run
+    problem, _ = make_problem(*tensors, Options(mask=case.mask))
+    # The same case without its mask is timed in every round, right after it.
+    unmasked = None
+    if case.masked and "clearhead" in runs:
+        unmasked, _ = prepare("clearhead", replace(case, mask=everything), tensors)
+    times_dense = []
+    half = case.dtype == torch.bfloat16
+    ceiling = ceilings.read if case.decode else ceilings.dot if half else ceilings.fma
+    work = case.work(problem)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    shares: dict[str, list[float]] = {name: [] for name in runs}
+    tops = []
+    for _ in range(rounds):
+        tops.append(ceiling(threads))
+        for name, run in runs.items():
+            seconds[name].append(seconds_per_call(run, threads))
+            time.sleep(0.01)  # let a peer's threads stop spinning
+            tops.append(ceiling(threads))
+            shares[name].append(work / seconds[name][-1] / statistics.mean(tops[-2:]))
+            if name == "clearhead" and unmasked:
+                dense = seconds_per_call(unmasked, threads) / problem.all_pairs
+                times_dense.append(seconds[name][-1] / problem.pairs / dense)
+    ours = seconds.get("clearhead") or seconds.get("clearhead core")
+    found = summary(case, work, tops, seconds, shares, ours) | {"declined": declined}
+    return found | ({"of dense": statistics.median(times_dense)} if times_dense else {})

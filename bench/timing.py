@@ -1,0 +1,92 @@
+"""Times and ceilings on a machine that other processes use, too.
+
+With one thread, time is the processor time of this process. With more, a sample during which the
+process did not have all its processors is discarded and taken again, a few times.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from clearhead.engines.cpu import core
+
+from .cases import Case
+
+SAMPLE_SECONDS = 0.03
+TRIES = 5
+
+
+def seconds_per_call(run: Callable[[], Any], threads: int) -> float:
+    """Seconds per call, from one undisturbed sample, or else the best of the disturbed ones."""
+    run()
+    start = time.process_time()
+    run()
+    calls = max(1, int(SAMPLE_SECONDS / max(time.process_time() - start, 2e-6)))
+    best = float("inf")
+    for _ in range(TRIES):
+        wall, busy = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            run()
+        wall, busy = time.perf_counter() - wall, time.process_time() - busy
+        if threads == 1:
+            return busy / calls
+        best = min(best, wall / calls)
+        if busy > 0.93 * wall * (threads if wall / calls > 2e-4 else 1):
+            return wall / calls
+        time.sleep(0.02)
+    return best
+
+
+class Ceilings:
+    """The most operations or bytes per second that this machine reaches now."""
+
+    def __init__(self) -> None:
+        self.memory = torch.ones(2**26)  # 256 MB; untouched zeros would share one page
+
+    def fma(self, threads: int) -> float:
+        """Fused multiply-adds."""
+        return _most(lambda: core.fma_ceiling(threads, 0.02))
+
+    def dot(self, threads: int) -> float:
+        """Dot products of bf16 pairs; fused multiply-adds if there is no such instruction."""
+        return _most(lambda: core.dot_ceiling(threads, 0.02)) or self.fma(threads)
+
+    def read(self, threads: int) -> float:
+        """Bytes read from memory. One sample, as for each peer: other processes use the memory,
+        too, and the best of several readings would be compared with an average of the peer."""
+        address, size = self.memory.data_ptr(), self.memory.numel() * 4
+        return core.read_ceiling(address, size, threads, SAMPLE_SECONDS)
+
+
+def summary(
+    case: Case,
+    work: float,
+    ceilings: Sequence[float],
+    seconds: Mapping[str, list[float]],
+    shares: Mapping[str, list[float]],
+    ours: list[float] | None,
+) -> dict[str, Any]:
+    """The medians of a case: its ceiling and, of every peer, the time, the rate, the share of the
+    ceiling and the multiple of our time in the same round. Rates are in 10^9."""
+    return {
+        "case": case.name,
+        "unit": "GB/s" if case.decode else "GFLOP/s",
+        "ceiling": statistics.median(ceilings) / 1e9,
+        "peers": {
+            name: {
+                "seconds": statistics.median(times),
+                "rate": work / statistics.median(times) / 1e9,
+                "share": statistics.median(shares[name]),
+                "times ours": ours
+                and statistics.median(s / o for s, o in zip(times, ours, strict=True)),
+            }
+            for name, times in seconds.items()
+        },
+    }
+
+
+def _most(measure: Callable[[], float]) -> float:
+    return max(measure() for _ in range(3))

@@ -1,0 +1,29 @@
+"""The model that ships: a small decoder of `clearhead.nn` that was trained on small stories.
+
+`load()` returns it. Its grammar, its training and its measurements are in `examples/storyteller`.
+"""
+
+from .model import Config, Decoder
+from .storyteller import (
+    MeasuredHead,
+    Reading,
+    Storyteller,
+    WordLink,
+    is_storyteller,
+    keep_table,
+    load,
+)
+from .vocabulary import Vocabulary
+
+__all__ = [
+    "Config",
+    "Decoder",
+    "MeasuredHead",
+    "Reading",
+    "Storyteller",
+    "Vocabulary",
+    "WordLink",
+    "is_storyteller",
+    "keep_table",
+    "load",
+]

@@ -1,0 +1,2 @@
+"""Engines for a GPU. None of them has run on one yet: the Triton kernels are tested in an
+interpreter and compiled."""

@@ -1,0 +1,87 @@
+"""Kernels for a GPU, in Triton (extra `gpu`), which is imported when the engine first answers.
+
+What the kernels read (`arguments`), what they do with a tile (`tile`), the output and the sums of
+rows (`forward`, `launch_forward`), gradients (`backward`, `launch_backward`), both as operators for
+autograd and tracers (`operator`), statistics (`weight_sums`, `statistics`). With TRITON_INTERPRET=1
+the same kernels run on a CPU, slowly: so the tests hold them against the reference where there is
+no GPU.
+"""
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+from ....errors import how_to_install
+from ....problem.problem import Inputs, Problem
+from ....stats import Partial, Statistic, lse_alone
+from ...engine import Answer, Engine
+from ...operators import why_not_operator
+from ...sdpa_backends import gpu_of, why_not_torch
+
+INSTALLED = find_spec("triton") is not None
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+LARGEST_HEAD = 256  # a tile of more would not fit in registers
+
+
+class Triton(Engine):
+    """Exact attention on a GPU, forward and back, for every mask, and statistics in the sweep.
+
+    Source: Dao 2023, "FlashAttention-2"; Dao et al. 2023, "Flash-Decoding".
+    """
+
+    name = "triton"
+    caption = "kernels in Triton that skip what the mask leaves empty"
+
+    def caption_of(self, problem: Problem) -> str:
+        on_gpu = problem.device.type == "cuda"
+        reason = why_not_torch(problem, gpu_of(problem.device)) if on_gpu else ""
+        return f"{self.caption}; {reason}" if reason else self.caption
+
+    def why_not(self, problem: Problem) -> list[str]:
+        p = problem
+        reasons = []
+        if p.device.type == "cpu" and not _interprets():
+            return ["the Triton kernels compute on a GPU"]
+        if p.device.type not in ("cpu", "cuda", "meta"):
+            reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
+        if not INSTALLED:
+            reasons.append(f"triton is not installed: {how_to_install('gpu')}")
+        elif p.device.type == "cuda" and gpu_of(p.device).capability < (8, 0):
+            reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
+        if p.dtype not in DTYPES:
+            reasons.append(f"the Triton kernels compute no {str(p.dtype).removeprefix('torch.')}")
+        if max(p.D, p.Dv) > LARGEST_HEAD:
+            reasons.append(f"the Triton kernels hold heads of up to {LARGEST_HEAD}")
+        return reasons + why_not_operator(p, "the Triton kernels")
+
+    def skips_tiles(self, problem: Problem) -> bool:
+        return True
+
+    def answer(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        statistics: tuple[Statistic, ...] = (),
+        *,
+        output: bool = True,
+    ) -> Answer:
+        from .operator import attend_or_record
+        from .statistics import answer_and_stats, can_count
+
+        if output and statistics and lse_alone(statistics):
+            out, lse = attend_or_record(problem, inputs, True)
+            assert lse is not None
+            return Answer(out, Partial.of_lse(problem, statistics, lse))
+        if statistics and can_count(problem, inputs, statistics):
+            counted = problem if output else problem.without_dropout
+            return Answer(*answer_and_stats(counted, inputs, statistics, output))
+        return Answer(
+            attend_or_record(problem, inputs, False)[0] if output else None,
+            super().answer(problem, inputs, statistics, output=False).stats,
+        )
+
+
+def _interprets() -> bool:
+    """Does Triton run its kernels on a CPU? It reads this once, when a kernel is defined."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -1,0 +1,366 @@
+"""Gradients. The weights of a tile are computed again from the largest logit and the share of each
+row (forward.py), so nothing of the size queries x keys is kept:
+
+    w = exp2(x - max) share          dV = (drop w)^T dO         dP = drop (dO V^T)
+    dx = w (dP - delta)              delta = Σ dO O - dlse      dS = dx (1 - tanh^2) with a soft cap
+    dQ = scale dS K                  dK = scale dS^T Q          dbias = Σ dx where it broadcasts
+
+Each of the three kernels owns what it adds up, so there are no atomic additions and the bits are
+the same in every run. Cost: of the five products of a tile, `query_gradients` computes three and
+`key_gradients` four; the two computed twice are the price of the fixed order. Where a bias learns,
+`bias_gradients` computes two more.
+Source: Dao 2023, "FlashAttention-2".
+"""
+
+import triton
+import triton.language as tl
+
+from .tile import (
+    above,
+    allowed_cells,
+    anchor,
+    cleaned,
+    finite,
+    key_range,
+    load_keys,
+    load_rows,
+    logits,
+    of_keys,
+    of_rows,
+    product,
+    row_hash,
+    survivors,
+)
+
+
+@triton.jit(do_not_specialize=["count"])
+def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+                 M: tl.constexpr):  # fmt: skip
+    """delta = Σ dO O - dlse for each row: M rows a program, two reads of (M, Dv)."""
+    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    real = row < count
+    at = tl.minimum(row, count - 1)
+    b, h, t = at // Tq // H, at // Tq % H, at % Tq
+    of_out = load_rows(dout, b, h, t, DV, BLOCK_DV).to(tl.float32)
+    product = tl.sum(of_out * load_rows(out, b, h, t, DV, BLOCK_DV).to(tl.float32), 1)
+    if dlse is not None:
+        product -= tl.load(dlse + at)
+    tl.store(delta + at, product, mask=real)
+
+
+@triton.jit
+def weights_of_tile(
+    queries, key_tile, top, share, rule, b, h, t, keys, allowed, real,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
+):  # fmt: skip
+    """(M, N): the weights, and tanh of the soft cap. Rows that are not real have weight 0. Products
+    of a turned tile may differ from those of forward in their last bit, which at 3e38 is 2e31:
+    hence `x` is bounded by the largest logit of its row. A NaN in either stays."""
+    if TURNED:
+        products = product(key_tile, tl.trans(queries), None, PRECISION)
+    else:
+        products = product(queries, tl.trans(key_tile), None, PRECISION)
+    x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED, TURNED)
+    base = anchor(top)
+    x = tl.where(x > of_rows(base, TURNED), of_rows(base, TURNED), x)
+    w = tl.exp2(above(x, base, rule, TURNED)) * of_rows(share, TURNED)
+    if MASKED:
+        w = tl.where((x == float("-inf")) | (of_rows(real, TURNED) == 0), 0.0, w)
+    return w, t_cap
+
+
+@triton.jit
+def score_gradients(
+    w, t_cap, dout_tile, value_tile, delta, rule, hashes, keys,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
+):  # fmt: skip
+    """(M, N): dx, the gradients of the logits, and dS, those of the scaled products."""
+    if TURNED:
+        dp = product(value_tile, tl.trans(dout_tile), None, PRECISION)
+    else:
+        dp = product(dout_tile, tl.trans(value_tile), None, PRECISION)
+    if DROPS:
+        dp = dp * survivors(rule, hashes, keys, TURNED)
+    # A weight of 0 has none, whatever a masked key or value holds.
+    dx = tl.where(w == 0.0, 0.0, w * (dp - of_rows(delta, TURNED)))
+    ds = dx
+    if rule.cap is not None:
+        ds = tl.where(w == 0.0, 0.0, dx * (1.0 - t_cap * t_cap))
+    return dx, ds
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def query_gradients(
+    q, k, v, dout, top, share, delta, dq, scale, rule, sizes, tiles,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dQ of M queries of one head: the walk of the forward sweep, once more."""
+    place = tl.program_id(0)
+    tile = tiles - 1 - place % tiles
+    place = place // tiles
+    b = place // sizes.H
+    t = tile * M + tl.arange(0, M)
+    real = t < sizes.Tq
+    t = tl.minimum(t, sizes.Tq - 1)
+    h = place % sizes.H + t * 0
+    g = place % sizes.H // (sizes.H // sizes.G)
+    at = place.to(tl.int64) * sizes.Tq + t
+
+    queries = load_rows(q, b, h, t, D, BLOCK_D)
+    dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
+    row_top, row_share, row_delta = tl.load(top + at), tl.load(share + at), tl.load(delta + at)
+    hashes = row_hash(rule, b, h, t) if DROPS else t
+    acc = tl.zeros([M, BLOCK_D], tl.float32)
+    for j in range(0, rule.ranges):
+        lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
+        sees = lo < hi
+        start = tl.min(tl.where(sees, lo, sizes.Tk)) // N * N
+        stop = tl.max(tl.where(sees, hi, 0))
+        full_start = tl.maximum(tl.minimum((tl.max(lo) + N - 1) // N * N, stop), start)
+        full_stop = tl.maximum(tl.minimum(tl.min(hi), stop) // N * N, full_start)
+        if rule.bits is not None:
+            full_stop = full_start
+        acc = walk_keys(
+            acc, start, full_start, queries, dout_tile, row_top, row_share, row_delta, real, k, v,
+            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
+            DROPS, PRECISION,
+        )  # fmt: skip
+        acc = walk_keys(
+            acc, full_start, full_stop, queries, dout_tile, row_top, row_share, row_delta, real,
+            k, v, rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, False,
+            DROPS, PRECISION,
+        )  # fmt: skip
+        acc = walk_keys(
+            acc, full_stop, stop, queries, dout_tile, row_top, row_share, row_delta, real, k, v,
+            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
+            DROPS, PRECISION,
+        )  # fmt: skip
+    d = tl.arange(0, BLOCK_D)
+    stored = real[:, None] & (d[None, :] < D)
+    tl.store(dq + at[:, None] * D + d[None, :], (acc * scale).to(dq.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def walk_keys(
+    acc, start, stop, queries, dout_tile, top, share, delta, real, k, v, rule, sizes, hashes,
+    b, g, h, t, lo, hi,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add dS K of the tiles of N keys from `start` up to `stop`."""
+    for begin in range(start, stop, N):
+        keys = begin + tl.arange(0, N)
+        allowed = (keys >= 0)[None, :]
+        if MASKED:
+            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
+        wanted = True
+        if MASKED and rule.bits is not None:
+            wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
+        if wanted:
+            key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
+            value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, MASKED)
+            w, t_cap = weights_of_tile(
+                queries, key_tile, top, share, rule, b, h, t, keys, allowed, real, MASKED,
+                PRECISION,
+            )  # fmt: skip
+            _, ds = score_gradients(
+                w, t_cap, dout_tile, value_tile, delta, rule, hashes, keys, DROPS, PRECISION
+            )
+            if MASKED:
+                key_tile = cleaned(key_tile)
+            acc = product(ds.to(key_tile.dtype), key_tile, acc, PRECISION)
+    return acc
+
+
+@triton.jit(do_not_specialize=["tiles", "splits", "chunk"])
+def key_gradients(
+    q, k, v, dout, top, share, delta, dk, dv, first, last, scale, rule, sizes, tiles,
+    splits, chunk,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of N keys of one key head: over `chunk` of the heads that read it, the queries that
+    see one of these keys. `first` and `last` say for each range of the mask which queries that may
+    be. `dk` and `dv` are
+    (splits, B, G, Tk, ...)."""
+    place = tl.program_id(0)
+    tile = place % tiles
+    place = place // tiles
+    split = place % splits
+    place = place // splits
+    g = place % sizes.G
+    b = place // sizes.G
+    keys = tile * N + tl.arange(0, N)
+    real_key = keys < sizes.Tk
+    key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
+    value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, True)
+    group_size = sizes.H // sizes.G
+    state = tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_DV], tl.float32)
+    for head in range(split * chunk, tl.minimum(split * chunk + chunk, group_size)):
+        h = g * group_size + head + tl.zeros([M], tl.int32)
+        at_head = (b.to(tl.int64) * sizes.H + g * group_size + head) * sizes.Tq
+        for j in range(0, rule.ranges):
+            if BAND:
+                # From `full_start` to `full_stop` the queries see all N keys.
+                start = tl.maximum(tile * N - rule.after, 0) // M * M
+                stop = tl.minimum(tile * N + N + rule.before, sizes.Tq)
+                full_start = (tl.maximum(tile * N + N - 1 - rule.after, 0) + M - 1) // M * M
+                full_start = tl.maximum(tl.minimum(full_start, stop), start)
+                full_stop = tl.minimum(tile * N + rule.before + 1, sizes.Tq) // M * M
+                full_stop = tl.maximum(full_stop, full_start)
+                full_stop = tl.where(tile * N + N > sizes.Tk, full_start, full_stop)
+            else:
+                line = b.to(tl.int64) * first.b + (g * group_size + head).to(tl.int64) * first.h
+                start = tl.load(first.at + line + tile * first.q + j * first.k)
+                stop = tl.load(last.at + line + tile * last.q + j * last.k)
+                full_start, full_stop = stop, stop
+                if rule.bits is None:
+                    # Where all queries see the same keys, as with padding, they may see all N.
+                    lo, hi = key_range(rule, sizes, b, h, h * 0, j, BAND)
+                    whole = (tl.max(lo) <= tile * N) & (tl.min(hi) >= tile * N + N)
+                    whole = whole & (rule.lo.q == 0) & (rule.hi.q == 0)
+                    full_start = tl.where(whole, start, stop)
+                    full_stop = tl.where(whole, stop // M * M, stop)
+            state = walk_queries(
+                state, start, full_start, key_tile, value_tile, q, dout, top, share, delta,
+                rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True,
+                DROPS, PRECISION, TURNED,
+            )  # fmt: skip
+            if rule.bits is None:
+                state = walk_queries(
+                    state, full_start, full_stop, key_tile, value_tile, q, dout, top, share, delta,
+                    rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
+                    False, DROPS, PRECISION, TURNED,
+                )  # fmt: skip
+                state = walk_queries(
+                    state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta,
+                    rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
+                    True, DROPS, PRECISION, TURNED,
+                )  # fmt: skip
+    dk_acc, dv_acc = state
+    at = ((split * sizes.B + b).to(tl.int64) * sizes.G + g) * sizes.Tk + keys
+    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    tl.store(
+        dk + at[:, None] * D + d[None, :], (dk_acc * scale).to(dk.dtype.element_ty),
+        mask=real_key[:, None] & (d[None, :] < D),
+    )  # fmt: skip
+    tl.store(
+        dv + at[:, None] * DV + e[None, :], dv_acc.to(dv.dtype.element_ty),
+        mask=real_key[:, None] & (e[None, :] < DV),
+    )  # fmt: skip
+
+
+@triton.jit
+def walk_queries(
+    state, start, stop, key_tile, value_tile, q, dout, top, share, delta, rule, sizes,
+    b, h, at_head, keys, j,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """Add dS^T Q and w^T dO of the tiles of M queries from `start` up to `stop`."""
+    dk_acc, dv_acc = state
+    for begin in range(start, stop, M):
+        t = begin + tl.arange(0, M)
+        real = t < sizes.Tq
+        t = tl.minimum(t, sizes.Tq - 1)
+        allowed = of_keys(keys >= 0, TURNED)
+        if MASKED:
+            lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
+            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi, TURNED)
+        wanted = True
+        if MASKED and rule.bits is not None:
+            wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
+        if wanted:
+            queries = load_rows(q, b, h, t, D, BLOCK_D)
+            dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
+            row_top, row_share = tl.load(top + at_head + t), tl.load(share + at_head + t)
+            hashes = row_hash(rule, b, h, t) if DROPS else t
+            w, t_cap = weights_of_tile(
+                queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed, real, MASKED,
+                PRECISION, TURNED,
+            )  # fmt: skip
+            _, ds = score_gradients(
+                w, t_cap, dout_tile, value_tile, tl.load(delta + at_head + t), rule, hashes, keys,
+                DROPS, PRECISION, TURNED,
+            )  # fmt: skip
+            if DROPS:
+                w = w * survivors(rule, hashes, keys, TURNED)
+            if MASKED:
+                # NaN in a row reaches the keys that it sees, and no other.
+                bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
+                w = tl.where(of_rows(bad, TURNED) & (w != 0.0), float("nan"), w)
+                dout_tile, queries = cleaned(dout_tile), cleaned(queries)
+            w = w.to(dout_tile.dtype)
+            dv_acc = product(w if TURNED else tl.trans(w), dout_tile, dv_acc, PRECISION)
+            ds = ds.to(queries.dtype)
+            dk_acc = product(ds if TURNED else tl.trans(ds), queries, dk_acc, PRECISION)
+    return dk_acc, dv_acc
+
+
+@triton.jit(do_not_specialize=["q_tiles", "k_tiles"])
+def bias_gradients(
+    q, k, v, dout, top, share, delta, dbias, rule, sizes, q_tiles, k_tiles,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr, PER_B: tl.constexpr,
+    PER_H: tl.constexpr, PER_Q: tl.constexpr, PER_K: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dbias: a program owns M x N entries; of a dimension that broadcasts it adds up all there is.
+    `dbias` is contiguous, (B, H, Tq, Tk) with 1 where it broadcasts."""
+    place = tl.program_id(0)
+    own_k = place % k_tiles if PER_K else place * 0
+    place = place // k_tiles if PER_K else place
+    own_q = place % q_tiles if PER_Q else place * 0
+    place = place // q_tiles if PER_Q else place
+    own_h = place % sizes.H if PER_H else place * 0
+    own_b = place // sizes.H if PER_H else place
+    acc = tl.zeros([M, N], tl.float32)
+    for head in range(0, (1 if PER_B else sizes.B) * (1 if PER_H else sizes.H)):
+        b = own_b + (head if PER_H else head // sizes.H)
+        one_head = own_h if PER_H else place * 0 + head % sizes.H
+        h = one_head + tl.zeros([M], tl.int32)
+        g = one_head // (sizes.H // sizes.G)
+        for i in range(0, 1 if PER_Q else q_tiles):
+            t = (own_q + i) * M + tl.arange(0, M)
+            real = t < sizes.Tq
+            t = tl.minimum(t, sizes.Tq - 1)
+            at = (b.to(tl.int64) * sizes.H + one_head) * sizes.Tq + t
+            queries = load_rows(q, b, h, t, D, BLOCK_D)
+            dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
+            row_top, row_share = tl.load(top + at), tl.load(share + at)
+            row_delta = tl.load(delta + at)
+            hashes = row_hash(rule, b, h, t) if DROPS else t
+            for n in range(0, 1 if PER_K else k_tiles):
+                keys = (own_k + n) * N + tl.arange(0, N)
+                for j in range(0, rule.ranges):
+                    lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
+                    allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
+                    if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
+                        key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
+                        value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, True)
+                        w, t_cap = weights_of_tile(
+                            queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed,
+                            real, True, PRECISION,
+                        )  # fmt: skip
+                        dx, _ = score_gradients(
+                            w, t_cap, dout_tile, value_tile, row_delta, rule, hashes, keys, DROPS,
+                            PRECISION,
+                        )  # fmt: skip
+                        acc += dx
+    row, key = own_q * M + tl.arange(0, M), own_k * N + tl.arange(0, N)
+    line = place.to(tl.int64) * (sizes.Tq if PER_Q else 1)
+    width = sizes.Tk if PER_K else 1
+    if PER_Q and PER_K:
+        at = (line + row)[:, None] * width + key[None, :]
+        tl.store(dbias + at, acc, mask=(row < sizes.Tq)[:, None] & (key < sizes.Tk)[None, :])
+    elif PER_Q:
+        tl.store(dbias + line + row, tl.sum(acc, 1), mask=row < sizes.Tq)
+    elif PER_K:
+        tl.store(dbias + line * width + key, tl.sum(acc, 0), mask=key < sizes.Tk)
+    else:
+        tl.store(dbias + line, tl.sum(tl.sum(acc, 1), 0))

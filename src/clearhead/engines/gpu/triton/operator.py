@@ -1,0 +1,122 @@
+"""The operator `clearhead::triton_attend`: the kernels under autograd, tracers and torch.compile.
+
+Its gradient is a second operator, `clearhead::triton_attend_backward`. Both have a fake
+implementation for tracers, and a rule for vmap: a call for each example. `triton_attend` returns
+the output, the log-sum-exp, and per row the largest logit and the share of a weight (forward.py),
+from which the backward pass computes the weights again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....problem.problem import Inputs, Problem
+from ....torch_state import is_plain
+from ...operators import (  # fmt: skip
+    BIAS,
+    SIGNATURE,
+    KernelArgs,
+    gradient_shapes,
+    in_their_places,
+    savable,
+    save,
+    saved,
+    tensors_of,
+    under_autograd,
+)
+from .arguments import args_of
+from .launch_backward import gradients
+from .launch_forward import attend
+
+FOR_GRADIENTS = frozenset({"lse", "max", "share"})
+
+# `Library` must outlive its definitions. The C++ core has defined the namespace.
+_library = torch.library.Library("clearhead", "FRAGMENT")
+_library.define(f"triton_attend({SIGNATURE}) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    "triton_attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor top, "
+    f"Tensor share, {SIGNATURE}, bool bias_grad) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
+    """The output, and with `lse` the log-sum-exp of every query: directly by the kernel where
+    nothing is recorded, else by the operator."""
+    rule = args_of(p)
+    if not p.grad and is_plain(*inputs, *tensors_of(rule)):
+        out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
+        assert out is not None
+        return out, found.get("lse")
+    out, sums, _, _ = _recorded.attend(*inputs, *map(savable, rule))
+    return out, sums if lse else None
+
+
+# --------------------------------------------------------------------------------- implementations
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out, found, splits = attend(q, k, v, KernelArgs(*rest), FOR_GRADIENTS)
+    assert out is not None
+    top = found["max"]
+    # The largest over all splits; one split is all of them.
+    return out, found["lse"], top[0] if splits == 1 else _largest(top), found["share"]
+
+
+def _largest(top: Tensor) -> Tensor:
+    return top.amax(0)
+
+
+def _attend_backward(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    *rule, bias_grad = rest
+    return gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
+
+
+for _device in ("CUDA", "CPU"):  # on a CPU by Triton's interpreter
+    _library.impl("triton_attend", _attend, _device)
+    _library.impl("triton_attend_backward", _attend_backward, _device)
+
+
+# --------------------------------------------------------------------------- fake implementations
+
+
+@torch.library.register_fake("clearhead::triton_attend", lib=_library)
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    B, H, Tq, _ = q.shape
+    sums = (q.new_empty((B, H, Tq), dtype=torch.float32) for _ in range(3))
+    return q.new_empty((B, H, Tq, v.shape[3])), *sums  # type: ignore[return-value]
+
+
+@torch.library.register_fake("clearhead::triton_attend_backward", lib=_library)
+def _backward_shapes(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    *arguments, bias_grad = rest
+    return gradient_shapes(arguments, bias_grad)
+
+
+# --------------------------------------------------------------------------------------- gradients
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[2:])
+    save(ctx, inputs, output)
+
+
+def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
+    (out, lse, top, share), args = saved(ctx, 4)
+    dout = torch.zeros_like(out) if dout is None else dout
+    bias_grad = ctx.needs_input_grad[BIAS]
+    grads = _recorded.backward(dout, dlse, out, lse, top, share, *args, bias_grad)
+    return tuple(in_their_places(grads, args, bias_grad))
+
+
+_recorded = under_autograd(
+    _library, "triton_attend", "the Triton engine", _attend, _attend_backward, _save, _back
+)

@@ -1,0 +1,182 @@
+"""Statistics by the Triton kernels: those of rows in the forward sweep, sums of weights in a second
+one. They come back as what `problem/online_softmax.py` describes, on the device, and finish and
+merge like any other `Partial`."""
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ....masks.key_ranges import KeyRanges
+from ....problem.online_softmax import Accumulator, State, WeightedSum, anchor, moved
+from ....problem.problem import Inputs, Problem
+from ....problem.tiles import runs_of
+from ....stats import Partial, Statistic, map, mass, rows as exact, topk
+from ....stats.row_statistics import Moment
+from ....stats.statistic import WeightSums, bin_of, empty_rows, empty_sums, finish_rows
+from ....stats.top_scores import TopScores
+from ....torch_state import is_plain
+from ...operators import in_kernels, with_rows
+from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of
+from .forward import Groups
+from .launch_backward import seen_from
+from .launch_forward import attend, dot_precision, head_block, on_device, power_of_2
+from .start import start
+from .weight_sums import exact_rows, sum_weights
+
+LN2 = math.log(2.0)
+MOST_TOP = 64  # largest weights of a row that are kept in registers
+
+
+def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
+    """Can the kernels count these? Not with gradients, and not under a tracer or transform."""
+    plain = is_plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
+    held = all(in_kernels(s) and _fits(s, p) for s in statistics)
+    return plain and not p.records_grad and held
+
+
+def _fits(statistic: Statistic, p: Problem) -> bool:
+    if isinstance(statistic, mass):  # groups by ranges, not by bits
+        return all(group.bits is None for group in statistic.ranges(p))
+    return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP
+
+
+def answer_and_stats(
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
+) -> tuple[Tensor | None, Partial]:
+    """The statistics of all queries on all keys, and with `with_out` the output of the same sweep;
+    without it the values are not read."""
+    rule = args_of(p)
+    empty = empty_rows(p, statistics, p.Tq)
+    groups = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
+    top = cast("TopScores | None", empty.more.get("top"))
+    wanted = {"max", "sum"}
+    wanted |= {"moment"} if "moment" in empty.more else set()
+    wanted |= {"masses"} if groups else set()
+    wanted |= {"best", "where"} if top is not None else set()
+    out, found, _ = attend(
+        inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted),
+        _stacked(groups) if groups else None, len(groups),
+        0 if top is None else max(top.keys.shape[-1], 1),
+    )  # fmt: skip
+    natural = kernel_rule(rule).natural
+    p = p.without_dropout
+    state = _state(found, natural, empty)
+    sums = None
+    if any(s.sweep == "second" for s in statistics):
+        share = finish_rows(state, p.sinks).share
+        # The maximum in units of the rule, as the kernel compares.
+        sums = _sum_weights(p, inputs, statistics, found["max"].amax(0), share)
+    return out, Partial.of_all(p, statistics, state, sums)
+
+
+def _state(found: dict[str, Tensor], natural: float, empty: State) -> State:
+    """What the splits found, (splits, ...) each, merged and in nats."""
+    more: dict[str, Accumulator] = {}
+    if "moment" in empty.more:
+        more["moment"] = Moment(found["moment"] * LN2)
+    if "groups" in empty.more:
+        (sums,) = empty.more["groups"]
+        more["groups"] = WeightedSum(found["masses"][..., : sums.shape[-1]])
+    splits = State(found["max"] * natural, found["sum"], more)
+    top = splits.max.amax(0)
+    # All at once, where `merge` would take them pair by pair.
+    summed = moved(splits, anchor(top)).map(lambda x: x.sum(0))
+    more = dict(summed.more)
+    if "top" in empty.more:  # which the kernel does not sort
+        best, where = (found[name].movedim(0, -2).flatten(-2) for name in ("best", "where"))
+        unsorted = TopScores(best * natural, where.long())
+        more["top"] = cast(TopScores, empty.more["top"]).merged(unsorted)
+    return State(top, summed.sum, more)
+
+
+def _stacked(groups: list[KeyRanges]) -> Groups:
+    """The ranges of all groups side by side, as many for each; the added ones are empty."""
+    most = max(g.lo.shape[-1] for g in groups)
+    count = power_of_2(len(groups))
+    shape = torch.broadcast_shapes(*(g.lo.shape[:3] for g in groups))
+    device = groups[0].lo.device
+    lo = torch.zeros(*shape, count, most, dtype=torch.int32, device=device)
+    hi = torch.zeros_like(lo)
+    for i, group in enumerate(groups):
+        n = group.lo.shape[-1]
+        lo[..., i, :n], hi[..., i, :n] = group.lo, group.hi
+    return Groups(cells(lo.flatten(3)), cells(hi.flatten(3)), most)
+
+
+def _sum_weights(
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], top: Tensor, share: Tensor
+) -> WeightSums:
+    q, k = with_rows(inputs.q), with_rows(inputs.k)
+    rule, sizes = args_of(p), sizes_of(q, k)
+    sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
+    if not top.numel() or not p.Tk:
+        return sums
+    block_d = head_block(p.D)
+    maps = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, map)]
+    q_bins, k_bins = maps[0] if maps else (1, 1)
+    M, N = _tile(p, block_d, q_bins)
+    tiles = math.ceil(p.Tk / N)
+    first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
+    how: dict[str, Any] = dict(
+        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype)
+    )  # fmt: skip
+    of_kernel = kernel_rule(rule)
+    share = share.contiguous()
+    with on_device(q):
+        if "received" in sums or maps:
+            # N keys touch at most so many bins of at least Tk // k_bins keys.
+            slots = -(-(N - 1) // (p.Tk // k_bins)) + 1
+            pooled = None
+            if maps:
+                pooled = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
+            start(
+                sum_weights, tiles * p.H * p.B, q.get_device(),
+                rows(q), rows(k), top, share, sums.get("received"), pooled, cells_if(first),
+                cells_if(last), of_kernel, sizes, tiles, q_bins, k_bins, slots, **how,
+            )  # fmt: skip
+            if pooled is not None:
+                sums["map"] = _map(pooled, p.Tk, k_bins, N)
+        requested = [i for s in statistics if isinstance(s, exact) for i in s.places(p.grid)]
+        if requested:
+            places = _positions(requested, p.device)
+            strips = math.ceil(len(requested) / M)
+            start(
+                exact_rows, tiles * strips * p.H * p.B, q.get_device(),
+                rows(q), rows(k), top, share, places, sums["rows"], of_kernel, sizes, tiles,
+                len(requested), **how,
+            )  # fmt: skip
+    return sums
+
+
+def _positions(places: list[int], device: torch.device) -> Tensor:
+    """Positions as a tensor, made on the device from their runs: a copy from the host's memory
+    would wait for it, and cannot be captured in a graph."""
+    runs = runs_of(places)
+    return torch.cat(
+        [torch.arange(r.start, r.stop, dtype=torch.int32, device=device) for r in runs]
+    )
+
+
+def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int]:
+    """Queries and keys of a tile; no more queries than a bin has, which would be idle."""
+    wide = p.dtype == torch.float32 or block_d > 128
+    rows_of_bin = power_of_2(p.Tq // q_bins)
+    return min(32 if wide else 64, max(16, rows_of_bin)), 32 if wide else 64
+
+
+def _map(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:
+    """Bins of keys from what the tiles of N keys found, (B, H, q_bins, tiles, slots): each bin adds
+    up, in order, the slots that hold a part of it. A gather, so that NaN stays in its bin."""
+    tiles, slots = pooled.shape[-2:]
+    device = pooled.device
+    column = torch.arange(k_bins, device=device)
+    start, stop = column * Tk // k_bins, (column + 1) * Tk // k_bins
+    widest = int(-(-Tk // k_bins) // N) + 2
+    tile = (start // N).unsqueeze(-1) + torch.arange(widest, device=device)
+    slot = column.unsqueeze(-1) - bin_of(tile * N, Tk, k_bins)
+    inside = tile * N < stop.unsqueeze(-1)
+    place = (tile.clamp(max=tiles - 1) * slots + slot.clamp(0, slots - 1)).flatten()
+    parts = pooled.flatten(3)[..., place].unflatten(-1, (k_bins, widest))
+    return parts.masked_fill(~inside, 0.0).sum(-1)

@@ -1,0 +1,133 @@
+"""The HTML document of every page: its template filled in, its security policy, its file."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from importlib import resources
+from pathlib import Path
+
+from torch import Tensor
+
+from ...errors import BadValue, why_failed
+from ...formatting import visible_in_browser, without_nan
+from ..colours import DIVERGING, SEQUENTIAL
+from .edits import EDITS, MASKS
+from .schema import Host, Kind, Model, Numbers, Page, Snapshot
+
+# What the page is made of; `make page` bundles the scripts of the folder `page/` into page.js.
+PAGE = resources.files("clearhead.explorer") / "page"
+WIDGET = PAGE / "widget.js"  # what anywidget loads into a notebook's cell
+
+INKS = {"sequential": SEQUENTIAL, "diverging": DIVERGING}
+
+
+def document(
+    data: Snapshot,
+    *,
+    title: str,
+    about: str,
+    note: str,
+    caption: str,
+    fallback: str,
+    host: Host | None,
+    model: Model | None = None,
+    beside: Snapshot | None = None,
+) -> str:
+    """The HTML: `data` for the script, `fallback` (rows of a table) where scripts do not run."""
+    style, script = _asset("page.css"), _asset("page.js")
+    connect = "connect-src 'self'; " if host == "server" else ""
+    policy = (
+        f"default-src 'none'; {connect}script-src '{_digest(script)}'; "
+        f"style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
+    )
+    asks = "loads nothing from the internet"
+    if host == "server":
+        asks = "asks only the server it came from"
+    held: Page = {"inks": INKS, "edits": EDITS, "masks": MASKS, "host": host, **data}
+    if model is not None:
+        held["model"] = model
+    if beside is not None:
+        held["beside"] = beside
+    slots = {
+        "policy": policy,
+        "title": _one_line(title),
+        "about": _one_line(about),
+        "note": _one_line(note),
+        "style": style,
+        "caption": _one_line(caption),
+        "fallback": fallback,
+        "asks": asks,
+        "data": as_json(held),
+        "script": script,
+    }
+    # One pass, so that a title such as "{{data}}" stays text.
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], _asset("page.html"))
+
+
+def write(text: str, path: str | Path) -> Path:
+    """Write a page to `path` and return the path. Raises `BadValue` if it cannot be written."""
+    path = Path(path)
+    try:
+        path.write_bytes(text.encode("utf-8"))
+    except (OSError, ValueError) as error:
+        name = visible_in_browser(str(path))
+        raise BadValue(
+            f"The page could not be written to {name!r} ({why_failed(error)}).",
+            "a page is written to a file in a folder that exists and may be written to.",
+            "make the folder first, or name another file, for example 'attention.html'.",
+        ) from error
+    return path
+
+
+def in_notebook(page: str, height: int = 760) -> str:
+    """A page as the output of a notebook's cell: in a sandboxed frame, which runs the page's script
+    and reaches nothing else."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="clearhead" '
+        f'style="width: 100%; height: {height}px; border: 0"></iframe>'
+    )
+
+
+def encoded(values: Tensor, kind: Kind) -> Numbers:
+    """A tensor for the script: its dtype as NumPy writes it (``"f4"``), its shape, and its
+    little-endian bytes in base64, a third of their size as JSON."""
+    data = values.cpu().numpy().astype(f"<{kind}").tobytes()
+    return {"kind": kind, "stored": list(values.shape), "data": base64.b64encode(data).decode()}
+
+
+def table(rows: list[list[str]]) -> str:
+    """The rows of a table; the first cell of each is its heading. Cells must be HTML already."""
+    return "\n".join("<tr><th>" + "<td>".join(cells) for cells in rows)
+
+
+# ---- text from outside ---------------------------------------------------------------
+
+
+def _one_line(text: str) -> str:
+    words = " ".join(text.split())
+    return html.escape(visible_in_browser(words)) if words else ""
+
+
+def as_json(value: object) -> str:
+    """JSON that is safe inside a script element: nothing in it can open or close a tag. It is in
+    ASCII, and NaN and infinity are ``{"float": "NaN"}``."""
+    strict = without_nan(value, _nonfinite)
+    text = json.dumps(strict, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    # Since all of it is ASCII, U+2028, U+2029 and lone surrogates are written \uXXXX.
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _nonfinite(x: float) -> dict[str, str]:
+    """What the script reads as this number."""
+    return {"float": "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"}
+
+
+def _asset(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+def _digest(code: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()

@@ -1,0 +1,341 @@
+"""The page of a report: every head of a model, one head, one query.
+
+Its size is bounded by what a screen can show, not by the text: for each head it holds a small map
+and the largest weights of some queries. It holds the steps of every head of a short text, and of
+one head a layer of a longer one. The script draws each layer as it draws a trace.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...errors import BadType, BadValue, kind_of
+from ...formatting import AXES, evenly, visible_in_browser
+from ...inspection.report.findings import Findings, Head, Layer
+from ...trace import Step, Trace
+from . import schema
+from .document import document, encoded, table, write
+from .live import model_data
+from .schema import Host
+from .steps import number_settings, sizes, step_data, trace_data
+
+# Limits in bytes before base64, which makes 4 of 3, so that a page stays below 3 MB.
+MAP_BYTES = 1 << 20
+LINK_BYTES = 700_000
+FINE_BYTES = 400_000  # of the larger map that one head a layer has
+STEP_BYTES = 2_000_000  # all steps of all heads; up to here a page needs neither maps nor links
+SIDES = (256, 128, 64, 32, 16)  # of a map; each is half the one before, so bins nest
+FEW_QUERIES, FEW_KEYS = 3, 12  # of which all steps are kept, in one head a layer of a longer text
+RECEIVERS = 8  # keys that are listed for the weight they receive
+
+
+def report_page(
+    report: Findings,
+    *,
+    title: str | None = None,
+    note: str = "",
+    beside: Findings | None = None,
+    host: Host | None = None,
+) -> str:
+    """The HTML document: the model, a head, a query. `title=None` names the model. With `beside`,
+    the report of another model on the same text, each head can be compared with that model's. A
+    `host` computes the page anew for another text or for edits (`serve`, `notebook`).
+
+    Raises `BadValue` for a report without layers or of a text without tokens, or one beside it of
+    another text, and `BadType` for what is no report.
+    """
+    if not isinstance(report, Findings):
+        raise BadType(
+            f"report_page was given {kind_of(report)}.",
+            "it shows every layer and head of a model.",
+            "pass what report(...) returns; write_page makes the page of a trace.",
+        )
+    if not report.layers or any(not layer.map.numel() for layer in report.layers):
+        raise BadValue(
+            f"The report has {report.about}.",
+            "a page draws at least one layer, one head and one token.",
+            "report on a text of at least one token.",
+        )
+    if beside is not None and beside.text != report.text:
+        raise BadValue(
+            f"The reports are of {report.text[:80]!r} and {beside.text[:80]!r}.",
+            "two models are compared on one text.",
+            "report on the same text with both.",
+        )
+    return document(
+        snapshot(report),
+        title=f"Attention in {report.name}" if title is None else title,
+        about=_about(report),
+        note=note,
+        caption="Every head in numbers: what it looks at, how surely, and its entropy in nats.",
+        fallback=_fallback(report),
+        host=host,
+        model=None if report.model is None else model_data(report.model),
+        beside=None if beside is None else snapshot(beside),
+    )
+
+
+def write_report(
+    report: Findings,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    note: str = "",
+    beside: Findings | None = None,
+) -> Path:
+    """Write `report_page(report, ...)` to `path` and return the path. Raises what that raises, and
+    `BadValue` if the file cannot be written."""
+    return write(report_page(report, title=title, note=note, beside=beside), path)
+
+
+# ---- what the script reads -------------------------------------------------------------
+
+
+def snapshot(report: Findings) -> schema.Snapshot:
+    """What a page shows of a model and a text."""
+    heads = sum(len(layer.heads) for layer in report.layers)
+    side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
+    fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
+    step_bytes = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
+    data: schema.Snapshot = {
+        "names": AXES,
+        "name": visible_in_browser(report.name),
+        "tokens": [visible_in_browser(token) for token in report.tokens],
+        "text": report.text or " ".join(report.tokens),
+        "about": _about(report),
+        "unknown": list(report.unknown),
+        "guesses": None
+        if report.guesses is None
+        else [
+            [(visible_in_browser(word), round(p, 4)) for word, p in guesses]
+            for guesses in report.guesses
+        ],
+        "layers": [
+            _layer(layer, report.tokens, side, fine, heads, step_bytes <= STEP_BYTES)
+            for layer in report.layers
+        ],
+        "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
+    }
+    if report.effect_metric:
+        data["effect_metric"] = visible_in_browser(report.effect_metric)
+    if report.effects_withheld:
+        data["effects_withheld"] = report.effects_withheld
+    if report.outputs:
+        data["outputs"] = report.outputs
+    return data
+
+
+def _about(report: Findings) -> str:
+    return f"{report.about}: where every head looks in this text"
+
+
+def _head(head: Head, layer: Layer) -> schema.Head:
+    top = layer.received[head.head].topk(min(RECEIVERS, layer.received.shape[-1]))
+    data: schema.Head = {
+        "layer": head.layer,
+        "head": head.head,
+        "label": head.label,
+        "measured": head.measured,
+        "number": round(head.number, 7),
+        "entropy": round(head.entropy, 7),
+        "effective": round(head.effective, 7),
+        "shares": {name: round(share, 7) for name, share in head.shares.items()},
+        "links": [(link.query, link.key, round(link.weight, 4)) for link in head.links],
+        "received": [
+            (key, round(weight, 3))
+            for weight, key in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        ],
+    }
+    if head.effect is not None:
+        data["effect"] = round(head.effect, 5)
+    if head.evidence:
+        data["evidence"] = head.evidence
+    if head.withheld:
+        data["withheld"] = head.withheld
+    return data
+
+
+def _layer(
+    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, all_steps: bool
+) -> schema.Layer:
+    """One layer, which the script reads as it reads a trace: with every step of every head, or with
+    maps, the largest weights of some queries, and at most one head's steps."""
+    trace = layer.trace
+    if trace is not None and len(layer.traced_heads) == len(layer.heads) and all_steps:
+        data = trace_data(trace)
+    else:
+        data = _pooled_layer(layer, tokens, side, fine, heads)
+    data["max_entropy"] = round(layer.max_entropy, 7)
+    data["module"] = visible_in_browser(layer.module) if layer.module else ""
+    data["cross_attention"] = layer.cross_attention
+    return data
+
+
+def _pooled_layer(
+    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int
+) -> schema.Layer:
+    trace, Tq, Tk = layer.trace, layer.queries, layer.received.shape[-1]
+    size = {"h": len(layer.heads), "q": Tq, "k": Tk}
+    steps = [_weights_step(layer)]
+    if trace is not None:
+        size = {**sizes(trace), **size, "g": layer.key_heads}
+        steps = _steps_of_one_head(trace, layer)
+    pooled = pool(layer.map, side, Tq)
+    weights = next(step for step in steps if step["name"] == "weights")
+    weights["map"] = _shades(pooled, pool(layer.allowed.float(), side, Tq) > 0)
+    if min(fine, *layer.map.shape[-2:]) > side:
+        head = _clearest(layer).head
+        finer, allowed = (pool(x, fine, Tq) for x in (layer.map[head], layer.allowed.float()))
+        weights["fine"] = {"head": head, **_shades(finer, allowed > 0)}
+    kept, links = _links(layer, heads, Tk)
+    data: schema.Layer = {
+        "size": size,
+        "settings": {} if trace is None else number_settings(trace),
+        "kept": kept,
+        "links": links,
+        "bins": (pooled.shape[-2], pooled.shape[-1]),
+        "steps": steps,
+    }
+    if layer.query_tokens is None or list(layer.query_tokens) != list(tokens):
+        data["queries"] = _visible(layer.query_tokens)
+    if layer.key_tokens is None or list(layer.key_tokens) != list(tokens):
+        data["keys"] = _visible(layer.key_tokens)
+    return data
+
+
+def _visible(labels: Sequence[str] | None) -> list[str] | None:
+    return None if labels is None else [visible_in_browser(label) for label in labels]
+
+
+def _weights_step(layer: Layer) -> schema.Step:
+    """The step of the weights, without numbers."""
+    sizes = {"h": len(layer.heads), "q": layer.queries, "k": layer.received.shape[-1]}
+    return {
+        "name": "weights",
+        "formula": "softmax(scores)",
+        "why": "The softmax turns each row of scores into shares: positive, and 1 in all.",
+        "axes": list(sizes),
+        "shape": list(sizes.items()),
+        "axis_names": {letter: AXES[letter] for letter in sizes},
+        "kept": {},
+    }
+
+
+def _clearest(layer: Layer) -> Head:
+    """The head to show most of: of those whose steps are kept, the one with the largest number."""
+    return max((layer.heads[h] for h in layer.traced_heads or range(len(layer.heads))),
+               key=lambda head: head.number)  # fmt: skip
+
+
+def _steps_of_one_head(trace: Trace, layer: Layer) -> list[schema.Step]:
+    """The steps of the clearest of the traced heads, for a few queries and keys."""
+    head = _clearest(layer)
+    H, G = len(layer.heads), layer.key_heads
+    queries = sorted(list(dict.fromkeys(link.query for link in head.links))[:FEW_QUERIES] or [0])
+    rows = [row for row, query in enumerate(layer.kept_queries) if query in queries]
+    best = layer.top_keys[head.head, rows, :FEW_KEYS].flatten().tolist()
+    keys = sorted({key for key in best if key >= 0} or {0})
+    key_head = head.head // (H // G)
+    # Their indices in the trace, which may hold this head alone, and in the model.
+    kept = {
+        "h": ([layer.traced_heads.index(head.head)], [head.head]),
+        "g": ([key_head if len(layer.traced_heads) == H else 0], [key_head]),
+        "q": (queries, queries),
+        "k": (keys, keys),
+    }
+    return [_part_of(step, kept, {"h": H, "g": G}) for step in trace]
+
+
+def _part_of(
+    step: Step, kept: Mapping[str, tuple[list[int], list[int]]], full_size: Mapping[str, int]
+) -> schema.Step:
+    """The step at the kept indices only. Of a matrix of scores every key stays."""
+    letters, tensor = step.axes.split(), step.tensor.detach()
+    cut = [x for x in letters if x in kept and not (x == "k" and "q" in letters)]
+    for letter in cut:
+        index = torch.tensor(kept[letter][0], device=tensor.device)
+        tensor = tensor.index_select(letters.index(letter), index)
+    data = step_data(replace(step, tensor=tensor), None, [])
+    data["kept"] = {letter: kept[letter][1] for letter in cut}
+    pairs = zip(letters, step.shape, strict=True)
+    data["shape"] = [(letter, full_size.get(letter, size)) for letter, size in pairs]
+    return data
+
+
+def _links(layer: Layer, heads: int, Tk: int) -> tuple[list[int], schema.Links]:
+    """Some queries, and their largest weights: as many as fit, at least 3 of each query, of fewer
+    queries if need be."""
+    key_bytes = 2 if Tk <= 1 << 16 else 4
+    per_head = LINK_BYTES // (heads * (2 + key_bytes))
+    available, count = layer.top_keys.shape[-1], len(layer.kept_queries)
+    n = max(min(3, available), min(available, per_head // count))
+    # The page links to the queries of the strongest links, so these are always kept.
+    linked = {link.query for head in layer.heads for link in head.links[:FEW_QUERIES]}
+    needed = {row for row, query in enumerate(layer.kept_queries) if query in linked}
+    most = per_head // n if per_head // n >= count else max(2, per_head // n - len(needed))
+    rows = sorted(needed | set(evenly(count, most)))
+    weights, keys = layer.top_weights[:, rows, :n], layer.top_keys[:, rows, :n].clamp(min=0)
+    fixed_point = (weights.clamp(0, 1).double() * 65535).round()
+    return [layer.kept_queries[row] for row in rows], {
+        "n": n,
+        "weights": encoded(fixed_point, "u2"),
+        "keys": encoded(keys, "u2" if key_bytes == 2 else "u4"),
+    }
+
+
+# ---- maps ------------------------------------------------------------------------------
+
+
+def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
+    """Maps (H, r, c) of `stats.map`, pooled again to at most `side` bins a side: a mean over
+    queries, a sum over keys.
+
+    r and c are either the length of the text or a multiple of `side`, so bins nest, and the result
+    is that of `stats.map(side, side)`.
+    """
+    rows, cols = maps.shape[-2:]
+    down, across = min(side, rows), min(side, cols)
+    members = _bin_members(rows, down).double() * _bin_sizes(Tq, rows)
+    mean = members / members.sum(-1, keepdim=True)
+    return (mean @ maps.double() @ _bin_members(cols, across).double().T).float()
+
+
+def _bin_sizes(size: int, bins: int) -> Tensor:
+    """How many positions each bin has."""
+    edges = torch.arange(bins + 1) * size // bins
+    return edges.diff()
+
+
+def _bin_members(bins: int, fewer: int) -> Tensor:
+    """(fewer, bins): which of the `bins` each of the `fewer` larger bins holds."""
+    edges = torch.arange(fewer + 1) * bins // fewer
+    numbers = torch.arange(bins)
+    return (numbers >= edges[:-1, None]) & (numbers < edges[1:, None])
+
+
+def _shades(maps: Tensor, allowed: Tensor) -> schema.Shades:
+    """One byte a cell: the square root of its share of the largest, as a shade from 1 (none) to 255
+    (the largest). 0 is a cell that the mask blocks."""
+    top = max(float(maps.nan_to_num(0.0).max()), 1e-30)
+    shades = (maps.nan_to_num(0.0).clamp(min=0) / top).sqrt().mul(254).round() + 1
+    return {"top": top, **encoded(shades.where(allowed, 0), "u1")}
+
+
+# ---- without a script ------------------------------------------------------------------
+
+
+def _fallback(report: Findings) -> str:
+    names = list(dict.fromkeys(name for x in report.layers for h in x.heads for name in h.shares))
+    columns = ("itself" if name == "same" else html.escape(name) for name in names)
+    rows = [["layer, head", "does", "by", "entropy", *columns]]
+    for layer in report.layers:
+        for head in layer.heads:
+            shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)
+            numbers = (head.share_text, f"{head.entropy:.2f}")
+            label = html.escape(visible_in_browser(head.label))
+            rows.append([f"{head.layer}, {head.head}", label, *numbers, *shares])
+    return table(rows)

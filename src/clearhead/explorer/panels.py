@@ -1,0 +1,151 @@
+"""What every view draws: the panels of a step, one matrix for each head, with its labels."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, as_index
+from ..formatting import visible
+from ..trace import Step, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One matrix, in float64 on the CPU. Its axes are named by the letters `down` and `across`.
+
+    `rows` and `columns` are the tokens along them, None where there are only positions. `blocked`
+    marks the cells that the mask (or a score of -inf) leaves without weight. `first` holds the
+    numbers of the first row and column, and `is_part` says that they were cut out of a larger
+    matrix. `is_share` says that the numbers are weights.
+    """
+
+    title: str
+    down: str
+    across: str
+    rows: list[str] | None
+    columns: list[str] | None
+    values: Tensor
+    blocked: Tensor
+    first: tuple[int, int] = (0, 0)
+    is_share: bool = False
+    is_part: bool = False
+
+
+def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list[Panel]:
+    """The panels of a step of batch 0, one for each query head in `heads` (None means all).
+
+    A step of key heads gives each key head that those query heads read; a step without heads gives
+    one panel; an empty step gives none. Raises `BadValue` for a head that is not there.
+    """
+    chosen, group = choose_heads(trace, heads), _group(trace)
+    letters, tensor = step.axes.split(), step.tensor.detach().cpu()
+    if not tensor.numel():
+        return []
+    blocked = _blocked(trace, step)
+    if "b" in letters:
+        axis = letters.index("b")
+        tensor, blocked = tensor.select(axis, 0), blocked.select(axis, 0)
+        letters.remove("b")
+    head_axis = next((letter for letter in letters if letter in "hg"), "")
+    if not head_axis:
+        return [_panel(trace, step, "", letters, tensor, blocked)]
+    axis = letters.index(head_axis)
+    letters.remove(head_axis)
+    count = tensor.shape[axis]
+    numbers = sorted({head // group for head in chosen}) if head_axis == "g" else chosen
+    return [
+        _panel(
+            trace,
+            step,
+            _title(trace, head_axis, i, group, count),
+            letters,
+            tensor.select(axis, i),
+            blocked.select(axis, i),
+        )
+        for i in numbers
+    ]
+
+
+def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
+    """The numbers of the query heads in `heads`; None means all. Raises `BadValue` for a head that
+    is not there."""
+    count = trace.size("h") or 1
+    if heads is None:
+        return list(range(count))
+    if not isinstance(heads, Iterable):
+        raise BadType(
+            f"heads={heads!r}.",
+            "heads are the numbers of those to show, in a list; None means all.",
+            f"pass heads=[{heads!r}].",
+        )
+    rule = f"this trace has {count} query head{'s' * (count != 1)}, counted from 0."
+    way_out = f"ask for a head from 0 to {count - 1}, or for all of them."
+    return [as_index("Head", head, count, rule, way_out) for head in heads]
+
+
+def value_range(drawn: Sequence[Panel]) -> tuple[float, float]:
+    """The smallest and the largest of the finite numbers of some panels, and of 0."""
+    numbers = [0.0, *(x for panel in drawn for x in panel.values.flatten().tolist())]
+    finite = [x for x in numbers if math.isfinite(x)]
+    return min(finite), max(finite)
+
+
+def map_range(drawn: Sequence[Panel]) -> tuple[float, float]:
+    """The range of maps of few shades: from 0 to the largest number, or from the smallest, if the
+    numbers are so close together that all would look alike."""
+    low, high = value_range(drawn)
+    values = torch.cat([panel.values[~panel.blocked] for panel in drawn])
+    least = float(values.min()) if values.numel() else 0.0
+    return (least, high) if high / 2 < least < high else (low, high)
+
+
+def _panel(
+    trace: Trace, step: Step, title: str, letters: list[str], tensor: Tensor, blocked: Tensor
+) -> Panel:
+    # A vector becomes a column, so that its labels stay beside it.
+    while tensor.dim() < 2:
+        tensor, blocked, letters = tensor.unsqueeze(-1), blocked.unsqueeze(-1), [*letters, ""]
+    while tensor.dim() > 2:
+        tensor, blocked, letters = tensor[0], blocked[0], letters[1:]
+    down, across = letters[-2:]
+    rows, columns = (
+        _tokens(trace, letter, size)
+        for letter, size in zip(letters[-2:], tensor.shape, strict=True)
+    )
+    first = trace.number(down, 0), trace.number(across, 0)
+    is_share = step.name in ("weights", "dropped")
+    is_part = not {down, across}.isdisjoint(trace.first or ())
+    return Panel(
+        title, down, across, rows, columns, tensor.double(), blocked, first, is_share, is_part
+    )
+
+
+def _tokens(trace: Trace, letter: str, size: int) -> list[str] | None:
+    given = {"q": trace.queries, "k": trace.keys}.get(letter)
+    return [visible(token) for token in given] if given and len(given) == size else None
+
+
+def _blocked(trace: Trace, step: Step) -> Tensor:
+    """The cells that the mask blocks: known from the step `masked` for every step after it."""
+    names = trace.names
+    if "masked" in trace and names.index("masked") < names.index(step.name):
+        masked = trace.step("masked")
+        if masked.axes == step.axes:
+            return masked.tensor.detach().cpu() == -math.inf
+    return step.tensor.detach().cpu() == -math.inf
+
+
+def _group(trace: Trace) -> int:
+    """How many query heads read one key head."""
+    return max(1, (trace.size("h") or 1) // (trace.size("g") or trace.size("h") or 1))
+
+
+def _title(trace: Trace, letter: str, i: int, group: int, count: int) -> str:
+    if letter == "h" or group == 1:
+        return f"head {trace.number('h', i)}" if count > 1 or trace.first else ""
+    between = "and" if group == 2 else "to"
+    readers = f"heads {i * group} {between} {(i + 1) * group - 1}"
+    return f"key head {i}, read by {readers}" if count > 1 else f"the key head, read by {readers}"

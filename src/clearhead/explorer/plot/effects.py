@@ -1,0 +1,61 @@
+"""What edits did to a metric: a map of the heads, and estimates beside exact effects."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import BadValue
+from ...formatting import visible
+from ...inspection.effect_table import Effects
+from .canvas import ACCENT, drawable, new_figure, require_matplotlib
+from .ink import signed_ink
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def effects(found: Effects) -> "Figure":
+    """Heads by layer, coloured by their effect (blue raises the metric, brown lowers it), and a dot
+    for each edit: its estimate over its exact effect, on a line where they agree, hollow where the
+    estimate is not to be trusted. What is not known is not drawn. Raises `BadValue` for effects of
+    no single head and of one kind alone."""
+    require_matplotlib()
+    which = "exact" if any(e.exact is not None for e in found) else "estimate"
+    grid = found.grid(which).numpy()
+    pairs = [(e.exact, e.estimate, e.trusted) for e in found if e.trusted is not None]
+    if not grid.size and not pairs:
+        raise BadValue(
+            f"{len(found)} effects were to be drawn.",
+            "drawn are effects of single heads, and estimates beside exact effects.",
+            "print them: print(found.table()).",
+        )
+    parts = bool(grid.size) + bool(pairs)
+    figure = new_figure(4.6 * parts, 3.6)
+    axes = list(figure.subplots(1, parts, squeeze=False)[0])
+    if grid.size:
+        ax = axes.pop(0)
+        most = float(np.nanmax(np.abs(grid))) or 1.0
+        ink, scale = signed_ink(most)
+        image = ax.imshow(grid, cmap=ink, norm=scale, aspect="auto")
+        ax.set(xlabel="head", ylabel="layer")
+        ax.set_xticks(range(grid.shape[1])[:: max(1, grid.shape[1] // 16)])
+        ax.set_yticks(range(grid.shape[0])[:: max(1, grid.shape[0] // 16)])
+        if which == "estimate":
+            ax.set_title("estimates, not checked", fontsize="medium")
+        figure.colorbar(image, ax=ax, label=f"change of {drawable(visible(found.metric, 30))}")
+    if pairs:
+        ax = axes.pop(0)
+        x, y, trusted = np.array(pairs, dtype=float).T
+        ends = min(x.min(), y.min()), max(x.max(), y.max())
+        ax.plot(ends, ends, "--", color="0.6", linewidth=1)
+        sure, dot = trusted > 0, {"color": ACCENT, "markersize": 4, "alpha": 0.7}
+        ax.plot(x[sure], y[sure], "o", mew=0, **dot)
+        if not sure.all():
+            label = f"not to be trusted: {(~sure).sum()} of {len(sure)}"
+            ax.plot(x[~sure], y[~sure], "o", mfc="none", mew=1, label=label, **dot)
+            ax.legend(fontsize="small", frameon=False)
+        rho = found.correlation
+        ax.set(xlabel="exact effect", ylabel="estimate from gradients")
+        if rho is not None:
+            ax.set_title(f"rank correlation {rho:.2f}", fontsize="medium")
+    return figure

@@ -1,0 +1,118 @@
+"""Figures of a report on a model: entropy by layer, received weight by token, every head's map."""
+
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from ...formatting import visible
+from ...inspection.report.findings import Findings
+from .canvas import (
+    ACCENT,
+    LABELLED,
+    drawable,
+    figure_for,
+    new_figure,
+    require_matplotlib,
+    wrap_title,
+)
+from .ink import weight_ink
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+POINT = f"{ACCENT}40"  # see-through, so that dots on each other show
+
+
+def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
+    """The mean entropy of every head, a dot each, by layer; a line through the means.
+
+    The dashed line is the largest entropy that the mask allows, that of uniform weights.
+    """
+    require_matplotlib()
+    if ax is None:
+        ax = new_figure(max(4.8, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4).add_subplot()
+    numbers = range(len(report.layers))
+    means = []
+    for i, layer in enumerate(report.layers):
+        entropies = [head.entropy for head in layer.heads]
+        ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0,
+                clip_on=False, label=None if i else "a head")  # fmt: skip
+        means.append(float(np.mean(entropies)) if entropies else 0.0)
+    ax.plot(numbers, means, "-s", color=ACCENT, markersize=5, label="mean of the layer")
+    ax.plot(numbers, [layer.max_entropy for layer in report.layers], "--", color="0.45",
+            label="even weights")  # fmt: skip
+    ax.set(xlabel="layer", ylabel="entropy of the weights (nats)")
+    ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
+    ax.set_xticks(list(numbers)[:: max(1, len(means) // 24)])
+    ax.set_title(drawable(visible(report.name, 40)), parse_math=False)
+    ax.grid(axis="y", alpha=0.3)
+    ax.legend(loc="upper center", ncols=3, frameon=False, fontsize="small", handlelength=1.5)
+    return ax
+
+
+def received(report: Findings, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
+    """How much weight each token receives from all queries of one head.
+
+    1 is what every token would get if all got the same. Raises `BadValue` for a head that is not
+    there.
+    """
+    require_matplotlib()
+    label = report[layer, head].label
+    weights = report.layers[layer].received[head].double().cpu().numpy()
+    count = len(weights)
+    if ax is None:
+        ax = new_figure(max(4.0, min(12.0, 1.5 + 0.3 * count)), 3.4).add_subplot()
+    if count <= 4 * LABELLED:
+        ax.bar(range(count), weights, color=ACCENT, width=0.8)
+    else:  # bars thinner than a line: one filled curve, which stays small as a vector
+        ax.fill_between(range(count), weights, step="mid", color=ACCENT, linewidth=0)
+    tokens = report.layers[layer].key_tokens or [str(i) for i in range(count)]
+    positions = list(range(0, count, -(-count // LABELLED)))
+    labels = [drawable(visible(tokens[i])) for i in positions]
+    ax.set_xticks(positions, labels=labels, parse_math=False, rotation=90, fontsize=8)
+    ax.axhline(1.0, color="0.45", linestyle="--", linewidth=1)
+    ax.set(xlabel="key", ylabel="received weight", xlim=(-0.7, count - 0.3), ylim=(0, None))
+    ax.set_title(f"layer {layer}, head {head}: {drawable(label)}", parse_math=False)
+    return ax
+
+
+@overload
+def model(report: Findings, figure: "Figure | None" = ...) -> "Figure": ...
+@overload
+def model(report: Findings, *, ax: "Axes") -> "Axes": ...
+def model(
+    report: Findings, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
+) -> "Figure | SubFigure | Axes":
+    """Every head's map in one figure: a row a layer, a column a head.
+
+    Weights are drawn on a square root from 0 to 1, as on the page. Returns the figure, or
+    `ax` if it was given, which the drawing replaces.
+    """
+    require_matplotlib()
+    across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
+    figure = figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
+    grid = figure.subplots(down, across, squeeze=False)
+    ink, scale = weight_ink()
+    for i, layer in enumerate(report.layers):
+        maps = layer.map.clamp(min=0).double().cpu().numpy()
+        allowed = layer.allowed.cpu().numpy()
+        blocked = np.ma.array(np.full(allowed.shape, 0.88), mask=allowed)
+        for h, subplot in enumerate(grid[i]):
+            subplot.set(xticks=[], yticks=[])
+            subplot.spines[:].set_visible(False)
+            if h >= len(layer.heads):
+                continue
+            subplot.imshow(maps[h], norm=scale, cmap=ink, interpolation="antialiased")
+            subplot.set_title(
+                f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2
+            )
+            if blocked.any():
+                subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
+    legend = (
+        "queries down, keys across; dark where a query looks (the square root of the weight, from "
+        "0 to 1), grey where none may"
+    )
+    figure.suptitle(wrap_title(legend, figure, 7), fontsize=7)
+    return ax or figure

@@ -1,0 +1,141 @@
+"""A model that reads one text after another, for a page that asks for them."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...demo import Storyteller
+from ...errors import BadValue, kind_of
+from ...functional.ambient import listening
+from ...hf import Checkpoint
+from ...inspection.intervene import intervene
+from ...inspection.report import Report, report, tile
+from ...inspection.text_model import TextModel
+from ...problem.problem import Inputs, Problem
+from ...trace import Trace
+from ..html.report import snapshot
+from ..html.schema import Snapshot
+from ..load import load_text_model
+from ..storyteller_report import report_teller
+from .edits import read_edits
+
+MOST_LETTERS = 200_000  # of a text
+
+OnProgress: TypeAlias = Callable[[int, int | None], None]
+
+
+class Cancelled(BaseException):
+    """Nobody waits for this run any more. No `Exception`, so that no model's error handling keeps
+    it."""
+
+
+def no_progress(done: int, total: int | None) -> None:
+    """The `on_progress` of who wants none: the run goes on."""
+
+
+class Reader:
+    """A model, and what it makes of texts.
+
+    Args:
+        model: as for `clearhead look`, a folder or file: a Hugging Face checkpoint or a
+            storyteller. None means the storyteller that comes with clearhead.
+
+    The methods take `edits` as `read_edits` does. ``on_progress(done, total)`` is called when a run
+    starts and after each attention call: so many were made, of so many, None if that is unknown.
+    What it raises ends the run. One run at a time: calls from several threads take turns.
+
+    Raises `BadValue` for a model that cannot be loaded.
+    """
+
+    def __init__(self, model: str | Path | TextModel | None = None) -> None:
+        if model is None or isinstance(model, (str, Path)):
+            model = load_text_model(model)
+        self.model = model
+        self._turn = threading.Lock()
+
+    def report(
+        self,
+        text: str,
+        edits: object = None,
+        on_progress: OnProgress = no_progress,
+        *,
+        progress: bool | None = False,
+    ) -> Report:
+        """What every head does with the text, under the edits, with its `outputs`. `progress` is as
+        in `report`."""
+        outputs = hashlib.sha256()
+
+        def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+            outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+
+        with self._reading(text, edits, on_progress), listening(listen):
+            if isinstance(self.model, Storyteller):
+                found = report_teller(self.model, text, progress=progress)
+            else:
+                found = report(self.model, text, progress=progress)
+        return replace(found, outputs=outputs.hexdigest())
+
+    def snapshot(
+        self, text: str, edits: object = None, on_progress: OnProgress = no_progress
+    ) -> Snapshot:
+        """The same as what a page holds."""
+        return snapshot(self.report(text, edits, on_progress))
+
+    def tile(
+        self,
+        text: str,
+        layer: int,
+        head: int,
+        queries: range,
+        keys: range,
+        edits: object = None,
+        on_progress: OnProgress = no_progress,
+    ) -> Trace:
+        """The exact weights of a part of one head: see `report.tile`."""
+        with self._reading(text, edits, on_progress):
+            if isinstance(self.model, Checkpoint):
+                return tile(self.model, text, layer, head, queries, keys)
+            tokens, given = self.model.tokens_and_inputs(text)
+            return tile(self.model.module, given, layer, head, queries, keys, tokens=tokens)
+
+    @contextmanager
+    def _reading(self, text: str, edits: object, on_progress: OnProgress) -> Iterator[None]:
+        """The model's turn: under the edits, calling `on_progress` after each attention call."""
+        _must_be_readable(text)
+        parsed = read_edits(edits)
+        done = 0
+
+        def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+            nonlocal done
+            done += 1
+            on_progress(done, self.model.depth)
+
+        with self._turn:
+            on_progress(0, self.model.depth)
+            with intervene(self.model.module, parsed, must_apply=False) as seen:
+                with listening(listen), torch.no_grad():
+                    yield
+        for number, edit in enumerate(parsed):
+            if not seen.times(number):
+                raise BadValue(
+                    f"{edit!r} never applied.",
+                    f"an edit applies in layers that the model has: {done} called attention.",
+                    "name layers from 0 on that are there.",
+                )
+
+
+def _must_be_readable(text: object) -> None:
+    rule = f"a text has at least one word and at most {MOST_LETTERS:,} letters."
+    if not isinstance(text, str):
+        raise BadValue(f"The text is {kind_of(text)}.", rule, "type one.")
+    if not text.strip():
+        raise BadValue("The text is empty.", rule, "type one.")
+    if len(text) > MOST_LETTERS:
+        raise BadValue(f"The text has {len(text):,} letters.", rule, "send a shorter text.")

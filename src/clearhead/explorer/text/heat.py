@@ -1,0 +1,214 @@
+"""The heat maps of every head, small, side by side, in the terminal."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch.nn.functional as F
+from rich.cells import cell_len
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+from torch import Tensor
+
+from ...formatting import counted, ends, number
+from ...trace import Trace
+from ..panels import Panel, map_range, panels
+from .layout import check_trace, coloured, print_batch_note, shade, unwrapped
+from .show import heading
+
+BLOCKS = " ░▒▓█"
+PAGE_WIDTH = 100  # characters, where there is no terminal
+MOST_ROWS = 50  # of characters; a taller map is pooled, so that it can be seen at once
+BETWEEN = "   "
+BLOCKED = "rgb(58,58,58)"  # half a character, which has no room for a mark
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the maps are laid out: how many positions a cell pools, and the labels beside them.
+
+    `cell_width` is in characters; with `halves`, one character holds two rows. `first` is the
+    number of the first column.
+    """
+
+    pool: tuple[int, int]
+    cell_width: int
+    halves: bool
+    labels: list[str]
+    columns: int
+    first: int = 0
+
+    @property
+    def margin(self) -> int:
+        return max(map(cell_len, self.labels), default=0) + 1
+
+
+def heat(
+    trace: Trace,
+    step: str = "weights",
+    *,
+    console: Console | None = None,
+    heads: Sequence[int] | None = None,
+    layer: int | None = None,
+) -> None:
+    """Print a map of each head: dark to bright in a terminal with colours, ░ to █ elsewhere.
+
+    All maps share one range, so that heads can be compared: from 0, or from the smallest number
+    where that is more than half of the largest. A map too large for the page is pooled
+    by its maximum, and the text says so. The titles name the `layer`, if it is given. Raises
+    `BadValue` for a step or a head that is not there.
+    """
+    check_trace(trace, 0)
+    shown = panels(trace, trace.step(step), heads)
+    if layer is not None:
+        shown = [
+            replace(panel, title=f"layer {layer}, {panel.title}".removesuffix(", "))
+            for panel in shown
+        ]
+    with unwrapped(console) as out:
+        out.print(heading(None, trace.step(step)))
+        print_batch_note(out, trace)
+        if not shown:
+            out.print(Text("There are no numbers in it."))
+            return
+        in_colour = coloured(out)
+        page_width = out.width if out.is_terminal else PAGE_WIDTH
+        layout = _layout(shown[0], page_width, in_colour)
+        low, high = map_range(shown)
+        width = max(layout.columns * layout.cell_width, *(len(panel.title) for panel in shown))
+        per_row = max(1, (page_width - layout.margin + len(BETWEEN)) // (width + len(BETWEEN)))
+        for start in range(0, len(shown), per_row):
+            row = shown[start : start + per_row]
+            out.print()
+            if any(panel.title for panel in row):
+                titles = [Text(panel.title, style="bold") for panel in row]
+                out.print(_beside(Text(), titles, layout.margin, width))
+            ruler = Text(_ruler(layout), style="dim")
+            out.print(_beside(Text(), [ruler] * len(row), layout.margin, width))
+            maps = [_map(panel, layout, low, high, in_colour) for panel in row]
+            for label, *lines in zip(layout.labels, *maps, strict=True):
+                out.print(_beside(Text(label), lines, layout.margin, width))
+        out.print()
+        for note in _notes(shown, layout, low, high, in_colour):
+            out.print(note)
+
+
+def _layout(panel: Panel, page_width: int, in_colour: bool) -> Layout:
+    rows, columns = panel.values.shape
+    digits = len(str(panel.first[0] + rows - 1))
+    labels = [
+        f"{panel.first[0] + i:>{digits}} {panel.rows[i] if panel.rows else ''}".rstrip()
+        for i in range(rows)
+    ]
+    unpooled = Layout((1, 1), 2, False, labels, columns, panel.first[1])
+    if rows <= MOST_ROWS and unpooled.margin + 2 * columns <= page_width:
+        return unpooled
+    # In colour, the upper and the lower half of a character are cells of their own.
+    cell_width, rows_per_line = (1, 2) if in_colour else (2, 1)
+    most_columns = max(1, (page_width - digits - 1) // cell_width)
+    pool = (-(-rows // (MOST_ROWS * rows_per_line)), -(-columns // most_columns))
+    if rows == columns:  # so that the diagonal of a square matrix stays a diagonal
+        pool = (max(pool), max(pool))
+    labels = [f"{panel.first[0] + i:>{digits}}" for i in range(0, rows, pool[0] * rows_per_line)]
+    return Layout(pool, cell_width, in_colour, labels, -(-columns // pool[1]), panel.first[1])
+
+
+def _map(panel: Panel, layout: Layout, low: float, high: float, in_colour: bool) -> list[Text]:
+    values = _pooled(panel.values.masked_fill(panel.blocked, -math.inf), layout.pool)
+    spread = (high - low) or 1.0
+    shares = [[(x - low) / spread for x in row] for row in values.tolist()]
+    if layout.halves:
+        pairs = [shares[i : i + 2] for i in range(0, len(shares), 2)]
+        return [_halves(*pair) for pair in pairs]
+    if not in_colour and low == 0.0:
+        shares = [[math.sqrt(x) if x > 0 else x for x in row] for row in shares]
+    cell = _colour_cell if in_colour else _text_cell
+    return [Text.assemble(*(cell(share) for share in row)) for row in shares]
+
+
+def _pooled(values: Tensor, pool: tuple[int, int]) -> Tensor:
+    return F.max_pool2d(values[None], pool, ceil_mode=True)[0] if pool != (1, 1) else values
+
+
+def _text_cell(share: float) -> str:
+    if not math.isfinite(share):
+        return " ·" if share < 0 else " ?"
+    return 2 * BLOCKS[min(int(share * len(BLOCKS)), len(BLOCKS) - 1)]
+
+
+def _colour_cell(share: float) -> tuple[str, Style | str]:
+    return ("  ", shade(share)) if math.isfinite(share) else (_text_cell(share), "dim")
+
+
+def _halves(upper: list[float], lower: list[float] | None = None) -> Text:
+    """Two rows in one line of half blocks: the upper is the foreground, the lower the background
+    of each character."""
+
+    def colour(share: float) -> str:
+        background = shade(share).bgcolor if math.isfinite(share) else None
+        return background.name if background else BLOCKED
+
+    cells = []
+    for i, share in enumerate(upper):
+        background = f" on {colour(lower[i])}" if lower else ""
+        cells.append(("▀", colour(share) + background))
+    return Text.assemble(*cells)
+
+
+def _ruler(layout: Layout) -> str:
+    """The numbers of the columns, above them, as many as there is room for."""
+    size, pool, width = layout.columns, layout.pool[1], layout.cell_width
+    longest = len(str(layout.first + (size - 1) * pool))
+    every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * width > longest)
+    numbers = [str(layout.first + j * pool).ljust(every * width) for j in range(0, size, every)]
+    return "".join(numbers)[: max(size * width, len(numbers[-1].rstrip()))].rstrip()
+
+
+def _beside(label: Text, parts: list[Text], margin: int, width: int) -> Text:
+    # Spaces at the end of a line are cells of the map if they have a background.
+    if not any(span.style for span in parts[-1].spans):
+        parts[-1].rstrip()
+    line = label.copy()
+    line.append(" " * (margin - line.cell_len))
+    for i, part in enumerate(parts):
+        line.append(part)
+        if i < len(parts) - 1:
+            line.append(" " * (width - part.cell_len) + BETWEEN)
+    return line
+
+
+def _short(x: float) -> str:
+    """A number with four digits after the point at most: 0.04, not 0.0400."""
+    text = number(x, 4)
+    return text if "e" in text or "." not in text else text.rstrip("0").rstrip(".")
+
+
+def _notes(
+    shown: list[Panel], layout: Layout, low: float, high: float, in_colour: bool
+) -> list[Text]:
+    # Five blocks tell few numbers apart, and weights among many keys are small: from 0 on, blocks
+    # follow the square root of the number, so that small ones differ.
+    if in_colour:
+        ramp = [("  ", shade(i / 15)) for i in range(16)]
+        legend = Text.assemble(number(low, 4), " ", *ramp, " ", number(high, 4))
+    else:
+        exponent = 2 if low == 0.0 else 1
+        edges = [low + (high - low) * (i / len(BLOCKS)) ** exponent for i in range(len(BLOCKS))]
+        named = list(zip(["blank", *BLOCKS[1:]], map(_short, edges), strict=True))
+        (block, edge), *others = named[1:] if low == 0.0 else named
+        legend = Text(", ".join([f"{block} from {edge}", *map(" ".join, others)]))
+    if any(bool(panel.blocked.any()) for panel in shown):
+        legend.append("; · may not look" if not layout.halves else "; grey may not look")
+    notes = [legend]
+    first = shown[0]
+    if layout.pool != (1, 1):
+        rows, columns = counted(layout.pool[0], first.down), counted(layout.pool[1], first.across)
+        notes.append(Text(f"Each cell is the largest of {rows} × {columns}."))
+    if first.columns and first.columns != first.rows and layout.pool[1] == 1:
+        names = ", ".join(
+            "…" if j is None else f"{first.first[1] + j} {first.columns[j]}"
+            for j in ends(len(first.columns), 24)
+        )
+        notes.append(Text(f"{counted(len(first.columns), first.across)}: {names}"))
+    return notes

@@ -1,0 +1,141 @@
+"""How numbers, sizes, tokens and results are written: in a terminal, as JSON, in a notebook.
+
+Tokens come from outside and may hold any character. As labels nothing in them is invisible, breaks
+the line or reorders it.
+"""
+
+import importlib
+import math
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+AXES = {
+    "b": "sequence",
+    "h": "head",
+    "g": "key head",
+    "q": "query",
+    "k": "key",
+    "d": "feature",
+    "v": "value feature",
+    "e": "embedding feature",
+}
+
+MAP_SIDE = 256  # cells a side of a map, which is about 600 pixels wide on a screen
+PLURAL = {"query": "queries"}
+
+
+def number(x: float, decimals: int) -> str:
+    """A number with so many digits after the point, in exponential form from a million on.
+
+    >>> number(-0.00001, 4), number(float("-inf"), 4), number(2.5e9, 2)
+    ('0.0000', '−∞', '2.50e+09')
+    """
+    if math.isinf(x):
+        return "∞" if x > 0 else "−∞"
+    text = f"{x:.{decimals}e}" if abs(x) >= 1e6 else f"{x:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def counted(size: int, letter: str) -> str:
+    """The size of an axis with its name, by the axis' letter.
+
+    >>> counted(5, "q"), counted(1, "k")
+    ('5 queries', '1 key')
+    """
+    name = AXES.get(letter, letter)
+    return f"{size} {name if size == 1 else PLURAL.get(name, name + 's')}"
+
+
+def ends(size: int, most: int) -> list[int | None]:
+    """Positions 0 to size - 1; if these are more than `most`, the first and last, around a None.
+
+    >>> ends(3, 4), ends(9, 4)
+    ([0, 1, 2], [0, 1, None, 7, 8])
+    """
+    if size <= most:
+        return list(range(size))
+    first = (most + 1) // 2
+    return [*range(first), None, *range(size - most + first, size)]
+
+
+def evenly(size: int, most: int) -> list[int]:
+    """At most `most` positions (two or more), evenly spaced, with both ends.
+
+    >>> evenly(3, 4), evenly(10, 4)
+    ([0, 1, 2], [0, 3, 6, 9])
+    """
+    if size <= most:
+        return list(range(size))
+    return [round(i * (size - 1) / (most - 1)) for i in range(most)]
+
+
+def without_nan(value: Any, write: Callable[[float], object]) -> Any:
+    """Nested dicts and lists for JSON, which has neither NaN nor infinity: each is `write(x)`.
+
+    >>> without_nan({"a": (1.0, float("inf"))}, str)
+    {'a': [1.0, 'inf']}
+    """
+    if isinstance(value, dict):
+        return {name: without_nan(x, write) for name, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(x, write) for x in value]
+    return write(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+REORDER = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+MARKS = "\u200e\u200f\u061c"  # direction marks, whose bidirectional class is that of letters
+
+
+def visible(token: str, longest: int = 16) -> str:
+    """A token as a label of at most `longest` characters: spaces at its ends are shown, and what is
+    invisible, breaks the line or reorders it is written as its code point.
+
+    >>> visible("a\\nb"), visible(" the"), visible("\\u202egnp"), visible("")
+    ('a␊b', '␣the', '⟨202E⟩gnp', '∅')
+    """
+    parts = _parts(token, joined=False)
+    if len(parts) > longest:
+        parts = [*parts[: longest - 1], "…"]
+    return _held("".join(parts))
+
+
+def visible_in_browser(token: str) -> str:
+    """The same at full length for a browser, which shortens labels itself. It keeps zero-width
+    joiners, which a browser draws: in emoji of families, in Indian scripts."""
+    return _held("".join(_parts(token, joined=True)))
+
+
+def _parts(token: str, joined: bool) -> list[str]:
+    body = token.strip(" ")
+    before = len(token) - len(token.lstrip(" "))
+    after = len(token) - len(body) - before if body else 0
+    return ["␣"] * before + [_written_out(char, joined) for char in body] + ["␣"] * after
+
+
+def _held(label: str) -> str:
+    """The label; a combining mark at its start gets a circle to stand on, so that it does not join
+    the text before it."""
+    if not label:
+        return "∅"
+    return "◌" + label if unicodedata.category(label[0]) in ("Mn", "Me", "Mc") else label
+
+
+def _written_out(char: str, joined: bool) -> str:
+    if ord(char) < 0x20:
+        return chr(0x2400 + ord(char))  # ␀ ␉ ␊: the pictures of the control characters
+    category = unicodedata.category(char)
+    hidden = category in ("Cc", "Cs", "Zl", "Zp") or (
+        category in ("Cf", "Cn", "Co")
+        and (not joined or char in MARKS or unicodedata.bidirectional(char) in REORDER)
+    )
+    return f"⟨{ord(char):04X}⟩" if hidden else char
+
+
+class ShownInNotebook:
+    """A value that a notebook shows as HTML. The explorer draws it, and is imported when a notebook
+    asks for it: nothing below the explorer imports it."""
+
+    def _repr_html_(self) -> str:
+        cells = importlib.import_module("clearhead.explorer.cells")
+        return str(cells.html_of(self))

@@ -1,0 +1,165 @@
+"""`explain`: attention step by step, every matrix of it in a `Trace`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from torch import Tensor
+
+from ..engines import CORE, choose, reference
+from ..errors import BadType, BadValue, refuse_keywords
+from ..masks import Mask
+from ..problem.biases import Bias
+from ..problem.check import Options, make_problem, must_have_values
+from ..problem.dropout import draw_seed
+from ..problem.problem import Inputs, Problem
+from ..torch_state import no_autocast
+from ..trace import Step, Trace
+from .ambient import must_not_be_sharded
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float | None = None,
+    seed: int | None = None,
+    engine: str = "auto",
+    **unknown: NoReturn,
+) -> Trace:
+    """Attention step by step: a `Trace` with every intermediate matrix.
+
+    The steps are `query`, `key`, `value`, `scores`, `scaled`, `capped`, `biased`, `masked`,
+    `weights` (the softmax), `dropped` and `output` (the context vectors), without those that the
+    call does not need.
+
+    Args:
+        tokens: the names of the queries, and of the keys where Tq = Tk and `key_tokens` is None;
+            None means numbers.
+        key_tokens: the names of the keys.
+        engine: the reference computes the steps; another engine, by name, computes `output`.
+
+    All other arguments are those of `attention`: three dimensions are (H, T, D), so a batch of one
+    head is x.unsqueeze(1).
+
+    Raises:
+        BadValue, BadType: as `attention`; tokens that are no list of words, or not one for each
+            query or key; matrices that would not fit in memory; meta tensors; with another engine,
+            dropout without a seed, as each engine makes its own draw.
+    """
+    if unknown:
+        refuse_keywords(explain, unknown)
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    must_not_be_sharded("explain")
+    problem, inputs = make_problem(q, k, v, options)
+    return explain_problem(problem, inputs, tokens, key_tokens, engine)
+
+
+def explain_problem(
+    problem: Problem,
+    inputs: Inputs,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    engine: str = "auto",
+) -> Trace:
+    """`explain` for a problem that is checked already, such as one that a listener was given."""
+    must_have_values(problem, "explain")
+    named = None if engine in ("auto", "steps") else choose(problem, engine)
+    if named is not None and problem.dropout and problem.seed is None:
+        raise BadValue(
+            f"explain was asked about dropout={problem.dropout} without a seed, and of {engine!r}.",
+            "without a seed each engine makes its own draw, so the output would not be that of the "
+            "weights that are shown.",
+            "pass a seed=, or leave engine= out.",
+        )
+    if reasons := reference.too_large(problem):
+        raise BadValue(
+            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
+            "explain holds every matrix it shows.",
+            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
+            "only what is asked for.",
+        )
+    queries, keys = _labels(problem, tokens, key_tokens)
+    if engine == "auto" and problem.dropout and problem.seed is None and not CORE.why_not(problem):
+        problem = replace(problem, seed=int(draw_seed()))  # as the core does
+    made: list[Step] = []
+    with no_autocast(problem.device):
+        for step in reference.steps(problem, inputs):
+            if step.name == "output" and named is not None:
+                step = replace(step, tensor=named.answer(problem, inputs).out)
+            if step.name == "weights":
+                step = replace(step, why=step.why + _note_on_sums(problem, step.tensor))
+            made.append(_without_added_dims(step, problem.given_dims))
+    answered = "" if named is None else f", answered by {named.name}"
+    settings = {
+        "mask": repr(problem.mask),
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "bias": None if problem.bias is None else repr(problem.bias),
+        "dropout": problem.dropout,
+        "seed": problem.seed,
+    }
+    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+
+
+def _note_on_sums(problem: Problem, weights: Tensor) -> str:
+    """A note on rows of these weights that do not sum to 1."""
+    note = "" if problem.sinks is None else " What is missing went to the sink."
+    if problem.masked and bool((weights == 0).all(-1).any()):
+        note += " A query that may see nothing gives 0."
+    return note
+
+
+def wrong_count(name: str, given: int, size: int) -> BadValue:
+    """The error for `given` labels of `size` positions."""
+    return BadValue(
+        f"{name} has {given} entries for {size} positions.",
+        "tokens label the positions, one each.",
+        f"pass {size} of them, or none.",
+    )
+
+
+def _labels(
+    problem: Problem, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    if key_tokens is None and tokens is not None and problem.Tq == problem.Tk:
+        key_tokens = tokens
+    for name, given, size in (
+        ("tokens", tokens, problem.Tq),
+        ("key_tokens", key_tokens, problem.Tk),
+    ):
+        if isinstance(given, str) or not (given is None or hasattr(given, "__len__")):
+            raise BadType(
+                f"{name} is {'one string, ' * isinstance(given, str)}{given!r}.",
+                "tokens are a list of strings, one for each position.",
+                f"split it first, for example {name}=text.split().",
+            )
+        if given is not None and len(given) != size:
+            raise wrong_count(name, len(given), size)
+    return (
+        None if tokens is None else tuple(map(_label, tokens)),
+        None if key_tokens is None else tuple(map(_label, key_tokens)),
+    )
+
+
+def _label(token: object) -> str:
+    return str(token.item() if isinstance(token, Tensor) and token.dim() == 0 else token)
+
+
+def _without_added_dims(step: Step, rank: int) -> Step:
+    """The step without the leading dimensions that the caller's tensors did not have."""
+    drop = 4 - rank
+    if (
+        not drop
+    ):  # the same tensor that the output was computed from, so that it can have a gradient
+        return step
+    tensor = step.tensor.reshape(step.tensor.shape[drop:])
+    return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)

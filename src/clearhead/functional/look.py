@@ -1,0 +1,162 @@
+"""`look`: the output of attention, and exact statistics of its weights."""
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ..errors import BadValue, refuse_keywords
+from ..formatting import ShownInNotebook
+from ..masks import Mask
+from ..problem.biases import Bias
+from ..problem.check import Options, make_problem, must_have_values
+from ..problem.problem import Inputs, Problem
+from ..stats import DEFAULT_STATISTICS, Result, Statistic, Top, each, lse_alone, parse_stats
+from ..stats.parse import how_to_request, must_fit
+from ..torch_state import loadable
+from .ambient import must_not_be_sharded
+from .attention import answered
+
+
+def look(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    stats: Iterable[str | Statistic] = DEFAULT_STATISTICS,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float | None = None,
+    seed: int | None = None,
+    engine: str = "auto",
+    **unknown: NoReturn,
+) -> "Look":
+    """The output of `attention`, the same bits, and exact statistics of its weights.
+
+    Nothing of the size Tq x Tk is formed. `stats` names statistics of the masked logits x and the
+    weights w = softmax(x):
+
+    =================  ====================================  ==================
+    statistic          what it is                            shape
+    =================  ====================================  ==================
+    ``"lse"``          log of the sum of exp(x), and sink    (B, H, Tq)
+    ``"max"``          the largest logit x                   (B, H, Tq)
+    ``"entropy"``      - sum of w log w over keys, in nats   (B, H, Tq)
+    ``"effective"``    exp(entropy), a number of keys        (B, H, Tq)
+    `topk(n)`          the n largest w, and their keys       (B, H, Tq, n)
+    `mass(groups)`     the sum of w over each group of keys  (B, H, Tq) each
+    ``"received"``     the sum of w over queries             (B, H, Tk)
+    `map(rows, cols)`  w, pooled                             (B, H, rows, cols)
+    `rows([...])`      w of some queries                     (B, H, n, Tk)
+    =================  ====================================  ==================
+
+    The first six need one sweep over the keys, the last three a second. Weights never carry
+    dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
+    core stays in the graph. Other arguments as in `attention`.
+
+    Args:
+        stats: names, or statistics that take arguments, as in the table; a list of them. `watch`
+            has the same default.
+
+    Returns:
+        A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
+
+    Raises:
+        BadValue, BadType: as `attention`; statistics that are unknown, do not fit or are no list
+            (a `topk`, or a span of `mass`, of more keys than there are); meta tensors; a call
+            inside of `distributed.sharded`.
+    """
+    if unknown:
+        refuse_keywords(look, unknown)
+    must_not_be_sharded("look")
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, v, options)
+    statistics = parse_stats(stats, problem.grid)
+    must_fit(statistics, problem.grid)
+    must_have_values(problem, "look")
+    run = _look
+    if torch.compiler.is_compiling() and not lse_alone(statistics):
+        run = torch.compiler.disable(_look)  # statistics are computed outside the graph
+    return run(problem, inputs, engine, statistics)
+
+
+def _look(
+    problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
+) -> "Look":
+    problem, out, stats = answered(problem, inputs, engine, statistics)
+    return Look(problem, out, {} if stats is None else stats.finish())
+
+
+class NotRequested(BadValue, AttributeError):
+    """A statistic that is not in this look."""
+
+
+@loadable
+class Look(ShownInNotebook):
+    """The output of attention and the statistics asked for beside it.
+
+    `look.out` is the output; every statistic is an attribute under its name: `look.lse`,
+    `look.topk.weights`, `look.topk.keys`, `look.mass["sink"]`. `look.names` lists them. Leading
+    dimensions that the inputs did not have are not there.
+    """
+
+    out: Tensor
+    names: tuple[str, ...]
+
+    def __init__(self, problem: Problem, out: Tensor, found: Mapping[str, Result]):
+        self.out = problem.shape_back(out)
+        self.names = tuple(found)
+        # In a graph for every length, the words would make one for each.
+        compiling = torch.compiler.is_compiling()
+        self.about = "a compiled call" if compiling else problem.describe()
+        self._found = {name: each(x, problem.shape_back) for name, x in found.items()}
+
+    def __getattr__(self, name: str) -> "Tensor | Top | dict[str, Tensor]":
+        found = self.__dict__.get("_found", {})
+        if name in found:
+            return found[name]
+        raise NotRequested(
+            f"This look has no {name!r}.",
+            f"a look holds what was asked for: {', '.join(['out', *found])}.",
+            how_to_request(name, ["out", *found]),
+        )
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.names]
+
+    def __repr__(self) -> str:
+        table = self.table()
+        widths = [max(len(row[i]) for row in table) for i in range(2)]
+        body = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table)
+        return "\n".join([f"look at {self.about}", *body])
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Name, shape and summary of the output and of every statistic."""
+        lines = [("out", self.out)]
+        for name, result in self._found.items():
+            if isinstance(result, Top):
+                lines += [(name, result.weights)]
+            elif isinstance(result, dict):
+                lines += [(f"{name} {group}", part) for group, part in result.items()]
+            else:
+                lines += [(name, result)]
+        return [(name, " x ".join(str(n) for n in x.shape), _summary(x)) for name, x in lines]
+
+
+def _summary(x: Tensor) -> str:
+    """Smallest, mean and largest of the finite numbers, and how many are not finite."""
+    x = x.detach()
+    finite = x[torch.isfinite(x)].double()
+    if not x.numel():
+        return "empty"
+    parts = []
+    if finite.numel():
+        low, mean, high = float(finite.min()), float(finite.mean()), float(finite.max())
+        parts.append(f"{low:.4g} to {high:.4g}, mean {mean:.4g}")
+    if missing := x.numel() - finite.numel():
+        parts.append(f"{missing} not finite")
+    return ", ".join(parts)

@@ -1,0 +1,342 @@
+"""`matrix`: the attention matrix, computed part by part: exact rows, columns, blocks and products.
+
+A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
+these two are kept, O(Tq); everything else is computed on demand. `A @ x` is attention with x as the
+values, so an engine computes it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..engines import choose, compute_stats, named
+from ..errors import BadType, BadValue, as_index, refuse_keywords
+from ..formatting import ShownInNotebook
+from ..masks import Mask
+from ..masks.values import as_4d
+from ..problem import online_softmax
+from ..problem.biases import Bias
+from ..problem.check import Options, make_problem, must_have_values
+from ..problem.nan_safe import weighted_sum
+from ..problem.online_softmax import State
+from ..problem.problem import Inputs, Problem, repeat_heads
+from ..problem.tiles import runs_of
+from ..stats import Statistic, Top, each, map, sweep, topk
+from ..stats.statistic import finish_rows
+from ..torch_state import no_autocast
+from .ambient import editors, must_not_be_sharded, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+
+STRIP_CELLS = 2**21
+MOST_CELLS = 2**27
+SUMMARY_PAIRS = 2**24
+MANY_RUNS = 16  # a run of keys costs about as much as this many consecutive keys
+ALL = slice(None)
+
+
+def matrix(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float | None = None,
+    seed: int | None = None,
+    engine: str = "auto",
+    **unknown: NoReturn,
+) -> "Matrix":
+    """The attention matrix, lazy and exact: ``A[b, h] = softmax(scale * Q K^T + ...)``, the weights
+    that `attention` sums the values with.
+
+    It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Nothing
+    of the size Tq x Tk is formed but by `to_dense()` and ``np.asarray(A)``. Weights never carry
+    dropout, so `dropout` and `seed` are checked and change nothing. `engine` computes `A @ x`;
+    blocks are computed as the reference does. Other arguments as in `attention`.
+
+    Returns:
+        A `Matrix` of shape (B, H, Tq, Tk), each row of which sums to 1, or to less beside a sink.
+
+    Raises:
+        BadValue, BadType: as `attention`; meta tensors; a call inside of `distributed.sharded`.
+    """
+    if unknown:
+        refuse_keywords(matrix, unknown)
+    must_not_be_sharded("matrix")
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, inputs = make_problem(q, k, k, options)
+    must_have_values(problem, "matrix")
+    for editor in editors():
+        problem, inputs = editor.edit_again(problem, inputs)
+    problem, inputs = shown(problem, inputs)
+    if engine != "auto":
+        named(engine)
+    return Matrix(problem.without_dropout, inputs, engine)
+
+
+class Matrix(ShownInNotebook):
+    """The weights softmax(...) of one attention call, (B, H, Tq, Tk), computed on demand.
+
+    Weights never carry dropout. Every result has the leading dimensions of q and k, is in fp32
+    or wider, and carries gradients if they require them. q and k are not copied: do not
+    change them while the matrix is in use.
+    """
+
+    def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
+        self._problem, self._inputs, self._engine = problem, inputs, engine
+        self._sums_of_all: State | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, Tq, Tk), without the leading dimensions that q and k did not have."""
+        p = self._problem
+        return (p.B, p.H, p.Tq, p.Tk)[4 - p.given_dims :]
+
+    @property
+    def lse(self) -> Tensor:
+        """The natural log-sum-exp of each query's scores and its sink, (B, H, Tq); -inf if there
+        are none."""
+        sums = self._sums(slice(0, self._problem.Tq))
+        return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
+
+    def rows(self, queries: int | slice | Sequence[int]) -> Tensor:
+        """The exact weights of some queries, (B, H, n, Tk)."""
+        return self._weights(queries, ALL)
+
+    def cols(self, keys: int | slice | Sequence[int]) -> Tensor:
+        """The exact weights that some keys receive, (B, H, Tq, n)."""
+        return self._weights(ALL, keys)
+
+    def block(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """The exact weights of some queries on some keys, (B, H, q, k)."""
+        return self._weights(queries, keys)
+
+    def entropy(self) -> Tensor:
+        """-Σ w log w of each query's weights, in nats, (B, H, Tq); 0 where it sees nothing."""
+        return self._statistic("entropy")
+
+    def topk(self, n: int) -> Top:
+        """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
+        lower key. Where a query sees fewer keys, the rest have weight 0 and key -1. Raises
+        `BadValue` for an n below 1 or above Tk."""
+        statistic = topk(n)
+        statistic.must_fit(self._problem.grid)
+        return self._statistic(statistic)
+
+    def pool(self, rows: int, cols: int) -> Tensor:
+        """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of
+        the weight they put into a bin of keys."""
+        return self._statistic(map(rows, cols))
+
+    def to_dense(self, most: int = MOST_CELLS) -> Tensor:
+        """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
+        p = self._problem
+        cells = p.all_pairs
+        if not cells <= most:
+            raise BadValue(
+                f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",
+                f"to_dense writes at most {most:,} cells unless it is told more.",
+                f"ask for rows, cols, a block or a product, or say to_dense(most={cells}).",
+            )
+        return self._weights(ALL, ALL)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
+        """`to_dense()` for NumPy, without gradients: ``np.asarray(A)``, a new array each time."""
+        if copy is False:
+            raise BadValue(
+                "The matrix was asked for as an array without a copy.",
+                "it is computed on demand, so each array of it is new.",
+                "pass copy=None, or use np.asarray(A).",
+            )
+        return self.to_dense().detach().cpu().numpy().astype(dtype, copy=False)
+
+    def __getitem__(self, which: object) -> NoReturn:
+        raise BadType(
+            f"The matrix was indexed with {which!r}, or iterated over.",
+            "it is computed on demand, and its parts have names.",
+            "call rows, cols or block, or index A.to_dense().",
+        )
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """A @ x for x of shape (B, G or H, Tk, n): attention with other values."""
+        p = self._problem
+        x = self._operand(x, p.Tk, "keys", "A @ x")
+        grad = p.grad or (x.requires_grad and torch.is_grad_enabled())
+        problem = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
+        # Second derivatives are supported here, and the core has none.
+        engine = choose(problem, "tiled" if grad and self._engine == "auto" else self._engine)
+        with no_autocast(p.device):
+            return p.shape_back(engine.answer(problem, p.widen(self._inputs._replace(v=x))).out)
+
+    @property
+    def T(self) -> "Transposed":
+        """The transpose: `A.T @ x` sums, for each key, over the queries that look at it."""
+        return Transposed(self)
+
+    def _transposed_matmul(self, x: Tensor) -> Tensor:
+        p = self._problem
+        x = self._operand(x, p.Tq, "queries", "A.T @ x")
+        total = x.new_zeros(p.B, p.H, p.Tk, x.shape[-1])
+        for strip in self._strips(slice(0, p.Tq)):
+            weights, keep = self._block(strip, slice(0, p.Tk))
+            keep = None if keep is None else keep.transpose(-1, -2)
+            with no_autocast(p.device):
+                total = total + weighted_sum(weights.transpose(-1, -2), x[:, :, strip], keep)
+        return p.shape_back(total)
+
+    def __repr__(self) -> str:
+        p = self._problem
+        size = " x ".join(str(n) for n in self.shape)
+        head = f"attention matrix {size} of {p.describe()}"
+        if not 0 < p.pairs <= SUMMARY_PAIRS:
+            return head
+        with torch.no_grad():
+            entropy = self.entropy()
+        mean, most = float(entropy.mean()), float(entropy.max())
+        return f"{head}\n  entropy {mean:.3f} nats on average, at most {most:.3f}"
+
+    # ------------------------------------------------------------------------------ internals
+
+    def _statistic(self, statistic: str | Statistic) -> Any:
+        (result,) = compute_stats(self._problem, self._inputs, [statistic]).finish().values()
+        return each(result, self._problem.shape_back)
+
+    def _weights(
+        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
+    ) -> Tensor:
+        """Some queries on some keys, in the order given: a block for each run of consecutive keys.
+        Where there are many runs, whole rows cost less, and the keys are picked out of them."""
+        p = self._problem
+        columns = _runs(keys, p.Tk, "key")
+        positions = [key for column in columns for key in range(column.start, column.stop)]
+        rows = []
+        for run in _runs(queries, p.Tq, "query"):
+            if len(columns) * MANY_RUNS > p.Tk:
+                for strip in self._strips(run):
+                    rows.append(self._block(strip, slice(0, p.Tk))[0][..., positions])
+                continue
+            sums = self._sums(run) if len(columns) > 1 else None
+            parts = [self._block(run, column, sums)[0] for column in columns]
+            rows.append(torch.cat(parts, 3))
+        return p.shape_back(torch.cat(rows, 2))
+
+    def _block(
+        self, queries: slice, keys: slice, sums: State | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """exp(score - max) / sum, 0 for a query that may see nothing; and the block of the mask.
+        `sums` are those of the queries over all keys, if they are known."""
+        p = self._problem
+        scores, keep = self._logits(queries, keys)
+        if sums is None and keys == slice(0, p.Tk):
+            top = online_softmax.largest(scores)
+            sums = State(top, online_softmax.exps(scores, top).sum(-1), {})
+        elif sums is None:
+            sums = self._sums(queries)
+        weights = finish_rows(sums, p.sinks).weight(online_softmax.exps(scores, sums.max.detach()))
+        return weights.masked_fill(scores == online_softmax.NOTHING, 0.0), keep
+
+    def _sums(self, queries: slice) -> State:
+        """The maximum and the sum of some queries over all keys.
+
+        Kept once they were computed for all queries, except with gradients: their graph is freed by
+        the first backward pass.
+        """
+        p = self._problem
+        if self._sums_of_all is not None and not p.records_grad:
+            return self._sums_of_all.map(lambda x: x[:, :, queries])
+        every = queries == slice(0, p.Tq)
+        partial = (
+            compute_stats(p, self._inputs, ["lse"])
+            if every
+            else sweep(p, self._inputs, ["lse"], queries)
+        )
+        assert partial.rows is not None
+        if every and not p.records_grad:
+            self._sums_of_all = partial.rows
+        return partial.rows
+
+    def _strips(self, queries: slice) -> Iterator[slice]:
+        """The queries in strips whose rows over all keys hold at most about `STRIP_CELLS` cells."""
+        p = self._problem
+        size = max(1, STRIP_CELLS // max(1, p.B * p.H * p.Tk))
+        if queries.start == queries.stop:
+            yield queries
+        for start in range(queries.start, queries.stop, size):
+            yield slice(start, min(start + size, queries.stop))
+
+    def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        p = self._problem
+        q, k = self._inputs.q[:, :, queries], self._inputs.k[:, :, keys]
+        with no_autocast(p.device):
+            return p.logits(q, k, queries, keys)
+
+    def _operand(self, x: Tensor, length: int, what: str, call: str) -> Tensor:
+        p = self._problem
+        if not isinstance(x, Tensor):
+            raise BadType(
+                f"{call} got x of type {type(x).__name__}.",
+                "the attention matrix is multiplied with a tensor.",
+                "pass torch.as_tensor(x).",
+            )
+        fits = x.dim() == p.given_dims and x.shape[-2] == length
+        if fits:
+            B, heads = as_4d(x).shape[:2]
+            fits = B in (1, p.B) and heads in (1, p.G, p.H)
+        if not fits:
+            raise BadValue(
+                f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
+                f"x has as many dimensions as q and one row for each of the {length} {what}.",
+                f"pass x with second-to-last size {length}.",
+            )
+        return repeat_heads(as_4d(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)
+
+
+class Transposed:
+    """`A.T`. `A.T @ x`, with x of shape (B, H, Tq, n), is the sum over the queries for each key."""
+
+    def __init__(self, matrix: Matrix):
+        self._matrix = matrix
+
+    @property
+    def T(self) -> Matrix:
+        return self._matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, Tq, Tk = self._matrix.shape
+        return (*lead, Tk, Tq)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
+        """As `Matrix` for NumPy, with queries and keys exchanged."""
+        return self._matrix.__array__(dtype, copy).swapaxes(-1, -2)
+
+    def __repr__(self) -> str:
+        return f"the transpose, of shape {self.shape}, of: {self._matrix!r}"
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self._matrix._transposed_matmul(x)
+
+
+def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
+    """The positions as runs of consecutive ones, in the order given; an empty one if there are
+    none."""
+    return [slice(r.start, r.stop) for r in runs_of(_positions(which, size, name)) or [range(0)]]
+
+
+def _positions(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
+    if isinstance(which, slice):
+        return range(*which.indices(size))
+    one = not isinstance(which, Iterable) or (isinstance(which, Tensor) and not which.dim())
+    given: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # told apart above
+    rule = f"there are {size}, counted from 0; -1 is the last."
+    way_out = f"pass an int, a slice or a list of ints, from {-size} to {size - 1}."
+    return [as_index(name, i, size, rule, way_out) for i in given]

@@ -1,0 +1,126 @@
+"""`plan`: which engine would compute a call, why others decline, and what it costs."""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torch import Tensor
+
+from .. import engines
+from ..errors import refuse_keywords
+from ..formatting import ShownInNotebook
+from ..masks import Mask
+from ..problem.biases import Bias
+from ..problem.check import Options, make_problem
+from ..problem.problem import Problem
+from ..torch_state import loadable
+
+TILE = 256
+UNITS = "", "k", "M", "G", "T"
+
+
+@loadable
+@dataclass(frozen=True, repr=False)
+class Plan(ShownInNotebook):
+    """Which engine computes a call and why; what it costs. Prints itself.
+
+    `flops` counts the two products over the pairs that may look, `bytes` q, k, v and the output
+    once. `tiles` says how many 256 x 256 blocks are full under the mask, partial, or empty.
+    """
+
+    problem: str
+    engine: str | None
+    caption: str
+    declined: dict[str, list[str]]
+    not_needed: tuple[str, ...]
+    pairs: int
+    all_pairs: int
+    flops: int
+    bytes: int
+    tiles: dict[str, int]
+    skips_tiles: bool
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
+        lines = [self.problem]
+        lines.append(
+            f"  answered by   {self.engine} ({self.caption})"
+            if self.engine
+            else "  answered by   no engine"
+        )
+        for name, reasons in self.declined.items():
+            lines.append(f"  {name + ' declined':<13} {'; '.join(reasons)}")
+        if self.not_needed:
+            lines.append(f"  not needed    {', '.join(self.not_needed)} (later in the order)")
+        lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
+        lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
+        lines.append(f"  memory        {_si(self.bytes)}B in and out at least")
+        counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
+        done = "; empty ones are skipped" if self.skips_tiles else "; this engine computes them all"
+        lines.append(f"  tiles         {counts} of {TILE} x {TILE}{done if self.engine else ''}")
+        return "\n".join(lines)
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float | None = None,
+    seed: int | None = None,
+    engine: str = "auto",
+    **unknown: NoReturn,
+) -> Plan:
+    """Which engine would compute this call, why others decline, and what it costs.
+
+    Arguments as in `attention`. Nothing is computed but the mask. If no engine can compute it, the
+    plan says so; only an unknown engine name or arguments that do not fit raise.
+    """
+    if unknown:
+        refuse_keywords(plan, unknown)
+    options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
+    problem, _ = make_problem(q, k, v, options)
+    return plan_of(problem, engine)
+
+
+def plan_of(problem: Problem, engine: str) -> Plan:
+    """`plan` for a problem that is checked already."""
+    chosen, declined = engines.first_able(problem, engine)
+    order = engines.order(problem)
+    later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
+    return Plan(
+        problem=problem.describe(),
+        engine=chosen.name if chosen else None,
+        caption=chosen.caption_of(problem) if chosen else "",
+        declined=declined,
+        not_needed=tuple(e.name for e in later),
+        pairs=problem.pairs,
+        all_pairs=problem.all_pairs,
+        flops=problem.flops,
+        bytes=problem.bytes,
+        tiles=_count_tiles(problem),
+        skips_tiles=chosen is not None and chosen.skips_tiles(problem),
+    )
+
+
+def _count_tiles(problem: Problem) -> dict[str, int]:
+    """Blocks in which the mask allows every pair, in every batch and head; some; and none."""
+    columns = -(-problem.Tk // TILE)
+    if not problem.masked:
+        return {"full": -(-problem.Tq // TILE) * columns, "partial": 0, "empty": 0}
+    some, full = problem.key_ranges.count_tiles(TILE)
+    return {"full": full, "partial": some - full, "empty": -(-problem.Tq // TILE) * columns - some}
+
+
+def _si(number: float) -> str:
+    unit = 0
+    while number >= 1000 and unit < len(UNITS) - 1:
+        number, unit = number / 1000, unit + 1
+    return f"{number:.4g} {UNITS[unit]}"

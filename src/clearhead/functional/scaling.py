@@ -1,0 +1,64 @@
+"""What dividing by sqrt(d) does to softmax, as data: `why_scale` measures it, views draw it."""
+
+import math
+import textwrap
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..torch_state import loadable
+
+
+@loadable
+@dataclass(frozen=True, eq=False, repr=False)
+class Scaling:
+    """What scaling does, by head size: one entry of `sizes` per list entry; `raw` is unscaled.
+
+    `variance` is that of the scores, `gradient` the mean Frobenius norm of d weights / d scores of
+    one query, `entropy` that of the weights in nats (at most log(keys)). `weights` are one query's,
+    at head size `size`, sorted from the largest.
+    """
+
+    keys: int
+    size: int
+    sizes: list[int]
+    variance_raw: list[float]
+    variance_scaled: list[float]
+    gradient_raw: list[float]
+    gradient_scaled: list[float]
+    entropy_raw: list[float]
+    entropy_scaled: list[float]
+    weights_raw: Tensor
+    weights_scaled: Tensor
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"Why divide by sqrt(d)?  Random queries and keys, {self.keys} keys.",
+            "",
+            "         variance of scores      entropy of weights     gradient of weights",
+            "     d    raw       scaled        raw      scaled         raw      scaled",
+        ]
+        for i, d in enumerate(self.sizes):
+            lines.append(
+                f"{d:6}  {self.variance_raw[i]:8.2f}  {self.variance_scaled[i]:8.3f}"
+                f"   {self.entropy_raw[i]:8.3f}  {self.entropy_scaled[i]:8.3f}"
+                f"    {self.gradient_raw[i]:9.5f} {self.gradient_scaled[i]:9.5f}"
+            )
+        raw, scaled = float(self.weights_raw[0]), float(self.weights_scaled[0])
+        paragraphs = [
+            f"At d = {self.size} the largest weight of one query is {raw:.4f} unscaled and "
+            f"{scaled:.4f} scaled (1/{self.keys} = {1 / self.keys:.4f} would be uniform).",
+            "Unscaled, scores grow with d: their variance goes from "
+            f"{self.variance_raw[0]:.1f} to {self.variance_raw[-1]:.1f}. Softmax then saturates: "
+            "nearly all weight lies on one key, and the gradient, by which the others could gain, "
+            f"goes from {self.gradient_raw[0]:.3f} to {self.gradient_raw[-1]:.3f}. Divided by "
+            "sqrt(d), all three stay where they are.",
+            f"Entropy is in nats, at most ln {self.keys} = {math.log(self.keys):.2f}; the gradient "
+            "is the norm of the derivatives of the weights by the scores.",
+        ]
+        for paragraph in paragraphs:
+            lines += ["", *textwrap.wrap(paragraph, 80)]
+        return "\n".join(lines)

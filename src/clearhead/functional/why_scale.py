@@ -1,0 +1,88 @@
+"""Why divide by sqrt(d)? Softmax over random queries and keys, with and without the scaling.
+
+A dot product of d independent terms of variance 1 has variance d. Unscaled, scores therefore spread
+as sqrt(d), softmax puts all its weight on one key, and its gradient vanishes; scaled, the variance
+stays 1 whatever d is. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue, as_count, kind_of, whole_number
+from .explain import explain
+from .scaling import Scaling
+
+SIZES = (4, 16, 64, 256, 1024)
+LARGEST = 2**16
+
+
+def why_scale(
+    size: int = 256,
+    *,
+    keys: int = 32,
+    queries: int = 256,
+    seed: int = 0,
+    sizes: Sequence[int] = SIZES,
+) -> Scaling:
+    """Measure scores, weights and gradients over random normal queries and keys, by `explain`.
+
+    `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
+    or a count is below 1.
+    """
+    rule = "a seed is a whole number from 0 to 2^63 - 1."
+    seed = as_count("seed", seed, rule, "pass for example seed=0.", most=2**63 - 1)
+    if not isinstance(sizes, Iterable):
+        raise BadType(
+            f"sizes is {kind_of(sizes)}.",
+            "sizes are the head sizes to compare, in a list.",
+            "pass for example sizes=[16, 64, 256].",
+        )
+    if whole_number(keys) == 1:
+        raise BadValue(
+            "keys=1.",
+            "of one key the weight is 1, whatever its score: there is nothing to scale.",
+            "pass keys=2 or more.",
+        )
+    size, keys, queries = _size("size", size), _size("keys", keys), _size("queries", queries)
+    sizes = sorted({size, *(_size(f"sizes[{i}]", d) for i, d in enumerate(sizes))})
+    columns: dict[str, list[float]] = {
+        f"{what}_{kind}": []
+        for what in ("variance", "gradient", "entropy")
+        for kind in ("raw", "scaled")
+    }
+    shown: dict[str, Tensor] = {}
+    source = torch.Generator("cpu").manual_seed(seed)
+    for d in sizes:
+        q, k = (
+            torch.randn(n, d, generator=source, dtype=torch.float64, device="cpu")
+            for n in (queries, keys)
+        )
+        for kind, scale in (("raw", 1.0), ("scaled", None)):
+            trace = explain(q, k, k, scale=scale)
+            weights = trace["weights"]
+            scores = trace["scaled"] if "scaled" in trace else trace["scores"]
+            columns[f"variance_{kind}"].append(float(scores.var()))
+            columns[f"gradient_{kind}"].append(float(_jacobian_norm(weights).mean()))
+            entropy = torch.special.entr(weights).sum(-1)
+            columns[f"entropy_{kind}"].append(float(entropy.mean()))
+            if d == size:
+                shown[kind] = weights[0].sort(descending=True).values
+    return Scaling(
+        keys, size, sizes, weights_raw=shown["raw"], weights_scaled=shown["scaled"], **columns
+    )
+
+
+def _size(name: str, value: object) -> int:
+    rule = f"head sizes and counts are whole numbers from 1 to {LARGEST}."
+    return as_count(name, value, rule, "pass a number in between.", 1, LARGEST)
+
+
+def _jacobian_norm(weights: Tensor) -> Tensor:
+    """|diag(w) - w w^T| of each row, the derivative of softmax, in closed form.
+
+    Its squared Frobenius norm is sum(w_i^2) - 2 sum(w_i^3) + sum(w_i^2)^2.
+    """
+    squares = weights.square().sum(-1)
+    return (squares - 2 * weights.pow(3).sum(-1) + squares.square()).clamp(min=0).sqrt()

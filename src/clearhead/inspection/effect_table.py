@@ -1,0 +1,160 @@
+"""What edits of attention did to a metric, as data."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..torch_state import loadable
+
+MOST_SHOWN = 20
+MARK = "?"  # of an estimate that the exact effect does not bear out
+UNCHECKED = (
+    "Estimates alone are not checked. Where the metric is saturated, one may be far too small and\n"
+    "of the wrong sign; exact=True measures each."
+)
+
+
+@loadable
+@dataclass(frozen=True)
+class Effect:
+    """What one edit does to the metric: edited minus unedited.
+
+    `exact` was measured by running the edited model, `estimate` is from gradients of the unedited
+    one; None where it was not asked for. `layer` and `head` say where, for an edit of one head.
+    `label` says what the head looks at, where that is known.
+    """
+
+    name: str
+    exact: float | None
+    estimate: float | None
+    layer: int | None = None
+    head: int | None = None
+    label: str = ""
+
+    @property
+    def trusted(self) -> bool | None:
+        """Does the exact effect bear the estimate out: the same sign, and neither more than twice
+        the other? None where one of them is missing, so that the estimate is not checked.
+
+        Where a loss is saturated its gradient vanishes, and an estimate may be far too small and of
+        the wrong sign. Gradients at the same point do not show that: only the edited run does.
+        """
+        if self.exact is None or self.estimate is None:
+            return None
+        larger = max(abs(self.exact), abs(self.estimate))
+        return abs(self.exact - self.estimate) <= larger / 2
+
+    @property
+    def size(self) -> float:
+        """How large it is: exact where that is known."""
+        return abs(self.exact if self.exact is not None else self.estimate or 0.0)
+
+
+@loadable
+@dataclass(frozen=True)
+class Effects:
+    """The effect of each edit on `metric`, which is `baseline` unedited; prints itself as a table,
+    the largest first."""
+
+    metric: str
+    baseline: float
+    effects: tuple[Effect, ...]
+
+    def __len__(self) -> int:
+        return len(self.effects)
+
+    def __iter__(self) -> Iterator[Effect]:
+        return iter(self.effects)
+
+    def largest(self) -> list[Effect]:
+        """The effects by their size, the largest first."""
+        return sorted(self.effects, key=lambda effect: -effect.size)
+
+    @property
+    def correlation(self) -> float | None:
+        """Spearman's rank correlation of estimates and exact effects; None where one of them is
+        missing, or all are alike."""
+        pairs = [
+            (e.exact, e.estimate)
+            for e in self.effects
+            if e.exact is not None and e.estimate is not None
+        ]
+        if len(pairs) < 2:
+            return None
+        a, b = (_ranks(torch.tensor(x, dtype=torch.float64)) for x in zip(*pairs, strict=True))
+        spread = float(a.std() * b.std())
+        return (
+            float(((a - a.mean()) * (b - b.mean())).sum() / (len(a) - 1)) / spread
+            if spread
+            else None
+        )
+
+    def grid(self, which: str = "exact") -> Tensor:
+        """The effects of single heads as (layers, heads), NaN where there is none; `which` is
+        "exact" or "estimate"."""
+        of_heads = [e for e in self.effects if e.layer is not None and e.head is not None]
+        rows = max((e.layer for e in of_heads if e.layer is not None), default=-1) + 1
+        columns = max((e.head for e in of_heads if e.head is not None), default=-1) + 1
+        found = torch.full((rows, columns), float("nan"), dtype=torch.float64)
+        for e in of_heads:
+            value = getattr(e, which)
+            if value is not None:
+                found[e.layer, e.head] = value
+        return found
+
+    def labelled(self, labels: Mapping[tuple[int, int], str]) -> "Effects":
+        """The same with what heads look at, by (layer, head)."""
+        named = [
+            replace(e, label=labels.get((e.layer, e.head), e.label))
+            if e.layer is not None and e.head is not None
+            else e
+            for e in self.effects
+        ]
+        return replace(self, effects=tuple(named))
+
+    def as_dict(self) -> dict[str, Any]:
+        effects = [{**asdict(effect), "trusted": effect.trusted} for effect in self.effects]
+        return {**asdict(self), "effects": effects, "correlation": self.correlation}
+
+    def __str__(self) -> str:
+        return self.table(MOST_SHOWN)
+
+    def table(self, most: int | None = None) -> str:
+        """The largest `most` effects; None means all."""
+        ranked = self.largest()[:most]
+        wide = max([len(e.name) for e in ranked], default=0)
+        columns = [
+            c for c in ("exact", "estimate") if any(getattr(e, c) is not None for e in ranked)
+        ]
+        lines = [f"{self.metric} is {self.baseline:.4f} unedited; edited minus unedited:", ""]
+        lines.append(" " * wide + "".join(f"{c:>12}" for c in columns))
+        for e in ranked:
+            numbers = "".join(_cell(getattr(e, c)) for c in columns)
+            mark = MARK if e.trusted is False else " "
+            lines.append(f"{e.name:<{wide}}{numbers} {mark} {e.label}".rstrip())
+        if len(ranked) < len(self.effects):
+            lines.append(f"... and {len(self.effects) - len(ranked)} smaller ones")
+        if (rho := self.correlation) is not None:
+            lines += ["", f"Estimates and exact effects: rank correlation {rho:.3f}."]
+        if wrong := sum(e.trusted is False for e in self.effects):
+            lines.append(
+                f"{MARK} {wrong} of {len(self.effects)} estimates are not to be trusted: of the "
+                "wrong sign, or off by\n  more than a factor of 2."
+            )
+        if any(e.estimate is not None and e.trusted is None for e in self.effects):
+            lines += ["", UNCHECKED]
+        return "\n".join(lines)
+
+
+def _cell(value: float | None) -> str:
+    return f"{'' if value is None else f'{value:+.4f}':>12}"
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """The rank of each number; equal ones share the mean of theirs."""
+    below = (x.unsqueeze(0) < x.unsqueeze(1)).sum(1).double()
+    alike = (x.unsqueeze(0) == x.unsqueeze(1)).sum(1).double()
+    return below + (alike - 1) / 2

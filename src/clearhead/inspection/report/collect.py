@@ -1,0 +1,284 @@
+"""From an attention call to a `Layer` of the report: statistics, largest weights, steps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ...errors import BadValue
+from ...formatting import MAP_SIDE, evenly
+from ...functional.ambient import active_ranks, statistics_of
+from ...functional.explain import explain_problem
+from ...masks import Mask, everything, window
+from ...masks.mask import common_align
+from ...masks.without import Without
+from ...problem.problem import Inputs, Problem
+from ...stats import Statistic, Top, map as pooled_map, mass, topk
+from ...trace import Trace
+from .cross_attention import CallSite, TextTracker
+from .findings import Head, Layer, Link
+from .head_label import LABELS, REPEAT_GROUPS, label_of, separators
+from .induction import repeat_shares
+from .label_counts import label_counts
+
+ALL_HEADS = 1 << 16  # cells (heads x queries x keys) of a layer up to which all steps are kept
+ONE_HEAD = 512  # tokens up to which one head's steps are kept: 1 MB a matrix
+LINKS = 8  # weights kept of each query
+KEPT = 512  # queries whose largest weights are kept, evenly spaced in a longer text
+STRONGEST = 10  # links listed for each head
+
+
+@dataclass(frozen=True, eq=False)
+class _Statistics:
+    """The statistics of one call on one text, without a batch dimension.
+
+    `entropy` is (H, Tq). `active`, (Tq,), says which queries may look at anything; `count` is how
+    many these are, 1 if there are none. `shares` are (H,), of all weight, for each group of keys.
+    `map` is (H, r, c), `received` (H, Tk), and `top` (H, Tq, n) on the CPU; None if not asked for.
+    """
+
+    entropy: Tensor
+    active: Tensor
+    count: int
+    shares: dict[str, Tensor]
+    map: Tensor
+    received: Tensor
+    top: Top | None
+
+    @property
+    def mean_entropy(self) -> float:
+        """Over the heads and the active queries."""
+        return float(self.entropy.mean(0).sum()) / self.count
+
+
+@dataclass
+class Collector:
+    """Makes a `Layer` of each attention call."""
+
+    texts: TextTracker
+    layers: list[Layer]
+    uniform_cache: list[tuple[Mask, tuple[object, ...], _Statistics]] = field(default_factory=list)
+
+    def add_layer(self, problem: Problem, inputs: Inputs) -> None:
+        """Add the layer of a call. Raises `BadValue` for a batch of texts and for an empty text."""
+        _must_be_one_text(problem)
+        site = self.texts.call_site(problem)
+        real = _without_padding(problem, site)
+        found = _statistics(real, inputs, site, topk(LINKS))
+        uniform = self.uniform(problem, inputs, site)
+        heads = _heads(len(self.layers), real, site, found, uniform)
+        trace, traced_heads = _trace(problem, inputs, heads, site)
+        linked = {link.query for head in heads for link in head.links}
+        kept = sorted({*evenly(problem.Tq, KEPT), *linked})
+        assert found.top is not None
+        self.layers.append(
+            Layer(
+                number=len(self.layers),
+                module=site.module,
+                cross_attention=site.cross_attention,
+                query_tokens=site.query_tokens,
+                key_tokens=site.key_tokens,
+                problem=problem.describe(),
+                queries=problem.Tq,
+                key_heads=problem.G,
+                max_entropy=uniform.mean_entropy,
+                heads=heads,
+                map=found.map.float().cpu(),
+                allowed=(uniform.map > 0).any(0).cpu(),
+                received=found.received.float().cpu(),
+                kept_queries=tuple(kept),
+                top_weights=found.top.weights[:, kept].float(),
+                top_keys=found.top.keys[:, kept].int(),
+                trace=trace,
+                traced_heads=traced_heads,
+            )
+        )
+
+    def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Statistics:
+        """The statistics of uniform weights under the same mask, from queries that are all 0.
+        Computed once for layers that share their mask."""
+        key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens, site.at
+        for mask, cached_key, cached in self.uniform_cache:
+            if mask is problem.mask and cached_key == key:
+                return cached
+        H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
+        zero = replace(
+            _without_padding(problem, site),
+            H=H,
+            G=1,
+            D=1,
+            Dv=1,
+            bias=None,
+            softcap=None,
+            sinks=None,
+            dropout=0.0,
+        )
+        q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
+        k = torch.zeros_like(inputs.k[:, :1, :, :1])
+        found = _statistics(zero, Inputs(q, k, k), site)
+        self.uniform_cache.append((problem.mask, key, found))
+        return found
+
+
+def _must_be_one_text(problem: Problem) -> None:
+    if problem.B != 1:
+        raise BadValue(
+            f"The model was run on a batch of {problem.B}.",
+            "a report is about one text.",
+            "pass one text, B = 1; for a batch, use watch(model, stats=[...]).",
+        )
+    if not problem.Tq or not problem.Tk:
+        raise BadValue(
+            f"The model was run on {problem.Tq} queries and {problem.Tk} keys.",
+            "a report is about a text, of one token or more.",
+            "pass a text that is not empty.",
+        )
+
+
+def _statistics(
+    problem: Problem, inputs: Inputs, site: CallSite, top: topk | None = None
+) -> _Statistics:
+    stated = common_align(problem.mask, problem.grid)
+    corner = "end" if stated is None else stated
+    groups = {
+        "previous": window(before=1, align=corner) & ~window(before=0, align=corner),
+        "next": window(after=1, align=corner) & ~window(after=0, align=corner),
+        "same": window(before=0, after=0, align=corner),
+    }
+    requested: list[str | Statistic] = [
+        "entropy",
+        "max",
+        "received",
+        pooled_map(MAP_SIDE, MAP_SIDE),
+    ]
+    if top is not None:
+        requested.append(top)
+    one_text = _is_one_text(problem, site)
+    if one_text:
+        requested.append(mass(groups))
+    numbers = statistics_of(problem, inputs, requested)
+    largest, entropy, received, maps = (
+        cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "map")
+    )
+    active = (largest != -math.inf).any(0)  # NaN counts, so that it is seen in every mean
+    count = max(1, int(active.sum()))
+    by_query = cast(dict[str, Tensor], numbers.get("mass", {}))
+    shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
+    # These groups have the same keys for every query: their share follows from the weight that each
+    # key receives.
+    first = _first_key(site)
+    is_separator = separators(site.key_tokens, problem.Tk, first).to(received.device)
+    shares["first"] = received[:, first] / count
+    shares["separators"] = received[:, is_separator].sum(-1) / count
+    if one_text and site.key_tokens is not None and problem.Tq == problem.Tk:
+        shares |= repeat_shares(problem, inputs, site.key_tokens, first)
+    if problem.sinks is not None:
+        shares["sink"] = 1 - received.sum(-1) / count
+    largest_weights = None
+    if top is not None:
+        largest_weights = Top(*(x[0].cpu() for x in cast(Top, numbers["topk"])))
+    return _Statistics(entropy, active, count, shares, maps, received, largest_weights)
+
+
+def _heads(
+    layer: int, problem: Problem, site: CallSite, found: _Statistics, uniform: _Statistics
+) -> tuple[Head, ...]:
+    """The heads of a layer in numbers, labelled by how they differ from uniform weights."""
+    assert found.top is not None
+    weights, keys = found.top
+    max_entropy = uniform.mean_entropy
+    uniform_shares = {name: float(share.nanmean()) for name, share in uniform.shares.items()}
+    # A query with one key, or none, has no choice: its weight says nothing about the head.
+    has_choice = (uniform.entropy.amax(0) > 1e-6).cpu()
+    counts = label_counts(
+        keys[..., 0],
+        found.active,
+        site.key_tokens,
+        first=_first_key(site),
+        offset=_offset(problem) if _is_one_text(problem, site) else None,
+    )
+    heads = []
+    for h in range(problem.H):
+        shares = {name: float(share[h]) for name, share in found.shares.items()}
+        shares = {n: x for n, x in shares.items() if n not in REPEAT_GROUPS or not math.isnan(x)}
+        entropy = float(found.entropy[h].sum()) / found.count
+        evenness = entropy / max_entropy if max_entropy else 0.0
+        label = label_of(shares, uniform_shares, evenness, counts[h])
+        compared = has_choice[:, None] & ~weights[h].isnan()
+        heads.append(
+            Head(
+                layer=layer,
+                head=h,
+                label=label.label,
+                number=label.number,
+                entropy=entropy,
+                effective=float(found.entropy[h][found.active].exp().sum()) / found.count,
+                shares=shares,
+                links=_strongest(weights[h].masked_fill(~compared, -1.0), keys[h]),
+                evidence=label.evidence,
+                withheld=label.withheld,
+            )
+        )
+    return tuple(heads)
+
+
+def _trace(
+    problem: Problem, inputs: Inputs, heads: Sequence[Head], site: CallSite
+) -> tuple[Trace | None, tuple[int, ...]]:
+    """The steps of all heads of a short text, or of the head with the clearest label of a longer
+    one; and which heads these are. A page holds those of all heads while they are small enough."""
+    longest = max(problem.Tq, problem.Tk)
+    if longest > ONE_HEAD or active_ranks() is not None:
+        return None, ()
+    trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
+    if problem.H * problem.Tq * problem.Tk <= ALL_HEADS:
+        return trace, tuple(range(problem.H))
+    chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
+    one = trace.head(chosen)
+    # Copied, so that the memory of the other heads is freed.
+    steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)
+    return replace(one, steps=steps), (chosen,)
+
+
+def _is_one_text(problem: Problem, site: CallSite) -> bool:
+    """Do queries and keys belong to one text? Not in cross-attention, where no key is "the token
+    before". It is cross-attention, too, if their numbers differ and every query has the same mask.
+    """
+    if site.cross_attention or problem.Tq == problem.Tk:
+        return not site.cross_attention
+    if not problem.masked:
+        return False
+    ranges = problem.key_ranges
+    edges = (ranges.lo, ranges.hi) if ranges.bits is None else (ranges.lo, ranges.hi, ranges.bits)
+    return not all(bool((x == x[..., :1, :]).all()) for x in edges)
+
+
+def _offset(problem: Problem) -> int:
+    """The position of query 0 among the keys."""
+    stated = common_align(problem.mask, problem.grid)
+    return problem.Tk - problem.Tq if stated is None else int(stated)
+
+
+def _first_key(site: CallSite) -> int:
+    """The column of the text's first token among the keys; 0 where it is not among them."""
+    first = site.at.first_key
+    assert isinstance(first, int)  # of one text
+    return max(0, -first)
+
+
+def _without_padding(problem: Problem, site: CallSite) -> Problem:
+    """The problem in which queries on padding see nothing, so that they count for no number."""
+    real = site.at.is_real(problem.Tq)
+    if bool(real.all()):
+        return problem
+    return replace(problem, mask=Without(problem.mask, everything, ~real, "padding"))
+
+
+def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:
+    """The largest weight of each query, and of these the largest; ties go to earlier queries."""
+    order = weights[:, 0].argsort(descending=True, stable=True)[:STRONGEST].tolist()
+    found = (Link(q, int(keys[q, 0]), float(weights[q, 0])) for q in order)
+    return tuple(link for link in found if link.key >= 0 and link.weight >= 0)

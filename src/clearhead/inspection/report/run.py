@@ -1,0 +1,221 @@
+"""Run a model over a text and report on every attention call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import BadType, BadValue, kind_of
+from ...functional.ambient import listening
+from ...hf import Checkpoint
+from ...nn.token_ids import run_with_known_ids
+from ...problem.problem import Inputs, Problem
+from ..effects import effects as measure_effects
+from ..layers import module_hooks, no_attention_call, warn_if_compiled
+from ..metrics import Metric, most_probable, turn
+from ..progress import progress_bar
+from .collect import Collector
+from .cross_attention import TextTracker
+from .printed import Report
+
+# For a checkpoint, which was loaded to call clearhead already.
+CHECKPOINT_WAY_OUT = (
+    "run it inside `with clearhead.compat.patched():` if it calls torch's function, or use a model "
+    "that hands its attention to transformers' interface; this one does not."
+)
+GUESSES = 6  # next words that are kept of each position
+MOST_LOGITS = 1 << 26  # of all positions: 270 MB
+
+
+def report(
+    model: "str | Path | Checkpoint | nn.Module",
+    text: "str | Tensor | Mapping[str, Tensor]",
+    *,
+    tokens: Sequence[str] | None = None,
+    decoder_tokens: Sequence[str] | None = None,
+    name: str | None = None,
+    effects: bool | str | Metric = False,
+    progress: bool | None = None,
+) -> Report:
+    """Run a model once over one text, and report what each of its heads looks at. A checkpoint that
+    was trained to predict the next token says what it expects, too, unless the text is long.
+
+    Args:
+        model: a checkpoint folder, a `Checkpoint`, or any module whose attention goes through
+            clearhead; it computes what it always computes.
+        text: a text for a checkpoint, of which an encoder-decoder's encoder alone is run; for a
+            module its input, a tensor or a dict of them, B = 1.
+        tokens: what a module's input says, one string a position. None means numbers.
+        decoder_tokens: in a model with cross-attention, the tokens of the decoder's text; `tokens`
+            are then those of the encoder's. None means numbers. A call belongs to the decoder if
+            its module, or one around it, was given another text (an argument named context,
+            memory, key_value_states, encoder_hidden_states or cross_attention_states), or if such
+            a call came before it.
+        name: the name of the model in the report. None means that of the checkpoint, or the class.
+        effects: also what each head causes, in another run for each (`clearhead.effects`): a metric
+            as there, or True for "loss", the loss of the next token, of a checkpoint that does not
+            predict it "turn": how far the vectors after the last layer turn without the head, the
+            mean over tokens of 1 - cosine. With True, a text that has no loss, for one token
+            follows no other, gets its report without effects: `effects_withheld` says why.
+        progress: a bar on stderr, one step a layer. None means only in a terminal.
+
+    Raises:
+        BadValue, BadType: a folder, a text or tokens that do not fit; an id without embedding; a
+            batch of texts; a model that never calls clearhead's attention.
+    """
+    return report_and_output(
+        model, text, tokens=tokens, decoder_tokens=decoder_tokens, name=name, effects=effects,
+        progress=progress,
+    )[0]  # fmt: skip
+
+
+def report_and_output(
+    model: "str | Path | Checkpoint | nn.Module",
+    text: "str | Tensor | Mapping[str, Tensor]",
+    *,
+    tokens: Sequence[str] | None = None,
+    decoder_tokens: Sequence[str] | None = None,
+    name: str | None = None,
+    effects: bool | str | Metric = False,
+    progress: bool | None = None,
+) -> tuple[Report, Any]:
+    """`report`, and what the model returned in the same run."""
+    run = prepare(model, text)
+    texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
+    collector = Collector(texts, [])
+    bar = progress_bar("reading, layer by layer", run.depth, progress)
+    with bar as advance, torch.no_grad():
+
+        def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+            collector.add_layer(problem, inputs)
+            advance()
+
+        with module_hooks(run.module, texts.stack.enter, texts.stack.leave), listening(on_call):
+            output = run.start()
+    if not collector.layers:
+        rule = "a report is about the attention calls that go through clearhead."
+        way_out = None if isinstance(model, nn.Module) else CHECKPOINT_WAY_OUT
+        raise no_attention_call(run.module, rule, way_out)
+    warn_if_compiled(run.module, stacklevel=3)
+    texts.check_tokens()
+    count = collector.layers[0].received.shape[-1]
+    labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
+    found = Report(run.name if name is None else name, labels, tuple(collector.layers))
+    if isinstance(text, str):
+        found = replace(found, text=text, folder=run.folder)
+    if run.words is not None:
+        found = replace(found, guesses=most_probable(output.logits[0], run.words, GUESSES))
+    if effects is True:
+        metric = turn(output) if run.gives_vectors else "loss"
+        try:
+            found = _with_effects(found, run, metric, progress)
+        except BadValue as error:
+            why = f"{error.gave.removesuffix('.')}: {error.rule}"
+            found = replace(found, effects_withheld=why)
+    elif effects is not False:
+        found = _with_effects(found, run, effects, progress)
+    return found, output
+
+
+class ModelRun(NamedTuple):
+    """A model with its text.
+
+    `start` runs the model once, and the report is on the calls of `module` meanwhile. Effects run
+    `runs` on `inputs`, again and again: `module` itself, its encoder, or the predictor around it.
+    `tokens` are None if they are not known, `folder` is where the model's files are, "" if it has
+    none, and `depth` its number of layers, None if it does not say. `words` are those that `start`
+    predicts, None if it predicts none. `gives_vectors` is True of a checkpoint without a predictor.
+    """
+
+    module: nn.Module
+    runs: nn.Module
+    inputs: "Tensor | Mapping[str, Tensor]"
+    name: str
+    tokens: list[str] | None
+    start: Callable[[], Any]
+    folder: str = ""
+    words: Sequence[str] | None = None
+    gives_vectors: bool = False
+
+    @property
+    def depth(self) -> int | None:
+        return getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
+
+
+def prepare(model: Any, text: Any) -> ModelRun:
+    """Check a model and its text or inputs. Raises `BadType` for those that do not fit."""
+    if isinstance(model, (str, Path)):
+        model = Checkpoint(model)
+    if isinstance(model, Checkpoint):
+        if not isinstance(text, str):
+            raise BadType(
+                f"A checkpoint was given {kind_of(text)}.",
+                "a checkpoint has a tokenizer and reads text.",
+                "pass a string; for token ids pass checkpoint.model itself, and tokens=.",
+            )
+        checkpoint: Checkpoint = model
+        given: dict[str, Any]
+        tokens, given = checkpoint.tokens_and_inputs(text)
+        if getattr(checkpoint.model.config, "use_cache", False) and not checkpoint.has_decoder:
+            # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
+            given = {**given, "use_cache": False}
+        predictor, words = checkpoint.predictor, None
+        if predictor is not None and len(tokens) * len(checkpoint.tokenizer) <= MOST_LOGITS:
+            words = checkpoint.words
+        return ModelRun(
+            module=checkpoint.model,
+            runs=predictor or checkpoint.module,
+            inputs=given,
+            name=checkpoint.name,
+            tokens=tokens,
+            start=partial(checkpoint.run, given, predict=words is not None),
+            folder=str(checkpoint.folder.resolve()),
+            words=words,
+            gives_vectors=predictor is None,
+        )
+    if not isinstance(model, nn.Module):
+        raise BadType(
+            f"report got {kind_of(model)} for a model.",
+            "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
+            "pass one of these.",
+        )
+    if isinstance(text, str):
+        raise BadType(
+            f"A {type(model).__name__} was given a text.",
+            "a module has no tokenizer, and is run on its inputs.",
+            "pass its input, a tensor or a dict of them, and tokens=; or a checkpoint's folder.",
+        )
+    if isinstance(text, (list, tuple)):
+        raise BadType(
+            f"A {type(model).__name__} was given {kind_of(text)}.",
+            "a module is run on its input: a tensor, or a dict of them, with a batch of 1.",
+            "pass for example torch.tensor([ids]).",
+        )
+    if isinstance(text, Tensor) and text.dim() == 1 and hasattr(model, "base_model_prefix"):
+        raise BadValue(
+            f"The ids are of shape {tuple(text.shape)}.",
+            "a model of transformers reads ids of shape (B, T), with a batch of 1.",
+            "pass ids.unsqueeze(0).",
+        )
+    start = partial(run_with_known_ids, model, text)
+    return ModelRun(model, model, text, type(model).__name__, None, start)
+
+
+def _with_effects(
+    found: Report, run: ModelRun, metric: str | Metric, progress: bool | None
+) -> Report:
+    """The report, and how much each head changes the metric."""
+    caused = measure_effects(run.runs, run.inputs, metric, estimate=False, progress=progress)
+    changes = {(effect.layer, effect.head): effect.exact for effect in caused}
+    layers = tuple(
+        replace(
+            layer,
+            heads=tuple(replace(x, effect=changes.get((x.layer, x.head))) for x in layer.heads),
+        )
+        for layer in found.layers
+    )
+    return replace(found, layers=layers, effect_metric=caused.metric)

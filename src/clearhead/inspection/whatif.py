@@ -1,0 +1,127 @@
+"""A text read twice, without and with edits of attention: what changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from warnings import catch_warnings, filterwarnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import BadValue
+from ..formatting import number, visible
+from ..nn.token_ids import run_with_known_ids
+from .edits import Edit
+from .intervene import Intervention, intervene
+from .metrics import most_probable, turns
+from .recording import Recording
+from .text_model import TextModel
+from .watch import watch
+
+MOST_TOKENS = 1024  # whose attention matrices are kept, twice
+GUESSES, MOST_HEADS = 5, 8
+LEAST_MOVED = 5e-5  # of a head's weight: what prints as 0.01%
+TURNED = (
+    "This model predicts no next token, so it has no loss. Measured is how far the vectors after\n"
+    "its last layer turn, as 1 - cosine."
+)
+UNMOVED = (
+    "No head moves 0.01% of its attention weight. An edit of outputs moves it in later\n"
+    "layers alone."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class WhatIf:
+    """What edits change for one text; prints itself.
+
+    `losses` is (2, T - 1): the loss of each token but the first, in nats, without and with the
+    edits. `guesses` are the most probable next tokens after the last, without and with. Both are
+    None for a model that predicts no next token, and `turned` is (T,) for such a model alone: how
+    far the vector of each token after the last layer turns, ``1 - cosine``. `moved` is (layers,
+    heads): the share of attention weight that lies elsewhere, the mean over queries of half the sum
+    of ``|w' - w|``.
+    """
+
+    tokens: tuple[str, ...]
+    losses: Tensor | None
+    turned: Tensor | None
+    guesses: tuple[tuple[tuple[str, float], ...], ...] | None
+    moved: Tensor
+    done: Intervention
+
+    def __str__(self) -> str:
+        lines = [repr(self.done), ""]
+        if self.losses is not None:
+            lines.append(f"{'loss of':<18}{'before':>9}{'after':>9}{'change':>9}")
+            losses = zip(self.tokens[1:], self.losses.T.tolist(), strict=True)
+            for position, (token, (before, after)) in enumerate(losses, 1):
+                lines.append(_losses(f"{visible(token)} ({position})", before, after))
+            lines += [_losses("all, the mean", *self.losses.mean(1).tolist()), ""]
+        elif self.turned is None:
+            lines += ["This model predicts no next token, so it has no loss.", ""]
+        else:
+            lines += [TURNED, "", f"{'vector of':<18}{'turns by':>9}"]
+            turned = zip(self.tokens, self.turned.tolist(), strict=True)
+            for position, (token, by) in enumerate(turned):
+                lines.append(_turn(f"{visible(token)} ({position})", by))
+            lines += [_turn("all, the mean", float(self.turned.mean())), ""]
+        if self.guesses is not None:
+            for when, ranked in zip(("before", "after"), self.guesses, strict=True):
+                words = ", ".join(f"{visible(token)} {p:.1%}" for token, p in ranked)
+                lines.append(f"next token {when:<7} {words}")
+            lines.append("")
+        order = self.moved.flatten().argsort(descending=True, stable=True)[:MOST_HEADS].tolist()
+        places = [divmod(i, self.moved.shape[1]) for i in order]
+        if places := [place for place in places if not self.moved[place] < LEAST_MOVED]:
+            lines.append("attention weight that lies elsewhere, largest first:")
+            lines += [f"  layer {x} head {y}  {float(self.moved[x, y]):.2%}" for x, y in places]
+        else:
+            lines.append(UNMOVED)
+        return "\n".join(lines)
+
+
+def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
+    """Read a text without and with edits.
+
+    Raises `BadValue` for fewer than 2 or more than 1024 tokens, and what `intervene` raises.
+    """
+    tokens, given = model.tokens_and_inputs(text)
+    module = model.predictor or model.module
+    if not 2 <= len(tokens) <= MOST_TOKENS:
+        raise BadValue(
+            f"The text has {len(tokens)} token{'s' * (len(tokens) != 1)}.",
+            f"whatif compares the attention matrices of 2 to {MOST_TOKENS} tokens.",
+            "pass another text; intervene and watch work at any length.",
+        )
+    ids = next(iter(given.values()))
+    outputs, matrices = [], []
+    for some in ([], edits):
+        with torch.no_grad(), catch_warnings(), intervene(module, some) as done:
+            # The record of the edits, which is shown, says so.
+            filterwarnings("ignore", ".*removed no visible edge")
+            with watch(module, stats=["max"], rows=range(len(tokens))) as seen:
+                outputs.append(run_with_known_ids(module, given))
+        matrices.append(_matrices(seen))
+    moved = (matrices[1] - matrices[0]).abs().sum(-1).mean(-1) / 2
+    logits = [getattr(output, "logits", output) for output in outputs]
+    if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
+        turned = turns(*outputs)[0] if hasattr(outputs[0], "last_hidden_state") else None
+        return WhatIf(tuple(tokens), None, turned, None, moved, done)
+    words = model.words  # a checkpoint lists them anew each time
+    guesses = tuple(most_probable(x[0, -1:], words, GUESSES)[0] for x in logits)
+    losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
+    return WhatIf(tuple(tokens), losses, None, guesses, moved, done)
+
+
+def _matrices(seen: Recording) -> Tensor:
+    """The matrices of every layer, (layers, H, T, T)."""
+    return torch.cat([call.found["rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
+
+
+def _losses(name: str, before: float, after: float) -> str:
+    return f"{name:<18}{before:>9.3f}{after:>9.3f}{after - before:>+9.3f}"
+
+
+def _turn(name: str, by: float) -> str:
+    return f"{name:<18}{number(by, 5):>9}"

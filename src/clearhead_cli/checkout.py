@@ -1,0 +1,26 @@
+"""Programs that come with a checkout of clearhead and not with the installed package."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def import_from_checkout(name: str) -> ModuleType:
+    """A module of the checkout that clearhead is imported from: `bench`, `examples.storyteller`.
+
+    Raises `BadValue` where clearhead was installed without its checkout.
+    """
+    import clearhead
+    from clearhead.errors import BadValue
+
+    root = Path(clearhead.__file__).parents[2]
+    if not root.joinpath(*name.split(".")).is_dir():
+        raise BadValue(
+            f"There is no {name} beside the installed package.",
+            "benchmarks and the training of the demonstration model come with the source alone.",
+            "clone the repository, install it with pip install -e ., and repeat the command.",
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return importlib.import_module(name)

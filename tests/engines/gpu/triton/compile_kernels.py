@@ -1,0 +1,130 @@
+"""Compile the Triton kernels for a GPU that is not there, down to its machine code: python
+compile_kernels.py CAPABILITY [all], of 80, 86, 89, 90, 100 and 120; `all` tries every head size,
+dtype and variant. The calls are the engine's own, on CPU tensors; its launch is replaced by its
+`warmup`. Fails if one does not compile, or wants more shared memory than the GPU has; prints the
+registers and the stack of each.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import clearhead as ch
+from clearhead import stats
+from clearhead.engines.gpu.triton import launch_forward
+from clearhead.engines.gpu.triton.arguments import args_of
+from clearhead.engines.gpu.triton.launch_forward import attend
+from clearhead.engines.gpu.triton.operator import FOR_GRADIENTS
+from clearhead.engines.gpu.triton.statistics import answer_and_stats
+from clearhead.problem.check import Options, make_problem
+from clearhead.stats import parse_stats
+
+CAPABILITY = int(sys.argv[1])
+# KB that a block may have (CUDA programming guide, technical specifications by capability).
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}[CAPABILITY] * 1024
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+class Absent:
+    """A driver for a device that is not there."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", CAPABILITY, 32)
+
+
+run = JITFunction.run
+compiled: set[str] = set()
+too_large: list[str] = []
+
+
+def compile_only(self, *args, grid, warmup, **keywords):
+    kernel = run(self, *args, grid=grid, warmup=True, **keywords)
+    compiled.add(self.__name__)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        used = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers = next(line for line in used.splitlines() if "REG" in line).split()[:2]
+    line = f"{self.__name__:18} {kernel.metadata.shared:7} B shared,"
+    print(line, *registers, flush=True)
+    if kernel.metadata.shared > SHARED:
+        too_large.append(f"{line} {keywords}")
+
+
+def problem_of(dtype, Tq, Tk, D, H=8, G=8, **keywords):
+    q, k = (torch.zeros(1, heads, T, D, dtype=dtype) for heads, T in ((H, Tq), (G, Tk)))
+    return make_problem(q, k, k, Options(**keywords))
+
+
+def forward_and_back(dtype, Tq, Tk, D, **keywords):
+    print(str(dtype).removeprefix("torch."), f"Tq={Tq} Tk={Tk} D={D}", *keywords)
+    problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
+    rule = args_of(problem)
+    out, sums = torch.zeros(1, 8, Tq, D, dtype=dtype), torch.zeros(1, 8, Tq)
+    attend(*inputs, rule, FOR_GRADIENTS)
+    torch.ops.clearhead.triton_attend_backward(
+        out, sums, out, sums, sums, sums, *inputs, *rule,
+        isinstance(rule.bias, torch.Tensor),
+    )  # fmt: skip
+
+
+def with_splits(dtype, D, Tq=1, **keywords):
+    print("splits", str(dtype).removeprefix("torch."), f"Tq={Tq} D={D}", *keywords)
+    problem, inputs = problem_of(dtype, Tq, 8192, D, H=32, G=8, **keywords)
+    attend(*inputs, args_of(problem), frozenset())
+
+
+def count(dtype, Tq, Tk, D, n=8, **keywords):
+    print("statistics", str(dtype).removeprefix("torch."), f"D={D}", *keywords)
+    problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
+    asked = ["entropy", stats.topk(n), stats.mass({"sink": ch.prefix(1)}), "received",
+             stats.map(8, 8), stats.rows([0])]  # fmt: skip
+    answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
+
+
+if __name__ == "__main__":
+    driver.set_active(Absent())
+    JITFunction.run = compile_only
+    launch_forward.shared_memory = lambda device: SHARED
+    ranges = ch.window(before=99, after=0) | ch.prefix(4)
+    everything = dict(
+        mask=ranges, softcap=30.0, dropout=0.1, seed=1, bias=torch.zeros(512, 512),
+        sinks=torch.zeros(8),
+    )  # fmt: skip
+    forward_and_back(BF16, 512, 512, 128, mask=ch.causal)
+    forward_and_back(BF16, 512, 512, 64, **everything)
+    with_splits(torch.float16, 128)
+    with_splits(BF16, 128, Tq=128, mask=ch.Causal(align="end"))
+    count(BF16, 512, 512, 64, mask=ch.causal)
+    if sys.argv[2:] == ["all"]:
+        for dtype in (BF16, FP32):
+            for D in (64, 128, 256):
+                forward_and_back(dtype, 512, 512, D, mask=ch.causal)
+                forward_and_back(dtype, 512, 512, D, **everything)
+                with_splits(dtype, D, bias=torch.zeros(8192))
+                with_splits(dtype, D, Tq=128)
+            forward_and_back(dtype, 17, 512, 128, mask=ch.Causal(align="end"))
+            count(dtype, 512, 512, 256, mask=ranges)
+        count(BF16, 512, 512, 128, n=64, mask=ch.causal)
+        torch.set_float32_matmul_precision("high")
+        forward_and_back(FP32, 512, 512, 256, mask=ch.causal)
+    missing = {"attend_tiles", "merge_splits", "row_products", "query_gradients", "key_gradients",
+               "bias_gradients", "sum_weights", "exact_rows"} - compiled  # fmt: skip
+    assert not missing, missing
+    assert not too_large, f"more than {SHARED} bytes:\n" + "\n".join(too_large)

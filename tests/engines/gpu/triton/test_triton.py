@@ -1,0 +1,262 @@
+"""The Triton kernels on a machine without a GPU: interpreted on the CPU, in a process of its own
+because Triton reads TRITON_INTERPRET when it is imported, and compiled for GPUs that are not there.
+"""
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import engines
+from clearhead.engines import SDPA, TILED, TRITON, order_on
+from clearhead.engines.gpu.triton import Triton
+from clearhead.engines.sdpa_backends import Gpu, backends_decline
+from clearhead.problem.check import Options, make_problem
+
+ROOT = Path(__file__).parents[3]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or INTERPRETED,
+    reason="triton is not installed" if not INTERPRETED else "this is the interpreted run",
+)
+ALL = "tests/engines/test_engines.py"
+# The interpreter multiplies by numpy. With OpenBLAS's kernels for AVX2, A B^T and (B A^T)^T differ
+# in their last bits, so that dK and dV, from turned tiles, have other weights than forward.
+SAME_BOTH_WAYS = {"OPENBLAS_CORETYPE": "Nehalem"} if platform.machine() == "x86_64" else {}
+ON_EVERY_CORE = "--numprocesses=logical", "--maxprocesses=8"
+EXACT = f"{ALL}::test_engine_is_as_exact_as_torch"
+
+
+def python(*arguments: str, interpret: bool) -> None:
+    """Run in a process of its own, and show what it said if it fails."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", **SAME_BOTH_WAYS}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
+def interpret(*arguments: str) -> None:
+    """Run tests with the kernels interpreted."""
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, interpret=True)
+
+
+@needs_triton
+@pytest.mark.timeout(300)
+def test_as_exact_as_torch_interpreted():
+    """A few problems that have every part between them; the slow proofs have all."""
+    wide = "float32 and (scattered or grouped or prefix or (no and batch) or dropout)"
+    interpret(EXACT, "-k", f"triton and (({wide}) or (once and (float32 or bfloat16)))")
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.timeout(1800)
+def test_everything_asked_of_engines_interpreted():
+    interpret(ALL, "tests/engines/test_nan.py", "-k", "triton", *ON_EVERY_CORE)
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.timeout(1800)
+def test_kernels_interpreted():
+    interpret("tests/engines/gpu/triton/test_kernels.py", "-m", "slow or not slow", *ON_EVERY_CORE)
+
+
+COMPILE = str(Path(__file__).parent / "compile_kernels.py")
+
+
+@needs_triton
+@pytest.mark.timeout(300)
+def test_kernels_compile_for_a_gpu():
+    python(COMPILE, "90", interpret=False)
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", ["89", "100"])
+def test_all_kernels_compile_and_fit(capability):
+    """Every head size, dtype and variant, in minutes: for the architecture with the least shared
+    memory, and so for 8.6 and 12.0, too, and for one whose matrix units have a memory of their own.
+    The others are compiled by hand (CONTRIBUTING)."""
+    python(COMPILE, capability, "all", interpret=False)
+
+
+@needs_triton
+def test_tiles_follow_what_a_block_may_have(monkeypatch):
+    """A card of 99 KB gets the smaller tiles; no tile has fewer rows than the matrix units take."""
+    from clearhead.engines.gpu.triton import launch_forward
+    from clearhead.engines.gpu.triton.launch_backward import KEY_GRADIENTS, QUERY_GRADIENTS
+
+    cpu = torch.device("cpu")
+    # The splits of the keys, and so the bits of the output, follow from queries and keys of a tile.
+    for large, small in (sizes for of in launch_forward.FORWARD.values() for sizes in of.values()):
+        assert large[:2] == small[:2]
+    for table in (launch_forward.FORWARD, QUERY_GRADIENTS, KEY_GRADIENTS):
+        for kind, D in ((torch.bfloat16, 128), (torch.float32, 256)):
+            large, small = table[kind == torch.float32][D]
+            for bytes_there, tile in ((163 * 1024, large), (99 * 1024, small)):
+                monkeypatch.setattr(
+                    launch_forward, "shared_memory", lambda device, found=bytes_there: found
+                )
+                assert launch_forward.tile_from(table, 4096, D, kind, cpu) == (1, *tile)
+                assert launch_forward.tile_from(table, 3, D, kind, cpu).queries == 16
+
+
+@needs_triton
+def test_kinds_tell_apart_what_triton_compiles_apart():
+    """Held against what Triton's own launcher asks of each argument."""
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    from clearhead.engines.gpu.triton.arguments import Rows
+    from clearhead.engines.gpu.triton.start import kinds
+
+    memory = torch.zeros(64, dtype=torch.int8)
+    values = [
+        0, 1, 2, 16, -1, -16, 2**31 - 1, 2**31, 2**31 - 16, -(2**31), -(2**31) - 1, 2**40,
+        2**40 + 1, None, 1.0, 2.5, memory, memory[1:], memory[16:], memory.view(torch.uint8),
+        Rows(memory, 1, 16, 3, None), Rows(memory, 2, 16, 3, None), Rows(memory, 2, 16, 5, None),
+        Rows(memory[1:], 2, 16, 3, None), Rows(memory, 2, 16, 8, None), Rows(memory, 2, 16, 8, 1),
+    ]  # fmt: skip
+    theirs = [native_specialize_impl(CUDABackend, x, False, True, True) for x in values]
+    for x, of_x in zip(values, theirs, strict=True):
+        for y, of_y in zip(values, theirs, strict=True):
+            assert of_x == of_y or kinds((x,)) != kinds((y,)), (x, y)
+    assert kinds((3, 32, 2.0, Rows(memory, 2, 16, 3, None))) == kinds(
+        (5, 64, 3.0, Rows(memory, 7, 48, 9, None))
+    )
+
+
+@needs_triton
+def test_what_triton_compiled_is_started_without_its_launcher(monkeypatch):
+    import triton
+
+    from clearhead.engines.gpu.triton.start import start
+
+    class Compiled:
+        def __getitem__(self, grid):
+            return lambda *args: started.append((grid, args))
+
+    class Kernel:
+        arg_names, fn = ["x", "n", "A", "B"], object()
+
+        def __getitem__(self, grid):
+            return lambda *args, **keywords: (compiled.append(keywords), Compiled())[1]
+
+    monkeypatch.setattr(triton.compiler, "CompiledKernel", Compiled)
+    compiled, started, kernel = [], [], Kernel()
+    x = torch.zeros(4)
+    for n in (3, 5, 32, 7):
+        start(kernel, n, 0, x, n, B=2, A=True, warps=8)
+    start(kernel, 9, 1, x, 7, B=2, A=True, warps=8)  # another device
+    assert len(compiled) == 3 and compiled[0]["num_warps"] == 8
+    assert [(grid, args[1:]) for grid, args in started] == [
+        ((5, 1, 1), (5, True, 2)), ((7, 1, 1), (7, True, 2)),
+    ]  # fmt: skip
+
+
+@needs_triton
+def test_a_power_of_2_is_tritons_own():
+    import triton
+
+    from clearhead.engines.gpu.triton.launch_forward import power_of_2
+
+    for n in range(1, 5000):
+        assert power_of_2(n) == triton.next_power_of_2(n)
+    assert power_of_2(0) == 1
+
+
+# ------------------------------------------------------------------------------ choosing on a GPU
+
+AMPERE, TURING = Gpu((8, 0)), Gpu((7, 5))
+
+
+def problem_of(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keywords):
+    """A problem on meta tensors, as plan asks it; nothing is computed."""
+    q, k, v = (
+        torch.empty(1, heads, length, size, dtype=dtype, device="meta")
+        for heads, length, size in ((H, T, D), (G, Tk or T, D), (G, Tk or T, Dv or D))
+    )
+    return make_problem(q, k, v, Options(**keywords))[0]
+
+
+@pytest.mark.parametrize("keywords, gpu, first", [
+    ({}, AMPERE, SDPA),
+    ({"mask": ch.causal}, AMPERE, TRITON),
+    ({"G": 2}, AMPERE, SDPA),
+    ({"dtype": torch.float32}, AMPERE, SDPA),
+    ({"dtype": torch.float32, "G": 2}, AMPERE, TRITON),
+    ({"dtype": torch.float32}, TURING, SDPA),
+    ({"mask": ch.window(before=99, after=0)}, AMPERE, TRITON),
+    ({"bias": ch.alibi()}, AMPERE, TRITON),
+    ({"D": 100}, AMPERE, SDPA),
+    ({"D": 100, "Dv": 60}, AMPERE, TRITON),
+])  # fmt: skip
+def test_the_order_follows_what_torch_can_fuse(keywords, gpu, first):
+    assert order_on(problem_of(**keywords), gpu)[0] is first
+
+
+def test_auto_says_what_it_chose_and_why(monkeypatch):
+    """On a device that is described and not there."""
+    monkeypatch.setattr("clearhead.engines.gpu.triton.INSTALLED", True)
+    for room in (engines.choice, engines.sdpa, engines.gpu.triton):
+        monkeypatch.setattr(room, "gpu_of", lambda device: AMPERE)
+    cuda = torch.device("cuda")
+    for keywords, chosen, caption in (
+        ({}, SDPA, "torch's scaled_dot_product_attention: cudnn or flash or efficient"),
+        ({"mask": ch.causal}, TRITON, "q, k and v cleaned of NaN, and most masks written out"),
+        ({"D": 264}, SDPA, "efficient"),
+        ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: no grouped heads)"),
+    ):
+        problem = replace(problem_of(**keywords), device=cuda)
+        found, declined = engines.first_able(problem, "auto")
+        assert found is chosen and not declined
+        assert found.caption_of(problem).endswith(caption)
+    found, declined = engines.first_able(replace(problem_of(softcap=2.0), device=cuda), "auto")
+    assert found is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
+    with pytest.raises(ch.BadValue, match=r"without one torch would form weights of 0\.5 GB"):
+        engines.choose(replace(problem_of(dtype=torch.float32, G=2), device=cuda), "sdpa")
+
+
+def test_weights_are_not_formed_silently():
+    """fp32 with grouped heads has no fused kernel; torch would form 8 x 4096 x 4096 weights."""
+    large = problem_of(dtype=torch.float32, G=2)
+    (said,) = SDPA.forms_weights(large, AMPERE)
+    assert "flash: no float32" in said and "efficient: no grouped heads" in said
+    assert "weights of 0.5 GB" in said
+    assert not SDPA.forms_weights(problem_of(dtype=torch.float32, G=2, T=128), AMPERE)
+    assert not SDPA.forms_weights(problem_of(), AMPERE)
+
+
+def test_the_rules_of_torchs_kernels():
+    said = backends_decline(problem_of(mask=ch.Causal(align="start"), Tk=5000), AMPERE, False)
+    assert said["flash"] == ["a causal mask only with Tq = Tk"] and not said["efficient"]
+    said = backends_decline(problem_of(D=72, Dv=36, dropout=0.1), AMPERE, True)
+    assert all(said.values()) and "dropout only in some versions" in said["cudnn"]
+    said = backends_decline(problem_of(), TURING, False)
+    assert said["efficient"] == ["a GPU of compute capability 8.0 to 12.1"]
+
+
+def test_a_problem_on_a_cpu_is_not_for_the_kernels(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    q = torch.randn(3, 4)
+    with pytest.raises(ch.BadValue, match="the Triton kernels compute on a GPU"):
+        ch.attention(q, q, q, engine="triton")
+    assert engines.order(make_problem(q, q, q, Options())[0]) == engines.ENGINES
+
+
+def test_without_triton_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("clearhead.engines.gpu.triton.INSTALLED", False)
+    (reason,) = Triton().why_not(problem_of())
+    assert reason.startswith("triton is not installed: ")
+    assert reason.endswith(" -m pip install 'triton>=3.6'")
+    assert TILED in order_on(problem_of(), AMPERE)

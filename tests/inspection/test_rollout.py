@@ -1,0 +1,58 @@
+"""Attention rollout against the product of dense matrices."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import BadType, BadValue
+
+B, T, d = 2, 7, 12
+
+
+def record(rows=range(T), layers=3):
+    torch.manual_seed(0)
+    blocks = (ch.nn.TransformerBlock(d, 3, causal=True) for _ in range(layers))
+    model = torch.nn.Sequential(*blocks).double().eval()
+    with torch.no_grad(), ch.watch(model, rows=rows) as seen:
+        model(torch.randn(B, T, d, dtype=torch.float64))
+    return seen
+
+
+@pytest.mark.parametrize("residual", [0.0, 0.3, 0.5, 1.0])
+def test_by_hand(residual):
+    seen = record()
+    right = torch.eye(T, dtype=torch.float64).expand(B, T, T)
+    for call in seen:
+        a = residual * torch.eye(T) + (1 - residual) * call.rows.mean(1)
+        right = a @ right
+    found = ch.rollout(seen, residual=residual)
+    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(found.sum(-1), torch.ones(B, T).double())
+    torch.testing.assert_close(ch.rollout(seen, [2, -1], residual=residual), right[:, [2, -1]])
+
+
+def test_rows_in_any_order_and_only_those_asked_for_of_the_last_layer():
+    whole, mixed = record(), record(rows=[3, 1, 0, 2, 6, 5, 4])
+    torch.testing.assert_close(ch.rollout(mixed, [5, 0]), ch.rollout(whole, [5, 0]))
+    mixed.calls[2] = record(rows=[5])[2]
+    torch.testing.assert_close(ch.rollout(mixed), ch.rollout(whole, [5]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        (lambda: ch.rollout("run"), BadType, "got a str"),
+        (lambda: ch.rollout(ch.Recording()), BadValue, "without calls"),
+        (lambda: ch.rollout(record(rows=None)), BadValue, "recorded without rows"),
+        (lambda: ch.rollout(record(rows=[2, 3])), BadValue, "5 queries that are needed"),
+        (lambda: ch.rollout(record(), [T]), BadValue, "Row 7"),
+        (lambda: ch.rollout(record(), residual=1.5), BadValue, "residual=1.5"),
+        (lambda: ch.rollout(record(), residual="x"), BadType, "residual='x'"),
+        (lambda: ch.rollout(record(), residual=True), BadType, "residual=True"),
+        (lambda: ch.rollout(record(), residual=float("nan")), BadValue, "residual=nan"),
+    ],
+)
+def test_errors_have_three_parts(wrong, kind, says):
+    with pytest.raises(kind, match=says) as error:
+        wrong()
+    assert error.value.rule.endswith(".") and error.value.way_out.endswith(".")
