@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.distributed import Layout, contiguous, head_tail
+from clearhead.distributed import Layout, by_document, contiguous, head_tail, local
 from clearhead.distributed.attention import Call, attend, gathered
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options
@@ -170,3 +170,29 @@ def test_a_window_sends_the_same_for_any_length():
         return sum(on_ranks(4, rank))
 
     assert sent(256) == sent(1024) == 3 * 16 * 2 * 2 * 8 * 4
+
+
+def test_alibi_on_many_short_ranges_takes_few_problems(monkeypatch):
+    T, world, count = 384, 2, []
+    ids = torch.arange(T) // 6
+    layout, mask = by_document(ids, world), ch.causal & ch.documents(ids)
+    whole = torch.randn(1, 3, T, 5, generator=torch.Generator().manual_seed(0))
+    slopes = torch.tensor([0.5, 0.25, 0.1])
+    inputs = [whole.double().requires_grad_(), slopes.double().requires_grad_()]
+    out = ch.attention(*inputs[:1] * 3, mask=mask, bias=ch.alibi(inputs[1]), engine="steps")
+    expected = out, *torch.autograd.grad(out.square().sum(), inputs)
+    attend_here = local.attend
+    monkeypatch.setattr(local, "attend", lambda *x: count.append(1) or attend_here(*x))
+
+    def rank(transport):
+        x = layout.held[transport.rank].cut(whole, 2).clone().requires_grad_()
+        learned = slopes.clone().requires_grad_()
+        call = Call(Options(mask=mask, bias=ch.alibi(learned)), layout)
+        out = attend(transport, call, x, x, x)
+        return out, *torch.autograd.grad(out.square().sum(), (x, learned))
+
+    out, dx, dslopes = zip(*on_ranks(world, rank), strict=True)
+    found = layout.join(out, 2), layout.join(dx, 2), sum(dslopes)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+    assert len(count) <= world * world

@@ -5,7 +5,7 @@ before all keys were seen. The C++ core answers where it can, else torch, tile b
 are given the log-sum-exp and the output over all keys, so those of a part come out exactly.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 from ..engines import CORE
 from ..engines.cpu.backward import OutputGrads, gradients as core_gradients
 from ..engines.cpu.pack import args_of, attend as core_attend
+from ..masks import Grid
 from ..problem import dropout, online_softmax
-from ..problem.biases import Alibi, TensorBias
+from ..problem.biases import Alibi, Bias, TensorBias
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import State, WeightedSum, anchor
 from ..problem.problem import Inputs, Problem, repeat_heads
@@ -41,6 +42,29 @@ class Dropped(NamedTuple):
         h = torch.arange(self.heads, self.heads + problem.H, device=device)
         q, k = self.queries[queries], self.keys[keys]
         return dropout.factors(self.seed, self.p, b, h, q, k, problem.wide)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedAlibi(Bias):
+    """ALiBi of queries and keys at some positions, (q,) and (k,), of a larger problem."""
+
+    alibi: Alibi
+    grid: Grid
+    queries: Tensor
+    keys: Tensor
+
+    def __repr__(self) -> str:
+        return f"{self.alibi!r} at positions"
+
+    @property
+    def numbers(self) -> Tensor | None:
+        return self.alibi.numbers
+
+    def check(self, grid: Grid) -> None:
+        assert (grid.Tq, grid.Tk) == (len(self.queries), len(self.keys))
+
+    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
+        return self.alibi.block(self.grid, self.queries[queries], self.keys[keys], like)
 
 
 class Finished(NamedTuple):
@@ -105,7 +129,7 @@ def gradients(
 ) -> Learned:
     """Gradients of these queries on these keys; `finished` is of the queries on all keys."""
     p = replace(p, sinks=None, dropout=0.0, seed=None)
-    slopes = learn_bias and isinstance(p.bias, Alibi)
+    slopes = learn_bias and isinstance(p.bias, Alibi | PlacedAlibi)
     with no_autocast(p.device):
         if dropped is None and not slopes and not CORE.why_not(p):
             # In float32, because what ranks send each other is rounded once, after it is added up.
@@ -141,9 +165,12 @@ def _gradients_of_tiles(
     dbias, slopes = None, None
     if learn_bias and isinstance(p.bias, TensorBias):
         dbias = torch.zeros_like(p.bias.as_4d(), dtype=p.wide)
-    elif learn_bias and isinstance(p.bias, Alibi):
-        slopes = p.bias.of(p.grid).to(p.wide).detach().requires_grad_()
-        p = replace(p, bias=Alibi(slopes, p.bias.align))
+    elif learn_bias and isinstance(p.bias, Alibi | PlacedAlibi):
+        alibi = p.bias if isinstance(p.bias, Alibi) else p.bias.alibi
+        slopes = alibi.of(p.grid).to(p.wide).detach().requires_grad_()
+        alibi = Alibi(slopes, alibi.align)
+        placed = p.bias if isinstance(p.bias, PlacedAlibi) else None
+        p = replace(p, bias=alibi if placed is None else replace(placed, alibi=alibi))
         dbias = torch.zeros_like(slopes)
     group = p.H // max(p.G, 1)
     for queries in query_tiles(range(p.Tq), TILE_QUERIES):

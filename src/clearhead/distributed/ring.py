@@ -31,8 +31,10 @@ from ..problem.problem import Inputs, Problem
 from . import local
 from .cut import Cut, Routes
 from .layouts import Positions
-from .local import Dropped, Finished
+from .local import Dropped, Finished, PlacedAlibi
 from .transport import Transport, Work
+
+LONG = 256  # positions of a range that is worth a problem of its own
 
 
 class Part(NamedTuple):
@@ -71,8 +73,12 @@ class Ring:
 
     @property
     def by_range(self) -> bool:
-        """Is each range of positions a problem of its own, as the shift of ALiBi asks?"""
-        return isinstance(self.bias, Alibi)
+        """Is each range of positions a problem of its own? Then ALiBi is shifted, as every engine
+        can; among many short ranges there would be too many problems."""
+        return isinstance(self.bias, Alibi) and all(
+            len(layout.ends[0]) <= max(2 * layout.world, layout.length // LONG)
+            for layout in (self.routes.queries, self.routes.keys)
+        )
 
     # --------------------------------------------------------------------------------- what travels
 
@@ -124,6 +130,9 @@ class Ring:
             yield Block(queries, keys, problem, inputs, self.dropped(at, on), at, on)
 
     def bias_of(self, queries: slice, at: Positions, on: Positions) -> Bias | None:
+        if isinstance(self.bias, Alibi) and not self.by_range:
+            device = self.problem.device
+            return PlacedAlibi(self.bias, self.routes.grid, at.tensor(device), on.tensor(device))
         if isinstance(self.bias, Alibi):
             first = shared_offset(self.bias.align, self.routes.grid)
             place = self.bias.align if first is None else first

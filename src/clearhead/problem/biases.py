@@ -128,7 +128,9 @@ class Alibi(Bias):
         make = _kept_slopes if is_plain() else _paper_slopes
         return make(grid.H, device or torch.device("cpu"), dtype or torch.float64)
 
-    def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
+    def block(
+        self, grid: Grid, queries: slice | Tensor, keys: slice | Tensor, like: Tensor
+    ) -> Tensor:
         q = query_positions(self.align, grid, like.device)[..., queries]
         k = torch.arange(grid.Tk, device=like.device)[keys]
         distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)
