@@ -6,6 +6,7 @@ import torch
 
 import clearhead as ch
 from clearhead.distributed import Layout, sharded
+from clearhead.distributed.block import Block
 from clearhead.distributed.decode import TURN, Decoding, decode_step
 from clearhead.distributed.layouts import layout_of
 from clearhead.problem.check import Options
@@ -76,7 +77,7 @@ def test_a_step_sends_the_same_however_long_the_cache():
 
 def test_new_tokens_are_kept_in_turns():
     layout = Layout([[range(5)], [range(5, 9)]])
-    step = Decoding(layout, None, 1.0, 1, 9 + TURN - 1)
+    step = Decoding(layout, None, 1.0, 1, 9 + TURN - 1, Block())
     assert step.layout_after(2) == Layout(
         [[range(5), range(9, 9 + TURN)], [range(5, 9), range(9 + TURN, 10 + TURN)]]
     )

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 import time
 from itertools import product
 
@@ -125,8 +126,6 @@ def alone(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     y = shard(x)
     if rank == 1:  # what sends nothing, on one rank only
         shard(x)
-        with ch.distributed.sharded(9) as here:
-            here.shard(x, -2)
     return unshard(ch.distributed.attention(y, y, y, timeout=20)), ch.attention(x, x, x)
 
 
@@ -171,3 +170,28 @@ def test_a_lost_rank_is_an_error_in_time(how, tmp_path):
     text, seconds = found
     assert text.startswith("RankLost: Rank 0 of 2 waited for rank 1: ")
     assert seconds < 5
+
+
+def interrupted(rank: int) -> tuple[str, float]:
+    q, k, v = shards()
+    ch.distributed.attention(q, k, v, timeout=60)
+    begun = time.monotonic()
+    try:
+        if rank == 0:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            time.sleep(1.5)
+        ch.distributed.attention(q, k, v, timeout=60)
+    except KeyboardInterrupt:
+        taken = time.monotonic() - begun
+        return f"KeyboardInterrupt, then {said(ch.distributed.attention, q, k, v)}", taken
+    except RankLost as error:
+        return str(error), time.monotonic() - begun
+    return "nothing", 0.0
+
+
+def test_ctrl_c_ends_a_wait(tmp_path):
+    (here, seconds), (there, _) = on_processes(2, interrupted, tmp_path)
+    assert here.startswith("KeyboardInterrupt, then RankLost: The process group was given up")
+    assert seconds < 1.3
+    assert "waited for rank 0: it failed with KeyboardInterrupt()" in there

@@ -152,4 +152,4 @@ def watched_by_one(rank: int) -> str:
 
 def test_a_rank_that_watches_alone_is_named(tmp_path):
     for said in on_processes(2, watched_by_one, tmp_path):
-        assert said.startswith("The ranks made different calls: call is number")
+        assert said.startswith("The ranks made different calls: ")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..masks import Grid, Mask, everything
-from ..problem.biases import Alibi, Bias, bias as as_bias
+from ..problem.biases import Alibi, Bias, TensorBias, bias as as_bias
 from ..problem.check import DEFAULTS, Options, make_problem
 from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
@@ -113,7 +113,8 @@ class Call:
 
 def attend(transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ring, inputs = agreed(transport, call, q, k, v)
-    return ring.problem.shape_back(output(ring, inputs, call.heads))
+    with transport.answering():
+        return ring.problem.shape_back(output(ring, inputs, call.heads))
 
 
 def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
@@ -134,11 +135,9 @@ def agreed(
         p, bias, inputs = _checked(call, transport.world, q, k, v)
     draws = p.dropout and p.seed is None
     drawn = int(draw_seed()) if draws else 0
-    compared = {
-        "call": f"number {transport.calls}, forward",
-        **_described(p, bias, call),
-        **more,
-    }
+    compared = {"call": "forward", **more, **_described(p, bias, call)}
+    layer = f" in {more['layer']}" if more.get("layer") else ""
+    name = f"call {transport.history.meetings}{layer}"
     shards = agree(transport, compared, p.Tq, p.Tk, drawn)
     queries = _laid_out("queries", call.layout, shards.queries)
     of_keys = call.layout if call.key_layout is None else call.key_layout
@@ -146,9 +145,10 @@ def agreed(
     grid = Grid(queries.length, keys.length, p.B, p.H)
     mask = call.options.mask
     check_on_all_positions(p, mask, bias, grid)
-    found = routes(everything if mask is None else mask, grid, queries, keys, transport.rank)
+    with transport.answering():
+        found = routes(everything if mask is None else mask, grid, queries, keys, transport.rank)
     seed = shards.drawn if draws else p.seed
-    return Ring(replace(p, seed=seed), bias, found, transport), inputs
+    return Ring(replace(p, seed=seed), bias, found, transport, name), inputs
 
 
 def _checked(
@@ -159,6 +159,13 @@ def _checked(
     bias = call.options.bias
     bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
     check_heads(call.heads, world, problem, bias)
+    if isinstance(bias, TensorBias) and bias.as_4d().shape[2] not in (1, problem.Tq):
+        raise BadValue(
+            f"The bias has {bias.as_4d().shape[2]} rows of queries, and this rank has "
+            f"{problem.Tq} queries.",
+            "a bias of numbers holds the rows of this rank's queries, for the keys of all ranks.",
+            "cut it with shard(bias, group, layout), which takes the rows of this rank.",
+        )
     learned = torch.is_grad_enabled() and bias is not None and requires_grad(bias.numbers)
     return replace(problem, grad=problem.grad or learned), bias, inputs
 
@@ -171,10 +178,10 @@ def _described(p: Problem, bias: Bias | None, call: Call) -> dict[str, object]:
         "dtype": p.dtype,
         "heads and sizes": f"B={p.B} H={p.H} G={p.G} D={p.D} Dv={p.Dv}",
         "mask": call.options.mask,
-        "bias": bias if bias is None or isinstance(bias, Alibi) else type(bias).__name__,
+        "bias": _rows_left_out(bias) if isinstance(bias, TensorBias) else bias,
         "scale": p.scale,
         "softcap": p.softcap,
-        "sinks": None if p.sinks is None else "given",
+        "sinks": p.sinks,
         "dropout": p.dropout,
         "seed": p.seed,
         "layout": call.layout,
@@ -182,6 +189,12 @@ def _described(p: Problem, bias: Bias | None, call: Call) -> dict[str, object]:
         "heads": call.heads,
         "gradient": "wanted" if p.grad else "not wanted",
     }
+
+
+def _rows_left_out(bias: TensorBias) -> str:
+    """A bias of numbers as all ranks have it, each with the rows of its queries."""
+    batch, heads, _, keys = bias.as_4d().shape
+    return f"a tensor of {batch} x {heads} x queries x {keys}"
 
 
 class _Attend(torch.autograd.Function):
@@ -199,10 +212,11 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         ring: Ring = ctx.ring
         q, k, v, out, lse = ctx.saved_tensors
-        agree(ring.transport, {"call": f"number {ring.transport.calls}, backward"}, 0, 0)
+        agree(ring.transport.everyone, {"call": f"backward of {ring.name}"}, 0, 0)
         learn_bias = ctx.needs_input_grad[4]
-        finished = Finished(lse, out, dout.to(out.dtype).contiguous())
-        found = ring.backward(q, k, v, finished, learn_bias)
+        with ring.transport.answering():
+            finished = Finished(lse, out, dout.to(out.dtype).contiguous())
+            found = ring.backward(q, k, v, finished, learn_bias)
         dbias, dsinks = found.bias, found.sinks
         if dbias is not None and ring.bias is not None and ring.bias.numbers is not None:
             numbers = ring.bias.numbers
@@ -306,10 +320,12 @@ def unshard(
 def gathered(transport: Transport, x: Tensor, layout: Layout | str, dim: int) -> Tensor:
     dim %= x.dim()
     rest = [n for d, n in enumerate(x.shape) if d != dim]
-    what = {"call": f"number {transport.calls}, unshard", "dtype": x.dtype, "other sizes": rest}
-    sizes = agree(transport, {**what, "dim": dim, "layout": layout}, x.shape[dim], 0).queries
+    what = {"call": "unshard", "dtype": x.dtype, "other sizes": str(rest)}
+    what |= {"dim": dim, "layout": layout}
+    sizes = agree(transport, what, x.shape[dim], 0).queries
     found = _laid_out("positions", layout, sizes)
-    return _Gather.apply(transport, x, found, dim)
+    with transport.answering():
+        return _Gather.apply(transport, x, found, dim)
 
 
 class _Gather(torch.autograd.Function):
@@ -328,9 +344,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         here, world = ctx.transport.rank, ctx.transport.world
-        parts = [part.contiguous() for part in ctx.layout.split(dx, ctx.dim)]
-        found = [torch.empty_like(parts[here]) for _ in range(world)]
-        ctx.transport.all_to_all(parts, found)
+        agree(ctx.transport, {"call": "backward of unshard", "sizes": str(list(dx.shape))}, 0, 0)
+        with ctx.transport.answering():
+            parts = [part.contiguous() for part in ctx.layout.split(dx, ctx.dim)]
+            found = [torch.empty_like(parts[here]) for _ in range(world)]
+            ctx.transport.all_to_all(parts, found)
         total = torch.zeros_like(parts[here])
         for part in found:
             total += part

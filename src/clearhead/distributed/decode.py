@@ -22,8 +22,9 @@ from ..problem.online_softmax import State, merge
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic
 from .attention import TIMEOUT, check_on_all_positions
+from .block import Block
 from .cut import Routes
-from .handshake import agree, telling_others
+from .handshake import agree, telling_others, written
 from .layouts import Layout
 from .local import no_keys
 from .ring import Part, Ring
@@ -79,31 +80,48 @@ def decode_step(
     k: Tensor,
     v: Tensor,
     meet: bool = True,
+    layer: str = "",
 ) -> Tensor:
-    """As `decode`. With `meet` the ranks first compare their calls; without it, which saves a
-    message, a call that differs is noticed when the states arrive, if they have one size."""
+    """As `decode`. With `meet` the ranks first compare their calls, and then their queries; without
+    it, which saves a message, a call that differs is noticed when the states arrive."""
     with telling_others(transport) if meet else nullcontext():
         ring, inputs = _ring(options, keys, transport, q, k, v)
     p = ring.problem
-    call = {
-        "call": f"number {transport.calls}, decode",
+    call: dict[str, object] = {
+        "call": "decode",
+        "layer": layer,
         "dtype": p.dtype,
         "heads and sizes": f"B={p.B} H={p.H} G={p.G} Tq={p.Tq} D={p.D} Dv={p.Dv}",
         "mask": options.mask,
         "bias": options.bias,
         "scale": p.scale,
         "softcap": p.softcap,
-        "sinks": None if p.sinks is None else "given",
+        "sinks": p.sinks,
         "keys": keys,
     }
     if meet:
         agree(transport, call, p.Tq, p.Tk)
-    mine = ring.state_after(0, inputs.q, Part(inputs.k, inputs.v), None) or no_keys(p, p.Tq)
-    states = _exchanged(transport, mine, call)
+    with transport.answering():
+        mine = ring.state_after(0, inputs.q, Part(inputs.k, inputs.v), None) or no_keys(p, p.Tq)
+        states, queries = _exchanged(transport, mine, inputs.q if meet else inputs.q[:, :0], call)
+    _must_be_equal(queries)
     total = states[0]
     for state in states[1:]:
         total = merge(total, state)
     return p.shape_back(ring.finish(total)[0].to(p.dtype))
+
+
+def _must_be_equal(queries: list[Tensor]) -> None:
+    """Raises `BadValue` on every rank if they differ by more than other processors round."""
+    for rank, q in enumerate(queries):
+        far = (q - queries[0]).abs() > 0.01 * queries[0].abs().amax() if q.numel() else q.bool()
+        if bool(far.any()):
+            raise BadValue(
+                f"The new queries of rank {rank} are others than those of rank 0.",
+                "while decoding every rank runs the model on the same new tokens.",
+                "sample on one rank and broadcast the token, or give every rank a generator of the "
+                "same seed.",
+            )
 
 
 def _ring(
@@ -130,14 +148,17 @@ def _ring(
     mask = everything if options.mask is None else options.mask
     # All queries are here, and of the keys those of this rank alone.
     found = Routes(mask, grid, 0, queries, keys, [keys.held[transport.rank]], [])
-    return Ring(p, options.bias, found, transport), inputs
+    return Ring(p, options.bias, found, transport, "decode"), inputs
 
 
-def _exchanged(transport: Transport, mine: State, call: dict[str, object]) -> list[State]:
-    """The states of all ranks. A digest of the call goes with them: where one differs, all
-    ranks compare their calls, which raises."""
-    digest = hashlib.blake2b(repr(call).encode(), digest_size=DIGEST_BYTES).digest()
-    tensors = mine.tensors()
+def _exchanged(
+    transport: Transport, mine: State, queries: Tensor, call: dict[str, object]
+) -> tuple[list[State], list[Tensor]]:
+    """The states of all ranks, and the queries of their first head. A digest of the call goes with
+    them: where one differs, all ranks compare their calls, which raises."""
+    digest = hashlib.blake2b(written(call), digest_size=DIGEST_BYTES).digest()
+    first = queries[:, :1].to(mine.max.dtype)
+    tensors = [*mine.tensors(), first]
     numbers = torch.cat([x.reshape(-1) for x in tensors])
     head = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(numbers.device)
     sent = torch.cat([head, numbers.view(torch.uint8)])
@@ -145,12 +166,13 @@ def _exchanged(transport: Transport, mine: State, call: dict[str, object]) -> li
     if any(not torch.equal(x[:DIGEST_BYTES].cpu(), head.cpu()) for x in found):
         agree(transport, call, 0, 0)
     sizes = [x.numel() for x in tensors]
-    states = []
+    states, firsts = [], []
     for x in found:
         parts = x[DIGEST_BYTES:].clone().view(numbers.dtype).to(numbers.device).split(sizes)
-        shaped = (part.view_as(like) for part, like in zip(parts, tensors, strict=True))
-        states.append(mine.with_tensors(shaped))
-    return states
+        *shaped, first = (part.view_as(like) for part, like in zip(parts, tensors, strict=True))
+        states.append(mine.with_tensors(iter(shaped)))
+        firsts.append(first)
+    return states, firsts
 
 
 # ------------------------------------------------------------------------ inside of `sharded`
@@ -165,6 +187,7 @@ class Decoding:
     timeout: float
     rank: int
     tokens_before: int
+    block: Block
     met: bool = False  # have the ranks compared their calls?
 
     def layout_after(self, count: int) -> Layout:
@@ -184,21 +207,28 @@ class Decoding:
         return x[..., owner == self.rank, :]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
-        must_be_answered_together(engine)
+        transport = GroupTransport(self.group, self.timeout)
+        with telling_others(transport):
+            positions = self.positions_from(0, q.shape[-2])
+            layer = self.block.enter_call(positions, any_mask=False).layer
+            must_be_answered_together(engine)
         keys = self.layout_after(q.shape[-2])
         mine, new = len(self.layout.held[self.rank]), keys.length - self.layout.length
         if k.shape[-2] == mine + new:  # a cache that keeps every new token
             owner = (torch.arange(new) // TURN) % self.layout.world
             kept = torch.cat([torch.arange(mine), mine + (owner == self.rank).nonzero()[:, 0]])
             k, v = k[..., kept.to(k.device), :], v[..., kept.to(v.device), :]
-        transport = GroupTransport(self.group, self.timeout)
         meet, self.met = not self.met, True
-        return decode_step(transport, options, keys, q, k, v, meet)
+        return decode_step(transport, options, keys, q, k, v, meet, layer)
 
     def _owner(self, count: int) -> Tensor:
         """The rank that keeps each of the new tokens."""
         at = torch.arange(self.tokens_before, self.tokens_before + count) - self.layout.length
         return (at // TURN) % self.layout.world
+
+    def refuse(self, error: BadValue) -> BadValue:
+        self.block.refused = error
+        return error
 
     def must_be_one_text(self, ids: Tensor) -> None:
         pass  # the new tokens are those of one text

@@ -25,6 +25,7 @@ from ..masks.mask import CachedRanges
 from ..problem.biases import Alibi
 from ..problem.problem import Inputs, Problem
 from .cut import routes
+from .handshake import agree
 from .layouts import Layout
 from .ring import Ring
 from .transport import Transport
@@ -36,6 +37,7 @@ class Team:
 
     transport: Transport
     size: int
+    call: str  # its name, the same on all ranks
 
     @property
     def number(self) -> int:
@@ -96,12 +98,16 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.team.exchange(dx, ctx.layout, not ctx.to_heads), None, None, None
+        team, to_heads = ctx.team, not ctx.to_heads
+        if to_heads:  # of the output, where the backward pass begins
+            agree(team.transport, {"call": f"backward of the heads of {team.call}"}, 0, 0)
+        with team.transport.answering():
+            return team.exchange(dx, ctx.layout, to_heads), None, None, None
 
 
 def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs, Team]:
     """The problem of this rank's heads, over the ring of the ranks that have the same ones."""
-    p, found, team = ring.problem, ring.routes, Team(ring.transport, heads)
+    p, found, team = ring.problem, ring.routes, Team(ring.transport, heads, ring.name)
     both = found.queries, found.keys
     q, k, v = (
         team.to_heads(x, layout) for x, layout in zip(inputs, (*both, found.keys), strict=True)
@@ -200,13 +206,23 @@ class SomeRanks(Transport):
     def __init__(self, whole: Transport, ranks: range) -> None:
         self.whole, self.ranks = whole, ranks
         self.rank, self.world = ranks.index(whole.rank), len(ranks)
-        self.device, self.calls = whole.device, whole.calls
+        self.device, self.history = whole.device, whole.history
+
+    @property
+    def everyone(self) -> Transport:
+        return self.whole.everyone
 
     def batch_isend_irecv(self, outgoing: Any, incoming: Any) -> Any:
         return self.whole.batch_isend_irecv(*self._named(outgoing, incoming))
 
     def start(self, outgoing: Any, incoming: Any) -> Any:
         return self.whole.start(*self._named(outgoing, incoming))
+
+    def give_up(self, error: BaseException) -> None:
+        self.whole.give_up(error)
+
+    def leave_word(self, text: str) -> None:
+        self.whole.leave_word(text)
 
     def _named(self, *mail: Any) -> list[list[tuple[int, Tensor]]]:
         return [[(self.ranks[rank], x) for rank, x in part] for part in mail]

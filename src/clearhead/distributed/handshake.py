@@ -1,11 +1,17 @@
-"""Before any work the ranks compare their calls, and name the one that made another call."""
+"""Before any work the ranks meet: they compare their calls, and name who made another one.
+
+Every rank sends every other one record. It holds what the others must know to begin, and a digest
+of all that must agree; only where digests differ do the ranks send each other the whole text. A
+rank that cannot answer says so in its record, and does not wait for those of the others.
+"""
 
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,11 +22,45 @@ from ..errors import AttentionError, BadValue
 from ..masks import Mask
 from ..masks.mask import Unchanged
 from .layouts import Layout
-from .transport import Transport
+from .transport import Transport, summary
 
-HEAD = struct.Struct("=4q")  # queries here, keys here, a number drawn here, bytes of text
-TEXT_BYTES = 1500
-LONGEST = 80  # letters of one part of a call
+HEAD = struct.Struct("=5q16s")  # kind, queries here, keys here, a number drawn here, size of text
+REASON_BYTES = 432  # of why a rank does not answer
+LONGEST = 80  # letters of one part of a call that are shown
+
+
+class Kind(IntEnum):
+    """What a rank came to say."""
+
+    CALL = 0
+    END = 1  # it is at the end of a `sharded` block
+    REFUSED = 2  # it does not answer this call
+    LEFT = 3  # it left a `sharded` block by an error
+
+
+class Record(NamedTuple):
+    """What one rank sends."""
+
+    kind: Kind
+    queries: int
+    keys: int
+    drawn: int
+    size: int
+    digest: bytes
+    reason: str
+
+    def packed(self) -> Tensor:
+        head = HEAD.pack(*self[:6])
+        reason = self.reason.encode()[:REASON_BYTES].ljust(REASON_BYTES, b"\0")
+        return torch.frombuffer(bytearray(head + reason), dtype=torch.uint8)
+
+    @staticmethod
+    def read(packed: Tensor) -> "Record":
+        content = packed.cpu().numpy().tobytes()
+        kind, *numbers, digest = HEAD.unpack(content[: HEAD.size])
+        reason = content[HEAD.size :].rstrip(b"\0").decode(errors="ignore")
+        queries, keys, drawn, size = numbers
+        return Record(Kind(kind), queries, keys, drawn, size, digest, reason)
 
 
 class Shards(NamedTuple):
@@ -32,22 +72,61 @@ class Shards(NamedTuple):
 
 
 def agree(
-    transport: Transport, call: dict[str, object], Tq: int, Tk: int, drawn: int = 0
+    transport: Transport,
+    call: dict[str, object],
+    Tq: int,
+    Tk: int,
+    drawn: int = 0,
+    kind: Kind = Kind.CALL,
 ) -> Shards:
     """What every rank holds, once it is certain that all made the same call, `call`.
 
     Raises `BadValue` on every rank if one made another call, or refused its own.
     """
-    lines = [f"{name}\t{_short(what)}" for name, what in call.items()]
-    text = "\n".join(lines).encode()[:TEXT_BYTES]
-    packed = HEAD.pack(Tq, Tk, drawn, len(text)) + text.ljust(TEXT_BYTES, b"\0")
-    mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(transport.device)
-    rows = [x.cpu().numpy().tobytes() for x in transport.all_gather(mine)]
-    heads = [HEAD.unpack(row[: HEAD.size]) for row in rows]
-    texts = [row[HEAD.size : HEAD.size + head[3]] for row, head in zip(rows, heads, strict=True)]
-    if len(set(texts)) > 1:
-        raise _differs([text.decode(errors="replace") for text in texts])
-    return Shards([h[0] for h in heads], [h[1] for h in heads], heads[0][2])
+    history = transport.history
+    if history.ended_block:
+        raise BadValue(
+            f"The block of distributed.sharded has ended: {history.ended_block}",
+            "the ranks leave a block together.",
+            "leave the block, and enter a new one.",
+        )
+    text = written(call)
+    digest = hashlib.blake2b(text, digest_size=16).digest()
+    mine = Record(kind, Tq, Tk, drawn, len(text), digest, "").packed().to(transport.device)
+    with transport.answering():
+        records = [Record.read(x) for x in transport.all_gather(mine)]
+        history.meetings += 1
+        history.unread.clear()  # records come in the order in which they were sent
+        absent = next((n for n, r in enumerate(records) if r.kind >= Kind.REFUSED), None)
+        differ = absent is None and len({r.digest for r in records}) > 1
+        texts = _texts(transport, text, [r.size for r in records]) if differ else []
+    error = _does_not_answer(absent, records[absent]) if absent is not None else None
+    if differ:
+        error = _differs(texts)
+    left = any(record.kind in (Kind.END, Kind.LEFT) for record in records)
+    if error and left and history.blocks and kind is Kind.CALL:
+        history.ended_block = summary(error)
+    if error:
+        raise error
+    return Shards([r.queries for r in records], [r.keys for r in records], records[0].drawn)
+
+
+def written(call: dict[str, object]) -> bytes:
+    """All of a call that must agree, in words and digests."""
+    return "\n".join(f"{name}\t{_shown(what)}" for name, what in call.items()).encode()
+
+
+def excuse(transport: Transport, kind: Kind, error: BaseException) -> None:
+    """Meet the others to say that this rank does not answer, without waiting for them."""
+    if transport.history.ended_block:
+        return
+    reason = summary(error)
+    with suppress(AttentionError):  # the error itself says more than that a rank was lost
+        transport.leave_word(reason)
+        record = Record(kind, 0, 0, 0, 0, bytes(16), reason).packed().to(transport.device)
+        work, _ = transport.start_all_gather(record)
+        transport.history.meetings += 1
+        transport.history.unread.append(work)
 
 
 @contextmanager
@@ -56,10 +135,30 @@ def telling_others(transport: Transport) -> Iterator[None]:
     this one, and raised."""
     try:
         yield
-    except AttentionError as error:
-        with suppress(AttentionError):  # that of the ranks says less than the error itself
-            agree(transport, {"refused": error.gave}, 0, 0)
+    except Exception as error:
+        excuse(transport, Kind.REFUSED, error)
         raise
+
+
+def _texts(transport: Transport, mine: bytes, sizes: list[int]) -> list[str]:
+    """What the ranks called, in words."""
+    padded = torch.frombuffer(bytearray(mine.ljust(max(sizes), b"\0")), dtype=torch.uint8)
+    every = transport.all_gather(padded.to(transport.device))
+    return [x.cpu().numpy().tobytes()[:size].decode() for x, size in zip(every, sizes, strict=True)]
+
+
+def _does_not_answer(rank: int, record: Record) -> BadValue:
+    if record.kind is Kind.REFUSED:
+        return BadValue(
+            f"Rank {rank} refused its call: {record.reason}",
+            "all ranks of a group answer one call together, or none does.",
+            "correct the call on that rank.",
+        )
+    return BadValue(
+        f"Rank {rank} left its block of distributed.sharded: {record.reason}",
+        "all ranks of a group make the same calls in a block, and leave it together.",
+        "correct what failed on that rank; the next block can be entered by all of them.",
+    )
 
 
 def _differs(texts: list[str]) -> BadValue:
@@ -67,14 +166,6 @@ def _differs(texts: list[str]) -> BadValue:
     usual = next(text for text in texts if texts.count(text) == most)
     other = next(r for r, text in enumerate(texts) if text != usual)
     theirs, ours = (_parts(text) for text in (texts[other], usual))
-    if "refused" in theirs or "refused" in ours:
-        by = other if "refused" in theirs else texts.index(usual)
-        said = theirs.get("refused", ours.get("refused"))
-        return BadValue(
-            f"Rank {by} refused its call: {said}",
-            "all ranks of a group answer one call together, or none does.",
-            "correct the call on that rank.",
-        )
     name = next(n for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
     like = texts.index(usual)
     return BadValue(
@@ -89,23 +180,32 @@ def _parts(text: str) -> dict[str, str]:
     return dict(line.split("\t", 1) for line in text.split("\n") if "\t" in line)
 
 
-def _short(what: object) -> str:
-    text = " ".join((what if isinstance(what, str) else repr(what)).split())
-    text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-    return f"{text} ({digest(what)})" if isinstance(what, (Mask, Layout)) else text
+def _shown(what: object) -> str:
+    """One part of a call: equal texts mean equal contents."""
+    if isinstance(what, Tensor):
+        text = f"a tensor of {tuple(what.shape)} {what.dtype}"
+    else:
+        text = " ".join((what if isinstance(what, str) else repr(what)).split())
+    if len(text) <= LONGEST and (what is None or isinstance(what, str | int | float | torch.dtype)):
+        return text
+    if isinstance(what, Mask | Layout):
+        digest = _digest_of_rule(Unchanged(what) if isinstance(what, Mask) else what)
+    else:
+        digest = _digest(what)
+    return f"{text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'} ({digest})"
 
 
-def digest(x: Mask | Layout) -> str:
-    """Eight letters for all that a mask or a layout holds: equal ones have the same."""
-    return _digest(Unchanged(x) if isinstance(x, Mask) else x)
+def _digest(what: object) -> str:
+    """Eight letters for all that a value holds: equal ones have the same."""
+    found = hashlib.blake2b(digest_size=4)
+    for part in _content(what):
+        found.update(part)
+    return found.hexdigest()
 
 
 @lru_cache(maxsize=8)
-def _digest(x: Unchanged | Layout) -> str:
-    found = hashlib.blake2b(digest_size=4)
-    for part in _content(x.mask if isinstance(x, Unchanged) else x):
-        found.update(part)
-    return found.hexdigest()
+def _digest_of_rule(rule: Unchanged | Layout) -> str:
+    return _digest(rule.mask if isinstance(rule, Unchanged) else rule)
 
 
 def _content(x: object) -> Iterator[bytes]:
@@ -115,6 +215,11 @@ def _content(x: object) -> Iterator[bytes]:
     elif is_dataclass(x):
         yield type(x).__name__.encode()
         for field in fields(x):
+            yield field.name.encode()
             yield from _content(getattr(x, field.name))
+    elif isinstance(x, Mapping | list | tuple):
+        yield f"{type(x).__name__} of {len(x)}".encode()
+        for item in x.items() if isinstance(x, Mapping) else x:
+            yield from _content(item)
     else:
         yield repr(x).encode()

@@ -39,6 +39,7 @@ from ..stats.statistic import bin_of
 from ..stats.top_scores import TopScores
 from .attention import TIMEOUT, Call, agreed, gathered, output
 from .cut import Cut
+from .handshake import agree, telling_others
 from .layouts import Layout, Positions
 from .ring import Block, Coming, Ring, pieces
 from .transport import Group, GroupTransport, Transport
@@ -95,19 +96,21 @@ def looked(
     stats: Iterable[str | Statistic],
     gather: bool = False,
 ) -> Look:
-    statistics = parse_stats(stats)
-    names = ", ".join(s.name for s in statistics)
-    ring, inputs = agreed(transport, call, q, k, v, stats=names, gather=gather)
-    out = output(ring, inputs)
+    with telling_others(transport):
+        statistics = parse_stats(stats)
+        must_be_counted(statistics)
+    compared = {"stats": statistics, "gather": gather}
+    ring, inputs = agreed(transport, call, q, k, v, **compared)
     statistics = parse_stats(statistics, ring.routes.grid)
     must_fit(statistics, ring.routes.grid)
-    found = counted(ring, inputs, statistics)
-    return Look(ring.problem, out, whole(ring, found) if gather else found)
+    with transport.answering():
+        out = output(ring, inputs)
+        found = counted(ring, inputs, statistics)
+        return Look(ring.problem, out, whole(ring, found) if gather else found)
 
 
-@torch.no_grad()
-def counted(ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]) -> dict[str, Result]:
-    """Statistics of the queries and keys of this rank; `map` and `rows` whole."""
+def must_be_counted(statistics: tuple[Statistic, ...]) -> None:
+    """Raises `BadValue` for statistics that ranks cannot count."""
     for s in statistics:
         if s.sweep != "first" and s.name not in (*SHARED, "received"):
             raise BadValue(
@@ -115,6 +118,11 @@ def counted(ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]) -> di
                 'of weights that are added up, ranks know how to add "received", map and rows.',
                 "ask for it on one machine.",
             )
+
+
+@torch.no_grad()
+def counted(ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]) -> dict[str, Result]:
+    """Statistics of the queries and keys of this rank; `map` and `rows` whole."""
     first = tuple(s for s in statistics if s.sweep == "first")
     parts: dict[Positions, Partial] = {}
     for at, part in _of_blocks(ring, inputs, first):
@@ -199,6 +207,20 @@ def masses(
 
     The queries go to every rank, which answers them on its own keys; one message merges.
     """
+    asked: dict[str, object] = {"call": "masses of groups", "queries": queries, "groups": cells}
+    agree(transport, asked, inputs.q.shape[2], inputs.k.shape[2])
+    with transport.answering():
+        return _masses(transport, held, problem, inputs, queries, cells)
+
+
+def _masses(
+    transport: Transport,
+    held: Positions,
+    problem: Problem,
+    inputs: Inputs,
+    queries: Tensor,
+    cells: dict[str, Tensor],
+) -> dict[str, Tensor]:
     p, on = problem, held.tensor(problem.device)
     here = torch.isin(queries, on)
     few = inputs.q.new_zeros(p.B, p.H, len(queries), p.D)

@@ -69,6 +69,7 @@ class Ring:
     bias: Bias | None
     routes: Routes
     transport: Transport
+    name: str  # of the call, the same on all ranks
     first_head: int = 0  # dropout by seed counts heads from here
 
     @property

@@ -1,8 +1,9 @@
 """A model whose text is cut over the ranks of a group, by one setting."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, parse_stats
 from .attention import TIMEOUT, Call, agreed, gathered, output
+from .block import Block
 from .cut import routes
 from .decode import Decoding, must_be_answered_together
-from .handshake import agree
+from .handshake import agree, telling_others
 from .layouts import Layout, layout_of
-from .look import counted, masses, whole
+from .look import counted, masses, must_be_counted, whole
 from .ring import Ring
 from .transport import Group, GroupTransport, rank_and_world
 
@@ -33,6 +35,7 @@ class Shard:
     timeout: float
     rank: int
     heads: int = 1
+    block: Block = field(default_factory=Block)
 
     @property
     def positions(self) -> Tensor:
@@ -56,7 +59,9 @@ class Shard:
         here = len(held) > 0 and held.ranges[-1].stop == self.layout.length
         end = x.narrow(dim, x.shape[dim] - 1, 1) if here else x.new_zeros(_one(x, dim))
         transport = GroupTransport(self.group, self.timeout)
-        return torch.stack(transport.all_gather(end.detach().contiguous())).sum(0)
+        agree(transport, {"call": "last", "dtype": x.dtype, "sizes": str(_one(x, dim))}, 0, 0)
+        with transport.answering():
+            return torch.stack(transport.all_gather(end.detach().contiguous())).sum(0)
 
     def decoding(self, length: int) -> AbstractContextManager[None]:
         """Inside the `with` block every rank runs the model on the same new tokens, the ones after
@@ -71,7 +76,8 @@ class Shard:
         positions of the new tokens, and a mask of sliding windows is over all positions, so the
         cache must not crop. Raises `BadValue` where a cache holds another number of tokens.
         """
-        return computed_by(Decoding(self.layout, self.group, self.timeout, self.rank, length))
+        step = Decoding(self.layout, self.group, self.timeout, self.rank, length, self.block)
+        return computed_by(step)
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """This rank's positions of a tensor that holds the whole text, such as token ids (B, T)."""
@@ -82,13 +88,17 @@ class Shard:
         return gathered(GroupTransport(self.group, self.timeout), x, self.layout, dim)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
-        must_be_answered_together(engine)
+        transport = GroupTransport(self.group, self.timeout)
+        with telling_others(transport):
+            caller = self.block.enter_call(self.positions, self.mask is not everything)
+            must_be_answered_together(engine)
         mask = everything if options.mask is None else options.mask
         options = options._replace(mask=intersect(mask, self.mask))
         call = Call(options, self.layout, heads=self.heads)
-        transport = GroupTransport(self.group, self.timeout)
-        ring, inputs = agreed(transport, call, q, k, v)
-        out = output(ring, inputs, self.heads)
+        ring, inputs = agreed(transport, call, q, k, v, layer=caller.layer)
+        with transport.answering():
+            out = output(ring, inputs, self.heads)
+        self.block.note_checkpoints(caller, out)
         found, grid = ring.routes, ring.routes.grid
         every = replace(
             ring.problem, Tq=grid.Tq, Tk=grid.Tk, mask=found.mask, bias=ring.bias, grad=False
@@ -102,19 +112,18 @@ class Shard:
         """Statistics of a call of the whole text, given the inputs of this rank, on every rank."""
         parsed = parse_stats(statistics, problem.grid)
         transport = GroupTransport(self.group, self.timeout)
-        names = ", ".join(s.name for s in parsed)
-        call: dict[str, object] = {
-            "call": f"number {transport.calls}, statistics",
-            "stats": names,
-        }
+        with telling_others(transport):
+            must_be_counted(parsed)
+        call: dict[str, object] = {"call": "statistics", "stats": parsed}
         agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])
         here = replace(
             problem, Tq=inputs.q.shape[2], Tk=inputs.k.shape[2], mask=everything, bias=None
         )
         both = self.layout, self.layout
-        found = routes(problem.mask, problem.grid, *both, transport.rank)
-        ring = Ring(here, problem.bias, found, transport)
-        return whole(ring, counted(ring, inputs, parsed))
+        with transport.answering():
+            found = routes(problem.mask, problem.grid, *both, transport.rank)
+            ring = Ring(here, problem.bias, found, transport, "statistics")
+            return whole(ring, counted(ring, inputs, parsed))
 
     def masses(
         self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
@@ -122,6 +131,10 @@ class Shard:
         """The weight of some queries on groups of keys, on every rank."""
         transport, held = GroupTransport(self.group, self.timeout), self.layout.held[self.rank]
         return masses(transport, held, problem, inputs, queries, cells)
+
+    def refuse(self, error: BadValue) -> BadValue:
+        self.block.refused = error
+        return error
 
     def must_be_one_text(self, ids: Tensor) -> None:
         begins = self.positions.diff() != 1
@@ -162,7 +175,11 @@ def sharded(
     that a model makes itself, causal or windows, are over the positions of the whole text. Rotary
     and sinusoidal positions of `clearhead.nn` are those of the rank's tokens; a transformers model
     is passed them. What a weight learns on a rank comes from the rank's tokens: add it up over the
-    ranks, as data parallel training does. Backward may come after the block.
+    ranks, as data parallel training does. Backward may come after the block, but for activation
+    checkpoints, which make attention calls again.
+
+    Every rank enters the block, makes the same calls in it, from the thread that entered it, and
+    leaves it; the ranks compare that at the end. `docs/distributed.md` says what is refused.
 
     Args:
         length: how many tokens the whole text has.
@@ -175,7 +192,10 @@ def sharded(
 
     Raises:
         BadValue, BadType: a layout that does not fit; inside, what `attention` refuses, masks that
-            a model pads or that are no rule over positions, `look`, `matrix` and `explain`.
+            a model pads or that are no rule over positions, `look`, `matrix` and `explain`, a
+            compiled model, another thread, labels, a model of transformers without position_ids;
+            at the end, a block without attention calls or with checkpoints that backward has not
+            computed again; on every rank, where another one refused a call or left the block.
 
     `watch(model)` and `report(model, ...)` inside of it give every rank the numbers of the whole
     text.
@@ -183,5 +203,6 @@ def sharded(
     rank, world = rank_and_world(group)
     rule = everything if mask is None else mask
     here = Shard(layout_of(layout, length, world), group, rule, timeout, rank, heads)
-    with computed_by(here):
+    here.block.frame = sys._getframe(2)  # of the `with` statement, above contextlib's
+    with computed_by(here), here.block.compared(group, timeout):
         yield here

@@ -4,6 +4,7 @@ it together.
 `watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` sets the ranks.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from ..engines import compute_stats
 from ..errors import BadValue
@@ -18,6 +20,13 @@ from ..masks.text_positions import Padding
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic
+
+# How attention of a model comes to be seen, edited and computed on ranks, for errors.
+THROUGH_CLEARHEAD = (
+    "run it inside `with clearhead.compat.patched():` if it calls torch's function "
+    "(torch.nn.MultiheadAttention does with need_weights=False), load it with "
+    'attn_implementation="clearhead", or build it from clearhead.nn'
+)
 
 OnCall: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
 _listeners: ContextVar[tuple[OnCall, ...]] = ContextVar("listeners", default=())
@@ -81,23 +90,60 @@ class Ranks(Protocol):
         """Raise `BadValue` if the document `ids` (B, t) name more than one text. Positions that
         jump because of the layout name none."""
 
+    def refuse(self, error: BadValue) -> BadValue:
+        """The error, which the end of the block repeats on every rank if nobody raises it."""
 
-_ranks: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
+
+_ranks: ContextVar[Ranks | None] = ContextVar("ranks", default=None)  # of this thread
+_open: list[Ranks] = []  # of all threads; torch.compile guards on it
 
 
 @contextmanager
 def computed_by(ranks: Ranks) -> Iterator[None]:
     """Inside the `with` block, `ranks` compute the attention calls."""
     before = _ranks.set(ranks)
+    _open.append(ranks)
     try:
         yield
     finally:
+        _open.remove(ranks)
         _ranks.reset(before)
 
 
 def active_ranks() -> Ranks | None:
-    """The ranks that compute attention calls together, inside `distributed.sharded`."""
-    return None if torch.compiler.is_compiling() else _ranks.get()
+    """The ranks that compute attention calls together, inside `distributed.sharded`. Raises
+    `BadValue` where the block is open and the call would not be computed by them."""
+    if torch.compiler.is_compiling():
+        if _open:
+            # Without fullgraph=True the compiler then runs the call eagerly, which comes here.
+            raise compiled_in_block()
+        return None
+    ranks = _ranks.get()
+    if _open and (ranks is None or get_eval_frame_callback() is not None):
+        refused = compiled_in_block() if ranks is not None else _in_other_thread()
+        raise (ranks or _open[-1]).refuse(refused)
+    return ranks
+
+
+def compiled_in_block() -> BadValue:
+    """The error for torch.compile inside `distributed.sharded`."""
+    return BadValue(
+        "A model compiled by torch.compile ran inside of distributed.sharded.",
+        "a compiled graph computes attention of this rank's part alone, and the ranks compute it "
+        "together.",
+        "run the model uncompiled inside of the block.",
+    )
+
+
+def _in_other_thread() -> BadValue:
+    return BadValue(
+        f"Attention was called in the thread {threading.current_thread().name!r} while another one "
+        "is inside of distributed.sharded.",
+        "the ranks compute the calls of the thread that entered the block; another thread would "
+        "compute attention of this rank's part alone.",
+        "run the model in the thread of the block; autograd computes checkpoints on a GPU again in "
+        "a thread of its own, so leave checkpoints out there.",
+    )
 
 
 def statistics_of(
@@ -126,7 +172,7 @@ def is_hooked() -> bool:
 
 def is_alone() -> bool:
     """Is this an eager call that nothing listens to, edits, or computes on many ranks?"""
-    return not is_hooked() and _ranks.get() is None
+    return not is_hooked() and not _open
 
 
 @contextmanager

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 
 from ..errors import BadType, BadValue, kind_of
-from ..functional.ambient import editing
+from ..functional.ambient import THROUGH_CLEARHEAD, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_backward
 from .edits.edit import Edit, Here, in_order
 from .layers import (
-    THROUGH_CLEARHEAD,
     Layers,
     check_layers,
     is_selected,

@@ -13,15 +13,9 @@ import torch
 from torch import nn
 
 from ..errors import BadType, BadValue, whole_number
+from ..functional.ambient import THROUGH_CLEARHEAD
 from ..torch_state import compiled_parts, in_backward
 from .text_stack import TextStack
-
-# How attention of a model comes to be seen and edited, for errors.
-THROUGH_CLEARHEAD = (
-    "run it inside `with clearhead.compat.patched():` if it calls torch's function "
-    "(torch.nn.MultiheadAttention does with need_weights=False), load it with "
-    'attn_implementation="clearhead", or build it from clearhead.nn'
-)
 
 
 def no_attention_call(model: nn.Module, rule: str, way_out: str | None = None) -> BadValue:

@@ -1,0 +1,53 @@
+"""Ctrl-C while torch.distributed waits in C++, where no signal handler of Python runs."""
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+
+@contextmanager
+def ended_by_ctrl_c(end: Callable[[], None]) -> Iterator[None]:
+    """Call `end`, in another thread, if Ctrl-C is pressed inside the `with` block: it ends the
+    wait, and Python then raises KeyboardInterrupt. A handler of the user's own is left alone."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    listener = _listener()
+    before = signal.set_wakeup_fd(listener.signalled.fileno(), warn_on_full_buffer=False)
+    listener.end = end
+    try:
+        yield
+    finally:
+        listener.end = None
+        signal.set_wakeup_fd(before)
+
+
+class _Listener:
+    """A thread that reads the numbers of signals, which Python writes to a socket at once."""
+
+    def __init__(self) -> None:
+        self.heard, self.signalled = socket.socketpair()
+        self.signalled.setblocking(False)
+        self.end: Callable[[], None] | None = None
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self.thread.start()
+
+    def _listen(self) -> None:
+        while number := self.heard.recv(1):
+            if number[0] == signal.SIGINT and (end := self.end) is not None:
+                end()
+
+
+def _listener() -> _Listener:
+    """The one of this process: threads do not survive a fork."""
+    if not (listener := _only_listener()).thread.is_alive():
+        _only_listener.cache_clear()
+        listener = _only_listener()
+    return listener
+
+
+_only_listener = lru_cache(maxsize=1)(_Listener)

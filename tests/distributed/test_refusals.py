@@ -1,0 +1,393 @@
+"""What `sharded` cannot compute is refused, on every rank, and the group goes on."""
+
+import contextvars
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+import clearhead as ch
+from clearhead.distributed import RankLost, local, shard, sharded
+from tests.distributed.processes import on_processes
+from tests.hf.test_models import build
+
+T = 24
+
+
+def layer() -> ch.nn.MultiHeadAttention:
+    torch.manual_seed(0)
+    return ch.nn.MultiHeadAttention(32, 4, kv_heads=2, causal=True)
+
+
+def text(seed: int = 1) -> torch.Tensor:
+    return torch.randn(1, T, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def block(**keywords):
+    return sharded(T, layout="head-tail", timeout=20, **keywords)
+
+
+def said(do: Callable[[], object]) -> str:
+    try:
+        do()
+    except ch.AttentionError as error:
+        return error.gave
+    return "nothing"
+
+
+def in_a_thread(run: Callable[[], object], context: contextvars.Context | None = None) -> object:
+    result = SimpleNamespace(error=None, value=None)
+
+    def catch() -> None:
+        try:
+            result.value = run()
+        except BaseException as error:
+            result.error = error
+
+    thread = threading.Thread(target=catch if context is None else lambda: context.run(catch))
+    thread.start()
+    thread.join()
+    if result.error:
+        raise result.error
+    return result.value
+
+
+def inside(run: Callable[..., object], **keywords) -> Callable[[], None]:
+    """A block in which `run(here)` is called."""
+
+    def do() -> None:
+        with block(**keywords) as here:
+            run(here)
+
+    return do
+
+
+def steps(rank: int) -> dict[str, str]:
+    """What a rank is told in each of these blocks."""
+    model, x = layer(), text()
+    other = layer()
+    both = torch.nn.ModuleList([model, other])
+
+    def call(here) -> torch.Tensor:
+        return model(here.shard(x, -2))
+
+    class Some(torch.nn.Module):  # drops another layer on each rank
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = both
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[rank](x)
+
+    def in_other_thread(here) -> None:
+        in_a_thread(lambda: call(here))
+
+    def in_copied_context(here) -> None:
+        in_a_thread(lambda: call(here), contextvars.copy_context())
+
+    def swallowed(here) -> None:
+        call(here)
+        said(lambda: in_other_thread(here))
+
+    def one_fails(here) -> None:
+        if rank == 1:
+            raise KeyError("a bad batch")
+        call(here)
+
+    def one_fails_after(here) -> None:
+        call(here)
+        if rank == 1:
+            raise KeyError("a bad batch")
+
+    def one_skips_the_last(here) -> None:
+        call(here)
+        if rank == 0:
+            call(here)
+
+    def one_skips_all(here) -> None:
+        if rank == 0:
+            call(here)
+
+    def one_in_a_thread(here) -> None:
+        in_other_thread(here) if rank == 1 else call(here)
+
+    cases = {
+        "thread": in_other_thread,
+        "copied context": in_copied_context,
+        "swallowed": swallowed,
+        "layer": lambda here: Some()(here.shard(x, -2)),
+        "no call": lambda here: here.shard(x, -2),
+        "one fails": one_fails,
+        "one fails after": one_fails_after,
+        "one skips the last": one_skips_the_last,
+        "one skips all": one_skips_all,
+        "one in a thread": one_in_a_thread,
+        "all right": call,
+    }
+    found = {}
+    with torch.no_grad():
+        for name, run in cases.items():
+            try:
+                found[name] = said(inside(run))
+            except KeyError:
+                found[name] = "its own KeyError"
+        one = model(x)
+        with block() as here:
+            found["off"] = float((call(here) - here.shard(one, -2)).abs().max())
+    return found
+
+
+def test_calls_that_are_no_common_ones_are_refused(tmp_path):
+    here, there = on_processes(2, steps, tmp_path)
+    threads = "Attention was called in the thread 'Thread-"
+    for found in (here, there):
+        assert found["thread"].startswith(threads)
+        assert found["copied context"].startswith(threads)
+        assert found["swallowed"].startswith(threads)
+        assert found["layer"] == (
+            "The ranks made different calls: layer is layers.1 on rank 1, and layers.0 on rank 0."
+        )
+        assert found["no call"].startswith("No attention call went through clearhead inside of")
+        assert found["one skips the last"].startswith("The ranks made different calls: call is ")
+        assert found["all right"] == "nothing" and found["off"] < 1e-5
+    left = "Rank 1 left its block of distributed.sharded: "
+    assert here["one fails"] == here["one fails after"] == f"{left}KeyError('a bad batch')"
+    assert there["one fails"] == there["one fails after"] == "its own KeyError"
+    assert here["one skips all"].startswith(f"{left}No attention call went through clearhead")
+    assert there["one skips all"].startswith("No attention call went through clearhead")
+    assert here["one in a thread"].startswith(f"{left}Attention was called in the thread")
+    assert there["one in a thread"].startswith(threads)
+
+
+# -------------------------------------------------------------------- compilers and checkpoints
+
+
+def compiled(rank: int) -> list[str]:
+    model, x = layer(), text()
+    found = []
+    for options in ({}, {"fullgraph": True}):
+        torch._dynamo.reset()
+        fresh = torch.compile(model, backend="eager", **options)
+        found.append(said(inside(lambda here, run=fresh: run(here.shard(x, -2)))))
+        torch._dynamo.reset()
+        used = torch.compile(model, backend="eager", **options)
+        used(shard(x, dim=-2))  # outside
+        found.append(said(inside(lambda here, run=used: run(here.shard(x, -2)))))
+        torch.testing.assert_close(used(x), model(x))
+    found.append(said(inside(lambda here: (fresh if rank else model)(here.shard(x, -2)))))
+    dist.barrier()  # who ends first closes connections that the other may still use
+    return found
+
+
+def test_a_compiled_model_is_refused(tmp_path):
+    here, there = on_processes(2, compiled, tmp_path)
+    refusal = "A model compiled by torch.compile ran inside of distributed.sharded."
+    assert set(there) == set(here[:4]) == {refusal}
+    assert here[4] == f"Rank 1 left its block of distributed.sharded: {refusal}"
+
+
+def gradients(model: torch.nn.Module) -> torch.Tensor:
+    found = torch.cat([p.grad.flatten() for p in model.parameters()])
+    model.zero_grad()
+    return found
+
+
+def checkpoints(rank: int) -> dict[str, object]:
+    model, x, w = layer(), text(), text(2)
+    (model(x) * w).sum().backward()
+    one, found = gradients(model), {}
+
+    def run(here, **keywords) -> torch.Tensor:
+        out = checkpoint(model, here.shard(x, -2).requires_grad_(), **keywords)
+        return (out * here.shard(w, -2)).sum()
+
+    kept: list[torch.Tensor] = []  # what keeps the graph of a block alive after it
+    for reentrant in (True, False):
+        once = partial(run, use_reentrant=reentrant)
+
+        def nested(here, once=once) -> torch.Tensor:
+            return checkpoint(lambda y: once(here), w, use_reentrant=False)
+
+        found["after", reentrant] = said(inside(lambda here, f=once: kept.append(f(here))))
+        found["nested", reentrant] = said(inside(lambda here, f=nested: kept.append(f(here))))
+        with block() as here:
+            once(here).backward()
+            once(here).backward()
+        got = gradients(model) / 2
+        dist.all_reduce(got)
+        found["inside", reentrant] = float((got - one).abs().max() / one.abs().max())
+        with block() as here, torch.no_grad():
+            kept.append(once(here))  # nothing is recorded
+    for reentrant in (True, False):  # the block itself is in the checkpoint
+
+        def whole(y: torch.Tensor) -> torch.Tensor:
+            with block() as here:
+                return (model(here.shard(y, -2)) * here.shard(w, -2)).sum()
+
+        checkpoint(whole, x.clone().requires_grad_(), use_reentrant=reentrant).backward()
+        got = gradients(model)
+        dist.all_reduce(got)
+        found["around", reentrant] = float((got - one).abs().max() / one.abs().max())
+    return found
+
+
+def test_backward_of_a_checkpoint_comes_inside_of_the_block(tmp_path):
+    for found in on_processes(2, checkpoints, tmp_path):
+        for reentrant in (True, False):
+            for when in ("after", "nested"):
+                assert found[when, reentrant].startswith("An activation checkpoint")
+            assert found["inside", reentrant] < 1e-5
+            assert found["around", reentrant] < 1e-5
+
+
+# ------------------------------------------------------------------------- models of transformers
+
+
+def models(rank: int) -> dict[str, object]:
+    found: dict[str, object] = {}
+    ids = torch.randint(1, 97, (1, T), generator=torch.Generator().manual_seed(3))
+
+    def told(run: Callable[..., object], *given: str) -> str:
+        """What is said where the model is given positions or labels."""
+        kept = []
+
+        def do(here) -> None:
+            mine = {"position_ids": here.positions[None], "labels": here.shard(ids)}
+            chosen = {name: mine[name] for name in given}
+            kept.append(run(here.shard(ids), use_cache=False, **chosen))
+
+        return said(inside(do))
+
+    for kind in ("llama", "gpt2"):
+        model = build(kind, "AutoModelForCausalLM").eval()
+        model.set_attn_implementation("clearhead")
+        found[kind, "no positions"] = told(model)
+        found[kind, "base"] = told(model.base_model)
+        found[kind, "labels"] = told(model, "position_ids", "labels")
+        found[kind, "right"] = told(model, "position_ids")
+        model.train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        found[kind, "checkpoints"] = told(model, "position_ids")
+    return found
+
+
+def test_models_are_given_positions_and_no_labels(tmp_path):
+    for found in on_processes(2, models, tmp_path):
+        for kind in ("llama", "gpt2"):
+            none = "The model was given no position_ids inside of distributed.sharded."
+            assert none in found[kind, "no positions"]
+            assert none in found[kind, "base"]
+            assert "The model was given labels= inside of" in found[kind, "labels"]
+            assert found[kind, "right"] == "nothing"
+            assert found[kind, "checkpoints"].startswith("An activation checkpoint")
+
+
+def decoded(rank: int) -> list[str]:
+    from transformers import DynamicCache
+
+    model = build("llama", "AutoModelForCausalLM").eval()
+    model.set_attn_implementation("clearhead")
+    ids = torch.randint(1, 97, (1, T), generator=torch.Generator().manual_seed(3))
+
+    def step(token: int, **keywords) -> Callable[[], object]:
+        def run(here) -> None:
+            cache = DynamicCache()
+            model(here.shard(ids), position_ids=here.positions[None], past_key_values=cache)
+            with here.decoding(T):
+                model(torch.tensor([[token]]), past_key_values=cache, **keywords)
+
+        return inside(run)
+
+    at = torch.tensor([[T]])
+    with torch.no_grad():
+        return [
+            said(step(5 + rank, position_ids=at)),
+            said(step(5)),
+            said(step(5, position_ids=at)),
+        ]
+
+
+def test_ranks_decode_the_same_tokens(tmp_path):
+    for found in on_processes(2, decoded, tmp_path):
+        assert found[0] == "The new queries of rank 1 are others than those of rank 0."
+        assert "The model was given no position_ids" in found[1]
+        assert found[2] == "nothing"
+
+
+# ------------------------------------------------------------------------- arguments and contents
+
+
+def contents(rank: int) -> dict[str, str]:
+    whole = torch.randn(1, 4, T, 8, generator=torch.Generator().manual_seed(1))
+    x = shard(whole)
+    slopes = torch.tensor([0.1, 0.2, 0.3, 0.4 + 1e-6 * rank])
+    ask, look = ch.distributed.attention, ch.distributed.look
+    keywords: dict[str, dict] = {
+        "sinks": dict(sinks=torch.tensor([0.0, 1.0, 2.0, 3.0 + 1e-6 * rank])),
+        "slopes": dict(bias=ch.alibi(slopes)),
+        "bias keys": dict(bias=torch.zeros(len(x[0, 0]), [T, 1][rank])),
+        "bias rows": dict(bias=torch.zeros([12, T][rank], T)),
+        "mask": dict(mask=ch.documents(torch.arange(T) * (torch.arange(T) != T - 1 - rank))),
+    }
+    found = {
+        name: said(lambda kw=kw: ask(x, x, x, timeout=20, **kw)) for name, kw in keywords.items()
+    }
+    for name, statistic in {
+        "rows": ch.rows([*range(3, 20), 20 + rank]),
+        "mass": ch.mass({"far": ch.prefix(3 + rank)}),
+        "map": ch.map(4 - rank, 4),
+        "topk": ch.topk(2 + rank),
+    }.items():
+        found[name] = said(lambda s=statistic: look(x, x, x, stats=[s], gather=True, timeout=20))
+    found["after"] = said(lambda: ask(x, x, x, timeout=20))
+    return found
+
+
+def test_contents_are_compared(tmp_path):
+    here, there = on_processes(2, contents, tmp_path)
+    for name, what in (("sinks",) * 2, ("slopes", "bias"), ("bias keys", "bias"), ("mask",) * 2):
+        assert here[name] == there[name]
+        assert here[name].startswith(f"The ranks made different calls: {what} is ")
+    for name in ("rows", "mass", "map", "topk"):
+        assert here[name] == there[name]
+        assert here[name].startswith(f"The ranks made different calls: stats is ({name}(")
+    assert here["bias rows"].startswith("Rank 1 refused its call: The bias has 24 rows of queries")
+    assert here["after"] == there["after"] == "nothing"
+
+
+def failing(rank: int, where: str) -> list[str]:
+    whole = torch.randn(1, 4, T, 8, generator=torch.Generator().manual_seed(1))
+    q, k, v = (shard(whole).requires_grad_() for _ in range(3))
+    ask = ch.distributed.attention
+
+    def fail(*given: object) -> None:
+        raise MemoryError("no room")
+
+    found = []
+    kept, name = getattr(local, where), where
+    if rank == 1:
+        setattr(local, name, fail)
+    try:
+        ask(q, k, v, timeout=60).sum().backward()
+        found.append("nothing")
+    except (RankLost, MemoryError) as error:
+        found.append(str(error))
+    setattr(local, name, kept)
+    x = shard(whole[:, :3, :, :5])  # another size
+    found.append(said(lambda: ask(x, x, x, timeout=60)))
+    return found
+
+
+@pytest.mark.parametrize("where", ["attend", "gradients"])
+def test_an_error_inside_of_a_call_ends_the_group_on_every_rank(where, tmp_path):
+    here, there = on_processes(2, failing, tmp_path, where)
+    assert there[0] == "no room"
+    if here[0] != "nothing":  # it had all that it needed, or was told why it waited
+        assert "it failed with MemoryError('no room')" in here[0]
+    for found in (here, there):
+        assert "The process group was given up" in found[1] or "failed with Mem" in found[1]
