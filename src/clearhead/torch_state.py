@@ -77,6 +77,11 @@ def requires_grad(*tensors: Tensor | None) -> bool:
     )
 
 
+def records_grad(*tensors: Tensor) -> bool:
+    """Does autograd record what is done to these now?"""
+    return torch.is_grad_enabled() and requires_grad(*tensors)
+
+
 def has_values(*tensors: Tensor) -> bool:
     """Can these values be read now? Not on the meta device, while tracing, under vmap, while torch
     makes them functional, or on a GPU while a graph is captured, which would end the capture."""
@@ -90,6 +95,15 @@ def has_values(*tensors: Tensor) -> bool:
 
 def _is_captured(x: Tensor) -> bool:
     return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def without_repeats(x: Tensor) -> Tensor:
+    """The same with size 1 in the dimensions that `expand` made, in which one slice is repeated. To
+    be broadcast: any copy of `x` itself would write the repetitions out."""
+    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
 
 
 def is_batched(*tensors: Tensor) -> bool:

@@ -127,8 +127,8 @@ def test_many_runs_meet_as_bits():
     """Scattered, 50 runs and 50 would make 2500 pairs a query, of which few hold a key."""
     Tk = 400
     keep = torch.rand(2, 1, 1, 3, Tk, generator=torch.Generator().manual_seed(0)) < 0.5
-    edges = torch.arange(50) * 8
-    odd, even = (KeyRanges(lo := edges.reshape(1, 1, 1, -1) + at, lo + 5, 3, Tk) for at in (0, 3))
+    edges = torch.arange(50) * 8 + torch.tensor([[[[0], [1], [2]]]])
+    odd, even = (KeyRanges(edges + at, (edges + at + 5).clamp(max=Tk), 3, Tk) for at in (0, 3))
     both = odd & even
     assert both.bits is not None and torch.equal(both.to_bool(), odd.to_bool() & even.to_bool())
     with_bits = KeyRanges(odd.lo, odd.hi, 3, Tk, keep[0]) & KeyRanges(

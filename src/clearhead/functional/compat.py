@@ -17,7 +17,7 @@ from ..errors import BadType, BadValue, kind_of
 from ..masks import Causal, Mask, dense, everything, intersect
 from ..problem.biases import bias
 from ..problem.check import checked_dropout
-from ..torch_state import is_autocast
+from ..torch_state import is_autocast, records_grad, without_repeats
 from .attention import attention
 
 __all__ = ["patched", "scaled_dot_product_attention"]
@@ -51,12 +51,10 @@ def scaled_dot_product_attention(
     leak. Raises `BadValue` and `BadType` where torch raises RuntimeError.
     """
     _check(query, key, value, attn_mask)
+    dtype = None
     if is_autocast(query.device):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (_cast(x, dtype) for x in (query, key, value))
-        attn_mask = None if attn_mask is None else _cast(attn_mask, dtype)
-    if attn_mask is not None:
-        _check_mask_dtype(attn_mask, query.dtype)
 
     three = (query, key, value)
     rank = max(x.dim() for x in three)
@@ -75,6 +73,8 @@ def scaled_dot_product_attention(
     added = None
     if attn_mask is not None:
         four = _four_dimensions(attn_mask, (*lead, heads[0], q.shape[2], k.shape[2])[-rank:])
+        four = four if dtype is None else _cast(four, dtype)
+        _check_mask_dtype(four, query.dtype)
         if four.dtype == torch.bool:
             mask = intersect(mask, dense(keep=four))
         else:
@@ -167,6 +167,9 @@ def _four_dimensions(attn_mask: Tensor, shape: tuple[int, ...]) -> Tensor:
             "attn_mask broadcasts to the scores, (..., Hq, L, S).",
             "give each of its dimensions that size or 1.",
         )
+    if not records_grad(attn_mask):
+        attn_mask = without_repeats(attn_mask)
+        sizes = (1,) * missing + tuple(attn_mask.shape)
     lead, last = shape[:-3], sizes[-3:]
     if all(size == 1 for size in sizes[:-3]):
         return attn_mask.reshape(last)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue, kind_of, must_be_strided
-from ..torch_state import has_values
+from ..torch_state import has_values, without_repeats
 from . import key_ranges
 from .grid import Grid
 from .key_ranges import KeyRanges
@@ -236,4 +236,5 @@ def dense(
             "a dense mask broadcasts to (B, H, Tq, Tk).",
             "give it 1 to 4 dimensions.",
         )
-    return Dense(owned(~bits if keep is None else bits))
+    few = without_repeats(bits)
+    return Dense(owned(~few if keep is None else few).expand(bits.shape))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..torch_state import has_values
+from ..torch_state import has_values, without_repeats
 
 EVERY_KEY = 2**60  # farther than any key: a distance without a limit
 MOST_ENDS = 1 << 22  # ends of ranges that are sorted at once: 100 MB
@@ -33,7 +33,7 @@ class KeyRanges:
 
     def __and__(self, other: "KeyRanges") -> "KeyRanges":
         if _many(self.lo.shape[-1] * other.lo.shape[-1], self.Tk):
-            return from_bits(self.to_bool() & other.to_bool(), self.Tq, self.Tk)
+            return from_bits(_cells(self) & _cells(other), self.Tq, self.Tk)
         if self.bits is None or other.bits is None:
             bits = other.bits if self.bits is None else self.bits
         else:
@@ -45,7 +45,7 @@ class KeyRanges:
     def __or__(self, other: "KeyRanges") -> "KeyRanges":
         count = self.lo.shape[-1] + other.lo.shape[-1]
         if self.bits is not None or other.bits is not None or _many(count, self.Tk):
-            return from_bits(self.to_bool() | other.to_bool(), self.Tq, self.Tk)
+            return from_bits(_cells(self) | _cells(other), self.Tq, self.Tk)
         shape = torch.broadcast_shapes(self.lo.shape[:3], other.lo.shape[:3])
         lo, hi = (
             torch.cat([x.expand(*shape, -1), y.expand(*shape, -1)], -1)
@@ -60,7 +60,7 @@ class KeyRanges:
 
     def inverse(self) -> "KeyRanges":
         if self.bits is not None:
-            return from_bits(~self.to_bool(), self.Tq, self.Tk)
+            return from_bits(~_cells(self), self.Tq, self.Tk)
         zero = torch.zeros_like(self.lo[..., :1])
         lo, hi = torch.cat([zero, self.hi], -1), torch.cat([self.lo, zero + self.Tk], -1)
         return KeyRanges(*_in_order(lo, hi, self.Tk), self.Tq, self.Tk)
@@ -164,14 +164,15 @@ class KeyRanges:
     def keys_per_query(self) -> Tensor:
         """How many keys each query may look at, (B|1, H|1, Tq)."""
         if self.bits is not None:
-            return self.to_bool().sum(-1)
-        count = (self.hi - self.lo).clamp(min=0).sum(-1)
+            count = _cells(self).sum(-1)
+        else:
+            count = (self.hi - self.lo).clamp(min=0).sum(-1)
         return count.expand(*count.shape[:2], self.Tq)
 
     def keys_seen(self) -> Tensor:
         """Which keys any query may look at, (B|1, H|1, Tk)."""
         if self.bits is not None:
-            return self.to_bool().any(-2)
+            return _cells(self).any(-2)
         lo, hi = self.lo.flatten(2), self.hi.flatten(2)
         one = (lo < hi).long()
         depth = lo.new_zeros(*lo.shape[:2], self.Tk + 1)
@@ -203,8 +204,13 @@ def from_bounds(
 
 
 def from_bits(bits: Tensor, Tq: int, Tk: int) -> KeyRanges:
-    """A mask given cell by cell, (B|1, H|1, Tq|1, Tk|1) booleans. If it is the same for all queries
-    and has few ranges, it becomes ranges, so that nothing of the size Tq x Tk is formed later."""
+    """A mask given cell by cell, (B|1, H|1, Tq|1, Tk|1) booleans. It becomes ranges if it is the
+    same for all keys, or the same for all queries and has few ranges, so that nothing of the size
+    Tq x Tk is formed later."""
+    bits = without_repeats(bits)
+    if bits.shape[-1] == 1:
+        lo = torch.where(bits, 0, Tk)
+        return KeyRanges(lo, torch.full_like(lo, Tk), Tq, Tk)
     if bits.shape[-2] == 1 and Tk and bits.numel() and has_values(bits):
         rows = F.pad(bits.expand(*bits.shape[:-1], Tk).reshape(-1, Tk), (1, 1))
         row, end = (rows[:, 1:] != rows[:, :-1]).nonzero().unbind(-1)  # two ends of each range
@@ -293,7 +299,7 @@ def _inside(lo: Tensor, hi: Tensor, start: int, stop: int) -> Tensor:
 def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
     """Those of `a` for the queries where `where` holds, (B|1, H|1, Tq|1, 1), else those of `b`."""
     if a.bits is not None or b.bits is not None:
-        return from_bits(torch.where(where, a.to_bool(), b.to_bool()), a.Tq, a.Tk)
+        return from_bits(torch.where(where, _cells(a), _cells(b)), a.Tq, a.Tk)
     most = max(a.lo.shape[-1], b.lo.shape[-1])
 
     def picked(x: Tensor, y: Tensor) -> Tensor:
@@ -301,6 +307,11 @@ def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
         return torch.where(where, x, y)
 
     return KeyRanges(picked(a.lo, b.lo), picked(a.hi, b.hi), a.Tq, a.Tk)
+
+
+def _cells(x: KeyRanges) -> Tensor:
+    """The mask written out, (B|1, H|1, Tq|1, Tk), to be broadcast."""
+    return without_repeats(x.to_bool())
 
 
 def _part(x: Tensor, dim: int, part: slice | Tensor) -> Tensor:

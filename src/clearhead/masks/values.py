@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import BadType, BadValue, must_be_strided, whole_number
-from ..torch_state import has_values, is_plain
+from ..torch_state import has_values, is_plain, without_repeats
 from .grid import Grid
 
 Ints: TypeAlias = int | Iterable[int] | Tensor
@@ -226,7 +226,8 @@ def to_device(x: Tensor, device: torch.device | None) -> Tensor:
     copies: dict[int | None, Tensor] = kept[device][1]
     if stream not in copies:
         with torch.inference_mode(False):
-            copy = x.to(device)
+            few = without_repeats(x)
+            copy = few.to(device) if few is x else few.to(device).expand(x.shape)
         if copy is x or not has_values(copy):
             return copy
         copies[stream] = copies[None] = copy

@@ -14,7 +14,8 @@ from ..torch_state import (
     has_values,
     is_autocast,
     one_thread_after_fork,
-    requires_grad,
+    records_grad,
+    without_repeats,
 )
 from .biases import DTYPES, Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
@@ -53,6 +54,8 @@ def make_problem(
         bias = bias if isinstance(bias, Bias) else as_bias(bias)
         bias.check(grid)
         _must_have_values_as_q("bias", bias.numbers, q)
+        if isinstance(bias, TensorBias) and not records_grad(bias.tensor):
+            bias = TensorBias(without_repeats(bias.tensor))
         if isinstance(bias, TensorBias) and "meta" not in (bias.tensor.device.type, q.device.type):
             if bias.tensor.device != q.device:
                 bias = TensorBias(bias.tensor.to(q.device))
@@ -64,7 +67,7 @@ def make_problem(
         _must_have_values_as_q("sinks", sinks, q)
         sinks = sinks.to(q.device)
     numbers = None if bias is None else bias.numbers
-    grad = torch.is_grad_enabled() and requires_grad(q, k, v, sinks, numbers)
+    grad = records_grad(q, k, v, sinks, numbers)
     problem = Problem(
         B,
         H,
@@ -273,7 +276,7 @@ def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     numbers, known = bias.tensor, has_values(bias.tensor)
     if known and (not numbers.numel() or math.isfinite(numbers.detach().amin().item())):
         return mask, bias
-    blocked = torch.isneginf(numbers)
+    blocked = torch.isneginf(without_repeats(numbers))
     if known and not bool(blocked.any()):
         return mask, bias
     rule = Dense(~blocked if blocked.dim() else ~blocked.reshape(1))
