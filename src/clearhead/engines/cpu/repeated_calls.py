@@ -60,6 +60,8 @@ def signature(
         return None
     if core is None or is_intercepted() or in_forward_mode():
         return None
+    if mask is not None and not isinstance(mask, Mask):  # `make_problem` refuses it
+        return None
     mask_key, last_key = _key_of(mask)
     layouts = core.layouts(q, k, v, last_key)
     if layouts is None:
