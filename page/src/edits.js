@@ -1,6 +1,6 @@
 // The edits that the page offers. Python describes each of them, in pageData.edits.
 
-import { NO_EDITS, pageData } from "./store.js";
+import { NO_EDITS, pageData, store } from "./store.js";
 
 /** @import { Edits } from "./schema.d.ts" */
 
@@ -30,13 +30,26 @@ export function refusalOf(name, value) {
   return `The ${label.toLowerCase()} is ${value}. It is ${rule}${more}.`;
 }
 
+/** The edits that an address asks for, as it writes them; null if they are not JSON. @param {string} hash */
+function editsIn(hash) {
+  try {
+    return Object.entries(JSON.parse(new URLSearchParams(hash.replace(/^#/, "")).get("edits") ?? "{}") ?? {});
+  } catch {
+    return null;
+  }
+}
+
+/** @param {[string, unknown]} edit */
+const isReadable = ([name, value]) => Object.hasOwn(NO_EDITS, name) && fits(name, value);
+
 /** The edits that an address asks for, each with a value that it can have; others are left out.
  * @param {string} hash @returns {Edits} */
-export function readEdits(hash) {
-  let asked = {};
-  try {
-    asked = JSON.parse(new URLSearchParams(hash.replace(/^#/, "")).get("edits") ?? "{}") ?? {};
-  } catch { /* not JSON: no edits */ }
-  const readable = Object.entries(asked).filter(([name, value]) => Object.hasOwn(NO_EDITS, name) && fits(name, value));
-  return { ...NO_EDITS, ...Object.fromEntries(readable) };
+export const readEdits = (hash) => ({ ...NO_EDITS, ...Object.fromEntries((editsIn(hash) ?? []).filter(isReadable)) });
+
+/** The names of the edits of an address that are left out: this page cannot compute them, or they have
+ * a value that they cannot have. @param {string} hash */
+export function misreadEdits(hash) {
+  const edits = editsIn(hash);
+  if (!edits) return ["not JSON"];
+  return edits.filter((it) => !store.source || !isReadable(it)).map(([name]) => name);
 }

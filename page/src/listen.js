@@ -60,8 +60,9 @@ export function buildPicture() {
     else letGo();
   });
   addEventListener("hashchange", () => {
-    const changes = readAddress(location.hash);
-    if (Object.keys(changes).length) go(changes);
+    if (!location.hash.includes("=")) return; // it names a part of the page, as the skip link does
+    const { changes, misread } = readAddress(location.hash);
+    go(changes, misread);
   });
 }
 

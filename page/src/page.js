@@ -47,20 +47,26 @@ function start() {
   buildSave();
   buildPrint();
   buildTheme();
-  const asked = readAddress(location.hash), edits = readEdits(location.hash);
-  const text = new URLSearchParams(location.hash.slice(1)).get("text");
-  Object.assign(chosen, mostTelling(), asked);
+  const { hash } = location, edits = readEdits(hash), text = new URLSearchParams(hash.slice(1)).get("text");
+  const isOther = store.source !== null && Boolean(text ?? changedEdits(edits).length);
+  Object.assign(chosen, mostTelling());
+  const { changes, misread } = readAddress(hash);
+  Object.assign(chosen, changes);
+  store.misread = isOther ? [] : misread; // of another text it is read once that is computed
   settle();
   byId("view").setAttribute("aria-labelledby", `view-${chosen.view}`);
   walk.at = stagesOf(shownTrace()).length;
   if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
   fillAll();
   draw();
-  const before = new URLSearchParams(location.hash.slice(1)).get("kept");
+  const before = new URLSearchParams(hash.slice(1)).get("kept");
   if (pageData.beside && before === "model") keep();
   else if (store.source && before) store.source.compute(before, NO_EDITS).then((data) => { store.kept = new Snapshot(keepLabels(data)); go({}); }, () => {});
-  if (store.source && (text ?? changedEdits(edits).length)) {
-    compute(text ?? store.current.text, edits).then(() => go(readAddress(location.hash)));
+  if (isOther) {
+    compute(text ?? store.current.text, edits).then(() => {
+      const after = readAddress(hash);
+      go(after.changes, after.misread);
+    });
   }
 }
 

@@ -1,6 +1,6 @@
 // What is chosen, what that shows, how it changes, and its address.
 
-import { changedEdits } from "./edits.js";
+import { changedEdits, misreadEdits } from "./edits.js";
 import { chosen, opened, pageData, screen, store } from "./store.js";
 import { bare } from "./words.js";
 
@@ -140,9 +140,10 @@ export const placeName = (layer, head) => {
 // ---- changing it ---------------------------------------------------------------------------
 
 // Every change of what is chosen goes through here; everything that depends on it is drawn again.
-export function go(changes) {
+export function go(changes, misread = []) {
   Object.assign(chosen, changes);
   store.pointed = null;
+  store.misread = misread;
   settle();
   writeAddress();
   screen.draw();
@@ -207,28 +208,44 @@ function writeAddress() {
   } catch { /* A page inside a notebook's frame has no address of its own. */ }
 }
 
-// The changes that an address asks for. What it says of other texts or heads is left out.
+/** What an address asks for: the changes that this page can make, and in words the rest, which a note
+ * names until something else is chosen.
+ * @param {string} hash @returns {{changes: Partial<typeof chosen>, misread: string[]}} */
 export function readAddress(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const given = new URLSearchParams(hash.replace(/^#/, "")), { current } = store;
+  /** @type {Record<string, any>} */
   const changes = {};
-  const natural = (text) => (/^\d{1,6}$/.test(text ?? "") ? Number(text) : undefined);
-  for (const name of ["layer", "head"]) {
-    if (natural(given.get(name)) !== undefined) changes[name] = natural(given.get(name));
+  /** @type {string[]} */
+  const misread = [];
+  const asked = (name) => given.get(name) ?? "";
+  const numbered = (name) => (given.has(name) ? (/^\d{1,6}$/.test(asked(name)) ? Number(asked(name)) : NaN) : chosen[name]);
+  const layer = numbered("layer"), head = numbered("head");
+  const isThere = layer < current.layers && (!given.has("head") || head < current.layer(layer).heads);
+  if (isThere) Object.assign(changes, { layer, head: given.has("head") ? head : Math.min(head, current.layer(layer).heads - 1) });
+  else misread.push(["layer", "head"].filter((name) => given.has(name)).map((name) => `${name} ${asked(name)}`).join(", "));
+  const { size, maps } = current.layer(isThere ? layer : chosen.layer);
+  for (const [name, most] of /** @type {const} */ ([["query", size.q], ["key", size.k]])) {
+    if (!given.has(name)) continue;
+    const position = positionOf(asked(name), current.tokens);
+    if (position === undefined || (position !== null && position >= most)) misread.push(`${name} “${asked(name)}”`);
+    else changes[name] = position;
   }
-  for (const name of ["query", "key"]) {
-    const position = given.has(name) ? positionOf(given.get(name) ?? "", store.current.tokens) : undefined;
-    if (position !== undefined) changes[name] = position;
-  }
-  const view = VIEWS.find((it) => it === given.get("view"));
+  const view = VIEWS.find((it) => it === asked("view"));
   if (view) changes.view = view;
-  if (given.has("step")) changes.step = given.get("step");
+  else if (given.has("view")) misread.push(`view “${asked("view")}”`);
+  if (maps.some((it) => it.name === asked("step"))) changes.step = asked("step");
+  else if (given.has("step")) misread.push(`step “${asked("step")}”`);
   if (given.has("difference")) changes.difference = true;
   if (given.has("with")) {
-    const places = new Set([...store.current.places()].map((it) => `${it.layer}.${it.head}`));
-    changes.others = (given.get("with") ?? "").split(",").filter((it) => places.has(it)).slice(0, MOST_OTHERS)
-      .map((it) => it.split(".").map(Number));
+    const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));
+    const others = asked("with").split(",").filter(Boolean), shown = others.filter((it) => places.has(it)).slice(0, MOST_OTHERS);
+    changes.others = shown.map((it) => it.split(".").map(Number));
+    if (shown.length < others.length) misread.push(`heads ${others.filter((it) => !shown.includes(it)).join(", ")} beside`);
   }
-  return changes;
+  if (given.has("text") && asked("text") !== current.text) misread.push("another text");
+  const edits = misreadEdits(hash);
+  if (edits.length) misread.push(`edits (${edits.join(", ")})`);
+  return { changes, misread };
 }
 
 export const MOST_OTHERS = 4;

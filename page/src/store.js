@@ -85,6 +85,8 @@ export const store = {
   zoomed: /** @type {{from: Snapshot, layer: number, head: number, trace: Trace,
     first: {q: number, k: number}} | null} */ (null),
 
+  misread: /** @type {string[]} */ ([]), // what the address asks for and the page does not have
+
   isAdding: false, // does a click on a head add it to those that are compared?
   tiles: /** @type {any[]} */ ([]), // the buttons of the heads
   picture: /** @type {Scene | null} */ (null), // the scene on the canvas

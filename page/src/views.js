@@ -26,6 +26,7 @@ export const TABS = {
 export function draw() {
   drawStrip();
   drawSentence();
+  drawMisread();
   drawHeads();
   drawHeadLine();
   screen.drawControls();
@@ -151,6 +152,13 @@ function besideWords() {
   const none = make("button", { type: "button", class: "quiet" }, "Only this one");
   none.addEventListener("click", () => { store.isAdding = false; go({ others: [], difference: false }); });
   return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
+}
+
+function drawMisread() {
+  const { misread } = store, { layer, head } = chosen;
+  byId("misread").hidden = misread.length === 0;
+  byId("misread").textContent = misread.length === 0 ? ""
+    : `The address asks for what this page does not have: ${misread.join("; ")}. Shown is ${placeName(layer, head)}.`;
 }
 
 function describeWhatIsLeftOut() {

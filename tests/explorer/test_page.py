@@ -539,14 +539,49 @@ def test_the_address_says_what_is_chosen_and_restores_it(visit):
     assert again.locator("#sentence").text_content() == tab.locator("#sentence").text_content()
 
 
-@pytest.mark.parametrize(
-    "hash",
-    ["#layer=99&head=99&query=99", "#query=nobody&view=nothing", "#with=9.9,0.1&edits={", "#&&="],
-)
-def test_an_address_that_fits_nothing_shows_the_first_view(visit, hash):
+MISREAD = {
+    "#layer=99&head=1&query=99": "layer 99, head 1; query “99”",
+    "#head=99": "head 99",
+    "#layer=0&head=-1&key=7.5": "layer 0, head -1; key “7.5”",
+    "#query=nobody&view=nothing": "query “nobody”; view “nothing”",
+    "#with=9.9,0.1&edits={": "heads 9.9 beside; edits (not JSON)",
+    "#step=guesses&text=another": "step “guesses”; another text",
+    "#edits=%7B%22temperature%22%3A2%7D": "edits (temperature)",  # a trace has no model
+    "#&&=": None,
+    "#head=0&query=none&with=&view=map": None,
+}
+
+
+@pytest.mark.parametrize("hash", MISREAD)
+def test_an_address_says_what_of_it_the_page_does_not_have(visit, hash):
     tab = visit(full_trace(), hash=hash)
     assert tab.locator("#sentence").text_content() != ""
     assert tab.evaluate("picture.shapes.length") > 0
+    note, asked = tab.locator("#misread"), MISREAD[hash]
+    assert note.is_visible() == (asked is not None)
+    if asked is not None:
+        told = "The address asks for what this page does not have: "
+        assert note.text_content() == f"{told}{asked}. Shown is head 0."
+        tab.evaluate("go({ head: 1 })")
+        assert not note.is_visible()
+
+
+def test_an_address_that_changes_is_followed_or_refused(visit):
+    tab = visit(full_trace(), hash="#head=1")
+    for hash, head, is_refused in (
+        ("#head=2", 2, False),
+        ("#head=77", 2, True),
+        ("#head=0", 0, False),
+    ):
+        tab.evaluate(
+            """hash => new Promise(done => {
+                 addEventListener('hashchange', () => setTimeout(done, 0), { once: true });
+                 location.hash = hash;
+               })""",
+            hash,
+        )
+        assert tab.evaluate("chosen.head") == head
+        assert tab.locator("#misread").is_visible() == is_refused
 
 
 def test_a_page_opens_at_the_requested_query(visit):

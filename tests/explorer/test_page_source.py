@@ -68,6 +68,19 @@ def test_typing_shows_another_text(live):
     assert "text=t0+t1+t2+t3+new+t5" in tab.evaluate("location.hash")
 
 
+@pytest.mark.parametrize(("query", "position"), [("new", 1), ("t9", None)])
+def test_an_address_with_a_text_names_words_of_that_text(live, query, position):
+    tab, asked = live(hash=f"#layer=1&head=2&query={query}&text=t0+new+t5")
+    settled(tab, "current.tokens.length === 3")
+    assert asked == [("t0 new t5", NONE)]
+    if position is not None:
+        settled(tab, f"chosen.query === {position}")
+    assert tab.evaluate("[chosen.layer, chosen.head]") == [1, 2]
+    settled(
+        tab, f"document.getElementById('misread').hidden === {str(position is not None).lower()}"
+    )
+
+
 def test_the_chosen_word_stays_chosen_when_words_are_added_before_it(live):
     tab, _ = live(hash="#layer=1&head=2&query=t7")
     tab.locator("#text").fill(" ".join(["and", "so", *WORDS]))

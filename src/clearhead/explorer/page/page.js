@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 1f2d2e354419b27c9df0767e2abe15397d2ed952acb5618794e93035add24d05; do not edit.
+// Made by `make page` from the sources 765ec4c4db26ab35e2d11c869255c6276030cc4c5e9a263e7c85ca72fa29d9af; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -393,6 +393,11 @@ var clearhead = (() => {
       first: {q: number, k: number}} | null} */
       null
     ),
+    misread: (
+      /** @type {string[]} */
+      []
+    ),
+    // what the address asks for and the page does not have
     isAdding: false,
     // does a click on a head add it to those that are compared?
     tiles: (
@@ -442,14 +447,19 @@ var clearhead = (() => {
     const more = none === null ? `, for example ${example}, or left empty` : "";
     return `The ${label.toLowerCase()} is ${value}. It is ${rule}${more}.`;
   }
-  function readEdits(hash) {
-    let asked2 = {};
+  function editsIn(hash) {
     try {
-      asked2 = JSON.parse(new URLSearchParams(hash.replace(/^#/, "")).get("edits") ?? "{}") ?? {};
+      return Object.entries(JSON.parse(new URLSearchParams(hash.replace(/^#/, "")).get("edits") ?? "{}") ?? {});
     } catch {
+      return null;
     }
-    const readable = Object.entries(asked2).filter(([name, value]) => Object.hasOwn(NO_EDITS, name) && fits(name, value));
-    return { ...NO_EDITS, ...Object.fromEntries(readable) };
+  }
+  var isReadable = ([name, value]) => Object.hasOwn(NO_EDITS, name) && fits(name, value);
+  var readEdits = (hash) => ({ ...NO_EDITS, ...Object.fromEntries((editsIn(hash) ?? []).filter(isReadable)) });
+  function misreadEdits(hash) {
+    const edits = editsIn(hash);
+    if (!edits) return ["not JSON"];
+    return edits.filter((it) => !store.source || !isReadable(it)).map(([name]) => name);
   }
 
   // src/words.js
@@ -573,9 +583,10 @@ var clearhead = (() => {
     const first = snapshot().layer(layer).numbered("h", head);
     return snapshot().layers > 1 || snapshot().findings.size ? `${layer}·${first}` : `head ${first}`;
   };
-  function go(changes) {
+  function go(changes, misread = []) {
     Object.assign(chosen, changes);
     store.pointed = null;
+    store.misread = misread;
     settle();
     writeAddress();
     screen.draw();
@@ -629,25 +640,42 @@ var clearhead = (() => {
     }
   }
   function readAddress(hash) {
-    const given = new URLSearchParams(hash.replace(/^#/, ""));
+    const given = new URLSearchParams(hash.replace(/^#/, "")), { current } = store;
     const changes = {};
-    const natural = (text) => /^\d{1,6}$/.test(text ?? "") ? Number(text) : void 0;
-    for (const name of ["layer", "head"]) {
-      if (natural(given.get(name)) !== void 0) changes[name] = natural(given.get(name));
+    const misread = [];
+    const asked2 = (name) => given.get(name) ?? "";
+    const numbered = (name) => given.has(name) ? /^\d{1,6}$/.test(asked2(name)) ? Number(asked2(name)) : NaN : chosen[name];
+    const layer = numbered("layer"), head = numbered("head");
+    const isThere = layer < current.layers && (!given.has("head") || head < current.layer(layer).heads);
+    if (isThere) Object.assign(changes, { layer, head: given.has("head") ? head : Math.min(head, current.layer(layer).heads - 1) });
+    else misread.push(["layer", "head"].filter((name) => given.has(name)).map((name) => `${name} ${asked2(name)}`).join(", "));
+    const { size, maps } = current.layer(isThere ? layer : chosen.layer);
+    for (
+      const [name, most] of
+      /** @type {const} */
+      [["query", size.q], ["key", size.k]]
+    ) {
+      if (!given.has(name)) continue;
+      const position = positionOf(asked2(name), current.tokens);
+      if (position === void 0 || position !== null && position >= most) misread.push(`${name} “${asked2(name)}”`);
+      else changes[name] = position;
     }
-    for (const name of ["query", "key"]) {
-      const position = given.has(name) ? positionOf(given.get(name) ?? "", store.current.tokens) : void 0;
-      if (position !== void 0) changes[name] = position;
-    }
-    const view = VIEWS.find((it) => it === given.get("view"));
+    const view = VIEWS.find((it) => it === asked2("view"));
     if (view) changes.view = view;
-    if (given.has("step")) changes.step = given.get("step");
+    else if (given.has("view")) misread.push(`view “${asked2("view")}”`);
+    if (maps.some((it) => it.name === asked2("step"))) changes.step = asked2("step");
+    else if (given.has("step")) misread.push(`step “${asked2("step")}”`);
     if (given.has("difference")) changes.difference = true;
     if (given.has("with")) {
-      const places = new Set([...store.current.places()].map((it) => `${it.layer}.${it.head}`));
-      changes.others = (given.get("with") ?? "").split(",").filter((it) => places.has(it)).slice(0, MOST_OTHERS).map((it) => it.split(".").map(Number));
+      const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));
+      const others = asked2("with").split(",").filter(Boolean), shown = others.filter((it) => places.has(it)).slice(0, MOST_OTHERS);
+      changes.others = shown.map((it) => it.split(".").map(Number));
+      if (shown.length < others.length) misread.push(`heads ${others.filter((it) => !shown.includes(it)).join(", ")} beside`);
     }
-    return changes;
+    if (given.has("text") && asked2("text") !== current.text) misread.push("another text");
+    const edits = misreadEdits(hash);
+    if (edits.length) misread.push(`edits (${edits.join(", ")})`);
+    return { changes, misread };
   }
   var MOST_OTHERS = 4;
 
@@ -2806,6 +2834,7 @@ var clearhead = (() => {
   function draw() {
     drawStrip();
     drawSentence();
+    drawMisread();
     drawHeads();
     drawHeadLine();
     screen.drawControls();
@@ -2936,6 +2965,11 @@ var clearhead = (() => {
       go({ others: [], difference: false });
     });
     return make("span", { class: "soft beside" }, words, " ", ...chosen.others.length ? [none] : []);
+  }
+  function drawMisread() {
+    const { misread } = store, { layer, head } = chosen;
+    byId("misread").hidden = misread.length === 0;
+    byId("misread").textContent = misread.length === 0 ? "" : `The address asks for what this page does not have: ${misread.join("; ")}. Shown is ${placeName(layer, head)}.`;
   }
   function describeWhatIsLeftOut() {
     const trace = shownTrace(), sentences = [];
@@ -3218,8 +3252,9 @@ var clearhead = (() => {
       } else letGo();
     });
     addEventListener("hashchange", () => {
-      const changes = readAddress(location.hash);
-      if (Object.keys(changes).length) go(changes);
+      if (!location.hash.includes("=")) return;
+      const { changes, misread } = readAddress(location.hash);
+      go(changes, misread);
     });
   }
   function buildViews() {
@@ -3613,24 +3648,30 @@ var clearhead = (() => {
     buildSave();
     buildPrint();
     buildTheme();
-    const asked2 = readAddress(location.hash), edits = readEdits(location.hash);
-    const text = new URLSearchParams(location.hash.slice(1)).get("text");
-    Object.assign(chosen, mostTelling(), asked2);
+    const { hash } = location, edits = readEdits(hash), text = new URLSearchParams(hash.slice(1)).get("text");
+    const isOther = store.source !== null && Boolean(text ?? changedEdits(edits).length);
+    Object.assign(chosen, mostTelling());
+    const { changes, misread } = readAddress(hash);
+    Object.assign(chosen, changes);
+    store.misread = isOther ? [] : misread;
     settle();
     byId("view").setAttribute("aria-labelledby", `view-${chosen.view}`);
     walk.at = stagesOf(shownTrace()).length;
     if (shownTrace().size.k > MANY_KEYS) chosen.threshold = LEAST;
     fillAll();
     draw();
-    const before = new URLSearchParams(location.hash.slice(1)).get("kept");
+    const before = new URLSearchParams(hash.slice(1)).get("kept");
     if (pageData.beside && before === "model") keep();
     else if (store.source && before) store.source.compute(before, NO_EDITS).then((data) => {
       store.kept = new Snapshot(keepLabels(data));
       go({});
     }, () => {
     });
-    if (store.source && (text ?? changedEdits(edits).length)) {
-      compute(text ?? store.current.text, edits).then(() => go(readAddress(location.hash)));
+    if (isOther) {
+      compute(text ?? store.current.text, edits).then(() => {
+        const after = readAddress(hash);
+        go(after.changes, after.misread);
+      });
     }
   }
   start();
