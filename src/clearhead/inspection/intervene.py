@@ -46,8 +46,8 @@ def intervene(
         model: any torch.nn.Module that is not compiled.
         edits: what changes, of `clearhead.edits`, which says in which order they apply.
         must_apply: at the end of the block, raise if one of the edits never applied, or applied in
-            none of the calls that one of its `layers` names. One that applied and removed no
-            visible edge is a warning.
+            none of the calls that one of its `layers` names; and warn of one that applied and
+            removed no visible edge. With False, the `Intervention` alone tells.
 
     Yields:
         An `Intervention`, which says what the edits did, as soon as they have.
@@ -77,8 +77,8 @@ def intervene(
         set_multithreading_enabled(False),
     ):
         yield editor.done
-    editor.done.warn_if_unchanged()
     if must_apply:
+        editor.done.warn_if_unchanged()
         editor.done.must_have_applied(type(model).__name__, editor.layers)
 
 
