@@ -14,7 +14,10 @@ project = "clearhead"
 author = "the clearhead authors"
 version = release = installed("clearhead")
 root_doc = "docs/index"
-include_patterns = ["docs/**", "lessons/*.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/LOG.md"]
+include_patterns = [
+    "docs/**", "lessons/*.md", "DESIGN.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md",
+    "bench/LOG.md",
+]  # fmt: skip
 exclude_patterns = ["docs/accuracy.md"]  # a part of semantics.md
 
 extensions = [
@@ -32,14 +35,14 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_show_tb = True
 nb_merge_streams = True
-# Each kernel would log its start, and warn that its connection to this process is not encrypted.
+# Without this, each kernel logs its start, and warns that its connection is not encrypted.
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 NotebookClient.__init__ = partialmethod(
     NotebookClient.__init__, extra_arguments=["--log-level=ERROR"]
 )
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings say what each argument is
+autodoc_typehints = "none"  # the docstrings describe each argument
 napoleon_use_rtype = False
 napoleon_use_param = False
 napoleon_use_ivar = True
@@ -54,11 +57,11 @@ html_css_files = ["pages.css"]
 copybutton_prompt_text = ">>> |$ "
 copybutton_prompt_is_regexp = True
 
-# ---- formulas as MathML, which browsers draw themselves: a page asks nothing of the network ----
+# ---- formulas as MathML, which browsers draw: a page requests nothing from the network ----
 
 
 def formula(self: Any, node: nodes.math, display: str) -> None:
-    """Writes the MathML of a formula in place of its LaTeX."""
+    """Write the MathML of a formula in place of its LaTeX."""
     self.body.append(convert(node.astext(), display=display))
     raise nodes.SkipNode
 
