@@ -587,6 +587,9 @@ def test_an_address_that_changes_is_followed_or_refused(visit):
 def test_a_page_opens_at_the_requested_query(visit):
     assert visit(full_trace()).evaluate("chosen.query") == 4
     assert visit(full_trace(), query=1).evaluate("chosen.query") == 1
+    assert visit(full_trace(), query=-1).evaluate("chosen.query") == 4
+    with pytest.raises(BadValue, match="Query 5 was asked for"):
+        page(full_trace(), query=5)
 
 
 @pytest.mark.parametrize(("make", "other"), [(page, torch.ones(2)), (report_page, full_trace())])

@@ -313,6 +313,22 @@ def test_it_is_drawn():
         ),
         (lambda: ch.logit_difference("a", 1), BadType, "right='a'"),
         (lambda: ch.logit_difference(1, 2)(torch.ones(3, 3)), BadValue, "reads logits"),
+        (lambda: ch.logit_difference(torch.ones(2), 1), BadType, "right=tensor"),
+        (lambda: ch.logit_difference(-1, 5), BadValue, "right=-1 and wrong=5"),
+        (lambda: ch.logit_difference(5, 5), BadValue, "right=5 and wrong=5"),
+        (
+            lambda: ch.logit_difference(torch.tensor([1, 2]), torch.tensor([2, 2])),
+            BadValue,
+            "right",
+        ),
+        (lambda: ch.logit_difference(torch.tensor([1, 2]), torch.tensor([3, 3, 3])), BadValue, "r"),
+        (lambda: ch.logit_difference(1, 9)(torch.ones(2, 3, 9)), BadValue, "(2, 3, 9)"),
+        (
+            lambda: ch.logit_difference(torch.tensor([1, 2]), 3)(torch.ones(3, 3, 9)),
+            BadValue,
+            r"\(3, 3, 9\)",
+        ),
+        (lambda: ch.logit_difference(1, 2, at=3)(torch.ones(2, 3, 9)), BadValue, "Position 3"),
     ],
 )
 def test_errors_have_three_parts(wrong, kind, says):

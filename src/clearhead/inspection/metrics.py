@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, as_index, kind_of, whole_number
 from ..problem.problem import Problem
 from .edits.edit import Here
 
@@ -165,23 +165,50 @@ def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> 
     """A metric for `effects`: ``logits[b, at, right] - logits[b, at, wrong]``, the mean over b.
 
     `right` and `wrong` are ids of tokens, one or one per text (B,); `at` is the position whose next
-    token is guessed. Raises `BadType` for what is no id.
+    token is guessed. Raises `BadType` for what is no id, and `BadValue` for ids below 0 and for one
+    id twice; the metric raises `BadValue` for ids and positions that the logits do not have.
     """
     for name, given in (("right", right), ("wrong", wrong)):
-        if not (isinstance(given, Tensor) and given.dim() == 1) and whole_number(given) is None:
+        if not _is_ids(given) and whole_number(given) is None:
             raise BadType(
                 f"logit_difference got {name}={given!r}.",
                 "it is the id of a token, or one id per text, (B,).",
                 "pass whole numbers.",
             )
+    ids = [torch.as_tensor(x, device="cpu") for x in (right, wrong)]
+    least, most = min(int(x.min()) for x in ids), max(int(x.max()) for x in ids)
+    texts = {len(x) for x in ids if x.dim()}
+    if least < 0 or len(texts) > 1 or bool((ids[0] == ids[1]).any()):
+        raise BadValue(
+            f"logit_difference got right={right!r} and wrong={wrong!r}.",
+            "they are the ids of two tokens, from 0 on, or of two for each text.",
+            "pass two ids, for example from a tokenizer.",
+        )
 
     def difference(output: Any) -> Tensor:
-        logits = logits_of(output)[:, at]
-        of_each = torch.arange(len(logits), device=logits.device)
-        picked = [logits[of_each, torch.as_tensor(x, device=logits.device)] for x in (right, wrong)]
+        logits = logits_of(output)
+        B, T, words = logits.shape
+        place = as_index("Position", at, T, f"the logits have {T}.", "pass one of them as at=.")
+        if most >= words or not texts <= {B}:
+            raise BadValue(
+                f"logit_difference has right={right!r} and wrong={wrong!r}; the logits are "
+                f"{tuple(logits.shape)}.",
+                f"an id is below the number of words, {words}, and there is one for all texts or "
+                "one for each.",
+                "pass ids of this model's words.",
+            )
+        of_each = torch.arange(B, device=logits.device)
+        picked = [logits[of_each, place, x.to(logits.device)] for x in ids]
         return (picked[0] - picked[1]).float().mean()
 
     return difference
+
+
+def _is_ids(x: object) -> bool:
+    """Is it a tensor of ids, one for each text?"""
+    if not isinstance(x, Tensor) or x.dim() != 1 or not len(x):
+        return False
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def vectors_of(output: Any) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import BadType, BadValue, kind_of
+from ...errors import BadType, BadValue, as_index, kind_of
 from ...formatting import AXES, MAP_SIDE, ends, evenly, visible_in_browser
 from ...trace import Step, Trace
 from . import schema
@@ -34,7 +34,7 @@ def page(
     Numbers are kept as float32 (as float64 if float32 would round them to infinity or to zero). The
     maps of a text too long to draw cell by cell are pooled by maximum, and only some queries are
     kept exactly; the page says so. Raises `BadValue` for a trace without weights or with an empty
-    step, and `BadType` for anything but a `Trace`.
+    step, for a query that is not there, and `BadType` for anything but a `Trace`.
     """
     if not isinstance(trace, Trace):
         raise BadType(
@@ -76,7 +76,11 @@ def write_page(
 def _data(trace: Trace, query: int | None) -> Snapshot:
     """A snapshot of one layer."""
     layer = trace_data(trace)
-    begin: Begin = {} if query is None else {"query": query}
+    begin: Begin = {}
+    if query is not None:
+        count = layer["size"]["q"]
+        rule = f"this trace has {count}, counted from 0; -1 is the last."
+        begin["query"] = as_index("Query", query, count, rule, "pass one of these as query=.")
     tokens = _labels(trace, "q", layer["size"]["q"])
     return {"names": AXES, "tokens": tokens, "layers": [layer], "begin": begin}
 
