@@ -45,7 +45,17 @@ from .inspection.recording import Recording
 from .inspection.report import Report, report
 from .inspection.rollout import rollout
 from .inspection.watch import watch
-from .masks import Causal, causal, dense, documents, everything, lengths, prefix, window
+from .masks import (
+    Causal,
+    Mask as Mask,
+    causal,
+    dense,
+    documents,
+    everything,
+    lengths,
+    prefix,
+    window,
+)
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
 from .stats import map as map, mass, rows, topk
