@@ -79,10 +79,15 @@ def test_a_result_is_read_back(name, tmp_path):
         assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
 
 
-def test_a_new_process_reads_it_once_clearhead_is_imported(tmp_path):
-    torch.save(looked(tmp_path), tmp_path / "saved.pt")
-    code = "import sys, torch, clearhead; print(torch.load(sys.argv[1]).topk.keys.shape)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "saved.pt"], capture_output=True, text=True
+def test_a_new_process_reads_them_once_clearhead_is_imported(tmp_path):
+    for name in ("look", "report"):
+        torch.save(RESULTS[name](tmp_path), tmp_path / f"{name}.pt")
+    code = (
+        "import sys, torch, clearhead; print(*(type(torch.load(x)).__name__ for x in sys.argv[1:]))"
     )
-    assert done.stdout == "torch.Size([1, 2, 5, 2])\n", done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code, *(tmp_path / f"{x}.pt" for x in ("look", "report"))],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "Look Report\n", done.stderr
