@@ -70,6 +70,16 @@ def test_every_public_name_is_in_the_reference():
             assert re.search(rf"\b{name}\b", REFERENCE), f"{part.__name__}.{name}"
 
 
+def test_the_reference_links_each_name_to_its_source():
+    """A viewer of files shows no docstrings, so the tables of the reference lead to them."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        text = page.read_text()
+        sources = dict(re.findall(r"^\| \[`(?:[\w.]+\.)?(\w+)`\]\(([^)]+)\)", text, re.MULTILINE))
+        for name in re.findall(r"^\.\. auto\w+:: [\w.]+\.(\w+)$", text, re.MULTILINE):
+            source = (page.parent / sources[name]).read_text()
+            assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), name
+
+
 @pytest.mark.parametrize("level, heading", [("avx512", "## AVX-512"), ("avx2", "## AVX2")])
 def test_the_tables_of_benchmarks_are_whole(level, heading):
     """Every case that was measured, ours and torch's share of the ceiling as they were."""
