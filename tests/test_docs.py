@@ -48,6 +48,32 @@ def test_every_inner_link_and_picture_resolves(page):
         assert not anchor or anchor in anchors(there), target
 
 
+def test_contributing_names_files_and_names_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    bases = [ROOT, ROOT / "src/clearhead", ROOT / "kernels/generic"]
+    bases += [ROOT / "src/clearhead/engines/gpu/triton", ROOT / "src/clearhead/explorer/page"]
+    spans = {x for x in re.findall(r"`([^`\n]+)`", text) if "NAME" not in x and " " not in x}
+    paths = {x for x in spans if re.fullmatch(r"[\w./-]+(/|\.\w+)", x)}
+    missing = [x for x in paths if not any((base / x).exists() for base in bases)]
+    assert not missing
+    folders = [
+        *(f"src/{x}" for x in ("clearhead", "clearhead_cli")),
+        "kernels",
+        "page/src",
+        "bench",
+        "tests",
+    ]
+    code = "".join(
+        path.read_text()
+        for folder in folders
+        for suffix in ("py", "h", "cpp", "js", "txt")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
+    ) + "".join(path.read_text() for path in (ROOT / "lessons").glob("*.md"))
+    names = {x.rstrip("=") for x in spans - paths if re.fullmatch(r"\w+=?", x)}
+    assert names
+    assert not [x for x in names if not re.search(rf"\b{x}\b", code)]
+
+
 def test_every_page_is_in_a_table_of_contents():
     listed = set()
     for page in PAGES:
