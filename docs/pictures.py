@@ -81,7 +81,10 @@ def speed(results: Path, path: Path) -> None:
         for peer, reached in bars.items():
             name, colour = PEERS[peer]
             ax.barh(at, 100 * reached, 0.75, color=colour, label=name)
-            ax.text(100 * reached + 1, at, f"{100 * reached:.0f} %", va="center", fontsize=8)
+            ax.text(
+                100 * reached + 1, at, f"{100 * reached:.0f} %", va="center", fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )  # fmt: skip
             at += 0.8
         at += 0.5
     ax.axvline(100, color="#555", linewidth=0.8, linestyle=":")

@@ -12,7 +12,7 @@ import clearhead as ch
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_LINKS = [
-    *PAGES, *sorted((ROOT / "lessons").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+    *PAGES, *sorted((ROOT / "lessons").glob("*.md")), *sorted(ROOT.glob("*.md"))
 ]  # fmt: skip
 REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
 
