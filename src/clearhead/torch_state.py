@@ -77,7 +77,7 @@ def requires_grad(*tensors: Tensor | None) -> bool:
     )
 
 
-def records_grad(*tensors: Tensor) -> bool:
+def records_grad(*tensors: Tensor | None) -> bool:
     """Does autograd record what is done to these now?"""
     return torch.is_grad_enabled() and requires_grad(*tensors)
 

@@ -20,6 +20,12 @@ class Answer(NamedTuple):
     out: Tensor | None
     stats: Partial | None
 
+    @property
+    def output(self) -> Tensor:
+        """The output of an answer that has one."""
+        assert self.out is not None
+        return self.out
+
 
 class Engine(ABC):
     """One way to compute attention. An engine computes exactly the problem it is given, or declines

@@ -94,7 +94,7 @@ def explain_problem(
     with no_autocast(problem.device):
         for step in reference.steps(problem, inputs):
             if step.name == "output" and named is not None:
-                step = replace(step, tensor=named.answer(problem, inputs).out)
+                step = replace(step, tensor=named.answer(problem, inputs).output)
             if step.name == "weights":
                 step = replace(step, why=step.why + _note_on_sums(problem, step.tensor))
             made.append(_without_added_dims(step, problem.given_dims))

@@ -175,7 +175,7 @@ class Matrix(ShownInNotebook):
         # Second derivatives are supported here, and the core has none.
         engine = choose(problem, "tiled" if grad and self._engine == "auto" else self._engine)
         with no_autocast(p.device):
-            return p.shape_back(engine.answer(problem, p.widen(self._inputs._replace(v=x))).out)
+            return p.shape_back(engine.answer(problem, p.widen(self._inputs._replace(v=x))).output)
 
     @property
     def T(self) -> "Transposed":

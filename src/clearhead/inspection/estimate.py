@@ -101,7 +101,7 @@ def _edited(edits: Sequence[Edit], call: UneditedCall) -> Tensor:
     for edit in edits:
         problem, inputs = edit.edit_problem(problem, inputs, call.here)
     if problem is not call.problem or inputs is not call.inputs:
-        out = choose(problem, "auto").answer(problem, inputs).out
+        out = choose(problem, "auto").answer(problem, inputs).output
     for edit in edits:
         out = edit.edit_output(out, problem, inputs, call.here)
     return out
