@@ -22,7 +22,7 @@ def name_of(path):
 
 
 def anchors(path):
-    """The headings of a page as they stand in a link."""
+    """The headings of a page, as links write them."""
     found = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-") for x in found}
 

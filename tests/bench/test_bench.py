@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import bench
-from bench import cases, peers
+from bench import cases, looking, peers
 from clearhead.errors import BadValue
 from clearhead.problem.check import Options, make_problem
 from clearhead_cli import app
@@ -95,3 +95,10 @@ def test_the_command_writes_figures_and_a_plot(tmp_path):
     assert ran.exit_code == 0, ran.output
     assert "tiny 1,1,5,4" in ran.output and "clearhead" in ran.output
     assert json.loads(out.read_text())["results"] and out.with_suffix(".png").stat().st_size > 1000
+
+
+def test_looking_times_every_statistic_beside_attention():
+    ratios = looking.ratios(tokens=5, rounds=1)
+    assert list(ratios) == [looking.AGAIN, *looking.STATISTICS]
+    again, *others = ratios.values()
+    assert 0.2 < again < 5 and min(others) > 1  # at 5 tokens they take several times as long
