@@ -16,7 +16,7 @@ class Refuses(Engine):
     def why_not(self, problem):
         return ["it is too early", "it is too late"]
 
-    def run(self, problem, inputs):
+    def compute(self, problem, inputs):
         raise AssertionError("an engine that declined was asked")
 
 
@@ -27,7 +27,7 @@ class Zeros(Engine):
     def why_not(self, problem):
         return []
 
-    def run(self, problem, inputs):
+    def compute(self, problem, inputs):
         return inputs.q.new_zeros(*inputs.q.shape[:3], problem.Dv)
 
 
