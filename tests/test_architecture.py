@@ -25,7 +25,7 @@ ROOMS = {
     "hf": 1050,
     "distributed": 2480,
     "nn": 1200,
-    "functional": 1080,
+    "functional": 1130,
     "testing": 140,
     "engines": 3340,
     "stats": 890,

@@ -127,6 +127,15 @@ def test_frozen_weights_are_seen_as_they_are(keywords):
     torch.testing.assert_close(matrix, weights)
 
 
+def test_matrix_outside_of_the_model_is_unedited():
+    """Also after a call that was edited."""
+    model, (q, k, v) = Model(mask=END), tensors()
+    with ch.intervene(model, [ch.edits.freeze(recorded(rows=range(Tq)))]):
+        model(q, k, v)
+        found = ch.matrix(q, k, mask=END).to_dense()
+    assert torch.equal(found, ch.matrix(q, k, mask=END).to_dense())
+
+
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_patched_outputs_by_hand(place):
     q, k, v = tensors(seed=9)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..functional.ambient import editors
+from ..functional.ambient import Ambient
 from ..masks import Grid, Mask, everything
 from ..problem.biases import Alibi, Bias
 from ..problem.check import Options, make_problem
@@ -206,12 +206,14 @@ class Decoding:
         owner = self._owner(x.shape[-2])
         return x[..., owner == self.rank, :]
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: Ambient
+    ) -> Tensor:
         transport = GroupTransport(self.group, self.timeout)
         with telling_others(transport):
             positions = self.positions_from(0, q.shape[-2])
             layer = self.block.enter_call(positions, any_mask=False).layer
-            must_be_answered_together(engine)
+            must_be_answered_together(engine, around)
         keys = self.layout_after(q.shape[-2])
         mine, new = len(self.layout.held[self.rank]), keys.length - self.layout.length
         if k.shape[-2] == mine + new:  # a cache that keeps every new token
@@ -256,9 +258,9 @@ def _no_statistics() -> BadValue:
     )
 
 
-def must_be_answered_together(engine: str) -> None:
+def must_be_answered_together(engine: str, around: Ambient) -> None:
     """Raises `BadValue` for an engine that was asked for, and inside of `intervene`."""
-    if engine != "auto" or editors():
+    if engine != "auto" or around.editors:
         gave = f"engine={engine!r} was asked for" if engine != "auto" else "Calls are edited"
         raise BadValue(
             f"{gave} inside of distributed.sharded.",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..functional.ambient import computed_by, notify
+from ..functional.ambient import Ambient, computed_by
 from ..masks import Mask, everything, intersect
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
@@ -87,11 +87,13 @@ class Shard:
         """The whole text on every rank, from the parts; as `distributed.unshard`."""
         return gathered(GroupTransport(self.group, self.timeout), x, self.layout, dim)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: Ambient
+    ) -> Tensor:
         transport = GroupTransport(self.group, self.timeout)
         with telling_others(transport):
             caller = self.block.enter_call(self.positions, self.mask is not everything)
-            must_be_answered_together(engine)
+            must_be_answered_together(engine, around)
         mask = everything if options.mask is None else options.mask
         options = options._replace(mask=intersect(mask, self.mask))
         call = Call(options, self.layout, heads=self.heads)
@@ -103,7 +105,8 @@ class Shard:
         every = replace(
             ring.problem, Tq=grid.Tq, Tk=grid.Tk, mask=found.mask, bias=ring.bias, grad=False
         )
-        notify(every, inputs, out)
+        for on_call in around.listeners:
+            on_call(every, inputs, out)
         return ring.problem.shape_back(out)
 
     def statistics(

@@ -1,20 +1,20 @@
-"""Hooks of attention calls: listeners are called after each, editors change it, and ranks compute
-it together.
+"""What an attention call depends on besides its arguments, as one value that it reads once.
 
-`watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` sets the ranks.
+`watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` sets the ranks
+that compute together; the masks of transformers say where in its text a call stands.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-from ..engines import compute_stats
 from ..errors import BadValue
 from ..masks.text_positions import Padding
 from ..problem.check import Options
@@ -28,33 +28,43 @@ THROUGH_CLEARHEAD = (
     'attn_implementation="clearhead", or build it from clearhead.nn'
 )
 
+# Called after each call: the problem whose weights are those of the call, its inputs, its output.
 OnCall: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
-_listeners: ContextVar[tuple[OnCall, ...]] = ContextVar("listeners", default=())
+
+
+@dataclass(frozen=True, eq=False)
+class EditedCall:
+    """What an editor makes of one call: the problem and inputs to compute instead, and what follows
+    once an engine has computed them. Here nothing follows."""
+
+    problem: Problem
+    inputs: Inputs
+
+    def visible(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """The problem whose weights are those of the edited call, from the one that is computed,
+        which all editors have edited."""
+        return problem, inputs
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        """The output to return instead of what the engine computed."""
+        return out
 
 
 class Editor(Protocol):
-    """Changes attention calls: the problem before an engine computes it, and the output after."""
+    """Changes attention calls. What it knows of a call is in the `EditedCall`."""
 
-    def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The problem to compute instead."""
+    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        """The call as it is edited."""
 
-    def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The same for `matrix`, which computes weights of the last call and is no call itself."""
-
-    def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The edited problem whose weights are those of the edited call."""
-
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        """The output to return instead."""
-
-
-_editors: ContextVar[tuple[Editor, ...]] = ContextVar("editors", default=())
+    def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        """The same for `matrix`, which computes weights of the last call and is not a call."""
 
 
 class Ranks(Protocol):
     """What computes attention calls in `distributed.sharded`, where q, k and v are shards.
 
-    Listeners are then given the problem of the whole sequence, and the inputs of this rank."""
+    Listeners are then called with the problem of the whole sequence, and the inputs of this rank.
+    `sharding` has functions for code that calls attention, inside of the block or not."""
 
     @property
     def tokens_before(self) -> int | None:
@@ -69,7 +79,9 @@ class Ranks(Protocol):
     def kept(self, x: Tensor) -> Tensor:
         """Of keys or values of new tokens, (..., t, D), those that a cache on this rank keeps."""
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str) -> Tensor:
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: "Ambient"
+    ) -> Tensor:
         """The output of these queries over the keys of all ranks."""
 
     def statistics(
@@ -80,8 +92,7 @@ class Ranks(Protocol):
     def masses(
         self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The weight of the queries at some positions, (n,), on groups of keys that differ from
-        query to query: `cells` are (..., n, Tk), and the result (B, H, n). On every rank."""
+        """As `sharding.masses_of`, on every rank."""
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """The tensor of the whole sequence, on every rank, from those of the ranks."""
@@ -94,35 +105,53 @@ class Ranks(Protocol):
         """The error, which the end of the block repeats on every rank if nobody raises it."""
 
 
-_ranks: ContextVar[Ranks | None] = ContextVar("ranks", default=None)  # of this thread
-_open: list[Ranks] = []  # of all threads; torch.compile guards on it
+class Place(NamedTuple):
+    """What a mask says of a call: the columns of its query 0 (None: as the mask says) and of its
+    key 0, before which a cache has dropped the others, and the padding of its keys."""
+
+    start: int | None = None
+    first_key: int = 0
+    padding: Padding | None = None
 
 
-@contextmanager
-def computed_by(ranks: Ranks) -> Iterator[None]:
-    """Inside the `with` block, `ranks` compute the attention calls."""
-    before = _ranks.set(ranks)
-    _open.append(ranks)
-    try:
-        yield
-    finally:
-        _open.remove(ranks)
-        _ranks.reset(before)
+NOWHERE = Place()
 
 
-def active_ranks() -> Ranks | None:
-    """The ranks that compute attention calls together, inside `distributed.sharded`. Raises
-    `BadValue` where the block is open and the call would not be computed by them."""
+class Ambient(NamedTuple):
+    """The ambient state of a call. `editors` and `listeners` are in the order in which they act;
+    `traced` says that torch.compile traces the call, which then depends on nothing else here."""
+
+    ranks: Ranks | None = None
+    listeners: tuple[OnCall, ...] = ()
+    editors: tuple[Editor, ...] = ()
+    place: Place = NOWHERE
+    traced: bool = False
+
+    @property
+    def is_hooked(self) -> bool:
+        """Does anything listen to the call, or edit it?"""
+        return bool(self.listeners or self.editors)
+
+
+ALONE = Ambient()  # an eager call that nothing listens to, edits, or computes on many ranks
+_TRACED = Ambient(traced=True)
+_ambient: ContextVar[Ambient] = ContextVar("ambient", default=ALONE)  # of this thread
+_open: list[Ranks] = []  # of the blocks of all threads; torch.compile guards on it
+
+
+def ambient() -> Ambient:
+    """The ambient state of a call that is made now. Raises `BadValue` where a block of
+    `distributed.sharded` is open and its ranks would not compute the call."""
     if torch.compiler.is_compiling():
         if _open:
             # Without fullgraph=True the compiler then runs the call eagerly, which comes here.
             raise compiled_in_block()
-        return None
-    ranks = _ranks.get()
-    if _open and (ranks is None or get_eval_frame_callback() is not None):
-        refused = compiled_in_block() if ranks is not None else _in_other_thread()
-        raise (ranks or _open[-1]).refuse(refused)
-    return ranks
+        return _TRACED
+    around = _ambient.get()
+    if _open and (around.ranks is None or get_eval_frame_callback() is not None):
+        refused = compiled_in_block() if around.ranks is not None else _in_other_thread()
+        raise (around.ranks or _open[-1]).refuse(refused)
+    return around
 
 
 def compiled_in_block() -> BadValue:
@@ -146,51 +175,66 @@ def _in_other_thread() -> BadValue:
     )
 
 
-def statistics_of(
-    problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
-) -> dict[str, Result]:
-    """Statistics of a call that a listener was given, all queries on all keys."""
-    if (ranks := active_ranks()) is not None:
-        return ranks.statistics(problem, inputs, statistics)
-    return compute_stats(problem, inputs, statistics).finish()
+# Blocks end in any order, so each takes back what it set and leaves the rest.
 
 
-def must_not_be_sharded(verb: str) -> None:
-    """Raises `BadValue` inside `distributed.sharded`: `verb` needs the whole sequence."""
-    if active_ranks() is not None:
-        raise BadValue(
-            f"{verb} was called inside of distributed.sharded.",
-            "there a rank holds a part of the text, and only attention is answered by all of them.",
-            f"call {verb} outside of it; distributed.look gives statistics of shards.",
-        )
-
-
-def is_hooked() -> bool:
-    """Does anything listen to attention calls, or edit them? Also while torch.compile traces."""
-    return torch.compiler.is_compiling() or bool(_listeners.get() or _editors.get())
-
-
-def is_alone() -> bool:
-    """Is this an eager call that nothing listens to, edits, or computes on many ranks?"""
-    return not is_hooked() and not _open
+@contextmanager
+def computed_by(ranks: Ranks) -> Iterator[None]:
+    """Inside the `with` block, `ranks` compute the attention calls."""
+    before = _ambient.get().ranks
+    _ambient.set(_ambient.get()._replace(ranks=ranks))
+    _open.append(ranks)
+    try:
+        yield
+    finally:
+        _open.remove(ranks)
+        _ambient.set(_ambient.get()._replace(ranks=before))
 
 
 @contextmanager
 def listening(on_call: OnCall) -> Iterator[None]:
     """Call `on_call(problem, inputs, out)` after every attention call inside the `with` block."""
-    _listeners.set((*_listeners.get(), on_call))
+    around = _ambient.get()
+    _ambient.set(around._replace(listeners=(*around.listeners, on_call)))
     try:
         yield
-    finally:  # other listeners may have been added or removed meanwhile
-        _listeners.set(tuple(other for other in _listeners.get() if other is not on_call))
+    finally:
+        around = _ambient.get()
+        others = tuple(other for other in around.listeners if other is not on_call)
+        _ambient.set(around._replace(listeners=others))
 
 
-def notify(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-    """Call the listeners, after an attention call."""
-    if listeners := _listeners.get():
-        problem, inputs = shown(problem, inputs)
-        for on_call in listeners:
-            on_call(problem, inputs, out)
+@contextmanager
+def editing(editor: Editor) -> Iterator[None]:
+    """Let `editor` change every attention call inside the `with` block, after the other editors."""
+    around = _ambient.get()
+    _ambient.set(around._replace(editors=(*around.editors, editor)))
+    try:
+        yield
+    finally:
+        around = _ambient.get()
+        others = tuple(other for other in around.editors if other is not editor)
+        _ambient.set(around._replace(editors=others))
+
+
+@contextmanager
+def placed_at(place: Place) -> Iterator[None]:
+    """Attention calls inside the `with` block stand there."""
+    before = _ambient.get().place
+    _ambient.set(_ambient.get()._replace(place=place))
+    try:
+        yield
+    finally:
+        _ambient.set(_ambient.get()._replace(place=before))
+
+
+def visible(
+    edits: Sequence[EditedCall], problem: Problem, inputs: Inputs
+) -> tuple[Problem, Inputs]:
+    """The problem whose weights are those of a call, from the one that is computed."""
+    for edit in edits:
+        problem, inputs = edit.visible(problem, inputs)
+    return problem, inputs
 
 
 def capture_call(
@@ -210,53 +254,3 @@ def capture_call(
     with listening(on_call):
         run()
     return captured, count
-
-
-class Place(NamedTuple):
-    """What a mask says of a call: the columns of its query 0 (None: as the mask says) and of its
-    key 0, before which a cache has dropped the others, and the padding of its keys."""
-
-    start: int | None = None
-    first_key: int = 0
-    padding: Padding | None = None
-
-
-NOWHERE = Place()
-_place: ContextVar[Place] = ContextVar("place", default=NOWHERE)
-
-
-@contextmanager
-def placed_at(place: Place) -> Iterator[None]:
-    """Attention calls inside the `with` block stand there."""
-    before = _place.set(place)
-    try:
-        yield
-    finally:
-        _place.reset(before)
-
-
-def current_place() -> Place:
-    """The innermost `placed_at` block's place."""
-    return _place.get()
-
-
-@contextmanager
-def editing(editor: Editor) -> Iterator[None]:
-    """Let `editor` change every attention call inside the `with` block, after the other editors."""
-    _editors.set((*_editors.get(), editor))
-    try:
-        yield
-    finally:
-        _editors.set(tuple(other for other in _editors.get() if other is not editor))
-
-
-def editors() -> tuple[Editor, ...]:
-    """The active editors, outermost first; none while torch.compile traces."""
-    return () if torch.compiler.is_compiling() else _editors.get()
-
-
-def shown(problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-    """The problem whose weights are those of the edited call, for statistics."""
-    for editor in editors():
-        problem, inputs = editor.visible_problem(problem, inputs)
-    return problem, inputs

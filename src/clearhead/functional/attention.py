@@ -15,7 +15,7 @@ from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic
 from ..torch_state import no_autocast
-from .ambient import active_ranks, editors, is_alone, notify, shown
+from .ambient import ALONE, Ambient, EditedCall, ambient, visible
 
 
 def attention(
@@ -85,36 +85,36 @@ def attention(
     if unknown:
         refuse_keywords(attention, unknown)
     # 1. A call like an earlier one goes to the core at once.
-    signature = None
+    around, signature = ambient(), None
     plain = bias is sinks is seed is None
     undropped = dropout is None or (type(dropout) is float and dropout == 0.0)
-    if plain and undropped and engine == "auto" and is_alone():
+    if plain and undropped and engine == "auto" and around == ALONE:
         signature = repeated_calls.signature(q, k, v, mask, scale, softcap)
         if signature is not None and (out := repeated_calls.replay(signature, q, k, v)) is not None:
             return out
     # 2. Inside `distributed.sharded` the ranks answer together.
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    if (ranks := active_ranks()) is not None:
-        return ranks.attention(q, k, v, options, engine)
+    if around.ranks is not None:
+        return around.ranks.attention(q, k, v, options, engine, around)
     # 3. Any other is checked, answered by the engine that is chosen, and remembered if it can be.
     problem, inputs = make_problem(q, k, v, options)
     if signature is None:
-        return problem.shape_back(_output(problem, inputs, engine))
+        return problem.shape_back(_output(problem, inputs, engine, around))
     chosen = choose(problem, engine)
     if chosen is CORE:
         out = repeated_calls.run_and_remember(signature, Inputs(q, k, v), mask, problem, inputs)
         if out is not None:
             return out
-    return problem.shape_back(_output(problem, inputs, chosen))
+    return problem.shape_back(_output(problem, inputs, chosen, around))
 
 
-def _output(problem: Problem, inputs: Inputs, engine: str | Engine) -> Tensor:
+def _output(problem: Problem, inputs: Inputs, engine: str | Engine, around: Ambient) -> Tensor:
     """The output, (B, H, Tq, Dv), by the first engine that can."""
     if inputs.q.is_meta:  # only shapes: nothing to compute
         _chosen(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         return problem.with_zero_grad(out, *inputs) if problem.grad else out
-    return answered(problem, inputs, engine).out
+    return answered(problem, inputs, engine, around).out
 
 
 def _chosen(problem: Problem, engine: str | Engine) -> Engine:
@@ -134,22 +134,28 @@ def answered(
     problem: Problem,
     inputs: Inputs,
     engine: str | Engine,
+    around: Ambient,
     statistics: tuple[Statistic, ...] = (),
 ) -> Answered:
-    """Choose an engine and compute with it, under the active edits; then notify the listeners."""
-    edits = editors()
-    for editor in edits:
-        problem, inputs = editor.edit_problem(problem, inputs)
+    """Choose an engine, compute with it under the edits of `around`, then call its listeners."""
+    edits: list[EditedCall] = []
+    for editor in around.editors:
+        edits.append(editor.edit(problem, inputs))
+        problem, inputs = edits[-1].problem, edits[-1].inputs
     chosen = _chosen(problem, engine)
-    computed = shown(problem, inputs) if statistics else (problem, inputs)
+    computed = seen = problem, inputs
+    if statistics or around.listeners:
+        seen = visible(edits, problem, inputs)
+    if statistics:
+        computed = seen
     if torch._C._is_any_autocast_enabled():  # a context manager takes as long as a small call
         with no_autocast(problem.device):
             out, stats = answer(chosen, *computed, statistics)
     else:
         out, stats = answer(chosen, *computed, statistics)
     assert out is not None
-    for editor in edits:
-        out = editor.edit_output(out, problem, inputs, chosen.name)
-    if not torch.compiler.is_compiling():  # a compiled graph calls no listeners
-        notify(problem, inputs, out)
+    for edit in edits:
+        out = edit.output(out, problem, inputs, chosen.name)
+    for on_call in around.listeners:
+        on_call(*seen, out)
     return Answered(problem, out, stats)

@@ -15,7 +15,7 @@ from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
 from ..torch_state import no_autocast
 from ..trace import Step, Trace
-from .ambient import must_not_be_sharded
+from .sharding import must_not_be_sharded
 
 
 def explain(

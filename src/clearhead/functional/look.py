@@ -15,8 +15,9 @@ from ..problem.problem import Inputs, Problem
 from ..stats import DEFAULT_STATISTICS, Result, Statistic, Top, each, lse_alone, parse_stats
 from ..stats.parse import how_to_request, must_fit
 from ..torch_state import loadable
-from .ambient import must_not_be_sharded
+from .ambient import ambient
 from .attention import answered
+from .sharding import must_not_be_sharded
 
 
 def look(
@@ -87,7 +88,7 @@ def look(
 def _look(
     problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
 ) -> "Look":
-    problem, out, stats = answered(problem, inputs, engine, statistics)
+    problem, out, stats = answered(problem, inputs, engine, ambient(), statistics)
     return Look(problem, out, {} if stats is None else stats.finish())
 
 

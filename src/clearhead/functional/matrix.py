@@ -27,7 +27,8 @@ from ..problem.tiles import runs_of
 from ..stats import Statistic, Top, each, map, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
-from .ambient import editors, must_not_be_sharded, shown
+from .ambient import EditedCall, ambient, visible
+from .sharding import must_not_be_sharded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,9 +74,11 @@ def matrix(
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, k, options)
     must_have_values(problem, "matrix")
-    for editor in editors():
-        problem, inputs = editor.edit_again(problem, inputs)
-    problem, inputs = shown(problem, inputs)
+    edits: list[EditedCall] = []
+    for editor in ambient().editors:
+        edits.append(editor.edit_again(problem, inputs))
+        problem, inputs = edits[-1].problem, edits[-1].inputs
+    problem, inputs = visible(edits, problem, inputs)
     if engine != "auto":
         named(engine)
     return Matrix(problem.without_dropout, inputs, engine)

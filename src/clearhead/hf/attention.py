@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..functional.ambient import is_hooked, placed_at
+from ..functional.ambient import ambient, placed_at
 from ..functional.attention import attention
 from ..functional.matrix import matrix
 from ..masks import Mask, causal, dense, documents, everything, intersect
@@ -99,8 +99,7 @@ def _attend(
         "dropout": dropout if module.training else 0.0,
     }
     place: AbstractContextManager[None] = nullcontext()
-    hooked = is_hooked() and not torch.compiler.is_compiling()
-    if hooked and isinstance(attention_mask, BooleanMask | LazyMask):
+    if ambient().is_hooked and isinstance(attention_mask, BooleanMask | LazyMask):
         place = placed_at(attention_mask.place)
     weights = None
     with place:

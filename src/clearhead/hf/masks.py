@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..functional.ambient import Place, active_ranks, is_hooked
+from ..functional.ambient import Place, ambient
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 from ..masks.text_positions import padding_of
 from .inspect_model import misreads_masks, not_answered
@@ -47,12 +47,13 @@ def attention_mask(
         raise not_answered(config.__name__.removesuffix("Config"))
     function = causal_mask_function if mask_function is None else mask_function
     padded = None  # which edits and statistics ask for
-    if attention_mask is not None and is_hooked() and not torch.compiler.is_compiling():
+    around = ambient()
+    if attention_mask is not None and around.is_hooked:
         padded = padding_of(attention_mask)
     if not torch.compiler.is_compiling():
         # In a graph a LazyMask would be a Python object to guard, and a position that is a number
         # would tie the graph to that position.
-        ranks = active_ranks()
+        ranks = around.ranks
         first = None if ranks is None else ranks.tokens_before
         if first is None:
             first, keys = int(q_offset), range(kv_offset, kv_offset + kv_length)
@@ -113,7 +114,7 @@ def _mask_of(function: Callable[..., Any], at: _Positions) -> Mask | None:
         return everything
     if function is masking_utils.causal_mask_function:
         # One query that decodes sees all keys. Edits ask the mask where it stands among them.
-        sees_all = at.q.start >= at.k.stop - 1 and not is_hooked()
+        sees_all = at.q.start >= at.k.stop - 1 and not ambient().is_hooked
         return everything if sees_all else Causal(align=at.align)
     if parts := _closure(function, "and_masks").get("mask_functions"):
         return _intersection(parts, at)
@@ -124,14 +125,14 @@ def _mask_of(function: Callable[..., Any], at: _Positions) -> Mask | None:
         size = found["sliding_window"]
         return window(before=size, after=size, align=at.align) if size >= 0 else None
     if found := _closure(function, "chunked_overlay"):
-        if active_ranks() is not None:
+        if ambient().ranks is not None:
             return None
         first = found["left_padding"].unsqueeze(-1)
         queries, keys = ((at.tensor(x) - first) // found["chunk_size"] for x in (at.q, at.k))
         return documents(keys, queries=queries)
     if found := _closure(function, "packed_sequence_mask_function"):
         ids = found["packed_sequence_mask"]
-        if (ranks := active_ranks()) is not None:  # positions jump where a shard's ranges meet
+        if (ranks := ambient().ranks) is not None:  # positions jump where a shard's ranges meet
             ranks.must_be_one_text(ids)
             return everything
         return documents(ids[:, at.k.start : at.k.stop], queries=ids[:, at.q.start : at.q.stop])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..functional.ambient import editing
+from ..functional.ambient import EditedCall, editing
 from ..nn.token_ids import run
 from ..problem.problem import Inputs, Problem
 from .copies import Layout, fresh, leaves, repeated
@@ -176,18 +176,12 @@ class BatchSizes:
     def __init__(self) -> None:
         self.sizes: set[int] = set()
 
-    def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
         self.sizes.add(problem.B)
-        return problem, inputs
+        return EditedCall(problem, inputs)
 
-    def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        return problem, inputs
-
-    def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        return problem, inputs
-
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        return out
+    def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        return EditedCall(problem, inputs)
 
 
 def _has_rows(x: object) -> bool:

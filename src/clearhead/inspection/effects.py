@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, as_count, kind_of
-from ..functional.ambient import editing, must_not_be_sharded
+from ..functional.ambient import editing
+from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
 from .column_positions import warn_of_column_positions
 from .copies import Layout, fresh

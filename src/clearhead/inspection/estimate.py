@@ -1,6 +1,7 @@
 """The effect of an edit on a metric, estimated from gradients of the unedited run."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from ..engines import choose
 from ..errors import BadValue
+from ..functional.ambient import EditedCall
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
 from .edits.edit import Edit, Here, in_order
@@ -31,34 +33,37 @@ class Recorder:
     def __init__(self, grad: bool) -> None:
         self.grad = grad
         self.layers, self.calls = Layers(), list[UneditedCall]()
-        self._here = Here(0, "", 0)
 
-    def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        if self.layers.inside and not in_backward():
-            layer, name = self.layers.next_call()
-            number = sum(call.here.layer == layer for call in self.calls)
-            self._here = Here(layer, name, number, self.layers.texts.positions(problem))
-        return problem, inputs
-
-    def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        return problem, inputs
-
-    def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        return problem, inputs
-
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
         if not self.layers.inside or in_backward():  # where a checkpoint repeats a call
-            return out
-        if self.grad and not torch.is_grad_enabled():
+            return EditedCall(problem, inputs)
+        layer, name = self.layers.next_call()
+        number = sum(call.here.layer == layer for call in self.calls)
+        here = Here(layer, name, number, self.layers.texts.positions(problem))
+        return _RecordedCall(problem, inputs, here, self)
+
+    def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        return EditedCall(problem, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class _RecordedCall(EditedCall):
+    here: Here
+    recorder: Recorder
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        grad = self.recorder.grad
+        if grad and not torch.is_grad_enabled():
             raise BadValue(
-                f"Layer {self._here.layer} computes attention without gradients.",
+                f"Layer {self.here.layer} computes attention without gradients.",
                 "an estimate is made of gradients, which no_grad and a checkpoint with "
                 "use_reentrant=True do not record.",
                 "pass estimate=False, or use_reentrant=False to the checkpoint.",
             )
-        detached = Inputs(*(x.detach() for x in inputs)) if self.grad else inputs
-        zeros = torch.zeros_like(out, requires_grad=True) if self.grad else None
-        self.calls.append(UneditedCall(self._here, problem, detached, out.detach(), zeros))
+        detached = Inputs(*(x.detach() for x in inputs)) if grad else inputs
+        zeros = torch.zeros_like(out, requires_grad=True) if grad else None
+        call = UneditedCall(self.here, problem, detached, out.detach(), zeros)
+        self.recorder.calls.append(call)
         return out if zeros is None else out + zeros
 
 

@@ -2,15 +2,16 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 
 from ..errors import BadType, BadValue, kind_of
-from ..functional.ambient import THROUGH_CLEARHEAD, editing
+from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_backward
@@ -183,23 +184,19 @@ class _Editor:
         self.layers = Layers()
         self._calls: Counter[int] = Counter()  # of each layer, in the block
         self._elsewhere = False  # were there calls outside of the model?
-        self._now: list[tuple[int, Edit]] = []  # those that apply to the current call
-        self._unchanged: list[int] = []  # of these, those that remove no visible edge
-        self._here = Here(0, "", 0)
 
-    def edit_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The edited problem of a call."""
-        self._now = []
+    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        """The call as it is edited."""
         if in_backward():  # a checkpoint computes its layers again
             here = self._computed_again(problem)
-            return (problem, inputs) if here is None else self._edited(problem, inputs, here)
+            return EditedCall(problem, inputs) if here is None else self._at(here, problem, inputs)
         if not self.layers.inside:
             self._elsewhere = True
-            return problem, inputs
+            return EditedCall(problem, inputs)
         layer, name = self.layers.next_call()
         self._calls[layer] += 1
         here = Here(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
-        return self._edited(problem, inputs, here)
+        return self._at(here, problem, inputs)
 
     def _computed_again(self, problem: Problem) -> Here | None:
         """One of the calls that this one may repeat, all of which are edited alike; None if it
@@ -231,41 +228,48 @@ class _Editor:
                 )
         return found[-1] if found else None
 
-    def edit_again(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The problem of the last call, edited as that was, for who reads its weights."""
-        place = self.layers.last_call() if self.layers.inside else None
-        if place is None:
-            return problem, inputs
+    def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        """The last call, edited as that was, for `matrix`."""
+        last = self.layers.last_call() if self.layers.inside else None
+        if last is None:
+            return EditedCall(problem, inputs)
         at = self.layers.texts.positions(problem)
-        here = Here(*place, self._calls[place[0]] - 1, at)
-        return self._edited(problem, inputs, here)
+        return self._at(Here(*last, self._calls[last[0]] - 1, at), problem, inputs)
 
-    def _edited(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
-        self._here = here
-        self._now = [(number, self.edits[number]) for number in in_order(self.edits, problem, here)]
-        self._unchanged = []
-        for number, edit in self._now:
+    def _at(self, here: Here, problem: Problem, inputs: Inputs) -> EditedCall:
+        applied = {number: self.edits[number] for number in in_order(self.edits, problem, here)}
+        unchanged = set()
+        for number, edit in applied.items():
             before = problem
             problem, inputs = edit.edit_problem(problem, inputs, here)
             if edit.removes_an_edge(before, problem) is False:
-                self._unchanged.append(number)
+                unchanged.add(number)
+        return _EditedCall(problem, inputs, here, applied, frozenset(unchanged), self.done)
+
+
+@dataclass(frozen=True, eq=False)
+class _EditedCall(EditedCall):
+    """A call with the edits that apply to it, by their numbers, in order; `unchanged` are those
+    that remove no visible edge."""
+
+    here: Here
+    edits: Mapping[int, Edit]
+    unchanged: frozenset[int]
+    done: Intervention
+
+    def visible(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        for edit in self.edits.values():
+            problem, inputs = edit.visible_problem(problem, inputs, self.here)
         return problem, inputs
 
-    def visible_problem(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The edited problem whose weights are those of the edited call."""
-        for _, edit in self._now:
-            problem, inputs = edit.visible_problem(problem, inputs, self._here)
-        return problem, inputs
-
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        """The edited output of the call."""
-        here = self._here
-        for number, edit in self._now:
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        here = self.here
+        for number, edit in self.edits.items():
             out = edit.edit_output(out, problem, inputs, here)
             if not in_backward():
                 self.done.applied[Applied(number, here.layer, here.module, engine)] += 1
-                self.done.without_edges[number] += number in self._unchanged
-        if self._now:
+                self.done.without_edges[number] += number in self.unchanged
+        if self.edits:
             self.done._problems[here.layer] = problem, engine
         return out
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
-from ..functional.ambient import NOWHERE, current_place
+from ..functional.ambient import NOWHERE, ambient
 from ..masks import And, Grid, Mask, lengths
 from ..masks.mask import common_align
 from ..masks.text_positions import Padding, PerText, Positions, padding_of, per_text
@@ -121,7 +121,7 @@ class TextStack:
         known = self._known.setdefault((name, problem.grid), set())
         if not in_backward():
             found = self._positions(problem)
-            if self.crosses or (current_place() is NOWHERE and self._transformer is not None):
+            if self.crosses or (ambient().place is NOWHERE and self._transformer is not None):
                 known.add(found)  # which modules around it say
             return found
         # A checkpoint runs a part of the model again, and not the modules around it.
@@ -136,7 +136,7 @@ class TextStack:
         return next(iter(known)) if known else self._positions(problem)
 
     def _positions(self, problem: Problem) -> Positions:
-        place, grid = current_place(), problem.grid
+        place, grid = ambient().place, problem.grid
         column = _column_of(problem) if place.start is None else place.start
         stated = column is not None or problem.Tq == problem.Tk
         if column is None and (problem.Tq == problem.Tk or problem.Tq > 1):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadType, BadValue, as_index, kind_of
-from ..functional.ambient import active_ranks, listening, statistics_of
+from ..functional.ambient import listening
+from ..functional.sharding import statistics_of, whole_output
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import placed
@@ -182,10 +183,7 @@ class _Watcher:
             top = cast(Top, found["topk"])
             found["topk"] = Top(top.weights, _keys_of_texts(top.keys, at))
         blind = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
-        output = None
-        if self.outputs:
-            ranks = active_ranks()
-            output = out.clone() if ranks is None else ranks.unshard(out.detach())
+        output = whole_output(out) if self.outputs else None
         queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
         heads = None
         if self.heads is not None:

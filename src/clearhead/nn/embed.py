@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, as_count
-from ..functional.ambient import active_ranks, must_not_be_sharded
+from ..functional.sharding import must_not_be_sharded, token_positions
 from ..torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
 
@@ -231,10 +231,7 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
     and T x d/2 is little next to the T x d x d of any projection.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if (ranks := active_ranks()) is None:
-        positions = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
-    else:
-        positions = ranks.positions_from(start, x.shape[-2]).to(x.device, wide)
+    positions = token_positions(start, x.shape[-2], wide, x.device)
     powers = torch.arange(0, d, 2, dtype=wide, device=x.device) / d
     return positions.unsqueeze(-1) / base**powers
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...formatting import MAP_SIDE, evenly
-from ...functional.ambient import active_ranks, statistics_of
+from ...functional.ambient import ambient
 from ...functional.explain import explain_problem
+from ...functional.sharding import statistics_of
 from ...masks import Mask, everything, window
 from ...masks.mask import common_align
 from ...masks.without import Without
@@ -231,7 +232,7 @@ def _trace(
     """The steps of all heads of a short text, or of the head with the clearest label of a longer
     one; and which heads these are. A page holds those of all heads while they are small enough."""
     longest = max(problem.Tq, problem.Tk)
-    if longest > ONE_HEAD or active_ranks() is not None:
+    if longest > ONE_HEAD or ambient().ranks is not None:
         return None, ()
     trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
     if problem.H * problem.Tq * problem.Tk <= ALL_HEADS:

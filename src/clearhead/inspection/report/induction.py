@@ -4,19 +4,13 @@ after those (induction heads). A head's share of weight and the count of its que
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from ...engines import compute_stats
 from ...formatting import evenly
-from ...functional.ambient import active_ranks
-from ...masks import dense
-from ...problem.biases import bias
+from ...functional.sharding import masses_of
 from ...problem.problem import Inputs, Problem
-from ...stats import mass
 
 # Of more queries whose token occurred before, so many are used, evenly spaced: their mean is within
 # 0.03 of the mean of all, at least 95 times in 100.
@@ -82,24 +76,9 @@ def repeat_shares(
         keep = p.key_ranges.to_bool(queries, slice(0, p.Tk))
         groups = repeat_groups(ids, queries.unsqueeze(-1), keys, first)
         cells = {name: group & keep for name, group in groups.items()}
-        ranks = active_ranks()
-        found = (_masses if ranks is None else ranks.masses)(p, inputs, queries, cells)
-        for name, weights in found.items():
+        for name, weights in masses_of(p, inputs, queries, cells).items():
             total[name] += weights[0].sum(-1).float().cpu()
             count[name] += cells[name][0].any(-1).sum(-1).cpu()
     return {
         name: (x / count[name]).where(count[name] >= FEWEST, math.nan) for name, x in total.items()
     }
-
-
-def _masses(
-    p: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """The weight of some queries on the keys of each group, (B, H, n)."""
-    every, like = slice(0, p.Tk), torch.empty((), dtype=p.wide, device=p.device)
-    keep = p.key_ranges.to_bool(queries, every)
-    added = None if p.bias is None else bias(p.bias.block(p.grid, queries, every, like))
-    part = replace(p, Tq=len(queries), mask=dense(keep=keep), bias=added)
-    groups = mass({name: dense(keep=keep) for name, keep in cells.items()})
-    found = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), [groups]).finish()
-    return cast(dict[str, Tensor], found["mass"])
