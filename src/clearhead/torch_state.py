@@ -14,8 +14,15 @@ from torch._C import (
     _dispatch_tls_is_dispatch_key_included as is_included,
     _get_tracing_state,
     _len_torch_dispatch_stack,
+    _len_torch_function_stack,
 )
-from torch._C._functorch import TransformType, get_interpreter_stack, peek_interpreter_stack
+from torch._C._functorch import (
+    TransformType,
+    get_interpreter_stack,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    peek_interpreter_stack,
+)
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
@@ -89,12 +96,12 @@ def has_values(*tensors: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and not is_tracing()
         and not is_functionalized()
-        and not any(_is_batched(x) or x.device.type == "meta" or _is_captured(x) for x in tensors)
+        and not any(_is_batched(x) or x.is_meta or _is_captured(x) for x in tensors)
     )
 
 
 def _is_captured(x: Tensor) -> bool:
-    return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def without_repeats(x: Tensor) -> Tensor:
@@ -117,17 +124,15 @@ def is_unbatched(*tensors: Tensor | None) -> bool:
 
 
 def _is_batched(x: Tensor) -> bool:
-    functorch = torch._C._functorch
-    # Legacy: made by torch.autograd.grad(is_grads_batched=True) and jacobian(vectorize=True).
-    return any(map(functorch.is_batchedtensor, _unwrapped(x))) or functorch.is_legacy_batchedtensor(
-        x
-    )
+    if not is_functorch_wrapped_tensor(x):
+        return is_legacy_batchedtensor(x)
+    return any(map(torch._C._functorch.is_batchedtensor, _unwrapped(x)))
 
 
 def _unwrapped(x: Tensor) -> Iterator[Tensor]:
     """The tensor, and the tensors inside its functorch wrappers, from the outermost in."""
     yield x
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+    while is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
         yield x
 
@@ -214,6 +219,11 @@ def is_intercepted() -> bool:
         or is_included(PRE_DISPATCH)
         or peek_interpreter_stack() is not None
     )
+
+
+def sees_functions() -> bool:
+    """Does a `TorchFunctionMode` see the functions of torch that an eager call calls?"""
+    return not torch.compiler.is_compiling() and _len_torch_function_stack() != 0
 
 
 _forked = False

@@ -5,8 +5,8 @@ the shapes of gradients, vmap, and how all of these are registered.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,10 @@ from ..torch_state import (
     is_onnx_export,
     is_plain,
     is_unbatched,
+    sees_functions,
 )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # SymInt: in a graph for any length, the positions of the queries may depend on the length.
 SIGNATURE = (
@@ -120,6 +123,23 @@ def with_rows(x: Tensor) -> Tensor:
     """The same numbers with a contiguous last dimension; any other strides may stay."""
     x = x.resolve_neg() if x.is_neg() else x
     return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
+
+
+def with_own_buffers(function: Function) -> Function:
+    """Hides from modes the functions of torch that `function` calls. A mode may return another
+    tensor than a kernel is about to read or write by its address. Tracers see them still."""
+
+    @wraps(function)
+    def unseen(*args: Any, **keywords: Any) -> Any:
+        if not sees_functions():
+            return function(*args, **keywords)
+        parts = (x for y in args for x in (y if isinstance(y, tuple) else (y,)))
+        if not is_plain(*(x for x in parts if isinstance(x, Tensor))):
+            return function(*args, **keywords)
+        with torch._C.DisableTorchFunction():
+            return function(*args, **keywords)
+
+    return unseen  # type: ignore[return-value]  # it takes and returns what `function` does
 
 
 def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:

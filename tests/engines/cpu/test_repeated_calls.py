@@ -111,16 +111,42 @@ def test_a_mask_that_is_gone_is_forgotten():
     assert not repeated_calls._calls
 
 
-def test_the_output_is_what_was_asked_for():
-    class Halves(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            made = function(*args, **(kwargs or {}))
-            return made.bfloat16() if function is Tensor.new_empty else made
+class Exchanged(torch.overrides.TorchFunctionMode):
+    """Returns other tensors than torch's functions make: of another dtype, or shorter."""
 
+    MAKE = ("new_empty", "new_zeros", "empty_like", "zeros_like", "empty", "zeros", "contiguous")
+
+    def __init__(self, exchange):
+        self.exchange = exchange
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        return self.exchange(made) if getattr(function, "__name__", "") in self.MAKE else made
+
+
+@pytest.mark.parametrize("exchange", [
+    Tensor.bfloat16, Tensor.double, lambda x: x[..., :1], lambda x: x.new_full((1, 1, 1, 1), 3.0),
+], ids=["narrower", "wider", "shorter", "one"])  # fmt: skip
+def test_a_mode_exchanges_no_buffer_of_the_core(exchange):
     q, k, v = inputs(1, 2, 5, 8)
-    ch.attention(q, k, v)
-    with Halves(), pytest.raises(RuntimeError, match="refused"):
-        ch.attention(q, k, v)
+    x, turned = q.clone().requires_grad_(), k.mT.contiguous().mT
+
+    def answers():
+        yield ch.attention(q, k, v)  # replayed, the second time
+        yield ch.attention(q, turned, v)  # reads a copy of the keys
+        yield from torch.autograd.grad(ch.attention(x, k, v, softcap=2.0).sum(), x)
+        seen = ch.look(
+            q, k, v, stats=["entropy", "received", ch.topk(2), ch.mass({"first": (0, 2)})]
+        )
+        yield from (seen.out, seen.entropy, seen.received, seen.topk.weights, seen.mass["first"])
+        seen = ch.look(x, k, v, stats=["lse", "entropy", "received"])
+        yield from torch.autograd.grad(sum(y.sum() for y in (seen.lse, seen.received)), x)
+        yield from torch.autograd.grad(ch.look(x, k, v, stats=["entropy"]).entropy.sum(), x)
+
+    expected = list(answers())
+    with Exchanged(exchange):
+        got = list(answers())
+    assert len(got) == len(expected) and all(map(torch.equal, got, expected))
 
 
 UNREADABLE = {

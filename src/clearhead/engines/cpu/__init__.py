@@ -11,7 +11,7 @@ from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ..engine import Answer, Engine
-from ..operators import in_kernels, why_not_operator
+from ..operators import in_kernels, why_not_operator, with_own_buffers
 from .extension import (
     core,
     false_level as false_level,
@@ -56,6 +56,7 @@ class Cpu(Engine):
     def skips_tiles(self, problem: Problem) -> bool:
         return True
 
+    @with_own_buffers
     def answer(
         self,
         problem: Problem,

@@ -21,6 +21,7 @@ from ..operators import (  # fmt: skip
     save,
     saved,
     under_autograd,
+    with_own_buffers,
     with_rows,
 )
 from .backward import OutputGrads, gradients
@@ -54,6 +55,7 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 # --------------------------------------------------------------------------------- implementations
 
 
+@with_own_buffers
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """With the log-sum-exp comes what rounding took, because a gradient needs both."""
     *args, lse = rest
@@ -69,6 +71,7 @@ def _rounds(q: Tensor) -> bool:
     return q.dtype != torch.float32
 
 
+@with_own_buffers
 def _attend_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor,
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
@@ -121,6 +124,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     save(ctx, args, output)
 
 
+@with_own_buffers
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
     (out, lse, rounding), args = saved(ctx, 3)
     if not ctx.has_lse:  # exported without gradients, and differentiated now

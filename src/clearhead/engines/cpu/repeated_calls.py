@@ -16,12 +16,18 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_function_stack
 
 from ...masks import Causal, Everything, Mask, prefix, window
 from ...masks.key_ranges import EVERY_KEY
 from ...masks.mask import Not
 from ...problem.problem import Inputs, Problem
-from ...torch_state import in_forward_mode, is_intercepted, is_plain, one_thread_after_fork
+from ...torch_state import (
+    in_forward_mode,
+    is_intercepted,
+    is_plain,
+    one_thread_after_fork,
+)
 from ..operators import KernelArgs, with_rows
 from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
@@ -141,7 +147,11 @@ def _for_any_length(p: Problem) -> KernelArgs:
 
 
 def _run(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out = q.new_empty(*call.shape)  # a tuple of sizes would take a microsecond longer
+    if _len_torch_function_stack():
+        with torch._C.DisableTorchFunction():  # a mode might return another output
+            out = q.new_empty(*call.shape)
+    else:
+        out = q.new_empty(*call.shape)  # a tuple of sizes would take a microsecond longer
     if code := core.attend_tensors(call.problem, q, k, v, out):
         check(code)
     return out

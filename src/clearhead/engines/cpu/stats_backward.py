@@ -21,7 +21,7 @@ from ...stats import Partial, Statistic, mass
 from ...stats.statistic import WeightSums, empty_rows, finish_rows
 from ...stats.sweep import both, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
-from ..operators import KernelArgs
+from ..operators import KernelArgs, with_own_buffers
 from .backward import OutputGrads, gradients, log_unit
 from .pack import all_plain, args_of, attend
 from .stats import core_stats_and_max
@@ -48,6 +48,7 @@ class _CoreStats(torch.autograd.Function):
     """The tensors of the rows and of the weight sums, as one tuple."""
 
     @staticmethod
+    @with_own_buffers
     def forward(
         ctx: Any,
         p: Problem,
@@ -65,6 +66,7 @@ class _CoreStats(torch.autograd.Function):
         return *part.rows.tensors(), *(part.sums or {}).values()
 
     @staticmethod
+    @with_own_buffers
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         p, statistics = ctx.problem
         top, total, *tensors = ctx.saved_tensors

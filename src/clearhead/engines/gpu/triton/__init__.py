@@ -16,7 +16,7 @@ from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
 from ....stats import Partial, Statistic, lse_alone
 from ...engine import Answer, Engine
-from ...operators import why_not_operator
+from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import gpu_of, why_not_torch
 
 INSTALLED = find_spec("triton") is not None
@@ -58,6 +58,7 @@ class Triton(Engine):
     def skips_tiles(self, problem: Problem) -> bool:
         return True
 
+    @with_own_buffers
     def answer(
         self,
         problem: Problem,

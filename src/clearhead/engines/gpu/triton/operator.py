@@ -24,6 +24,7 @@ from ...operators import (  # fmt: skip
     saved,
     tensors_of,
     under_autograd,
+    with_own_buffers,
 )
 from .arguments import args_of
 from .launch_backward import gradients
@@ -56,6 +57,7 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 # --------------------------------------------------------------------------------- implementations
 
 
+@with_own_buffers
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out, found, splits = attend(q, k, v, KernelArgs(*rest), FOR_GRADIENTS)
     assert out is not None
@@ -68,6 +70,7 @@ def _largest(top: Tensor) -> Tensor:
     return top.amax(0)
 
 
+@with_own_buffers
 def _attend_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
@@ -109,6 +112,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     save(ctx, inputs, output)
 
 
+@with_own_buffers
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
     (out, lse, top, share), args = saved(ctx, 4)
     dout = torch.zeros_like(out) if dout is None else dout
