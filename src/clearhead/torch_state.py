@@ -170,6 +170,11 @@ def in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
+def ends_recomputation(error: BaseException) -> bool:
+    """Does a checkpoint raise this, where a recomputation has come to the last tensor it needs?"""
+    return type(error).__name__ == "_StopRecomputationError"
+
+
 def in_autograd_function() -> bool:
     """Does the forward of a `torch.autograd.Function` run, as in a checkpoint with
     ``use_reentrant=True``? What is computed there has no gradients."""

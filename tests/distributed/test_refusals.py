@@ -245,6 +245,21 @@ def test_backward_of_a_checkpoint_comes_inside_of_the_block(tmp_path):
             assert found["around", reentrant] < 1e-5
 
 
+def checkpointed_attention(rank: int) -> float:
+    x, w = (shard(t.unflatten(-1, (4, 8)).transpose(1, 2)) for t in (text(), text(2)))
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad((ch.distributed.attention(x, x, x) * w).sum(), x)
+    with sharded(T, timeout=20):
+        # Nothing of the checkpoint is saved after attention, which ends its recomputation.
+        out = checkpoint(lambda y: ch.attention(y, y, y), x, use_reentrant=False)
+        (found,) = torch.autograd.grad((out * w).sum(), x)
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def test_a_recomputation_ends_with_attention(tmp_path):
+    assert max(on_processes(2, checkpointed_attention, tmp_path)) < 1e-5
+
+
 # ------------------------------------------------------------------------- models of transformers
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import AttentionError, BadType, BadValue, kind_of
+from ..torch_state import ends_recomputation
 from .interrupt import ended_by_ctrl_c
 
 Group: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
@@ -115,7 +116,8 @@ class Transport(ABC):
         except RankLost:
             raise
         except BaseException as error:
-            self.give_up(error)
+            if not ends_recomputation(error):  # which comes after the messages, on every rank
+                self.give_up(error)
             raise
 
     @property
