@@ -275,6 +275,19 @@ def test_usual_masks_are_not_written_out(kind, rule):
     assert masks[6:] == [f"{before}{both}"] * 2
 
 
+def test_a_reentrant_checkpoint_leaves_masks_unwritten():
+    """It detaches the arguments of a layer, of which GPT-2's mask is one."""
+    from clearhead.functional.ambient import listening
+
+    model = build("gpt2", "AutoModelForCausalLM").train()
+    model.set_attn_implementation("clearhead")
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    masks = []
+    with listening(lambda problem, *_: masks.append(repr(problem.mask))):
+        model(ids(), labels=ids(), use_cache=False).loss.backward()
+    assert masks == 4 * ["Causal(align=0)"]  # two layers, and each computed again
+
+
 def test_a_lazy_mask_is_written_out_when_a_model_reads_its_cells():
     from clearhead.masks import Causal
 

@@ -22,6 +22,7 @@ _METADATA = {
         getattr(Tensor, n).__get__
         for n in ("shape", "dtype", "device", "ndim", "requires_grad", "_base")
     ),
+    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a property of C
     Tensor.size,
     Tensor.dim,
     Tensor.stride,
@@ -106,7 +107,9 @@ class LazyMask(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _METADATA:
                 return func(*args, **kwargs)
-        if func is Tensor.contiguous:  # called on the masks of a static cache; nothing to lay out
+        # Called on the masks of a static cache, and by a checkpoint with use_reentrant=True: there
+        # is nothing to lay out, and no gradient.
+        if func in (Tensor.contiguous, Tensor.detach):
             return args[0]
         if isinstance(kwargs.get("out"), LazyMask):
             raise BadValue(
