@@ -1,8 +1,8 @@
-"""The lessons run, show the figures of the five documents, and check their own exercises.
+"""Run the lessons, compare their figures with the five documents, and check their exercises.
 
-A cell says by its tags what it is. `figure-ID`: its output shows that figure of `figures.json`.
-`checker`: it looks at an exercise that nobody has tried yet. `solution` and `mistake`: it tries the
-exercise, and the checker answers.
+The tags of a cell name its kind. `figure-ID`: its output shows that figure of `figures.json`.
+`checker`: it checks an exercise before anybody has tried it. `solution` and `mistake`: it tries the
+exercise, and prints what the checker answers.
 """
 
 import asyncio
@@ -36,20 +36,20 @@ def figures_of(cell):
 
 
 def printed(cell):
-    """What a cell printed, and the plain text of what it showed."""
+    """Return what a cell printed, and the plain text of what it displayed."""
     parts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
     return "\n".join(parts)
 
 
 def rows_of(figure):
-    """The rows of a figure, (..., columns) to (rows, columns); null stands for minus infinity."""
+    """Return the rows of a figure, (..., columns) to (rows, columns); null means minus infinity."""
     rows = np.array(CASES[figure]["expected"], dtype=float)
     rows = np.where(np.isnan(rows), -math.inf, rows)
     return rows.reshape(-1, rows.shape[-1] if rows.ndim else 1)
 
 
 def find_row(row, numbers, start, atol):
-    """Where the numbers of `row` stand one after another, at `start` or later; None if nowhere."""
+    """Return the index from `start` on where the numbers of `row` follow one another, or None."""
     for i in range(start, len(numbers) - len(row) + 1):
         if np.allclose(numbers[i : i + len(row)], row, rtol=0, atol=atol):
             return i
@@ -57,7 +57,7 @@ def find_row(row, numbers, start, atol):
 
 
 def missing_row(figure, text):
-    """The first row of a figure that a text does not show, in the order of the rows, or None."""
+    """Return the first row of a figure that a text does not contain in order, or None."""
     numbers = [float(x) for x in NUMBER.findall(text)]
     start = 0
     for row in rows_of(figure):
@@ -77,8 +77,8 @@ print("a sentence each time")
 
 
 def with_odd_attempts(notebook):
-    """The notebook with a cell after each checker, which gives it attempts of the wrong kind: it
-    must answer them in a sentence, and not by a traceback from its own lines."""
+    """Add a cell after each checker that passes it attempts of the wrong kind. It must answer them
+    in a sentence, and not with a traceback."""
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
@@ -92,7 +92,7 @@ def with_odd_attempts(notebook):
 
 @pytest.fixture(scope="module")
 def kernel():
-    """One kernel for all lessons: half of a lesson's time would be for importing torch again."""
+    """Share one kernel between all lessons: to import torch takes as long as half a lesson."""
     manager = AsyncKernelManager(kernel_name="python3")
     yield manager
     asyncio.run(manager.shutdown_kernel(now=True))
@@ -131,8 +131,7 @@ def test_lesson(path, kernel):
     for cell in cells:
         for kind in answers.keys() & tags(cell):
             answers[kind] += printed(cell).splitlines()
-    assert 1 <= len(answers["checker"]) <= 3
-    assert len(answers["solution"]) == len(answers["checker"]) <= len(answers["mistake"])
+    assert len(answers["checker"]) == len(answers["solution"]) == 3 <= len(answers["mistake"])
     for answer in answers["checker"]:
         assert answer.startswith("Not tried yet: "), answer
     for answer in answers["solution"]:
@@ -142,6 +141,19 @@ def test_lesson(path, kernel):
     assert len(answers["odd"]) == len(answers["checker"])
     for answer in answers["odd"]:
         assert answer == "a sentence each time"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_form_of_a_lesson(path):
+    text = path.read_text(encoding="utf-8")
+    body, summary, exercises = re.split(r"^## (?:Summary|Exercises)$", text, flags=re.M)
+    assert 3 <= len(re.findall(r"[.!?](?=\s)", summary)) <= 5, "three to five sentences"
+    assert "```text\n" in body, "no diagram"
+    _, *parts = re.split(r"^\*\*(\d\. \w+)\.\*\* ", exercises, flags=re.M)
+    assert parts[::2] == ["1. Easy", "2. Middle", "3. Hard"]
+    for part in parts[1::2]:
+        kinds = re.findall(r"^tags: \[hide-\w+, (\w+)\]$", part, re.M)
+        assert kinds == ["checker", "solution", "mistake"]
 
 
 def test_every_figure_is_shown():
