@@ -23,7 +23,7 @@ ROOMS = {
     "demo": 460,
     "inspection": 3950,
     "hf": 1050,
-    "distributed": 2480,
+    "distributed": 2530,
     "nn": 1200,
     "functional": 1130,
     "testing": 140,

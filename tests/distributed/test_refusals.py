@@ -127,6 +127,12 @@ def steps(rank: int) -> dict[str, str]:
         "one skips the last": one_skips_the_last,
         "one skips all": one_skips_all,
         "one in a thread": one_in_a_thread,
+        "other text": lambda here: model(here.shard(text(rank), -2)),
+        "other ids": lambda here: (here.shard(torch.arange(T) + rank), call(here)),
+        "only one cuts": lambda here: model(
+            shard(x, None, "head-tail", -2) if rank else here.shard(x, -2)
+        ),
+        "func": lambda here: torch.func.vmap(model)(here.shard(x, -2)[None]),
         "all right": call,
     }
     found = {}
@@ -154,6 +160,10 @@ def test_calls_that_are_no_common_ones_are_refused(tmp_path):
         )
         assert found["no call"].startswith("No attention call went through clearhead inside of")
         assert found["one skips the last"].startswith("The ranks made different calls: call is ")
+        for name in ("other text", "other ids"):
+            assert found[name] == "part.shard was given another tensor on rank 1 than on rank 0."
+        assert found["func"].startswith("Attention over ranks was called inside a transform")
+        assert found["only one cuts"] == "nothing"
         assert found["all right"] == "nothing" and found["off"] < 1e-5
     left = "Rank 1 left its block of distributed.sharded: "
     assert here["one fails"] == here["one fails after"] == f"{left}KeyError('a bad batch')"

@@ -13,11 +13,11 @@ from ..problem.biases import Alibi, Bias, TensorBias, bias as as_bias
 from ..problem.check import DEFAULTS, Options, make_problem
 from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
-from ..torch_state import requires_grad
+from ..torch_state import has_values, in_forward_mode, in_transform, requires_grad
 from .cut import routes
 from .dtensor import of_dtensors
 from .exchange import check_heads, exchanged_ring
-from .handshake import agree, telling_others
+from .handshake import UNKNOWN, agree, telling_others
 from .layouts import Layout, layout_of
 from .local import Finished
 from .ring import Ring
@@ -127,10 +127,17 @@ def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
 
 
 def agreed(
-    transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor, **more: object
+    transport: Transport,
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    text: bytes = UNKNOWN,
+    **more: object,
 ) -> tuple[Ring, Inputs]:
     """The call as this rank sees it, once it is checked here and certain that all ranks made the
     same one; `more` is compared too."""
+    must_be_eager(q, k, v)
     with telling_others(transport):
         p, bias, inputs = _checked(call, transport.world, q, k, v)
     draws = p.dropout and p.seed is None
@@ -138,7 +145,7 @@ def agreed(
     compared = {"call": "forward", **more, **_described(p, bias, call)}
     layer = f" in {more['layer']}" if more.get("layer") else ""
     name = f"call {transport.history.meetings}{layer}"
-    shards = agree(transport, compared, p.Tq, p.Tk, drawn)
+    shards = agree(transport, compared, p.Tq, p.Tk, drawn, text=text)
     queries = _laid_out("queries", call.layout, shards.queries)
     of_keys = call.layout if call.key_layout is None else call.key_layout
     keys = _laid_out("keys", of_keys, shards.keys)
@@ -149,6 +156,17 @@ def agreed(
         found = routes(everything if mask is None else mask, grid, queries, keys, transport.rank)
     seed = shards.drawn if draws else p.seed
     return Ring(replace(p, seed=seed), bias, found, transport, name), inputs
+
+
+def must_be_eager(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises `BadValue` where tensors have no values that could be sent; nor can it be told."""
+    if not has_values(q, k, v) or in_transform() or in_forward_mode():
+        raise BadValue(
+            "Attention over ranks was called inside a transform of torch.func, a trace or a fake "
+            "mode, or on tensors without values.",
+            "the ranks send each other numbers while the call runs.",
+            "call it eagerly; gradients come from torch.autograd.",
+        )
 
 
 def _checked(

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..errors import AttentionError, BadValue
 from ..functional.ambient import THROUGH_CLEARHEAD, compiled_in_block
+from ..torch_state import has_values
 from .caller import Caller, check_arguments, find_caller
-from .handshake import Kind, agree, excuse
+from .handshake import UNKNOWN, Kind, agree, digest_of_text, excuse
 from .transport import Group, GroupTransport, history_of
 
 
@@ -28,6 +29,7 @@ class Block:
 
     thread: int = field(default_factory=threading.get_ident)
     frame: FrameType | None = None  # that entered it
+    text: bytes = UNKNOWN  # a digest of the first tensor that was cut
     called: bool = False  # did a model call attention here?
     refused: BadValue | None = None  # where the other ranks could not be told
     checkpoints: "WeakSet[Checkpoint]" = field(default_factory=WeakSet)
@@ -95,6 +97,11 @@ class Block:
         caller = find_caller(self.frame)
         check_arguments(caller, positions, any_mask)
         return caller
+
+    def note_text(self, x: Tensor) -> None:
+        """Remember which text is cut, so that the ranks can compare it."""
+        if self.text == UNKNOWN and has_values(x):
+            self.text = digest_of_text(x)
 
     def note_checkpoints(self, caller: Caller, out: Tensor) -> None:
         """Remember the checkpoints around a call until backward reaches them."""

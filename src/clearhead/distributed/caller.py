@@ -79,7 +79,7 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
                 "it would compare each token with the next one of this rank's part, which is not "
                 "the next one of the text where two parts meet.",
                 "shift the labels of the whole text, and compute the loss from the logits and "
-                "here.shard(shifted_labels).",
+                "part.shard(shifted_labels).",
             )
     takes = caller.given("position_ids")
     if takes is None:
@@ -94,6 +94,6 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
         raise BadValue(
             "The model was given no position_ids inside of distributed.sharded.",
             "it would count this rank's tokens from 0, and they are elsewhere in the text.",
-            "pass position_ids=here.positions[None]; while decoding, the positions of the new "
+            "pass position_ids=part.positions[None]; while decoding, the positions of the new "
             "tokens.",
         )

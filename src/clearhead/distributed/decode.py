@@ -21,7 +21,7 @@ from ..problem.check import Options, make_problem
 from ..problem.online_softmax import State, merge
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic
-from .attention import TIMEOUT, check_on_all_positions
+from .attention import TIMEOUT, check_on_all_positions, must_be_eager
 from .block import Block
 from .cut import Routes
 from .handshake import agree, telling_others, written
@@ -84,6 +84,7 @@ def decode_step(
 ) -> Tensor:
     """As `decode`. With `meet` the ranks first compare their calls, and then their queries; without
     it, which saves a message, a call that differs is noticed when the states arrive."""
+    must_be_eager(q, k, v)
     with telling_others(transport) if meet else nullcontext():
         ring, inputs = _ring(options, keys, transport, q, k, v)
     p = ring.problem

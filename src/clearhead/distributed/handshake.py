@@ -24,9 +24,12 @@ from ..masks.mask import Unchanged
 from .layouts import Layout
 from .transport import Transport, summary
 
-HEAD = struct.Struct("=5q16s")  # kind, queries here, keys here, a number drawn here, size of text
-REASON_BYTES = 432  # of why a rank does not answer
+HEAD = struct.Struct("=5q16s8s")  # the numbers of a record, and its two digests
+REASON_BYTES = 424  # of why a rank does not answer
 LONGEST = 80  # letters of one part of a call that are shown
+
+
+UNKNOWN = bytes(8)
 
 
 class Kind(IntEnum):
@@ -45,22 +48,23 @@ class Record(NamedTuple):
     queries: int
     keys: int
     drawn: int
-    size: int
-    digest: bytes
-    reason: str
+    size: int  # of the call in words
+    digest: bytes  # of the call
+    text: bytes  # a digest of the text that was cut, if it is known
+    reason: str  # why a rank does not answer
 
     def packed(self) -> Tensor:
-        head = HEAD.pack(*self[:6])
+        head = HEAD.pack(*self[:7])
         reason = self.reason.encode()[:REASON_BYTES].ljust(REASON_BYTES, b"\0")
         return torch.frombuffer(bytearray(head + reason), dtype=torch.uint8)
 
     @staticmethod
     def read(packed: Tensor) -> "Record":
         content = packed.cpu().numpy().tobytes()
-        kind, *numbers, digest = HEAD.unpack(content[: HEAD.size])
+        kind, *numbers, digest, text = HEAD.unpack(content[: HEAD.size])
         reason = content[HEAD.size :].rstrip(b"\0").decode(errors="ignore")
         queries, keys, drawn, size = numbers
-        return Record(Kind(kind), queries, keys, drawn, size, digest, reason)
+        return Record(Kind(kind), queries, keys, drawn, size, digest, text, reason)
 
 
 class Shards(NamedTuple):
@@ -78,6 +82,7 @@ def agree(
     Tk: int,
     drawn: int = 0,
     kind: Kind = Kind.CALL,
+    text: bytes = UNKNOWN,
 ) -> Shards:
     """What every rank holds, once it is certain that all made the same call, `call`.
 
@@ -90,19 +95,22 @@ def agree(
             "the ranks leave a block together.",
             "leave the block, and enter a new one.",
         )
-    text = written(call)
-    digest = hashlib.blake2b(text, digest_size=16).digest()
-    mine = Record(kind, Tq, Tk, drawn, len(text), digest, "").packed().to(transport.device)
+    words = written(call)
+    digest = hashlib.blake2b(words, digest_size=16).digest()
+    record = Record(kind, Tq, Tk, drawn, len(words), digest, text, "")
+    mine = record.packed().to(transport.device)
     with transport.answering():
         records = [Record.read(x) for x in transport.all_gather(mine)]
         history.meetings += 1
         history.unread.clear()  # records come in the order in which they were sent
         absent = next((n for n, r in enumerate(records) if r.kind >= Kind.REFUSED), None)
         differ = absent is None and len({r.digest for r in records}) > 1
-        texts = _texts(transport, text, [r.size for r in records]) if differ else []
+        texts = _texts(transport, words, [r.size for r in records]) if differ else []
     error = _does_not_answer(absent, records[absent]) if absent is not None else None
     if differ:
         error = _differs(texts)
+    if error is None:
+        error = _other_text([r.text for r in records])
     left = any(record.kind in (Kind.END, Kind.LEFT) for record in records)
     if error and left and history.blocks and kind is Kind.CALL:
         history.ended_block = summary(error)
@@ -123,7 +131,7 @@ def excuse(transport: Transport, kind: Kind, error: BaseException) -> None:
     reason = summary(error)
     with suppress(AttentionError):  # the error itself says more than that a rank was lost
         transport.leave_word(reason)
-        record = Record(kind, 0, 0, 0, 0, bytes(16), reason).packed().to(transport.device)
+        record = Record(kind, 0, 0, 0, 0, bytes(16), UNKNOWN, reason).packed().to(transport.device)
         work, _ = transport.start_all_gather(record)
         transport.history.meetings += 1
         transport.history.unread.append(work)
@@ -174,6 +182,31 @@ def _differs(texts: list[str]) -> BadValue:
         "all ranks of a group make one call; only their shards differ.",
         f"pass the same {name} on every rank.",
     )
+
+
+def _other_text(texts: list[bytes]) -> BadValue | None:
+    """The error if two ranks cut different texts."""
+    known = {text: rank for rank, text in reversed([*enumerate(texts)]) if text != UNKNOWN}
+    if len(known) < 2:
+        return None
+    first, second, *_ = sorted(known.values())
+    return BadValue(
+        f"part.shard was given another tensor on rank {second} than on rank {first}.",
+        "every rank passes the whole text, which is the same on all of them.",
+        "look for a step that one rank left out: its next one is then taken for this one.",
+    )
+
+
+def digest_of_text(x: Tensor) -> bytes:
+    """A digest of a whole text: of all its numbers, or of the signs of some if they are floating,
+    whose last bits other processors round otherwise."""
+    if x.is_floating_point() or x.is_complex():
+        x = x[tuple(slice(None, None, n // 10 + 1) for n in x.shape)]
+        x = (x.real if x.is_complex() else x) > 0
+    found = hashlib.blake2b(digest_size=len(UNKNOWN))
+    for part in _content(x):
+        found.update(part)
+    return found.digest()
 
 
 def _parts(text: str) -> dict[str, str]:

@@ -22,7 +22,8 @@ def ended_by_ctrl_c(end: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        listener.end = None
+        with listener.ending:  # a thread that is in C++ when Python ends would end the process
+            listener.end = None
         signal.set_wakeup_fd(before)
 
 
@@ -33,13 +34,15 @@ class _Listener:
         self.heard, self.signalled = socket.socketpair()
         self.signalled.setblocking(False)
         self.end: Callable[[], None] | None = None
+        self.ending = threading.Lock()
         self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
 
     def _listen(self) -> None:
         while number := self.heard.recv(1):
-            if number[0] == signal.SIGINT and (end := self.end) is not None:
-                end()
+            with self.ending:
+                if number[0] == signal.SIGINT and self.end is not None:
+                    self.end()
 
 
 def _listener() -> _Listener:

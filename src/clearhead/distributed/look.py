@@ -99,8 +99,7 @@ def looked(
     with telling_others(transport):
         statistics = parse_stats(stats)
         must_be_counted(statistics)
-    compared = {"stats": statistics, "gather": gather}
-    ring, inputs = agreed(transport, call, q, k, v, **compared)
+    ring, inputs = agreed(transport, call, q, k, v, stats=statistics, gather=gather)
     statistics = parse_stats(statistics, ring.routes.grid)
     must_fit(statistics, ring.routes.grid)
     with transport.answering():

@@ -14,7 +14,7 @@ from ..masks import Mask, everything, intersect
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, parse_stats
-from .attention import TIMEOUT, Call, agreed, gathered, output
+from .attention import TIMEOUT, Call, agreed, gathered, must_be_eager, output
 from .block import Block
 from .cut import routes
 from .decode import Decoding, must_be_answered_together
@@ -40,7 +40,7 @@ class Shard:
     @property
     def positions(self) -> Tensor:
         """Where the tokens of this rank stand in the text, (t,): what a transformers model is
-        passed as ``position_ids=here.positions[None]``."""
+        passed as ``position_ids=part.positions[None]``."""
         return self.layout.held[self.rank].tensor()
 
     tokens_before = None
@@ -81,7 +81,9 @@ class Shard:
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """This rank's positions of a tensor that holds the whole text, such as token ids (B, T)."""
-        return layout_of(self.layout, x.shape[dim], self.layout.world).held[self.rank].cut(x, dim)
+        held = layout_of(self.layout, x.shape[dim], self.layout.world).held[self.rank]
+        self.block.note_text(x)
+        return held.cut(x, dim)
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """The whole text on every rank, from the parts; as `distributed.unshard`."""
@@ -90,6 +92,7 @@ class Shard:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: Ambient
     ) -> Tensor:
+        must_be_eager(q, k, v)
         transport = GroupTransport(self.group, self.timeout)
         with telling_others(transport):
             caller = self.block.enter_call(self.positions, self.mask is not everything)
@@ -97,7 +100,7 @@ class Shard:
         mask = everything if options.mask is None else options.mask
         options = options._replace(mask=intersect(mask, self.mask))
         call = Call(options, self.layout, heads=self.heads)
-        ring, inputs = agreed(transport, call, q, k, v, layer=caller.layer)
+        ring, inputs = agreed(transport, call, q, k, v, self.block.text, layer=caller.layer)
         with transport.answering():
             out = output(ring, inputs, self.heads)
         self.block.note_checkpoints(caller, out)
@@ -169,9 +172,9 @@ def sharded(
 ) -> Iterator[Shard]:
     """Inside the `with` block every call of attention is of a text that is cut over ranks.
 
-    >>> with ch.distributed.sharded(len(ids[0]), layout="head-tail") as here:  # doctest: +SKIP
-    ...     logits = model(here.shard(ids), position_ids=here.positions[None]).logits
-    ...     loss = cross_entropy(logits.flatten(0, 1), here.shard(labels).flatten())
+    >>> with ch.distributed.sharded(len(ids[0]), layout="head-tail") as part:  # doctest: +SKIP
+    ...     logits = model(part.shard(ids), position_ids=part.positions[None]).logits
+    ...     loss = cross_entropy(logits.flatten(0, 1), part.shard(labels).flatten())
 
     Layers of `clearhead.nn`, transformers models with ``attn_implementation="clearhead"`` and plain
     calls of `clearhead.attention` then pass shards and get the output of their own queries. Rules
@@ -191,7 +194,7 @@ def sharded(
             `documents(ids)` for packed texts; None means no further rule.
         timeout: seconds that a rank waits for another.
 
-    Gives this rank's part as `here`: `here.positions`, `here.shard(x)`, `here.unshard(x)`.
+    Gives this rank's part as `part`: `part.positions`, `part.shard(x)`, `part.unshard(x)`.
 
     Raises:
         BadValue, BadType: a layout that does not fit; inside, what `attention` refuses, masks that
