@@ -33,7 +33,7 @@ ROOMS = {
     "masks": 1810,
     "trace": 110,
     "formatting": 80,
-    "torch_state": 150,
+    "torch_state": 160,
     "errors": 160,
 }
 MOST_ENTRIES, MOST_FLOORS, MOST_ARROWS = 19, 11, 100
