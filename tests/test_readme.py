@@ -6,6 +6,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -69,12 +70,30 @@ def test_importing_is_light():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-@pytest.mark.parametrize(
-    "old", ["api.hooks", "compat", "notebook", "report", "storyteller", "views"]
-)
-def test_a_module_that_moved_names_its_new_place(old):
-    with pytest.raises(ModuleNotFoundError, match=r"has moved: import clearhead\.\w+"):
+@pytest.mark.parametrize("old", ["compat", "notebook", "report", "serve", "storyteller", "views"])
+def test_a_public_module_that_moved_is_still_imported_with_a_warning(old):
+    sys.modules.pop(f"clearhead.{old}", None)
+    with pytest.warns(DeprecationWarning, match=r"has moved: import clearhead\.\w+"):
         importlib.import_module(f"clearhead.{old}")
+    assert callable(ch.report)
+
+
+def test_old_places_of_public_names():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from clearhead.notebook import explore
+        from clearhead.report import Report, report, tile, write
+        from clearhead.storyteller import load
+        from clearhead.views.text import follow
+    now = importlib.import_module("clearhead.inspection.report")
+    assert (report, Report, tile) == (now.report, ch.Report, now.tile)
+    assert (write, explore, follow) == (ch.views.write, ch.views.explore, ch.views.text.follow)
+    assert load is importlib.import_module("clearhead.demo").load
+
+
+def test_another_module_that_moved_names_its_new_place():
+    with pytest.raises(ModuleNotFoundError, match=r"has moved: import clearhead\.functional"):
+        importlib.import_module("clearhead.api.hooks")
 
 
 def test_a_name_that_was_removed_names_what_to_use():

@@ -27,7 +27,7 @@ if (
         "  Way out: import clearhead in the main interpreter, or in a process of its own."
     )
 
-from . import distributed, errors, hf, nn
+from . import distributed, hf, moved, nn
 from .errors import AttentionError, BadType, BadValue
 from .functional import compat
 from .functional.attention import attention
@@ -126,4 +126,4 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 
-errors.explain_moved_modules()
+moved.keep_old_names()

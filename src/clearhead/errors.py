@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import metadata
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import NoReturn
 
@@ -201,29 +200,3 @@ def writable_folder(path: str | Path, what: str, way: str = "pass another folder
             way,
         ) from error
     return made
-
-
-# Modules by the names that they had before version 0.2.
-MOVED = {
-    "clearhead.api": "clearhead.functional and clearhead.inspection",
-    "clearhead.bench": "bench, in a checkout of clearhead",
-    "clearhead.compat": "clearhead.functional.compat, or the attribute clearhead.compat",
-    "clearhead.notebook": "clearhead.explorer.notebook",
-    "clearhead.report": "clearhead.inspection.report, or the function clearhead.report",
-    "clearhead.results": "clearhead.trace and clearhead.inspection",
-    "clearhead.serve": "clearhead.explorer.serve",
-    "clearhead.storyteller": "clearhead.demo; its training is examples.storyteller, in a checkout",
-    "clearhead.views": "clearhead.explorer, or the attribute clearhead.views",
-}
-
-
-class _Moved(MetaPathFinder):
-    """Names the new place of a module that was moved, where Python would say that there is none."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if new := MOVED.get(".".join(name.split(".")[:2])):
-            raise ModuleNotFoundError(f"{name} has moved: import {new}.", name=name)
-
-
-def explain_moved_modules() -> None:
-    sys.meta_path.append(_Moved())

@@ -79,6 +79,7 @@ class Reader:
             if isinstance(self.model, Storyteller):
                 found = report_teller(self.model, text, progress=progress)
             else:
+                assert isinstance(self.model, Checkpoint)
                 found = report(self.model, text, progress=progress)
         return replace(found, outputs=outputs.hexdigest())
 

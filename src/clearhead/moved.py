@@ -1,0 +1,67 @@
+"""Modules by the names that they had before version 0.2.
+
+Public ones can still be imported, with a warning that names the new place; the others raise an
+error that names it.
+"""
+
+import importlib
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PUBLIC = {
+    "clearhead.compat": "clearhead.functional.compat",
+    "clearhead.notebook": "clearhead.explorer.notebook",
+    "clearhead.report": "clearhead.inspection.report",
+    "clearhead.serve": "clearhead.explorer.serve",
+    "clearhead.storyteller": "clearhead.demo",
+    "clearhead.views": "clearhead.explorer",
+}
+INTERNAL = {
+    "clearhead.api": "clearhead.functional and clearhead.inspection",
+    "clearhead.bench": "bench, in a checkout of clearhead",
+    "clearhead.results": "clearhead.trace and clearhead.inspection",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        top = ".".join(name.split(".")[:2])
+        if top in INTERNAL:
+            raise ModuleNotFoundError(f"{name} has moved: import {INTERNAL[top]}.", name=name)
+        return ModuleSpec(name, self) if top in PUBLIC else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        old = module.__name__
+        top = ".".join(old.split(".")[:2])
+        new = PUBLIC[top] + old[len(top) :]
+        try:
+            real = importlib.import_module(new)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{old} has moved: import {PUBLIC[top]}.", name=old
+            ) from error
+        warnings.warn(f"{old} has moved: import {new}.", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = _CallableReport(old) if old == "clearhead.report" else real
+
+
+class _CallableReport(ModuleType):
+    """The old module `clearhead.report`, whose name is that of the function `clearhead.report`."""
+
+    def __getattr__(self, name: str) -> Any:
+        for place in ("inspection.report", "explorer"):
+            found = importlib.import_module(f"clearhead.{place}")
+            if hasattr(found, name):
+                return getattr(found, name)
+        raise AttributeError(f"clearhead.report has no {name!r}")
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return importlib.import_module("clearhead.inspection.report").report(*args, **keywords)
+
+
+def keep_old_names() -> None:
+    """Let the old names of modules be imported."""
+    sys.meta_path.append(_Moved())
