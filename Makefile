@@ -26,7 +26,8 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/zizmor --quiet --offline .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/mypy
-	@if $(MAKE) --silent page/node_modules; then npm --prefix page run --silent check; \
+	@$(MAKE) --silent page/node_modules || rm -rf page/node_modules
+	@if [ -x page/node_modules/.bin/tsc ]; then npm --prefix page run --silent check; \
 	else echo "The scripts of the page were not type-checked: npm could not install TypeScript."; fi
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/explorer/test_page_bundle.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
 
