@@ -54,7 +54,7 @@ def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 def core_alone(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     """The C++ core alone, without the checks of `attention`."""
     problem, inputs = make_problem(q, k, v, Options(mask=case.mask))
-    return lambda: cpu.answer(problem, inputs, False)
+    return lambda: cpu.attend_or_record(problem, inputs, False)
 
 
 def torch_sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:

@@ -215,7 +215,7 @@ def test_few_rows_with_large_scores(Tq, level):
 def core_with_lse(*qkv, **keywords):
     problem, inputs = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
-    return operator.answer(problem, inputs, True)
+    return operator.attend_or_record(problem, inputs, True)
 
 
 @pytest.mark.parametrize("n", range(4))

@@ -20,7 +20,7 @@ from clearhead.engines.gpu.triton import Triton
 from clearhead.engines.sdpa_backends import Gpu, backends_decline
 from clearhead.problem.check import Options, make_problem
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or INTERPRETED,
