@@ -71,9 +71,10 @@ def attention(
         the mask changes nothing, NaN and infinity too; a row that sees an infinity is what the
         formula gives, but on `sdpa` under a mask (float64, GPU) it is NaN.
 
-        From the C++ core (fp32, bf16, fp16 on a CPU) an answer has the same bits for any number of
-        threads, alone or in a batch, on one instruction-set level. The other engines are made of
-        torch's products, whose last bits follow both.
+        From the C++ core (fp32, bf16, fp16 on a CPU), on one instruction-set level, an example has
+        the same bits for any number of threads, and alone or in a batch, forward and backward.
+        Other numbers of heads or queries may change last bits. The other engines are made of
+        torch's products, whose last bits follow all of these.
 
     Raises:
         BadValue, BadType: shapes, dtypes or values that do not fit, an engine that cannot answer.
