@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue, kind_of
+from ..torch_state import without_repeats
 
 ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -107,8 +108,7 @@ def _own(x: Any) -> Any:
         return x
     if x.layout is not torch.strided or x.is_nested or 0 not in x.stride():
         return x.detach().clone()
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())
-    return x.detach()[once].clone().expand(x.shape)
+    return without_repeats(x.detach()).clone().expand(x.shape)
 
 
 # ----------------------------------------------------------------------------------------- outputs
