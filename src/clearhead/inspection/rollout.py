@@ -44,7 +44,7 @@ def rollout(
 
     Source: Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers".
     """
-    layers, requested = _layers("rollout", recording, rows, residual)
+    layers, requested = _layers(recording, rows, residual)
     T = layers[0].weights.shape[-1]
     share = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0].weights)
     share = share.expand(len(layers[0].weights), -1, -1)
@@ -59,18 +59,18 @@ class _Layer(NamedTuple):
 
 
 def _layers(
-    name: str, recording: object, rows: Sequence[int] | None, residual: object
+    recording: object, rows: Sequence[int] | None, residual: object
 ) -> tuple[list[_Layer], Tensor]:
     """The layers of a recording from the first to the last, and the queries asked for, by their
     columns, (B|1, n); -1 where a text has no such row."""
     if not isinstance(recording, Recording):
         raise BadType(
-            f"{name} got {kind_of(recording)}.",
-            f"{name} follows weights that watch recorded.",
+            f"rollout got {kind_of(recording)}.",
+            "rollout follows weights that watch recorded.",
             "pass what `with watch(model, rows=range(T)) as recording` gives.",
         )
     as_number(
-        f"{name} got residual",
+        "rollout got residual",
         residual,
         "it is the share of itself that a token keeps in a layer.",
         "pass a number from 0 to 1, such as 0.5.",
@@ -79,11 +79,11 @@ def _layers(
     calls = list({call.layer: call for call in recording}.values())
     if not calls:
         raise BadValue(
-            f"{name} got a recording without calls.",
-            f"{name} follows weights that watch recorded in memory.",
+            "rollout got a recording without calls.",
+            "rollout follows weights that watch recorded in memory.",
             "run the model inside of watch(model, rows=range(T)), without to=.",
         )
-    layers = [_layer(name, call) for call in calls]
+    layers = [_layer(call) for call in calls]
     T, last = layers[0].weights.shape[-1], calls[-1]
     if rows is None:
         requested = last.at.rows(last.queries or (), T)
@@ -99,7 +99,7 @@ def _layers(
             raise BadValue(
                 f"Layer {call.layer} was recorded for {size} keys and {len(call.queries or ())} "
                 f"queries; {int(missing.any(0).sum())} queries that are needed are missing.",
-                f"{name} follows self-attention over the same {T} tokens in every layer, all rows "
+                f"rollout follows self-attention over the same {T} tokens in every layer, all rows "
                 "of every layer but the last.",
                 "record watch(model, rows=range(T)), with layers= where a model has others.",
             )
@@ -107,9 +107,9 @@ def _layers(
     return layers, requested
 
 
-def _layer(name: str, call: Call) -> _Layer:
+def _layer(call: Call) -> _Layer:
     """A layer with its rows at their columns. On padding, where a text has no row, it is 0."""
-    weights = _mean_over_heads(name, call)
+    weights = _mean_over_heads(call)
     queries = call.queries or ()
     if not call.at.padded:
         return _Layer(list(queries), weights)
@@ -120,12 +120,12 @@ def _layer(name: str, call: Call) -> _Layer:
     return _Layer(list(range(T)), every[:, :T])
 
 
-def _mean_over_heads(name: str, call: Call) -> Tensor:
+def _mean_over_heads(call: Call) -> Tensor:
     """The recorded rows, (B, n, T)."""
     if call.queries is None:
         raise BadValue(
             f"Layer {call.layer} was recorded without rows.",
-            f"{name} follows the exact weights of every layer.",
+            "rollout follows the exact weights of every layer.",
             "record watch(model, rows=range(T)).",
         )
     rows = call.found["rows"]
