@@ -531,7 +531,6 @@ def test_the_operator_keeps_torchs_contract(name):
         x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
         for x in (*inputs, *args_of(problem))
     )
-    arguments = *arguments, False
     torch.library.opcheck(torch.ops.clearhead.triton_attend.default, arguments)
     out, lse, top, share = torch.ops.clearhead.triton_attend(*arguments)
     back = torch.ones_like(out), None, out, lse, top, share, *arguments, True
