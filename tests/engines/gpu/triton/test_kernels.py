@@ -521,6 +521,7 @@ RULES = {
     "name", [pytest.param(n, marks=() if n == "all" else pytest.mark.slow) for n in RULES]
 )
 def test_the_operator_keeps_torchs_contract(name):
+    from clearhead.engines.gpu.triton import operator  # noqa: F401  # it defines the operators
     from clearhead.engines.gpu.triton.arguments import args_of
 
     q, k, v = (there(x).requires_grad_() for x in draw())
