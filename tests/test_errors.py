@@ -1,4 +1,4 @@
-"""Wrong calls: what was given, the rule, the way out; the whole text, as it is printed."""
+"""Wrong calls: what was given, the rule, the hint; the whole text, as it is printed."""
 
 # ruff: noqa: E501  (error texts stand here as they are printed)
 
@@ -26,187 +26,187 @@ VALUES = {
         lambda: call(q=Q[0]),
         """The shapes are q (6, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8).
   Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
-  Way out: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
+  Hint: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
     ),
     "one dimension": (
         lambda: call(*(torch.zeros(3),) * 3),
         """The shapes are q (3,), k (3,), v (3,).
   Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
-  Way out: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
+  Hint: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
     ),
     "different head sizes": (
         lambda: call(q=torch.zeros(2, 6, 5, 3)),
         """Queries have 3 features and keys 4 (q (2, 6, 5, 3), k (2, 3, 7, 4), v (2, 3, 7, 8)).
   Rule: a score is a dot product, so queries and keys have the same head size D.
-  Way out: project both to the same size; a common slip is a transposed key.""",
+  Hint: project both to the same size; a common slip is a transposed key.""",
     ),
     "more keys than values": (
         lambda: call(v=torch.zeros(2, 3, 6, 8)),
         """Keys have (G, Tk) = (3, 7) and values (3, 6) (q (2, 6, 5, 4), k (2, 3, 7, 4), v (2, 3, 6, 8)).
   Rule: every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).
-  Way out: give both the same heads and the same length.""",
+  Hint: give both the same heads and the same length.""",
     ),
     "heads that do not divide": (
         lambda: call(q=torch.zeros(2, 5, 5, 4)),
         """There are H=5 query heads and G=3 key heads (q (2, 5, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8)).
   Rule: H is a multiple of G, and query head i reads key head i // (H // G).
-  Way out: change the number of heads, or repeat the key heads yourself.""",
+  Hint: change the number of heads, or repeat the key heads yourself.""",
     ),
     "different batches": (
         lambda: call(q=torch.zeros(3, 6, 5, 4)),
         """The batch sizes are 3, 2 and 2 (q (3, 6, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8)).
   Rule: q, k and v have one batch size; 1 stands for all.
-  Way out: give all three the same batch size, or 1.""",
+  Hint: give all three the same batch size, or 1.""",
     ),
     "different devices": (
         lambda: call(k=K.to("meta")),
         """The devices are q cpu, k meta, v cpu.
   Rule: queries, keys and values live on one device.
-  Way out: move them, for example with .to(q.device).""",
+  Hint: move them, for example with .to(q.device).""",
     ),
     "causal without a corner": (
         lambda: call(mask=ch.causal),
         """causal was asked about Tq=5 queries and Tk=7 keys.
   Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Way out: Causal(align='end') if the last query sees the last key (a cache), Causal(align='start') if the first query stands at the first key (torch's is_causal).""",
+  Hint: Causal(align='end') if the last query sees the last key (a cache), Causal(align='start') if the first query stands at the first key (torch's is_causal).""",
     ),
     "alibi without a corner": (
         lambda: call(bias=ch.alibi()),
         """alibi() was asked about Tq=5 queries and Tk=7 keys.
   Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Way out: alibi(align='end') if the last query sees the last key (a cache), alibi(align='start') if the first query stands at the first key (torch's is_causal).""",
+  Hint: alibi(align='end') if the last query sees the last key (a cache), alibi(align='start') if the first query stands at the first key (torch's is_causal).""",
     ),
     "alibi in two dimensions": (
         lambda: ch.alibi(torch.ones(1, 6)),
         """alibi got slopes of shape (1, 6).
   Rule: slopes are one per query head, (H,).
-  Way out: flatten them to one dimension.""",
+  Hint: flatten them to one dimension.""",
     ),
     "a mask without numbers": (
         lambda: call(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
         """A mask holds a meta tensor of shape (5, 7).
   Rule: meta tensors have shapes and no numbers to compute with.
-  Way out: make the mask of tensors that hold numbers; only attention(...) of meta tensors needs none.""",
+  Hint: make the mask of tensors that hold numbers; only attention(...) of meta tensors needs none.""",
     ),
     "alibi with other heads": (
         lambda: call(bias=ch.alibi([0.5, 0.25], align=0)),
         """alibi got 2 slopes for H=6 heads.
   Rule: every query head has one slope.
-  Way out: pass 6 slopes, or none for the paper's own.""",
+  Hint: pass 6 slopes, or none for the paper's own.""",
     ),
     "unknown engine": (
         lambda: call(engine="warp"),
         f"""engine='warp' is unknown.
   Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in BY_NAME)}.
-  Way out: leave engine= out to let clearhead choose.""",
+  Hint: leave engine= out to let clearhead choose.""",
     ),
     "an engine that cannot": (
         lambda: call(engine="sdpa", softcap=2.0, sinks=torch.zeros(6)),
         """engine='sdpa' cannot answer this: B=2 H=6 G=3 Tq=5 Tk=7 D=4 Dv=8, float32 on cpu, softcap 2, sinks.
   Rule: an engine asked for by name never falls back, and this one says: sdpa torch has no soft cap, torch has no sinks.
-  Way out: leave engine= out, and the fastest engine that can answers; plan(...) shows which.""",
+  Hint: leave engine= out, and the fastest engine that can answers; plan(...) shows which.""",
     ),
     "softcap of 0": (
         lambda: call(softcap=0),
         """softcap=0.
   Rule: softcap is a positive, finite number, or None for no cap.
-  Way out: pass another softcap, or leave it out.""",
+  Hint: pass another softcap, or leave it out.""",
     ),
     "scale of NaN": (
         lambda: call(scale=float("nan")),
         """scale=nan.
   Rule: scale is a finite number, or None for 1/sqrt(D).
-  Way out: pass another scale, or leave it out.""",
+  Hint: pass another scale, or leave it out.""",
     ),
     "dropout in percent": (
         lambda: call(dropout=20),
         """dropout=20.
   Rule: dropout is the probability that a weight is dropped, from 0 to 1.
-  Way out: pass a number such as 0.1; layers pass 0.0 outside training.""",
+  Hint: pass a number such as 0.1; layers pass 0.0 outside training.""",
     ),
     "dropout of NaN": (
         lambda: call(dropout=float("nan")),
         """dropout=nan.
   Rule: dropout is the probability that a weight is dropped, from 0 to 1.
-  Way out: pass a number such as 0.1; layers pass 0.0 outside training.""",
+  Hint: pass a number such as 0.1; layers pass 0.0 outside training.""",
     ),
     "negative seed": (
         lambda: call(seed=-1),
         """seed=-1.
   Rule: a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.
-  Way out: pass a number such as 42.""",
+  Hint: pass a number such as 42.""",
     ),
     "seed without dropout": (
         lambda: call(seed=0),
         """seed=0 was given without dropout=.
   Rule: a seed decides which weights dropout drops, and nothing else.
-  Way out: pass dropout=0.1 with it, dropout=0.0 outside of training, or no seed.""",
+  Hint: pass dropout=0.1 with it, dropout=0.0 outside of training, or no seed.""",
     ),
     "bias of another shape": (
         lambda: call(bias=torch.zeros(7, 5)),
         """bias has shape (7, 5); the call has (B, H, Tq, Tk) = (2, 6, 5, 7).
   Rule: a bias broadcasts to (B, H, Tq, Tk).
-  Way out: give each dimension its size or 1; a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk).""",
+  Hint: give each dimension its size or 1; a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk).""",
     ),
     "bias of five dimensions": (
         lambda: call(bias=torch.zeros(1, 1, 1, 5, 7)),
         """bias got a tensor with 5 dimensions.
   Rule: a bias broadcasts to (B, H, Tq, Tk).
-  Way out: give it at most 4 dimensions.""",
+  Hint: give it at most 4 dimensions.""",
     ),
     "sinks for other heads": (
         lambda: call(sinks=torch.zeros(3)),
         """sinks has shape (3,) for H=6 query heads.
   Rule: sinks are extra logits, one per query head, (H,).
-  Way out: pass a tensor of shape (6,).""",
+  Hint: pass a tensor of shape (6,).""",
     ),
     "tokens of another number": (
         lambda: ch.explain(Q, K, V, tokens=["the", "cat"]),
         """tokens has 2 entries for 5 positions.
   Rule: tokens label the positions, one each.
-  Way out: pass 5 of them, or none.""",
+  Hint: pass 5 of them, or none.""",
     ),
     "an explanation too large": (
         lambda: ch.explain(*(torch.zeros(1, 1, 1, 1).expand(1, 9, 9000, 1),) * 3),
         """explain was asked about B=1 H=9 Tq=9000 Tk=9000 D=1, float32 on cpu: it would hold about 6 matrices of 1x9x9000x9000 (17.5 GB, more than 4.3 GB).
   Rule: explain holds every matrix it shows.
-  Way out: explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds only what is asked for.""",
+  Hint: explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds only what is asked for.""",
     ),
     "explain by an unknown engine": (
         lambda: ch.explain(Q, K, V, engine="warp"),
         f"""engine='warp' is unknown.
   Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in BY_NAME)}.
-  Way out: leave engine= out to let clearhead choose.""",
+  Hint: leave engine= out to let clearhead choose.""",
     ),
     "a statistic misspelt": (
         lambda: ch.look(Q, K, V, stats=["entorpy"]),
         """stats asks for 'entorpy'.
   Rule: the statistics are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", map(rows, cols), rows([queries]).
-  Way out: did you mean 'entropy'?""",
+  Hint: did you mean 'entropy'?""",
     ),
     "a statistic of a look, misspelt": (
         lambda: ch.look(Q, K, V, stats=["entropy"]).entropi,
         """This look has no 'entropi'.
   Rule: a look holds what was asked for: out, entropy.
-  Way out: did you mean 'entropy'?""",
+  Hint: did you mean 'entropy'?""",
     ),
     "a statistic of a look that was not asked for, although another is spelt nearly so": (
         lambda: ch.look(Q, K, V, stats=[ch.map(2, 2)]).max,
         """This look has no 'max'.
   Rule: a look holds what was asked for: out, map.
-  Way out: ask for it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", map(rows, cols), rows([queries]).""",
+  Hint: ask for it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", map(rows, cols), rows([queries]).""",
     ),
     "a step that did not happen": (
         lambda: ch.explain(Q, K, V)["masked"],
         """There is no step 'masked' in this trace.
   Rule: a trace holds the steps that happened: query, key, value, scores, scaled, weights, output.
-  Way out: ask for one of these; a step such as 'capped' is there only if it was requested.""",
+  Hint: ask for one of these; a step such as 'capped' is there only if it was requested.""",
     ),
     "a step without its axes": (
         lambda: ch.Step("mine", "x", "Why.", "q k", torch.zeros(2, 3, 4)),
         """Step 'mine' has axes 'q k' and a tensor of shape (2, 3, 4).
   Rule: a step names every dimension of its tensor, one letter each.
-  Way out: name them all, for example axes='b h q k'.""",
+  Hint: name them all, for example axes='b h q k'.""",
     ),
 }
 
@@ -215,205 +215,205 @@ TYPES = {
         lambda: call(is_causal=True),
         """attention got is_causal=True.
   Rule: that is a keyword of torch's scaled_dot_product_attention. Here a mask is mask=, a matrix that is added bias=, dropout is dropout=, and grouped heads need no flag.
-  Way out: pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.""",
+  Hint: pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.""",
     ),
     "an unknown keyword of a call that takes more": (
         lambda: ch.look(Q, K, V, stat=["lse"]),
         """look got stat=['lse'].
   Rule: it takes stats, mask, bias, scale, softcap, sinks, dropout, seed and engine.
-  Way out: did you mean 'stats'?""",
+  Hint: did you mean 'stats'?""",
     ),
     "an unknown keyword": (
         lambda: ch.plan(Q, K, V, causal=True),
         """plan got causal=True.
   Rule: it takes mask, bias, scale, softcap, sinks, dropout, seed and engine.
-  Way out: see help(clearhead.plan).""",
+  Hint: see help(clearhead.plan).""",
     ),
     "a list": (
         lambda: call(k=K.tolist()),
         """k is a list.
   Rule: queries, keys and values are torch tensors.
-  Way out: pass torch.as_tensor(k).""",
+  Hint: pass torch.as_tensor(k).""",
     ),
     "whole numbers": (
         lambda: call(Q.long(), K.long(), V.long()),
         """The dtypes are q torch.int64, k torch.int64, v torch.int64.
   Rule: queries, keys and values are all float16, all bfloat16, all float32 or all float64.
-  Way out: convert them, for example with .float() or .to(q.dtype).""",
+  Hint: convert them, for example with .float() or .to(q.dtype).""",
     ),
     "mixed dtypes": (
         lambda: call(v=V.double()),
         """The dtypes are q torch.float32, k torch.float32, v torch.float64.
   Rule: queries, keys and values are all float16, all bfloat16, all float32 or all float64.
-  Way out: convert them, for example with .float() or .to(q.dtype).""",
+  Hint: convert them, for example with .float() or .to(q.dtype).""",
     ),
     "a bare boolean mask": (
         lambda: call(mask=torch.ones(5, 7).bool()),
         """mask is a boolean tensor of shape (5, 7).
   Rule: a bare boolean does not say what its True means; libraries disagree.
-  Way out: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
+  Hint: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
     ),
     "an additive mask": (
         lambda: call(mask=torch.zeros(5, 7)),
         """mask is a tensor of dtype torch.float32.
   Rule: a mask is a rule about who may look; numbers added to scores are a bias.
-  Way out: pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 and -inf) goes to attention as bias=.""",
+  Hint: pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 and -inf) goes to attention as bias=.""",
     ),
     "a mask by its name": (
         lambda: call(mask="causal"),
         """mask is the text 'causal'.
   Rule: a mask is a rule made by clearhead, such as clearhead.causal.
-  Way out: pass the rule itself, or clearhead.masks.parse('causal').""",
+  Hint: pass the rule itself, or clearhead.masks.parse('causal').""",
     ),
     "an array of booleans": (
         lambda: call(mask=np.ones((5, 7), bool)),
         """mask is an array of booleans of shape (5, 7).
   Rule: a bare boolean does not say what its True means; libraries disagree.
-  Way out: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
+  Hint: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
     ),
     "dense without a word": (
         lambda: ch.dense(torch.ones(5, 7).bool()),
         """dense got a Tensor without a word.
   Rule: a bare boolean does not say what its True means; libraries disagree.
-  Way out: pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.""",
+  Hint: pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.""",
     ),
     "an additive mask of booleans": (
         lambda: ch.causal.to_additive(3, dtype=torch.bool),
         """to_additive got dtype=torch.bool.
   Rule: an additive mask holds 0 and -inf, which are floating-point numbers.
-  Way out: pass a floating dtype; to_bool() gives booleans.""",
+  Hint: pass a floating dtype; to_bool() gives booleans.""",
     ),
     "a class of masks": (
         lambda: call(mask=ch.Causal),
         """mask is the class Causal.
   Rule: a mask is a rule, made by calling its class.
-  Way out: call it: Causal(...); plain causal is `clearhead.causal`.""",
+  Hint: call it: Causal(...); plain causal is `clearhead.causal`.""",
     ),
     "a boolean bias": (
         lambda: call(bias=torch.ones(5, 7).bool()),
         """bias got torch.bool.
   Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
-  Way out: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
+  Hint: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a bias of float8": (
         lambda: call(bias=torch.ones(5, 7).to(torch.float8_e4m3fn)),
         """bias got torch.float8_e4m3fn.
   Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
-  Way out: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
+  Hint: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a mask as bias": (
         lambda: call(bias=ch.causal),
         """bias got the mask causal.
   Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
-  Way out: pass a mask as mask=.""",
+  Hint: pass a mask as mask=.""",
     ),
     "a bias as mask": (
         lambda: call(mask=ch.alibi()),
         """mask is alibi().
   Rule: a mask says who may look; what is added to the scores is a bias.
-  Way out: pass it as bias=.""",
+  Hint: pass it as bias=.""",
     ),
     "slopes of letters": (
         lambda: ch.alibi(["steep"]),
         """alibi got slopes=['steep'].
   Rule: slopes are numbers, one per query head.
-  Way out: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
+  Hint: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
     ),
     "a mask_mod of FlexAttention": (
         lambda: call(mask=lambda b, h, q, k: q >= k),
         """mask is a function.
   Rule: a mask is a rule made by clearhead; what FlexAttention is given is a function.
-  Way out: pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).""",
+  Hint: pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).""",
     ),
     "a number of heads for slopes": (
         lambda: ch.alibi(8),
         """alibi got slopes=8.
   Rule: slopes are numbers, one per query head.
-  Way out: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
+  Hint: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
     ),
     "nested queries": (
         lambda: call(*(torch.nested.nested_tensor([Q[0], Q[1]]) for _ in range(3))),
         """q is nested.
   Rule: queries, keys and values are dense tensors with strides.
-  Way out: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
+  Hint: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
     ),
     "nested keys beside dense queries": (
         lambda: call(k=torch.nested.nested_tensor([K[0], K[1]])),
         """k is nested.
   Rule: queries, keys and values are dense tensors with strides.
-  Way out: pass k.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
+  Hint: pass k.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
     ),
     "a nested bias": (
         lambda: call(bias=torch.nested.nested_tensor([Q[0], Q[1]])),
         """bias is nested.
   Rule: bias is a dense tensor with strides.
-  Way out: pass it padded, as bias.to_padded_tensor(0) gives it.""",
+  Hint: pass it padded, as bias.to_padded_tensor(0) gives it.""",
     ),
     "sparse sinks": (
         lambda: call(sinks=torch.ones(6).to_sparse()),
         """sinks is of layout torch.sparse_coo.
   Rule: sinks is a dense tensor with strides.
-  Way out: pass sinks.to_dense().""",
+  Hint: pass sinks.to_dense().""",
     ),
     "sparse slopes": (
         lambda: ch.alibi(torch.ones(6).to_sparse()),
         """slopes is of layout torch.sparse_coo.
   Rule: slopes is a dense tensor with strides.
-  Way out: pass slopes.to_dense().""",
+  Hint: pass slopes.to_dense().""",
     ),
     "a sparse mask": (
         lambda: ch.dense(keep=torch.ones(5, 7).bool().to_sparse()),
         """keep is of layout torch.sparse_coo.
   Rule: keep is a dense tensor with strides.
-  Way out: pass keep.to_dense().""",
+  Hint: pass keep.to_dense().""",
     ),
     "sparse ids": (
         lambda: ch.documents(torch.ones(5).long().to_sparse()),
         """ids is of layout torch.sparse_coo.
   Rule: ids is a dense tensor with strides.
-  Way out: pass ids.to_dense().""",
+  Hint: pass ids.to_dense().""",
     ),
     "complex counts": (
         lambda: ch.lengths(keys=torch.ones(2, dtype=torch.complex64)),
         """lengths got keys with dtype torch.complex64.
   Rule: keys counts positions or names documents, in whole numbers.
-  Way out: pass integers.""",
+  Hint: pass integers.""",
     ),
     "booleans & a rule": (
         lambda: torch.ones(5, 5, dtype=torch.bool) & ch.causal,
         """A mask was composed by & with Tensor.
   Rule: masks compose with masks.
-  Way out: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
+  Hint: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
     ),
     "a layer of another dtype": (
         lambda: ch.nn.SelfAttention(4, 4)(torch.ones(5, 4).half()),
         """SelfAttention got x of torch.float16, and its weights are torch.float32.
   Rule: a layer and what it reads have one dtype, unless autocast is on.
-  Way out: pass x.to(torch.float32), or convert the layer with .to(torch.float16).""",
+  Hint: pass x.to(torch.float32), or convert the layer with .to(torch.float16).""",
     ),
     "sinks in a list": (
         lambda: call(sinks=[0.0] * 6),
         """sinks is list.
   Rule: sinks are extra logits, one floating-point number per query head.
-  Way out: pass a floating tensor of shape (6,).""",
+  Hint: pass a floating tensor of shape (6,).""",
     ),
     "scale as text": (
         lambda: call(scale="0.5"),
         """scale='0.5'.
   Rule: scale is a finite number, or None for 1/sqrt(D).
-  Way out: pass another scale, or leave it out.""",
+  Hint: pass another scale, or leave it out.""",
     ),
     "a scale that would learn": (
         lambda: call(scale=torch.tensor(0.5, requires_grad=True)),
         """scale is a tensor that requires a gradient.
   Rule: scale is a constant of the problem, and no gradient flows to it.
-  Way out: pass scale=float(scale) for a constant; a learned temperature multiplies the queries: attention(temperature * q, k, v, scale=1).""",
+  Hint: pass scale=float(scale) for a constant; a learned temperature multiplies the queries: attention(temperature * q, k, v, scale=1).""",
     ),
     "tokens in one string": (
         lambda: ch.explain(Q, K, V, tokens="the cat sat on it"),
         """tokens is one string, 'the cat sat on it'.
   Rule: tokens are a list of strings, one for each position.
-  Way out: split it first, for example tokens=text.split().""",
+  Hint: split it first, for example tokens=text.split().""",
     ),
 }
 
@@ -449,7 +449,7 @@ def test_errors_travel(kind):
     error = kind("You gave 3.", "It is 2.", "Give 2.")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind and str(again) == str(error)
-    assert (again.gave, again.rule, again.way_out) == ("You gave 3.", "It is 2.", "Give 2.")
+    assert (again.gave, again.rule, again.hint) == ("You gave 3.", "It is 2.", "Give 2.")
     assert issubclass(kind, AttentionError)
 
 
@@ -481,11 +481,11 @@ def test_every_function_says_what_it_was_given(name):
     call, said = wrong_kinds()[name]
     with pytest.raises(ch.AttentionError) as error:
         call()
-    assert said in error.value.gave and error.value.rule and error.value.way_out
+    assert said in error.value.gave and error.value.rule and error.value.hint
 
 
 def test_an_error_travels_whole():
     """Copied, or sent from another process."""
-    error = ch.BadValue("this", rule="that", way_out="so")
+    error = ch.BadValue("this", rule="that", hint="so")
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert str(again) == str(error) == "this\n  Rule: that\n  Way out: so"
+        assert str(again) == str(error) == "this\n  Rule: that\n  Hint: so"

@@ -24,7 +24,7 @@ if (
         "clearhead was imported in a subinterpreter.\n"
         "  Rule: torch keeps one state for a process, and can be imported in its main interpreter "
         "only.\n"
-        "  Way out: import clearhead in the main interpreter, or in a process of its own."
+        "  Hint: import clearhead in the main interpreter, or in a process of its own."
     )
 
 from . import distributed, hf, moved, nn

@@ -1,4 +1,4 @@
-"""Errors in three parts: what you gave, the rule, the way out.
+"""Errors in three parts: what you gave, the rule, and a hint.
 
 And the checks of arguments: dense tensors, whole numbers, positions, numbers, a folder to write to.
 """
@@ -24,17 +24,17 @@ class AttentionError(Exception):
 
     It is never raised itself: each one is a `BadValue` (also a `ValueError`) or
     a `BadType` (also a `TypeError`), so code that knows nothing of clearhead can
-    catch it too. The three parts stay apart as `gave`, `rule` and `way_out`.
+    catch it too. The three parts stay apart as `gave`, `rule` and `hint`.
     """
 
-    def __init__(self, gave: str, rule: str, way_out: str) -> None:
-        self.gave, self.rule, self.way_out = gave, rule, way_out
+    def __init__(self, gave: str, rule: str, hint: str) -> None:
+        self.gave, self.rule, self.hint = gave, rule, hint
 
     def __str__(self) -> str:
-        return f"{self.gave}\n  Rule: {self.rule}\n  Way out: {self.way_out}"
+        return f"{self.gave}\n  Rule: {self.rule}\n  Hint: {self.hint}"
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        return type(self), (self.gave, self.rule, self.way_out)
+        return type(self), (self.gave, self.rule, self.hint)
 
 
 def kind_of(x: object) -> str:
@@ -107,7 +107,7 @@ def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) 
 
 def must_be_strided(name: str, x: torch.Tensor, rule: str = "", if_nested: str = "") -> None:
     """Raises `BadType` for a tensor that is nested, sparse or of another layout without strides.
-    `rule` and the way out of a nested one may be said in other words."""
+    `rule` and the hint of a nested one may be said in other words."""
     if x.is_nested or x.layout is not torch.strided:
         raise BadType(
             f"{name} is {'nested' if x.is_nested else f'of layout {x.layout}'}.",
@@ -137,26 +137,26 @@ def whole_number(value: object) -> int | None:
 
 
 def as_count(
-    name: str, value: object, rule: str, way_out: str, least: int = 0, most: int | None = None
+    name: str, value: object, rule: str, hint: str, least: int = 0, most: int | None = None
 ) -> int:
     """`value` as an int from `least` to `most` (None: any). Else raises, with `name`, the rule and
-    the way out: `BadType` for what is no whole number, `BadValue` for one out of range."""
+    the hint: `BadType` for what is no whole number, `BadValue` for one out of range."""
     whole = whole_number(value)
     if whole is None:
-        raise BadType(f"{name}={value!r}.", rule, way_out)
+        raise BadType(f"{name}={value!r}.", rule, hint)
     if whole < least or (most is not None and whole > most):
-        raise BadValue(f"{name}={value!r}.", rule, way_out)
+        raise BadValue(f"{name}={value!r}.", rule, hint)
     return whole
 
 
-def as_index(what: str, value: object, size: int, rule: str, way_out: str) -> int:
+def as_index(what: str, value: object, size: int, rule: str, hint: str) -> int:
     """`value` as a position from 0 to `size` - 1, where -1 is the last. Else raises, as `as_count`
     does; `what` says what was asked for."""
     whole = whole_number(value)
     if whole is None:
-        raise BadType(f"{what} {value!r} was asked for.", rule, way_out)
+        raise BadType(f"{what} {value!r} was asked for.", rule, hint)
     if not -size <= whole < size:
-        raise BadValue(f"{what} {value!r} was asked for.", rule, way_out)
+        raise BadValue(f"{what} {value!r} was asked for.", rule, hint)
     return whole % size
 
 
@@ -164,7 +164,7 @@ def as_number(
     name: str,
     value: object,
     rule: str,
-    way_out: str,
+    hint: str,
     allowed: Callable[[float], bool] = lambda x: -math.inf < x < math.inf,
 ) -> float:
     """`value` as a float that is `allowed`. Else raises, as `as_count` does.
@@ -177,9 +177,9 @@ def as_number(
             raise TypeError
         found = float(value)  # type: ignore[arg-type]  # it says what is none
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadType(f"{name}={value!r}.", rule, way_out) from error
+        raise BadType(f"{name}={value!r}.", rule, hint) from error
     if not allowed(found):
-        raise BadValue(f"{name}={value!r}.", rule, way_out)
+        raise BadValue(f"{name}={value!r}.", rule, hint)
     return found
 
 

@@ -133,7 +133,7 @@ def test_a_peer_that_fails_late_ends_no_run(clock, monkeypatch):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [BadValue("Gave.", "rule.", "way out."), RuntimeError("none")])
+@pytest.mark.parametrize("error", [BadValue("Gave.", "rule.", "hint."), RuntimeError("none")])
 @pytest.mark.parametrize("after", [0, 2])
 def test_where_clearhead_fails_the_others_are_timed(clock, monkeypatch, error, after):
     flash = gpu.PEERS["sdpa flash"]

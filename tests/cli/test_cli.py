@@ -170,7 +170,7 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
     assert code == 0 and "weights" in out and str(page.with_name(f"{page.stem}-tile.png")) in err
     for wrong in ("2:5", "2:5:3-0:1-6", "2:77:0-3:1-6", "two:5:0-3:1-6"):
         code, _, err = run("look", SENTENCE, "--model", folder, "--tile", wrong)
-        assert code == 2 and "Way out" in err
+        assert code == 2 and "Hint" in err
     assert run("look", SENTENCE, "--tile", "2:5:0-3:1-6")[0] == 2
 
 
@@ -226,7 +226,7 @@ def test_unwritable_files_raise_before_anything_is_printed(run, tmp_path, verb):
         taken.write_text("a file where a folder is wanted")
     code, out, err = run(verb[0], SENTENCE, verb[1], taken)
     assert code == 2 and out == ""
-    assert f"'{taken}' cannot be" in err and "Rule:" in err and "Way out:" in err
+    assert f"'{taken}' cannot be" in err and "Rule:" in err and "Hint:" in err
 
 
 def test_plan_prints_the_engine_and_computes_nothing(run):
@@ -251,81 +251,81 @@ def test_dropout_and_seed_are_reproducible(run):
 
 
 @pytest.mark.parametrize("arguments, expected", [
-    (["explain", ""], "The text is empty.\n  Rule: attention needs at least one token.\n  Way out: "
+    (["explain", ""], "The text is empty.\n  Rule: attention needs at least one token.\n  Hint: "
      "type some words in quotes, name a text file that has some, or pipe them in."),
     (["explain", "nowhere.txt"], "The file 'nowhere.txt' is not there.\n  Rule: a text "
-     "without spaces that looks like a path is read as one.\n  Way out: check the path; to explain "
+     "without spaces that looks like a path is read as one.\n  Hint: check the path; to explain "
      "these letters themselves, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
-     "it shows, for at most 2048 tokens.\n  Way out: pass a shorter text."),
+     "it shows, for at most 2048 tokens.\n  Hint: pass a shorter text."),
     (["explain", "a b", "--head", "2"], "Head 2 was asked for.\n  Rule: this trace has 2, "
-     "counted from 0.\n  Way out: ask for one of these."),
+     "counted from 0.\n  Hint: ask for one of these."),
 
     (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "
      "'causl' (did you mean 'causal'?).\n  Rule: a mask is "
      "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
-     "documents(...), dense(...), joined by &, | and ~.\n  Way out: write for example 'causal' or "
+     "documents(...), dense(...), joined by &, | and ~.\n  Hint: write for example 'causal' or "
      "'causal & window(before=3, after=0)'."),
     (["explain", "a b", "--query", "-1"], "There is no query “-1” in this trace.\n  Rule: a query "
-     "is one of the tokens, or its position counted from 0.\n  Way out: ask for one of these: 0 a, "
+     "is one of the tokens, or its position counted from 0.\n  Hint: ask for one of these: 0 a, "
      "1 b."),
     *(([*verb, option, f"/nowhere/a{option}"], f"The file '/nowhere/a{option}' cannot be written: "
       "there is no folder '/nowhere'.\n  Rule: what is written goes to a file, in a folder that "
-      "exists and may be written to.\n  Way out: make the folder first, or name another file.")
+      "exists and may be written to.\n  Hint: make the folder first, or name another file.")
       for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"),
                            (["scale"], "--png"))),
     (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
      "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
-     "files.\n  Way out: check the path; a model on the hub must be downloaded first."),
+     "files.\n  Hint: check the path; a model on the hub must be downloaded first."),
     (["explain", "a b", "--size", "9", "--heads", "2"], None),
     (["explain", "a b", "--query", "dog"], None),
     (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "
-     "that a weight is dropped, from 0 to 1.\n  Way out: pass a number such as 0.1; layers pass "
+     "that a weight is dropped, from 0 to 1.\n  Hint: pass a number such as 0.1; layers pass "
      "0.0 outside training."),
     (["look", "a b", "--random", "--model", "x"], "--random was given together with --model.\n"
-     "  Rule: a model has trained weights.\n  Way out: leave one of the two out."),
+     "  Rule: a model has trained weights.\n  Hint: leave one of the two out."),
     (["look", "a b", "--heads", "2"], "--heads was given without --random.\n  Rule: a trained "
-     "model decides its own size, heads, mask and weights.\n  Way out: leave --heads out, or add "
+     "model decides its own size, heads, mask and weights.\n  Hint: leave --heads out, or add "
      "--random for weights that have learned nothing."),
     (["look", "the " * 129], "The text has 129 tokens.\n  Rule: this model reads at most 128 "
-     "tokens at a time.\n  Way out: pass a shorter text, for example its last sentences."),
+     "tokens at a time.\n  Hint: pass a shorter text, for example its last sentences."),
     (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: No such "
      "file or directory.\n  Rule: a model is trained on a file of UTF-8 text."
-     "\n  Way out: check the path, or convert the file to UTF-8."),
+     "\n  Hint: check the path, or convert the file to UTF-8."),
     (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
      "directory.\n  Rule: checkpoints, weights and pictures are written to a folder.\n  "
-     "Way out: pass another folder."),
+     "Hint: pass another folder."),
     (["measure", "/nowhere"], None),
     (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "
-     "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Way out: pass "
+     "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Hint: pass "
      "another folder with --out."),
     (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal was asked about Tq=3 "
      "queries and Tk=5 keys.\n  Rule: when the numbers differ, the corner must be named: where do "
-     "the queries stand?\n  Way out: Causal(align='end') if the last query sees the last key (a "
+     "the queries stand?\n  Hint: Causal(align='end') if the last query sees the last key (a "
      "cache), Causal(align='start') if the first query stands at the first key (torch's "
      "is_causal)."),
     (["explain", "a b", "--model", "/nowhere", "--size", "9"], "--size was given together with "
-     "--model.\n  Rule: a checkpoint decides its own size, heads, mask and weights.\n  Way out: "
+     "--model.\n  Rule: a checkpoint decides its own size, heads, mask and weights.\n  Hint: "
      "leave --size out, or explain the text without --model."),
     (["explain", "a b", "--layer", "1"], "--layer was given without --model.\n  Rule: only a "
-     "checkpoint has layers to choose from.\n  Way out: add --model DIR, or leave --layer out."),
+     "checkpoint has layers to choose from.\n  Hint: add --model DIR, or leave --layer out."),
     (["explain", "a b", "--seed", str(2**70)], f"seed={2**70}.\n  Rule: the seed of a lesson is a "
-     f"whole number from 0 to {2**63 - 1}.\n  Way out: pass a number in between."),
+     f"whole number from 0 to {2**63 - 1}.\n  Hint: pass a number in between."),
     (["explain", "a b", "--size", "0"], "size=0.\n  Rule: the size of a lesson is a whole number "
-     "from 1 to 4096.\n  Way out: pass a number in between."),
+     "from 1 to 4096.\n  Hint: pass a number in between."),
     (["plan", "--heads", "0"], "--heads is 0.\n  Rule: a size is from 1 to 33554432: the keys that "
-     "each query may look at are counted.\n  Way out: pass another number with --heads."),
+     "each query may look at are counted.\n  Hint: pass another number with --heads."),
     (["plan", "--keys", "0"], None),
     (["plan", "--seed", "3"], None),
     (["plan", "--engine", "warp"], None),
     (["plan", "--dtype", "float33"], "dtype 'float33' is unknown.\n  Rule: a dtype is float32, "
-     "float64, bfloat16 or float16.\n  Way out: pass one of these with --dtype."),
+     "float64, bfloat16 or float16.\n  Hint: pass one of these with --dtype."),
     (["plan", "--heads", "6", "--kv-heads", "4"], None),
 ])  # fmt: skip
 def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected):
     code, _, err = run(*arguments)
     assert code == 2
-    assert err.startswith("Error: ") and "\n  Rule: " in err and "\n  Way out: " in err
+    assert err.startswith("Error: ") and "\n  Rule: " in err and "\n  Hint: " in err
     if expected is not None:
         assert err == f"Error: {expected}\n"
 
@@ -348,7 +348,7 @@ def test_an_error_of_usage_gets_three_parts_too(run, arguments, gave, rule, comm
     assert code == 2 and out == ""
     first, second, third = err.splitlines()
     assert first.startswith("Error: ") and gave in first and first.endswith((".", "?"))
-    assert second.startswith(f"  Rule: {rule}") and third == f"  Way out: see {command} --help."
+    assert second.startswith(f"  Rule: {rule}") and third == f"  Hint: see {command} --help."
 
 
 @pytest.mark.parametrize("columns", [None, 60, 80, 200])

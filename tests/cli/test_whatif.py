@@ -79,7 +79,7 @@ def test_edges_by_tokens_and_numbers():
 )
 def test_a_wrong_call_says_what_is_wrong(run, options, says):
     code, _, errors = run("whatif", TEXT, *options)
-    assert code == 2 and says in errors and "Way out:" in errors
+    assert code == 2 and says in errors and "Hint:" in errors
 
 
 def test_a_checkpoint_that_guesses_the_next_token(tmp_path, run):

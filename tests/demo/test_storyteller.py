@@ -30,7 +30,7 @@ def tiny(out: Path, **options):
 
 def in_three_parts(error: pytest.ExceptionInfo) -> str:
     assert isinstance(error.value, ch.BadValue)
-    assert all((error.value.gave, error.value.rule, error.value.way_out))
+    assert all((error.value.gave, error.value.rule, error.value.hint))
     return str(error.value)
 
 

@@ -93,7 +93,7 @@ def test_torch_without_a_kernel_is_told_in_three_parts(monkeypatch):
         "Tk=1500 D=16, bfloat16 on cpu.\n"
         "  Rule: without one torch would form weights of 0.1 GB, which is not done silently; "
         "torch's warnings say what each kernel wants.\n"
-        "  Way out: pass engine='triton' or engine='tiled', or enable the others of torch's "
+        "  Hint: pass engine='triton' or engine='tiled', or enable the others of torch's "
         "kernels."
     )
 

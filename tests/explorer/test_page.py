@@ -233,7 +233,7 @@ def test_a_path_that_cannot_be_written(tmp_path):
     with pytest.raises(BadValue) as error:
         write_page(full_trace(), tmp_path / "nowhere" / "page.html")
     assert "could not be written" in error.value.gave and "No such file" in error.value.gave
-    assert "make the folder first" in error.value.way_out
+    assert "make the folder first" in error.value.hint
     with pytest.raises(BadValue, match="␀"):
         write_page(full_trace(), "a\0b")
 

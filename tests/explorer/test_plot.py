@@ -192,7 +192,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
     figure = plot.steps(trace())
     with pytest.raises(ch.BadValue) as error:
         plot.save(figure, tmp_path / "picture.bmp")
-    assert "'picture.png'" in error.value.way_out and ".png, .svg, .pdf" in error.value.rule
+    assert "'picture.png'" in error.value.hint and ".png, .svg, .pdf" in error.value.rule
     with pytest.raises(ch.BadValue, match="No such file or directory"):
         plot.save(figure, tmp_path / "missing" / "picture.png")
     with pytest.raises(ch.BadType, match="a list"):
@@ -251,7 +251,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     ):
         with pytest.raises(ch.BadValue) as error:
             draw()
-        assert error.value.way_out.endswith(" -m pip install 'matplotlib>=3.8'")
+        assert error.value.hint.endswith(" -m pip install 'matplotlib>=3.8'")
 
 
 # ---- figures of a report --------------------------------------------------------------

@@ -464,9 +464,7 @@ def test_follow_finds_a_query_by_token_position_or_written_position():
     for unknown in ("dog", 4, -5, "--3"):
         with pytest.raises(ch.BadValue) as error:
             printed(text.follow, trace, unknown)
-        assert (
-            str(unknown) in error.value.gave and "0 the, 1 cat, 2 the, 3 7" in error.value.way_out
-        )
+        assert str(unknown) in error.value.gave and "0 the, 1 cat, 2 the, 3 7" in error.value.hint
     with pytest.raises(ch.BadValue, match=r"\[31m") as error:
         printed(text.follow, trace, "\x1b[31m")
     assert "\x1b" not in str(error.value)

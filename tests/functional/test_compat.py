@@ -493,7 +493,7 @@ def test_wrong_calls(name):
         OURS(*given, **keywords)
     error = caught.value
     assert type(error) is kind
-    assert all(part.endswith(".") for part in (error.gave, error.rule, error.way_out))
+    assert all(part.endswith(".") for part in (error.gave, error.rule, error.hint))
     if name != "dropout below 0":  # some of torch's paths do not look
         with pytest.raises((RuntimeError, TypeError, IndexError)):
             TORCH(*given, **keywords)
@@ -505,7 +505,7 @@ def test_an_error_in_full():
     assert str(caught.value) == (
         "attn_mask has shape (11, 5); the scores are (2, 6, 5, 11).\n"
         "  Rule: attn_mask broadcasts to the scores, (..., Hq, L, S).\n"
-        "  Way out: give each of its dimensions that size or 1."
+        "  Hint: give each of its dimensions that size or 1."
     )
 
 

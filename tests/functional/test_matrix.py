@@ -224,42 +224,42 @@ ERRORS = {
         ch.BadValue,
         """The matrix has 210 cells (0.0 GB in fp32).
   Rule: to_dense writes at most 100 cells unless it is told more.
-  Way out: ask for rows, cols, a block or a product, or say to_dense(most=210).""",
+  Hint: ask for rows, cols, a block or a product, or say to_dense(most=210).""",
     ),
     "a row too far": (
         lambda A: A.rows([0, 5]),
         ch.BadValue,
         """query 5 was asked for.
   Rule: there are 5, counted from 0; -1 is the last.
-  Way out: pass an int, a slice or a list of ints, from -5 to 4.""",
+  Hint: pass an int, a slice or a list of ints, from -5 to 4.""",
     ),
     "a column too far back": (
         lambda A: A.cols(-8),
         ch.BadValue,
         """key -8 was asked for.
   Rule: there are 7, counted from 0; -1 is the last.
-  Way out: pass an int, a slice or a list of ints, from -7 to 6.""",
+  Hint: pass an int, a slice or a list of ints, from -7 to 6.""",
     ),
     "a row by its token": (
         lambda A: A.rows(["cat"]),
         ch.BadType,
         """query 'cat' was asked for.
   Rule: there are 5, counted from 0; -1 is the last.
-  Way out: pass an int, a slice or a list of ints, from -5 to 4.""",
+  Hint: pass an int, a slice or a list of ints, from -5 to 4.""",
     ),
     "values of another length": (
         lambda A: A @ torch.randn(2, 3, 5, 4),
         ch.BadValue,
         """A @ x got x of shape (2, 3, 5, 4) for a matrix (2, 3, 5, 7).
   Rule: x has as many dimensions as q and one row for each of the 7 keys.
-  Way out: pass x with second-to-last size 7.""",
+  Hint: pass x with second-to-last size 7.""",
     ),
     "values without a batch": (
         lambda A: A.T @ torch.randn(5, 4),
         ch.BadValue,
         """A.T @ x got x of shape (5, 4) for a matrix (2, 3, 5, 7).
   Rule: x has as many dimensions as q and one row for each of the 5 queries.
-  Way out: pass x with second-to-last size 5.""",
+  Hint: pass x with second-to-last size 5.""",
     ),
 }
 

@@ -67,7 +67,7 @@ def test_a_named_engine_that_declines_never_falls_back(two_engines):
         "engine='refuses' cannot answer this: B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, float32 on cpu.\n"
         "  Rule: an engine asked for by name never falls back, and this one says: "
         "refuses it is too early, it is too late.\n"
-        "  Way out: leave engine= out, and the fastest engine that can answers; "
+        "  Hint: leave engine= out, and the fastest engine that can answers; "
         "plan(...) shows which."
     )
 
@@ -80,7 +80,7 @@ def test_nobody_can(monkeypatch):
     assert str(caught.value) == (
         "No engine can answer this: B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, float32 on cpu.\n"
         "  Rule: each engine says what it lacks: refuses it is too early, it is too late.\n"
-        "  Way out: pass smaller or simpler inputs; plan(...) shows what each engine says."
+        "  Hint: pass smaller or simpler inputs; plan(...) shows what each engine says."
     )
 
 

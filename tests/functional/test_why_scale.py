@@ -50,7 +50,7 @@ def test_sizes_are_positive(wrong, said):
         why_scale(**wrong)
     assert str(error.value) == (
         f"{said}\n  Rule: head sizes and counts are whole numbers from 1 to 65536.\n"
-        "  Way out: pass a number in between."
+        "  Hint: pass a number in between."
     )
 
 

@@ -259,7 +259,7 @@ def test_positions_under_left_padding_are_said_and_not_altered():
 def test_anything_else_lists_the_choices(kind, inputs, error, says):
     with pytest.raises(error, match=says) as caught:
         ch.effects(build(kind)[0], inputs)
-    assert "pass" in caught.value.way_out and caught.value.rule.endswith(".")
+    assert "pass" in caught.value.hint and caught.value.rule.endswith(".")
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])

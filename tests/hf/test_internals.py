@@ -62,7 +62,7 @@ def test_a_name_that_is_missing(path, value, name, unchecked, monkeypatch):
     assert error.value.gave.startswith(f"transformers {transformers.__version__} has no ")
     assert name in error.value.gave
     assert error.value.rule.startswith("clearhead is tested with transformers 5.")
-    assert "pip install" in error.value.way_out
+    assert "pip install" in error.value.hint
 
 
 def test_the_version_that_is_installed_is_named_as_tested():

@@ -71,7 +71,7 @@ def test_a_layer_that_is_not_there(checkpoint):
         checkpoint.explain(TEXT, 6)
     assert str(error.value) == (
         "layer 6 was asked for.\n  Rule: this model has 6 layers that call attention, numbered "
-        "from 0.\n  Way out: pass a layer from 0 to 5."
+        "from 0.\n  Hint: pass a layer from 0 to 5."
     )
 
 
@@ -80,7 +80,7 @@ def test_a_text_that_is_too_long(checkpoint):
         checkpoint.explain("cat " * 600)
     assert str(error.value) == (
         "The text has 602 tokens.\n  Rule: this model has positions for at most 512 tokens.\n"
-        "  Way out: pass a shorter text."
+        "  Hint: pass a shorter text."
     )
 
 

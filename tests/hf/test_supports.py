@@ -76,7 +76,7 @@ def test_blip_and_sam_are_not_supported():
     )
 
 
-def test_the_way_out_for_one_that_calls_torchs_function():
+def test_the_hint_for_one_that_calls_torchs_function():
     config = transformers.FalconConfig(**SIZES)
     assert "run it inside of compat.patched()" in ch.hf.supports(config).reason
     model, ids = made(config, "sdpa"), torch.arange(6).unsqueeze(0)
@@ -244,6 +244,6 @@ def test_what_is_no_model():
         ch.hf.supports("bert-base-uncased")
     assert str(error.value) == (
         "supports got a str.\n  Rule: it is told by a model of transformers, or by its "
-        "configuration.\n  Way out: pass the model, or "
+        "configuration.\n  Hint: pass the model, or "
         "transformers.AutoConfig.from_pretrained(folder)."
     )

@@ -10,7 +10,7 @@ from clearhead.inspection.whatif import whatif
 from tests.explorer.serve.models import save_gpt2
 
 transformers = pytest.importorskip("transformers")
-RULE = r"\n  Rule: it holds 97 embeddings, of the ids 0 to 96\.\n  Way out: take the tokenizer"
+RULE = r"\n  Rule: it holds 97 embeddings, of the ids 0 to 96\.\n  Hint: take the tokenizer"
 
 
 def bert():

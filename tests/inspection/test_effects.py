@@ -242,7 +242,7 @@ def written(content):
 def test_files_that_cannot_be_continued(make, says, tmp_path):
     with pytest.raises(BadValue, match=says) as error:
         ch.effects(model(), ids(), edits=[ch.edits.ablate()], to=make(tmp_path))
-    assert error.value.rule.endswith((".", "}")) and error.value.way_out.endswith(".")
+    assert error.value.rule.endswith((".", "}")) and error.value.hint.endswith(".")
 
 
 def test_progress(capsys):
@@ -334,4 +334,4 @@ def test_it_is_drawn():
 def test_errors_have_three_parts(wrong, kind, says):
     with pytest.raises(kind, match=says) as error:
         wrong()
-    assert error.value.rule.endswith((".", "}")) and error.value.way_out.endswith(".")
+    assert error.value.rule.endswith((".", "}")) and error.value.hint.endswith(".")

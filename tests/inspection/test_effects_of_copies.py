@@ -260,7 +260,7 @@ def test_a_model_that_does_not_compute_the_same_twice(build, says):
     net = build().train()
     with pytest.raises(BadValue, match=says) as error:
         ch.effects(net, ids(), metric)
-    assert "model.eval()" in error.value.way_out
+    assert "model.eval()" in error.value.hint
     check(net.eval(), metric)
 
 
@@ -301,7 +301,7 @@ def test_the_loss_is_of_a_decoder():
     assert ch.effects(Encoder(True).eval(), {"input_ids": ids()}, exact=False).metric == "loss"
     with pytest.raises(BadValue, match="In the Encoder a token looks at those after it") as error:
         ch.effects(Encoder(False).eval(), ids())
-    assert "labels=" in error.value.way_out and "logit_difference" in error.value.way_out
+    assert "labels=" in error.value.hint and "logit_difference" in error.value.hint
     with pytest.raises(BadValue, match="The inputs hold labels, and the Encoder gave no loss"):
         ch.effects(Encoder(True).eval(), {"input_ids": ids(), "labels": ids()})
     with pytest.raises(BadValue, match="attention_mask of shape"):

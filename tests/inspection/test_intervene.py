@@ -345,7 +345,7 @@ def test_what_never_applied_is_an_error():
 def test_errors_have_three_parts(wrong, kind, says):
     with pytest.raises(kind, match=says) as error:
         wrong()
-    assert error.value.rule.endswith(".") and error.value.way_out.endswith(".")
+    assert error.value.rule.endswith(".") and error.value.hint.endswith(".")
 
 
 def run(edit):
@@ -468,7 +468,7 @@ def test_a_checkpoint_that_does_not_say_which_layer_it_computes_again(use_reentr
     for name, make in OF_ONE_LAYER.items():
         with pytest.raises(BadValue, match="3 calls, of layers 0, 1, 2, and a") as error:
             gradients(Shared(how), make())
-        assert error.value.rule.endswith(".") and error.value.way_out.endswith("."), name
+        assert error.value.rule.endswith(".") and error.value.hint.endswith("."), name
     for make in OF_ALL_ALIKE.values():
         torch.testing.assert_close(gradients(Shared(how), make()), gradients(Shared(), make()))
 

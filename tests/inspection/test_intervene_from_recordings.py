@@ -240,7 +240,7 @@ def test_a_model_with_its_own_weights_frozen_and_outputs_patched_is_the_same():
 def test_errors_have_three_parts(wrong, kind, says):
     with pytest.raises(kind, match=says) as error:
         wrong()
-    assert error.value.rule.endswith(".") and error.value.way_out.endswith(".")
+    assert error.value.rule.endswith(".") and error.value.hint.endswith(".")
 
 
 def other(B=2, H=H, Tq=Tq, Tk=Tk, layers=2):

@@ -55,4 +55,4 @@ def test_rows_in_any_order_and_only_those_asked_for_of_the_last_layer():
 def test_errors_have_three_parts(wrong, kind, says):
     with pytest.raises(kind, match=says) as error:
         wrong()
-    assert error.value.rule.endswith(".") and error.value.way_out.endswith(".")
+    assert error.value.rule.endswith(".") and error.value.hint.endswith(".")

@@ -707,187 +707,187 @@ ERRORS = {
         lambda: ch.causal.to_bool(3, 10),
         """causal was asked about Tq=3 queries and Tk=10 keys.
   Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Way out: Causal(align='end') if the last query sees the last key (a cache), Causal(align='start') if the first query stands at the first key (torch's is_causal).""",
+  Hint: Causal(align='end') if the last query sees the last key (a cache), Causal(align='start') if the first query stands at the first key (torch's is_causal).""",
     ),
     "corner of a window": (
         lambda: ch.window(before=4).to_bool(3, 10),
         """window(before=4, after=None) was asked about Tq=3 queries and Tk=10 keys.
   Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Way out: window(before=4, after=None, align='end') if the last query sees the last key (a cache), window(before=4, after=None, align='start') if the first query stands at the first key (torch's is_causal).""",
+  Hint: window(before=4, after=None, align='end') if the last query sees the last key (a cache), window(before=4, after=None, align='start') if the first query stands at the first key (torch's is_causal).""",
     ),
     "no size": (
         lambda: ch.causal.to_bool(),
         """causal does not know how many queries and keys there are.
   Rule: a rule over positions has no size of its own.
-  Way out: pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).""",
+  Hint: pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).""",
     ),
     "negative size": (
         lambda: ch.causal.to_bool(-3),
         """causal was asked about Grid(Tq=-3, Tk=-3, B=1, H=1).
   Rule: sizes are 0 or more.
-  Way out: pass how many queries, keys, batches and heads there are.""",
+  Hint: pass how many queries, keys, batches and heads there are.""",
     ),
     "align": (
         lambda: ch.Causal(align="left"),
         """align='left' is not a corner.
   Rule: align is 'start' (query 0 stands at key 0), 'end' (the last query stands at the last key), or the position of query 0.
-  Way out: pass align='start', align='end' or a whole number.""",
+  Hint: pass align='start', align='end' or a whole number.""",
     ),
     "align of half a position": (
         lambda: ch.Causal(align=2.5),
         """a mask got align with dtype torch.float32.
   Rule: align counts positions or names documents, in whole numbers.
-  Way out: pass integers.""",
+  Hint: pass integers.""",
     ),
     "negative window": (
         lambda: ch.window(before=-1),
         """window got before=-1.
   Rule: a window is a distance, 0 or more; 0 means the position itself.
-  Way out: shift the window with align=, or compose two windows with & and ~.""",
+  Hint: shift the window with align=, or compose two windows with & and ~.""",
     ),
     "window of half a position": (
         lambda: ch.window(after=1.5),
         """window got after=1.5.
   Rule: a window is a distance in whole positions, or None for no limit.
-  Way out: pass a whole number, for example after=127.""",
+  Hint: pass a whole number, for example after=127.""",
     ),
     "negative prefix": (
         lambda: ch.prefix([3, -1]),
         """prefix got n=-1.
   Rule: n says how many, so it is 0 or more.
-  Way out: pass a number that is not negative.""",
+  Hint: pass a number that is not negative.""",
     ),
     "prefix of letters": (
         lambda: ch.prefix("three"),
         """prefix got n='three'.
   Rule: n counts positions or names documents, in whole numbers.
-  Way out: pass integers.""",
+  Hint: pass integers.""",
     ),
     "window of one bare number": (
         lambda: ch.window(3),
         """window got 3 without a keyword.
   Rule: a window is given both of its sides, or names them; a side not named has no limit.
-  Way out: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
+  Hint: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
     ),
     "window of one bare number, written": (
         lambda: ch.masks.parse("causal & window(3, align='end')"),
         """window got 3 without a keyword.
   Rule: a window is given both of its sides, or names them; a side not named has no limit.
-  Way out: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
+  Hint: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
     ),
     "more keys than there are": (
         lambda: (ch.causal & ~ch.lengths(keys=[2, 9])).to_bool(5),
         """lengths(keys=[2, 9]) counts 9 keys, and there are 5.
   Rule: a length says how many of the keys or queries of the call are real.
-  Way out: pass lengths of these texts; where texts were cut, cut the lengths, too; prefix(9) allows the first 9 keys of however many there are.""",
+  Hint: pass lengths of these texts; where texts were cut, cut the lengths, too; prefix(9) allows the first 9 keys of however many there are.""",
     ),
     "lengths as a matrix": (
         lambda: ch.lengths(keys=[[1, 2]]),
         """lengths got keys of shape (1, 2).
   Rule: keys is one number, or one per batch, (B,).
-  Way out: count first, as attention_mask.sum(-1) does where padding stands on the right; mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere.""",
+  Hint: count first, as attention_mask.sum(-1) does where padding stands on the right; mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere.""",
     ),
     "lengths of nothing": (
         lambda: ch.lengths(),
         """lengths got neither keys= nor queries=.
   Rule: lengths says how many keys, queries or both are real and not padding.
-  Way out: pass keys=, queries= or both; use `everything` to mask nothing.""",
+  Hint: pass keys=, queries= or both; use `everything` to mask nothing.""",
     ),
     "batches": (
         lambda: ch.lengths(keys=[1, 2, 3]).to_bool(4, B=2),
         """lengths(keys=[1, 2, 3]) has numbers for 3 batches, and there are B=2.
   Rule: a number per batch comes once for each batch.
-  Way out: pass one number, or 2 of them.""",
+  Hint: pass one number, or 2 of them.""",
     ),
     "documents of another length": (
         lambda: ch.documents([0, 1]).to_bool(3),
         """documents has ids for 2 queries and 2 keys; there are Tq=3 queries and Tk=2 keys.
   Rule: every key and every query belongs to one document.
-  Way out: pass documents(ids_of_keys, queries=ids_of_queries).""",
+  Hint: pass documents(ids_of_keys, queries=ids_of_queries).""",
     ),
     "documents of three dimensions": (
         lambda: ch.documents(torch.zeros(2, 3, 4).long()),
         """documents got ids of shape (2, 3, 4).
   Rule: each position belongs to one document: (T,), or (B, T).
-  Way out: give one id per position.""",
+  Hint: give one id per position.""",
     ),
     "documents by floats": (
         lambda: ch.documents(torch.zeros(3)),
         """documents got ids with dtype torch.float32.
   Rule: ids counts positions or names documents, in whole numbers.
-  Way out: pass integers.""",
+  Hint: pass integers.""",
     ),
     "dense twice": (
         lambda: ch.dense(keep=[True], drop=[False]),
         """dense got both keep= and drop=.
   Rule: a dense mask is given once, and says what its True means.
-  Way out: pass keep= (True = may look) or drop= (True = must not look).""",
+  Hint: pass keep= (True = may look) or drop= (True = must not look).""",
     ),
     "dense of numbers": (
         lambda: ch.dense(drop=torch.zeros(2, 2)),
         """dense got drop= with dtype torch.float32.
   Rule: a dense mask holds booleans.
-  Way out: pass drop=tensor.bool() for a mask of 0 and 1, or write True and False; an additive mask (0 and -inf) goes to bias=.""",
+  Hint: pass drop=tensor.bool() for a mask of 0 and 1, or write True and False; an additive mask (0 and -inf) goes to bias=.""",
     ),
     "dense of ragged rows": (
         lambda: ch.dense(keep=[[True, False], [True]]),
         """dense got keep=[[True, False], [True]].
   Rule: a dense mask is a tensor of booleans, or nested lists of one shape.
-  Way out: pass a boolean tensor as keep=.""",
+  Hint: pass a boolean tensor as keep=.""",
     ),
     "dense of five dimensions": (
         lambda: ch.dense(keep=torch.ones(1, 1, 1, 1, 1).bool()),
         """dense got a mask with 5 dimensions.
   Rule: a dense mask broadcasts to (B, H, Tq, Tk).
-  Way out: give it 1 to 4 dimensions.""",
+  Hint: give it 1 to 4 dimensions.""",
     ),
     "dense that does not fit": (
         lambda: ch.dense(keep=torch.ones(2, 3).bool()).to_bool(4, 3),
         """dense has a mask of shape (2, 3); the call has (B, H, Tq, Tk) = (1, 1, 4, 3).
   Rule: a dense mask broadcasts to (B, H, Tq, Tk).
-  Way out: give each dimension its size or 1; a mask per batch is (B, 1, Tq, Tk).""",
+  Hint: give each dimension its size or 1; a mask per batch is (B, 1, Tq, Tk).""",
     ),
     "and": (
         lambda: ch.causal and ch.prefix(3),
         """causal was used as a truth value, for example with `and`, `or` or `not`.
   Rule: masks compose cell by cell.
-  Way out: write `a & b`, `a | b` or `~a`.""",
+  Hint: write `a & b`, `a | b` or `~a`.""",
     ),
     "a tensor in a composition": (
         lambda: ch.causal & torch.ones(3, 3).bool(),
         """A mask was composed by & with Tensor.
   Rule: masks compose with masks.
-  Way out: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
+  Hint: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
     ),
     "a tile before the first key": (
         lambda: ch.causal.tile(range(0, 2), range(-2, 0), Tq=4, Tk=4),
         """tile was asked about the keys range(-2, 0), and there are 4.
   Rule: a tile begins at a position that is there, and may reach beyond the last.
-  Way out: begin at a position from 0 on and below 4, or pass larger sizes.""",
+  Hint: begin at a position from 0 on and below 4, or pass larger sizes.""",
     ),
     "a tile after the last query": (
         lambda: ch.prefix(2).tile(range(6, 8), range(0, 2), Tq=6),
         """tile was asked about the queries range(6, 8), and there are 6.
   Rule: a tile begins at a position that is there, and may reach beyond the last.
-  Way out: begin at a position from 0 on and below 6, or pass larger sizes.""",
+  Hint: begin at a position from 0 on and below 6, or pass larger sizes.""",
     ),
     "dense of another shape": (
         lambda: ch.dense(keep=[True, False], shape=(3,)),
         """dense got 2 cells and shape=(3,).
   Rule: a shape says the sizes of the booleans, and has as many cells.
-  Way out: pass a shape that fits, or leave it out.""",
+  Hint: pass a shape that fits, or leave it out.""",
     ),
     "why outside": (
         lambda: ch.causal.why(5, 1, Tq=3),
         """why was asked about query 5, and there are 3.
   Rule: positions count from 0 and stay below the size.
-  Way out: ask for a query from 0 to 2, or pass larger sizes Tq= and Tk=.""",
+  Hint: ask for a query from 0 to 2, or pass larger sizes Tq= and Tk=.""",
     ),
     "why of a negative place": (
         lambda: ch.causal.why(0, -1),
         """why was asked about query 0, key -1, batch 0, head 0.
   Rule: positions count from 0.
-  Way out: ask for numbers from 0 on.""",
+  Hint: ask for numbers from 0 on.""",
     ),
 }
 KINDS = {
@@ -905,7 +905,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_say_what_was_given_the_rule_and_the_way_out(name):
+def test_errors_say_what_was_given_the_rule_and_the_hint(name):
     call, text = ERRORS[name]
     kind = ch.BadType if name in KINDS else ch.BadValue
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):

@@ -38,17 +38,17 @@ WRONG = {
     "heads": (lambda: MultiHeadAttention(14, 4), ch.BadValue,
         "MultiHeadAttention got d=14 and heads=4.\n"
         "  Rule: each head has d / heads features, so heads divides d.\n"
-        "  Way out: pass another number of heads, for example 2, or another d."),
+        "  Hint: pass another number of heads, for example 2, or another d."),
     "key heads": (lambda: MultiHeadAttention(12, 6, kv_heads=4), ch.BadValue,
         "MultiHeadAttention got heads=6 and kv_heads=4.\n"
         "  Rule: each key head serves heads / kv_heads query heads, so kv_heads divides heads.\n"
-        "  Way out: pass another number of key heads, for example 3."),
+        "  Hint: pass another number of key heads, for example 3."),
     "no heads": (lambda: MultiHeadAttention(12, 0), ch.BadValue,
         "MultiHeadAttention got heads=0.\n  Rule: heads is a whole number, 1 or more."),
     "rotary of another size": (
         lambda: MultiHeadAttention(12, 3, rotary=RotaryPositions(6)), ch.BadValue,
         "MultiHeadAttention got a rotary for heads of 6 features.\n"
-        "  Rule: its heads have d / heads = 4 features.\n  Way out: pass RotaryPositions(4)."),
+        "  Rule: its heads have d / heads = 4 features.\n  Hint: pass RotaryPositions(4)."),
     "dtype": (lambda: FeedForward(4, dtype=torch.int8), ch.BadType,
         "FeedForward got dtype=torch.int8.\n"
         "  Rule: parameters are floating-point: dtype is a torch.dtype such as "
@@ -59,7 +59,7 @@ WRONG = {
     "width": (lambda: SelfAttention(5, 3)(torch.zeros(2, 7, 4)), ch.BadValue,
         "SelfAttention got x of shape (2, 7, 4).\n"
         "  Rule: the last dimension of x is 5, as the layer was built.\n"
-        "  Way out: pass vectors of 5 features, or build the layer for 4."),
+        "  Hint: pass vectors of 5 features, or build the layer for 4."),
     "context width": (
         lambda: MultiHeadAttention(4, 2, d_context=5)(torch.zeros(2, 4), torch.zeros(3, 4)),
         ch.BadValue, "MultiHeadAttention got context of shape (3, 4)."),
@@ -69,14 +69,14 @@ WRONG = {
     "ids for vectors": (lambda: FeedForward(4)(torch.tensor([[1, 2, 3, 4]])), ch.BadType,
         "FeedForward got a tensor of torch.int64 as x.\n"
         "  Rule: x holds one vector per token: a floating tensor (B, T, 4) or (T, 4).\n"
-        "  Way out: pass vectors as torch.tensor(x, dtype=torch.float32); look ids up first, for "
+        "  Hint: pass vectors as torch.tensor(x, dtype=torch.float32); look ids up first, for "
         "example with TokenEmbedding."),
     "a list": (lambda: SimpleAttention()([[1.0]]), ch.BadType,
         "SimpleAttention got a list as x."),
     "context length": (lambda: CausalAttention(4, 3, 5)(torch.zeros(2, 7, 4)), ch.BadValue,
         "CausalAttention got 7 tokens, in x of shape (2, 7, 4).\n"
         "  Rule: this layer reads at most context_length=5 tokens.\n"
-        "  Way out: cut the input, for example to its last tokens, or build the layer for more."),
+        "  Hint: cut the input, for example to its last tokens, or build the layer for more."),
     "dropout": (lambda: CausalAttention(4, 3, 5, dropout=1.5), ch.BadValue,
         "CausalAttention got dropout=1.5.\n"
         "  Rule: dropout is a probability, from 0 to 1; it acts in training mode only."),
@@ -85,7 +85,7 @@ WRONG = {
     "odd head size": (lambda: RotaryPositions(7), ch.BadValue,
         "RotaryPositions got head_size=7.\n"
         "  Rule: features are rotated in pairs, so the head size is even.\n"
-        "  Way out: use heads of 8 features."),
+        "  Hint: use heads of 8 features."),
     "pairs": (lambda: RotaryPositions(8, pairs="both"), ch.BadValue,
         "RotaryPositions got pairs='both'."),
     "rotary width": (lambda: RotaryPositions(8)(torch.zeros(3, 6)), ch.BadValue,
@@ -131,14 +131,14 @@ WRONG = {
     "relative heads": (lambda: MultiHeadAttention(6, 3, relative=RelativePositions(2)), ch.BadValue,
         "MultiHeadAttention got relative positions for 2 heads.\n"
         "  Rule: it has 3 heads, each with its own number for a distance.\n"
-        "  Way out: pass RelativePositions(3)."),
+        "  Hint: pass RelativePositions(3)."),
     "longest": (lambda: RelativePositions(2, near=16, longest=16), ch.BadValue,
         "RelativePositions got near=16 and longest=16.\n"
         "  Rule: distances from near to longest share buckets, so longest is beyond near.\n"
-        "  Way out: pass longest=128, or a smaller near."),
+        "  Hint: pass longest=128, or a smaller near."),
     "cache is full": (lambda: grown().append(*[torch.zeros(2, 3, 2, 7)] * 2), ch.BadValue,
         "KVCache got 2 more tokens and holds 4.\n  Rule: it has room for max_length=5.\n"
-        "  Way out: build a longer cache, or KVCache() without a limit."),
+        "  Hint: build a longer cache, or KVCache() without a limit."),
     "cache of another batch": (lambda: grown().append(*[torch.zeros(1, 3, 1, 7)] * 2), ch.BadValue,
         "KVCache got keys of shape (1, 3, 1, 7), torch.float32 on cpu; it holds (2, 3, 4, 7), "
         "torch.float32 on cpu.\n"
@@ -155,11 +155,11 @@ WRONG = {
     "cut": (lambda: grown().cut(5), ch.BadValue,
         "cut was asked for length=5.\n"
         "  Rule: the cache holds 4 tokens, and cutting keeps the first of them.\n"
-        "  Way out: pass a whole number from 0 to 4."),
+        "  Hint: pass a whole number from 0 to 4."),
     "bias_kv": (lambda: MultiHeadAttention.from_torch(odd_torch(add_bias_kv=True)), ch.BadValue,
         "from_torch got a module with add_bias_kv.\n"
         "  Rule: these add a key that no token has, and MultiHeadAttention has none.\n"
-        "  Way out: train without them, or keep using torch's module."),
+        "  Hint: train without them, or keep using torch's module."),
     "zero_attn": (lambda: MultiHeadAttention.from_torch(odd_torch(add_zero_attn=True)), ch.BadValue,
         "from_torch got a module with add_zero_attn."),
     "another module": (lambda: MultiHeadAttention.from_torch(torch.nn.Linear(4, 4)), ch.BadType,
@@ -173,7 +173,7 @@ def test_wrong_input(name):
     with pytest.raises(kind) as caught:
         call()
     assert text in str(caught.value)
-    assert caught.value.rule and caught.value.way_out
+    assert caught.value.rule and caught.value.hint
 
 
 @pytest.mark.parametrize(

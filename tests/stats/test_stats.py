@@ -623,7 +623,7 @@ def test_65536_tokens_within_200_megabytes(by):
 def test_wrong_requests_are_refused(entries, error, says):
     with pytest.raises(error, match=says) as caught:
         parse_stats(entries, problem_of("full", torch.float32)[0].grid)
-    assert caught.value.gave and caught.value.rule and caught.value.way_out
+    assert caught.value.gave and caught.value.rule and caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ export function remoteSource() {
     }
   }
 
-  const errorWords = ({ gave, rule, way_out }) => `${gave} Rule: ${rule} Way out: ${way_out}`;
+  const errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
   const progressWords = (done, total) =>
     (done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing");
 

@@ -145,19 +145,19 @@ def of_teams(layout: Layout, heads: int) -> Layout:
 def check_heads(heads: object, world: int, p: Problem, bias: object) -> int:
     """How many ranks exchange. Raises `BadValue` where heads or ranks do not divide."""
     count = whole_number(heads)
-    way_out = "leave heads=1, or pass what distributed.plan(...).heads says."
+    hint = "leave heads=1, or pass what distributed.plan(...).heads says."
     if count is None or count < 1 or world % count or p.G % count:
         raise BadValue(
             f"heads={heads!r} was asked for, of {world} ranks with H={p.H} and G={p.G} heads.",
             "teams of so many ranks share out the heads, so heads= divides the number of ranks and "
             "that of key heads, G.",
-            way_out,
+            hint,
         )
     if count > 1 and not (bias is None or isinstance(bias, Alibi)):
         raise BadValue(
             f"heads={count} was asked for with a bias of numbers.",
             "a rank has the bias of its own queries, and would answer those of its team.",
-            way_out,
+            hint,
         )
     return count
 

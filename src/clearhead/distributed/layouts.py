@@ -257,5 +257,5 @@ def _chunks(length: int, count: int) -> list[range]:
 
 def _world(count: object) -> int:
     rule = "a sequence is cut for one rank or more."
-    way_out = "pass the number of ranks, as torch.distributed.get_world_size(group) says it."
-    return as_count("A layout was asked with ranks", count, rule, way_out, least=1)
+    hint = "pass the number of ranks, as torch.distributed.get_world_size(group) says it."
+    return as_count("A layout was asked with ranks", count, rule, hint, least=1)

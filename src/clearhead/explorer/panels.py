@@ -82,8 +82,8 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
             f"pass heads=[{heads!r}].",
         )
     rule = f"this trace has {count} query head{'s' * (count != 1)}, counted from 0."
-    way_out = f"ask for a head from 0 to {count - 1}, or for all of them."
-    return [as_index("Head", head, count, rule, way_out) for head in heads]
+    hint = f"ask for a head from 0 to {count - 1}, or for all of them."
+    return [as_index("Head", head, count, rule, hint) for head in heads]
 
 
 def value_range(drawn: Sequence[Panel]) -> tuple[float, float]:

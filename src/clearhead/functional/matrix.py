@@ -341,5 +341,5 @@ def _positions(which: int | slice | Sequence[int], size: int, name: str) -> Sequ
     one = not isinstance(which, Iterable) or (isinstance(which, Tensor) and not which.dim())
     given: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # told apart above
     rule = f"there are {size}, counted from 0; -1 is the last."
-    way_out = f"pass an int, a slice or a list of ints, from {-size} to {size - 1}."
-    return [as_index(name, i, size, rule, way_out) for i in given]
+    hint = f"pass an int, a slice or a list of ints, from {-size} to {size - 1}."
+    return [as_index(name, i, size, rule, hint) for i in given]

@@ -69,7 +69,7 @@ def supports(model: Any) -> Support:
     return Support(
         False,
         f"{type(eager).__name__} takes its attention ({_list(own)}) from a table of its own, where "
-        f"transformers raises KeyError for {NAME!r}.{_way_out(own)}",
+        f"transformers raises KeyError for {NAME!r}.{_hint(own)}",
     )
 
 
@@ -85,7 +85,7 @@ def _of_modules(model: nn.Module) -> Support:
         rest = f"; not in {_list(own)}, where nothing is watched" if own else ""
         return Support(True, f"{name} hands over its attention in {_list(answered)}{rest}.")
     if own:
-        itself = f"{name} computes its attention itself ({_list(own)}).{_way_out(own)}"
+        itself = f"{name} computes its attention itself ({_list(own)}).{_hint(own)}"
         return Support(False, itself)
     reason = f"no module of {name} calls transformers' attention interface"
     if others := _kinds(model, lambda kind: kind.__module__.split(".")[0] not in _KNOWN_CODE):
@@ -133,7 +133,7 @@ def _list(kinds: list[type[nn.Module]]) -> str:
     return ", ".join(kind.__name__ for kind in kinds)
 
 
-def _way_out(own: list[type[nn.Module]]) -> str:
+def _hint(own: list[type[nn.Module]]) -> str:
     files = (inspect.getsource(sys.modules[kind.__module__]) for kind in own)
     if not any("scaled_dot_product_attention(" in file for file in files):
         return ""

@@ -18,11 +18,11 @@ from ..torch_state import compiled_parts, in_backward
 from .text_stack import TextStack
 
 
-def no_attention_call(model: nn.Module, rule: str, way_out: str | None = None) -> BadValue:
-    """The error for a model that ran, and none of its attention was seen. None for `way_out` names
+def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> BadValue:
+    """The error for a model that ran, and none of its attention was seen. None for `hint` names
     every way to clearhead."""
-    if way_out is None:
-        way_out = (
+    if hint is None:
+        hint = (
             f"{THROUGH_CLEARHEAD}; pass a model that is not compiled; some transformers models "
             "compute attention themselves, whatever they are loaded with."
         )
@@ -31,7 +31,7 @@ def no_attention_call(model: nn.Module, rule: str, way_out: str | None = None) -
     return BadValue(
         f"The {type(model).__name__} made no attention call through clearhead.{loaded}",
         rule,
-        way_out,
+        hint,
     )
 
 

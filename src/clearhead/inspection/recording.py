@@ -130,8 +130,8 @@ class Recording(ShownInNotebook):
             )
         if whole_number(which) is not None:
             rule = f"calls are numbered from 0, and {len(self.calls) or 'none'} were recorded."
-            way_out = "ask for one of these, or run the model inside the with block first."
-            return self.calls[as_index("Call", which, len(self.calls), rule, way_out)]
+            hint = "ask for one of these, or run the model inside the with block first."
+            return self.calls[as_index("Call", which, len(self.calls), rule, hint)]
         for call in reversed(self.calls):
             if call.module == which:
                 return call

@@ -136,7 +136,7 @@ def _mean_over_heads(call: Call) -> Tensor:
 def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:
     count = int(at.is_real(T).sum(-1).max())
     rule = f"there are {count} tokens, numbered from 0; -1 is the last."
-    way_out = f"ask for rows from 0 to {count - 1}."
+    hint = f"ask for rows from 0 to {count - 1}."
     for row in rows:
-        as_index("Row", row, count, rule, way_out)
+        as_index("Row", row, count, rule, hint)
     return tuple(map(int, rows))

@@ -188,8 +188,8 @@ class _Watcher:
         heads = None
         if self.heads is not None:
             rule = f"this layer has {problem.H} query heads, numbered from 0."
-            way_out = f"pass heads from 0 to {problem.H - 1}."
-            picked = [as_index("head", h, problem.H, rule, way_out) for h in self.heads]
+            hint = f"pass heads from 0 to {problem.H - 1}."
+            picked = [as_index("head", h, problem.H, rule, hint) for h in self.heads]
             found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
             blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
             output = None if output is None else output[:, picked]

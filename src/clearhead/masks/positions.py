@@ -35,7 +35,7 @@ from .values import (
     too_far,
 )
 
-# The way out for a tokenizer's attention_mask, which marks positions and does not count them.
+# The hint for a tokenizer's attention_mask, which marks positions and does not count them.
 PADDED = (
     "count first, as attention_mask.sum(-1) does where padding stands on the right; "
     "mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere."

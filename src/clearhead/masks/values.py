@@ -89,9 +89,9 @@ def too_far(gave: str) -> BadValue:
 
 
 def as_counts(
-    value: object, rule: str, name: str, way_out: str = "flatten it to one dimension."
+    value: object, rule: str, name: str, hint: str = "flatten it to one dimension."
 ) -> int | Tensor:
-    """An int, or (B,) ints, none negative. `way_out` is for a tensor of more dimensions."""
+    """An int, or (B,) ints, none negative. `hint` is for a tensor of more dimensions."""
     number = None if isinstance(value, Tensor) else whole_number(value)
     if number is not None:
         if abs(number) > FARTHEST:
@@ -101,13 +101,13 @@ def as_counts(
     else:
         numbers = as_integers(value, rule, name)
         if numbers.dim() == 0 and has_values(numbers):
-            return as_counts(int(numbers), rule, name, way_out)
+            return as_counts(int(numbers), rule, name, hint)
         numbers = numbers.reshape(1) if numbers.dim() == 0 else numbers
         if numbers.dim() != 1:
             raise BadValue(
                 f"{rule} got {name} of shape {tuple(numbers.shape)}.",
                 f"{name} is one number, or one per batch, (B,).",
-                way_out,
+                hint,
             )
         least = int(numbers.min()) if has_values(numbers) and numbers.numel() else 0
         counts = numbers

@@ -12,17 +12,17 @@ from ..torch_state import is_autocast
 
 def check_size(layer: str, name: str, value: object) -> int:
     """`value` as an int, 1 or more."""
-    way_out = f"pass {name} as an int, for example 4."
+    hint = f"pass {name} as an int, for example 4."
     return as_count(
-        f"{layer} got {name}", value, f"{name} is a whole number, 1 or more.", way_out, least=1
+        f"{layer} got {name}", value, f"{name} is a whole number, 1 or more.", hint, least=1
     )
 
 
 def check_dropout(layer: str, value: object) -> float:
     """`value` as a probability."""
     rule = "dropout is a probability, from 0 to 1; it acts in training mode only."
-    way_out = "pass a number such as 0.1, or 0.0 for none."
-    return as_number(f"{layer} got dropout", value, rule, way_out, lambda p: 0 <= p <= 1)
+    hint = "pass a number such as 0.1, or 0.0 for none."
+    return as_number(f"{layer} got dropout", value, rule, hint, lambda p: 0 <= p <= 1)
 
 
 def factory_kwargs(layer: str, device: torch.device | str | None, dtype: object) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def factory_kwargs(layer: str, device: torch.device | str | None, dtype: object)
 def check_base(layer: str, value: object) -> float:
     """`value` as a positive float."""
     rule = "the wavelengths are powers of the base, a positive number."
-    way_out = "pass a number such as 10000.0, the papers' own."
-    return as_number(f"{layer} got base", value, rule, way_out, lambda base: 0 < base < math.inf)
+    hint = "pass a number such as 10000.0, the papers' own."
+    return as_number(f"{layer} got base", value, rule, hint, lambda base: 0 < base < math.inf)
 
 
 def check_sequence(

@@ -238,5 +238,5 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
 
 def _check_start(layer: str, start: object) -> int:
     rule = "start is the position of the first token, a whole number from 0 on."
-    way_out = "pass the number of tokens that came before, for example cache.length."
-    return as_count(f"{layer} got start", start, rule, way_out)
+    hint = "pass the number of tokens that came before, for example cache.length."
+    return as_count(f"{layer} got start", start, rule, hint)

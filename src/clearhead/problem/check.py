@@ -310,8 +310,8 @@ def _checked_scale(scale: object) -> float:
 def _checked_softcap(softcap: object) -> float | None:
     _must_not_learn("softcap", softcap)
     rule = "softcap is a positive, finite number, or None for no cap."
-    way_out = "pass another softcap, or leave it out."
-    cap = as_number("softcap", softcap, rule, way_out, lambda cap: 0 < cap < math.inf)
+    hint = "pass another softcap, or leave it out."
+    cap = as_number("softcap", softcap, rule, hint, lambda cap: 0 < cap < math.inf)
     return cap if cap < NO_CAP else None
 
 

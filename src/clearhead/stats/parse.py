@@ -65,8 +65,7 @@ def must_fit(statistics: Iterable[Statistic], grid: Grid) -> None:
 
 
 def how_to_request(name: str, requested: Iterable[str]) -> str:
-    """The way out for who reads `name` from a result that has what was `requested`: it is
-    misspelt, or a statistic that nobody requested."""
+    """Write the hint for a missing attribute: `name` is misspelt, or was not requested in `stats=`."""
     misspelt = "" if name in BY_NAME or name in EXAMPLES else did_you_mean(name, requested)
     return misspelt or f"ask for it in stats=; there are {ALL_NAMES}."
 

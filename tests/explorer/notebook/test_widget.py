@@ -92,7 +92,7 @@ def test_what_is_not_there_is_refused_and_what_was_chosen_stays(shown):
     queries = "a query is a word of the text, or its position from 0 to 10; -1 is the last."
     set_a_head = "set for example shown.head = 0, 0."
     set_a_query = "set for example shown.query = 10, or None for none."
-    for name, value, kind, gave, rule, way_out in [
+    for name, value, kind, gave, rule, hint in [
         ("head", (1, 8), BadValue, "Head 8", heads, set_a_head),
         ("head", (2, 0), BadValue, "Layer 2", layers, set_a_head),
         ("head", (1, "a"), BadType, "Head 'a'", heads, set_a_head),
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_refused_and_what_was_chosen_stays(shown):
         with pytest.raises(kind) as error:
             setattr(shown, name, value)
         assert error.value.gave in (gave, f"{gave} was asked for.")
-        assert (error.value.rule, error.value.way_out) == (rule, way_out)
+        assert (error.value.rule, error.value.hint) == (rule, hint)
         assert (shown.head, shown.query, shown.address) == ((1, 3), 5, "#layer=1&head=3&query=5")
 
 

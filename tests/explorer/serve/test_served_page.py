@@ -74,7 +74,7 @@ def test_errors_are_told_in_three_parts(page):
     told = page.evaluate("remoteSource().compute('', {}).catch((error) => error.message)")
     assert told == (
         "The text is empty. Rule: a text has at least one word and at most 200,000 letters. "
-        "Way out: type one."
+        "Hint: type one."
     )
 
 

@@ -77,11 +77,11 @@ def test_the_page_is_shown_and_kept_by_nobody(client):
 def test_without_the_token_nothing_is_answered(client, path):
     answer = client.post(f"{path}compute", json={"text": TEXT})
     assert answer.status_code == 403
-    assert answer.json()["error"]["way_out"].startswith("open that address")
+    assert answer.json()["error"]["hint"].startswith("open that address")
     page = client.get(path)
     assert page.status_code == 403
     assert page.headers["content-type"] == "text/html; charset=utf-8"  # shown, not downloaded
-    assert "<p>Way out: open that address" in page.text
+    assert "<p>Hint: open that address" in page.text
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_what_cannot_be_computed_is_told_in_three_parts(client, what):
     body = json.dumps(request)
     answer = client.post(f"/{TOKEN}/compute", content=body)
     error = json.loads(answer.text.splitlines()[-1])["error"]
-    assert all(error[part] for part in ("gave", "rule", "way_out"))
+    assert all(error[part] for part in ("gave", "rule", "hint"))
     assert gave is None or error["gave"].startswith(gave)
 
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_computed_is_told_in_three_parts(client, what):
 )
 def test_a_tile_that_is_not_there(client, part):
     _, _, last = ask(client, "tile", {"text": TEXT, **part})
-    assert set(last["error"]) == {"gave", "rule", "way_out"}
+    assert set(last["error"]) == {"gave", "rule", "hint"}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 765ec4c4db26ab35e2d11c869255c6276030cc4c5e9a263e7c85ca72fa29d9af; do not edit.
+// Made by `make page` from the sources a7698cd95689a1647d24bd92ccbae44d8dc31e9d417aed64e8724de0a966ff97; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -3171,7 +3171,7 @@ var clearhead = (() => {
         }
       }
     }
-    const errorWords = ({ gave, rule, way_out }) => `${gave} Rule: ${rule} Way out: ${way_out}`;
+    const errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
     const progressWords = (done, total) => done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing";
     return {
       can: { text: true, tile: true, edits: Object.keys(pageData.edits) },

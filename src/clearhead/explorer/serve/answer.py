@@ -36,7 +36,7 @@ def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) 
 
 def said(error: AttentionError) -> Answer:
     """An error for a page."""
-    return {"error": {"gave": error.gave, "rule": error.rule, "way_out": error.way_out}}
+    return {"error": {"gave": error.gave, "rule": error.rule, "hint": error.hint}}
 
 
 def _compute(reader: Reader, given: Mapping[str, object], on_progress: OnProgress) -> Answer:

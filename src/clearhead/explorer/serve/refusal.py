@@ -31,7 +31,7 @@ PAGE = """<!doctype html>
 <title>clearhead</title>
 <h1>{}</h1>
 <p>Rule: {}</p>
-<p>Way out: {}</p>
+<p>Hint: {}</p>
 </html>
 """
 
@@ -41,7 +41,7 @@ def refusal(error: AttentionError, status: int, method: str) -> Response:
     address sends GET and shows a page."""
     if method == "POST":
         return Response(line(said(error)), status, media_type=NDJSON)
-    parts = (error.gave, error.rule, error.way_out)
+    parts = (error.gave, error.rule, error.hint)
     return HTMLResponse(PAGE.format(*(html.escape(visible_in_browser(x)) for x in parts)), status)
 
 

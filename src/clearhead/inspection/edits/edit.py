@@ -226,5 +226,5 @@ def at_places(places: Sequence[int], size: int) -> Tensor:
 
 
 def finite_number(edit: str, name: str, given: object) -> float:
-    way_out = f"pass for example {edit}(0.5)."
-    return as_number(f"{edit} got {name}", given, f"{name} is a finite number.", way_out)
+    hint = f"pass for example {edit}(0.5)."
+    return as_number(f"{edit} got {name}", given, f"{name} is a finite number.", hint)

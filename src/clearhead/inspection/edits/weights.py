@@ -201,9 +201,9 @@ def _must_be_whole(edit: Edit, by_row: bool, what: str) -> None:
         raise _not_one_problem(edit, what, "name no rows and no batch: heads can be named.")
 
 
-def _not_one_problem(edit: Edit, what: str, way_out: str) -> BadValue:
+def _not_one_problem(edit: Edit, what: str, hint: str) -> BadValue:
     return BadValue(
         f"{edit!r} was applied to a layer with {what}.",
         f"the edited call has {what} that is the same for all it is about.",
-        way_out,
+        hint,
     )

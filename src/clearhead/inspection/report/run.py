@@ -23,7 +23,7 @@ from .cross_attention import TextTracker
 from .printed import Report
 
 # For a checkpoint, which was loaded to call clearhead already.
-CHECKPOINT_WAY_OUT = (
+CHECKPOINT_HINT = (
     "run it inside `with clearhead.compat.patched():` if it calls torch's function, or use a model "
     "that hands its attention to transformers' interface; this one does not."
 )
@@ -98,8 +98,8 @@ def report_and_output(
             output = run.start()
     if not collector.layers:
         rule = "a report is about the attention calls that go through clearhead."
-        way_out = None if isinstance(model, nn.Module) else CHECKPOINT_WAY_OUT
-        raise no_attention_call(run.module, rule, way_out)
+        hint = None if isinstance(model, nn.Module) else CHECKPOINT_HINT
+        raise no_attention_call(run.module, rule, hint)
     warn_if_compiled(run.module, stacklevel=3)
     texts.check_tokens()
     count = collector.layers[0].received.shape[-1]

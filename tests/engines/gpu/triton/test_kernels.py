@@ -566,7 +566,7 @@ def test_autocast_narrows_nothing():
         assert triton(q, k, v).equal(plain)
 
 
-def test_a_second_derivative_names_the_way_out():
+def test_a_second_derivative_names_the_hint():
     q, k, v = (x.requires_grad_() for x in draw())
     (grad,) = torch.autograd.grad(triton(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(ch.BadValue, match="first derivatives"):
@@ -574,7 +574,7 @@ def test_a_second_derivative_names_the_way_out():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
-def test_a_gradient_in_forward_mode_names_the_way_out():
+def test_a_gradient_in_forward_mode_names_the_hint():
     q, k, v = (x.requires_grad_() for x in draw(Tq=5, Tk=7))
     out = triton(q, k, v)
     with forward_ad.dual_level(), pytest.raises(ch.BadValue, match="forward mode"):
