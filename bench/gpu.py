@@ -30,7 +30,7 @@ from clearhead.functional.plan import plan
 from clearhead.masks import Causal, Everything, Grid, causal, documents, prefix, window
 from clearhead.masks.key_ranges import EVERY_KEY
 from clearhead.problem.check import Options, make_problem
-from clearhead.stats import map, topk
+from clearhead.stats import pooled, topk
 
 from .cases import BF16, F32, Case, documents_of
 from .timing import summary
@@ -73,7 +73,7 @@ GROUPS: dict[str, list[Case]] = {
 LOOKS: dict[str, list[Any]] = {
     "lse, max, entropy": ["lse", "max", "entropy"],
     "topk(8)": [topk(8)],
-    "received, map(64, 64)": ["received", map(64, 64)],
+    "received, pooled(64, 64)": ["received", pooled(64, 64)],
 }
 Run = Callable[[], Any]
 

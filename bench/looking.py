@@ -26,7 +26,7 @@ STATISTICS: dict[str, list[str | Statistic]] = {
     '`"entropy"`': ["entropy"],
     '`"entropy"`, `topk(3)`': ["entropy", ch.topk(3)],
     '`"received"`': ["received"],
-    '`"received"`, `map(64, 64)`': ["received", ch.map(64, 64)],
+    '`"received"`, `pooled(64, 64)`': ["received", ch.pooled(64, 64)],
 }
 AGAIN = "`attention` again"
 

@@ -12,7 +12,7 @@ import torch
 
 import clearhead as ch
 from clearhead.engines import BY_NAME
-from clearhead.errors import AttentionError
+from clearhead.errors import RENAMED, AttentionError
 
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)
 
@@ -181,7 +181,7 @@ VALUES = {
     "a statistic misspelt": (
         lambda: ch.look(Q, K, V, stats=["entorpy"]),
         """stats asks for 'entorpy'.
-  Rule: the statistics are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", map(rows, cols), rows([queries]).
+  Rule: the statistics are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", pooled(rows, cols), exact_rows([queries]).
   Hint: did you mean 'entropy'?""",
     ),
     "a statistic of a look, misspelt": (
@@ -191,10 +191,10 @@ VALUES = {
   Hint: did you mean 'entropy'?""",
     ),
     "a statistic of a look that was not asked for, although another is spelt nearly so": (
-        lambda: ch.look(Q, K, V, stats=[ch.map(2, 2)]).max,
+        lambda: ch.look(Q, K, V, stats=[ch.pooled(2, 2)]).max,
         """This look has no 'max'.
-  Rule: a look holds what was asked for: out, map.
-  Hint: ask for it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", map(rows, cols), rows([queries]).""",
+  Rule: a look holds what was asked for: out, pooled.
+  Hint: ask for it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", pooled(rows, cols), exact_rows([queries]).""",
     ),
     "a step that did not happen": (
         lambda: ch.explain(Q, K, V)["masked"],
@@ -489,3 +489,11 @@ def test_an_error_travels_whole():
     error = ch.BadValue("this", rule="that", hint="so")
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(again) == str(error) == "this\n  Rule: that\n  Hint: so"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_of_a_statistic_names_the_new_one(old, new):
+    with pytest.raises(AttributeError, match=rf"clearhead\.{old} .* clearhead\.{new}"):
+        getattr(ch, old)
+    with pytest.raises(ch.BadValue, match=f"did you mean '{new}'"):
+        ch.look(*[torch.ones(3, 2)] * 3, stats=[old])

@@ -12,7 +12,7 @@ import clearhead as ch
 from clearhead.demo import load
 from clearhead.explorer.storyteller_report import report_teller
 
-STATS = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)}), ch.map(2, 3)]
+STATS = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)}), ch.pooled(2, 3)]
 
 
 def block() -> nn.Module:
@@ -22,7 +22,7 @@ def block() -> nn.Module:
 
 def recorded(tmp_path, to=None):
     model = block()
-    with ch.watch(model, stats=STATS, rows=[-1], outputs=True, to=to) as seen:
+    with ch.watch(model, stats=STATS, exact_rows=[-1], outputs=True, to=to) as seen:
         model(torch.randn(2, 7, 12))
     return seen
 

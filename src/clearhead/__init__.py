@@ -28,7 +28,7 @@ if (
     )
 
 from . import distributed, hf, moved, nn
-from .errors import AttentionError, BadType, BadValue
+from .errors import RENAMED, AttentionError, BadType, BadValue
 from .functional import compat
 from .functional.attention import attention
 from .functional.explain import explain
@@ -58,10 +58,9 @@ from .masks import (
 )
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
-from .stats import map as map, mass, rows, topk
+from .stats import exact_rows, mass, pooled, topk
 from .trace import Step, Trace
 
-# Without `map`: `from clearhead import *` would take Python's own.
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "attention",
     "explain",
@@ -72,7 +71,8 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Look",
     "topk",
     "mass",
-    "rows",
+    "pooled",
+    "exact_rows",
     "matrix",
     "Matrix",
     "watch",
@@ -123,6 +123,8 @@ def __getattr__(name: str) -> object:
             "clearhead.flow was removed: use clearhead.rollout, or the maximum flow of networkx on "
             "the rows that watch records."
         )
+    if name in RENAMED:
+        raise AttributeError(f"clearhead.{name} was renamed: use clearhead.{RENAMED[name]}.")
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 

@@ -43,9 +43,15 @@ def kind_of(x: object) -> str:
     return "None" if x is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
 
 
+RENAMED = {"map": "pooled", "rows": "exact_rows"}  # statistics, in version 0.2
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The question that a misspelt name gets, ``did you mean 'entropy'?``; "" if none is near."""
-    near = difflib.get_close_matches(str(name), list(known), 1)
+    """Suggest a known name for a misspelt or an old one: ``did you mean 'entropy'?``, or ""."""
+    known = list(known)
+    if (new := RENAMED.get(str(name))) in known:
+        return f"did you mean {new!r}?"
+    near = difflib.get_close_matches(str(name), known, 1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 

@@ -105,7 +105,7 @@ def test_looking_is_timed_beside_the_output_alone(clock, monkeypatch):
     monkeypatch.setitem(gpu.GROUPS, "look", [Case("look", H=2, G=1, Tq=70, Tk=70, mask=ch.causal)])
     (result,) = bench.measure_gpu(["look"], rounds=1)["results"]
     assert list(result["peers"]) == [
-        "clearhead", "look lse, max, entropy", "look topk(8)", "look received, map(64, 64)",
+        "clearhead", "look lse, max, entropy", "look topk(8)", "look received, pooled(64, 64)",
     ]  # fmt: skip
 
 

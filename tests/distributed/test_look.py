@@ -16,7 +16,7 @@ from tests.pairs import pairs
 GROUPS = {"start": ch.prefix(3), "local": ch.window(before=2, after=1, align="end")}
 ROWS = ["lse", "max", "entropy", "effective"]
 STATS = [*ROWS, ch.topk(3), ch.mass({**GROUPS, "span": (4, 9)}), "received"]
-SHARED = [ch.map(5, 4), ch.rows([0, -1, 0])]  # whole on every rank
+SHARED = [ch.pooled(5, 4), ch.exact_rows([0, -1, 0])]  # whole on every rank
 LAYOUTS = {
     "contiguous": contiguous,
     "head-tail": head_tail,
@@ -64,7 +64,7 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
         assert torch.equal(queries.join([part.topk.keys for part in parts], 2), one.topk.keys)
     torch.testing.assert_close(keys.join([p.received for p in parts], 2), one.received, **loose)
     for part in parts:
-        for name in {"map", "rows"} & set(one.names):
+        for name in {"pooled", "exact_rows"} & set(one.names):
             torch.testing.assert_close(getattr(part, name), getattr(one, name), **loose)
 
 

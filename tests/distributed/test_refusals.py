@@ -363,9 +363,9 @@ def contents(rank: int) -> dict[str, str]:
         name: said(lambda kw=kw: ask(x, x, x, timeout=20, **kw)) for name, kw in keywords.items()
     }
     for name, statistic in {
-        "rows": ch.rows([*range(3, 20), 20 + rank]),
+        "exact_rows": ch.exact_rows([*range(3, 20), 20 + rank]),
         "mass": ch.mass({"far": ch.prefix(3 + rank)}),
-        "map": ch.map(4 - rank, 4),
+        "pooled": ch.pooled(4 - rank, 4),
         "topk": ch.topk(2 + rank),
     }.items():
         found[name] = said(lambda s=statistic: look(x, x, x, stats=[s], gather=True, timeout=20))
@@ -378,7 +378,7 @@ def test_contents_are_compared(tmp_path):
     for name, what in (("sinks",) * 2, ("slopes", "bias"), ("bias keys", "bias"), ("mask",) * 2):
         assert here[name] == there[name]
         assert here[name].startswith(f"The ranks made different calls: {what} is ")
-    for name in ("rows", "mass", "map", "topk"):
+    for name in ("exact_rows", "mass", "pooled", "topk"):
         assert here[name] == there[name]
         assert here[name].startswith(f"The ranks made different calls: stats is ({name}(")
     assert here["bias rows"].startswith("Rank 1 refused its call: The bias has 24 rows of queries")

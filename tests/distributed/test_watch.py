@@ -12,7 +12,14 @@ from tests.distributed.processes import on_processes
 from tests.hf.test_models import build
 
 T = 61
-STATS = ["entropy", "max", "received", ch.topk(2), ch.mass({"first": ch.prefix(1)}), ch.map(4, 5)]
+STATS = [
+    "entropy",
+    "max",
+    "received",
+    ch.topk(2),
+    ch.mass({"first": ch.prefix(1)}),
+    ch.pooled(4, 5),
+]
 MODELS = ["llama", "mistral", "gpt_oss", "nn"]
 Numbers = dict[str, torch.Tensor]
 
@@ -65,10 +72,10 @@ def watched(rank: int, folder: str) -> dict[str, tuple]:
     for kind in MODELS:
         model, given = model_and_input(kind)
         with torch.no_grad():
-            with ch.watch(model, stats=STATS, outputs=True, rows=[-1]) as one:
+            with ch.watch(model, stats=STATS, outputs=True, exact_rows=[-1]) as one:
                 run(model, given)
             with sharded(T, layout="head-tail") as here:
-                with ch.watch(model, stats=STATS, outputs=True, rows=[-1]) as all_ranks:
+                with ch.watch(model, stats=STATS, outputs=True, exact_rows=[-1]) as all_ranks:
                     run(model, part_of(given, here))
         assert repr(one) == repr(all_ranks)
         found[kind] = (
@@ -113,7 +120,7 @@ def reported(rank: int) -> dict[str, tuple]:
         pairs = [
             (getattr(a, name), getattr(b, name))
             for a, b in zip(one.layers, ranks.layers, strict=True)
-            for name in ("map", "received", "allowed", "top_weights")
+            for name in ("pooled", "received", "allowed", "top_weights")
         ]
         found[kind] = one.to_json(), ranks.to_json(), pairs
     return found

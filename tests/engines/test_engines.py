@@ -253,7 +253,7 @@ def test_statistics_of_who_sees_nothing_have_a_gradient_of_0(name):
     q, k, v = (torch.randn(2, 2, T, 8, requires_grad=True) for T in (3, 5, 5))
     keywords = {"mask": ch.lengths(keys=0), "engine": name}
     engine_or_skip(name, q, k, v, mask=keywords["mask"])
-    for names in (["entropy"], ["lse", "max"], ["received", ch.stats.map(2, 2)]):
+    for names in (["entropy"], ["lse", "max"], ["received", ch.stats.pooled(2, 2)]):
         seen = ch.look(q, k, v, stats=names, **keywords)
         for name_ in seen.names:
             finite = getattr(seen, name_).nan_to_num(0.0, 0.0, 0.0)
@@ -761,13 +761,13 @@ def test_autocast_narrows_what_is_mixed():
 
 def test_autocast_changes_nothing_that_is_shown():
     q = torch.randn(2, 3, 7, 5)
-    stats = ["lse", "entropy", ch.topk(2), ch.map(3, 3)]
+    stats = ["lse", "entropy", ch.topk(2), ch.pooled(3, 3)]
 
     def everything():
         A = ch.matrix(q, q, mask=ch.causal)
         seen = ch.look(q, q, q, mask=ch.causal, stats=stats)
         trace = ch.explain(q, q, q, mask=ch.causal)
-        return [A.rows([0, 6]), A @ q, A.T @ q, seen.out, seen.lse, seen.map, trace["output"]]
+        return [A.rows([0, 6]), A @ q, A.T @ q, seen.out, seen.lse, seen.pooled, trace["output"]]
 
     naive_attention = everything()
     with torch.autocast("cpu", dtype=torch.bfloat16):

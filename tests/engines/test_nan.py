@@ -49,12 +49,12 @@ def test_gradients_of_statistics_go_to_those_alone_who_see_a_nan(softcap):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_statistics_of_a_nan_stay_with_those_who_see_it(dtype, learns):
     q, k, v = (x.detach() for x in spoiled("k", math.nan, dtype))
-    stats = ["received", "entropy", ch.map(6, 6), ch.rows([0, 4])]
+    stats = ["received", "entropy", ch.pooled(6, 6), ch.exact_rows([0, 4])]
     seen = ch.look(q.requires_grad_(learns), k, v, mask=BEHIND, stats=stats)
     lost = torch.tensor([False] * 4 + [True] * 2)
-    for x in (seen.received, seen.entropy, seen.rows[:, :, 1]):
+    for x in (seen.received, seen.entropy, seen.exact_rows[:, :, 1]):
         assert torch.equal(x.isnan().flatten(), lost)
-    assert torch.equal(seen.map.isnan()[0, 0], lost.outer(lost))
+    assert torch.equal(seen.pooled.isnan()[0, 0], lost.outer(lost))
     for weights in (
         ch.explain(q, k, v, mask=BEHIND)["weights"],
         ch.matrix(q, k, mask=BEHIND).to_dense(),
@@ -70,10 +70,10 @@ def test_an_infinite_score_is_nan_in_the_statistics_of_its_row_alone():
     for dtype, learns in ((torch.float32, False), (torch.float32, True), (torch.float64, False)):
         x = q.to(dtype, copy=True).requires_grad_(learns)
         found = ch.look(x, x, x, mask=ch.causal, bias=bias.to(dtype), stats=[
-            "received", ch.rows([2]), ch.map(4, 4)])  # fmt: skip
-        assert torch.equal(found.rows.isnan().flatten(), seen)
+            "received", ch.exact_rows([2]), ch.pooled(4, 4)])  # fmt: skip
+        assert torch.equal(found.exact_rows.isnan().flatten(), seen)
         assert torch.equal(found.received.isnan().flatten(), seen)
-        assert torch.equal(found.map.isnan()[0, 0], torch.arange(4).eq(2).outer(seen))
+        assert torch.equal(found.pooled.isnan()[0, 0], torch.arange(4).eq(2).outer(seen))
 
 
 @pytest.mark.parametrize("engine", ["auto", "sdpa", "tiled", "steps"])

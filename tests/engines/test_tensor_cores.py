@@ -194,8 +194,8 @@ def check_statistics(
     without looking."""
     near = ch.window(before=40, after=0, align="end")
     wanted = [
-        "lse", "max", "entropy", "effective", ch.topk(8), "received", ch.map(13, 29),
-        ch.mass({"first": ch.prefix(3), "near": near}), ch.rows([0, shape.Tq // 2, -1]),
+        "lse", "max", "entropy", "effective", ch.topk(8), "received", ch.pooled(13, 29),
+        ch.mass({"first": ch.prefix(3), "near": near}), ch.exact_rows([0, shape.Tq // 2, -1]),
     ]  # fmt: skip
     asked = ask(shape, D, dtype, rule)
     there = moved(asked, device, dtype)
@@ -231,7 +231,7 @@ def check_long(engine: str, device: torch.device, S: int, D: int, dtype: torch.d
     grads_in = seed.to(device)
     before = held(device)
     with torch.no_grad():
-        wanted = ["lse", "entropy", ch.topk(2), "received", ch.map(16, 16)]
+        wanted = ["lse", "entropy", ch.topk(2), "received", ch.pooled(16, 16)]
         seen = ch.look(*there.tensors, stats=wanted, engine=engine, **there.keywords)
     out = by(engine)(*there.tensors, **there.keywords)
     grads = torch.autograd.grad(out, there.learning, grads_in)
@@ -277,7 +277,7 @@ def check_long(engine: str, device: torch.device, S: int, D: int, dtype: torch.d
         rtol=1e-3, atol=1e-6,
     )  # fmt: skip
     assert float(seen.received.sum(dtype=F64)) == pytest.approx(S, rel=1e-4)
-    assert float(seen.map.sum(-1).mean()) == pytest.approx(1, rel=1e-4)
+    assert float(seen.pooled.sum(-1).mean()) == pytest.approx(1, rel=1e-4)
 
 
 def held(device: torch.device) -> int:

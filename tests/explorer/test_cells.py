@@ -29,7 +29,7 @@ def recording():
 SHOWN = {
     "trace": lambda: explain_text("The cat sat on the mat."),
     "trace of a long text": lambda: ch.explain(*[normal(3, 300, 5)] * 3, mask=ch.causal),
-    "look": lambda: ch.look(*[normal(2, 3, 7, 5)] * 3, stats=["entropy", ch.map(4, 4)]),
+    "look": lambda: ch.look(*[normal(2, 3, 7, 5)] * 3, stats=["entropy", ch.pooled(4, 4)]),
     "recording": recording,
     "plan": lambda: ch.plan(*[normal(2, 3, 7, 5)] * 3, mask=ch.causal),
     "mask": lambda: ch.causal & ~ch.window(before=3),

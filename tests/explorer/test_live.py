@@ -126,7 +126,7 @@ def test_edits_are_those_of_intervene(compute, teller, edits, python):
     with (
         torch.no_grad(),
         ch.intervene(teller.model, python),
-        ch.watch(teller.model, stats=[], rows=range(T)) as recording,
+        ch.watch(teller.model, stats=[], exact_rows=range(T)) as recording,
     ):
         logits = teller.model(ids)
     for layer, call in zip(layers, recording, strict=True):

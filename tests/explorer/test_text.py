@@ -312,8 +312,8 @@ def test_rules_are_printed_whatever_the_default_device():
         assert [(str(rule), rule.why(1, 0)) for rule in shown] == naive_attention
         assert str(ch.explain_text("a b")) == lesson
         assert ch.why_scale(8, keys=4, queries=4, sizes=[4]).sizes == [4, 8]
-        pooled = ch.look(q, q, q, stats=[ch.map(2, 2)], engine="tiled").map
-    torch.testing.assert_close(pooled, ch.look(q, q, q, stats=[ch.map(2, 2)]).map)
+        pooled = ch.look(q, q, q, stats=[ch.pooled(2, 2)], engine="tiled").pooled
+    torch.testing.assert_close(pooled, ch.look(q, q, q, stats=[ch.pooled(2, 2)]).pooled)
 
 
 # ---- tokens of strangers -------------------------------------------------------------

@@ -224,7 +224,7 @@ def test_places_in_the_text_where_a_cache_drops_keys(name, static, left):
         with ch.intervene(model, [make()]):
             whole = model(text, attention_mask=mask, use_cache=False).logits
         parts, ends = [], [3, 7, 8, 9, 12, *range(13, T_LONG + 1)]
-        with ch.intervene(model, [make()]), ch.watch(model, rows=[-1], layers=[0]) as seen:
+        with ch.intervene(model, [make()]), ch.watch(model, exact_rows=[-1], layers=[0]) as seen:
             for start, end in zip([0, *ends], ends, strict=False):
                 given = {"attention_mask": mask[:, :end], "past_key_values": cache}
                 parts.append(model(text[:, start:end], **given).logits)
@@ -232,7 +232,7 @@ def test_places_in_the_text_where_a_cache_drops_keys(name, static, left):
     torch.testing.assert_close(found[mask > 0], whole[mask > 0], rtol=1e-4, atol=1e-4)
     assert (plain - whole)[mask > 0].abs().max() > 1e-2
     if removed is not None and not static:
-        weights = seen[len(ends) - 1].rows[1, :, 0]  # of the last token, on the last five
+        weights = seen[len(ends) - 1].exact_rows[1, :, 0]  # of the last token, on the last five
         assert weights.shape[-1] == 5 and not weights[:, removed[..., -1, -5:]].any()
 
 

@@ -650,7 +650,7 @@ def test_weights_that_no_memory_holds():
         "output_attentions=True asks for 1 x 2 x 4194304 x 4194304 weights a layer, 140737.5 GB in "
         "fp32.\n  Rule: the weights of a layer are given where memory has room for a few times as "
         "much.\n  Hint: pass fewer or shorter texts, or leave output_attentions out and ask for "
-        "what you need of the weights: with clearhead.watch(model, stats=[...], rows=[...])."
+        "what you need of the weights: with clearhead.watch(model, stats=[...], exact_rows=[...])."
     )
 
 

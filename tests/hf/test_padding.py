@@ -92,7 +92,7 @@ def test_statistics_of_a_padded_batch_are_those_of_each_text_alone(kind, side):
     }
     stats = [ch.mass(groups), ch.topk(2), "entropy"]
     batch.model.set_attn_implementation("clearhead")
-    with ch.watch(batch.model, stats=stats, rows=[0, 2, -1]) as seen:
+    with ch.watch(batch.model, stats=stats, exact_rows=[0, 2, -1]) as seen:
         batch.together()
     for b in range(len(LENGTHS)):
         for call, (w, q, k) in zip(seen, batch.weights(b), strict=True):
@@ -103,7 +103,9 @@ def test_statistics_of_a_padded_batch_are_those_of_each_text_alone(kind, side):
             for name, cells in right.items():
                 mass = (w * cells).sum(-1)
                 torch.testing.assert_close(call.mass[name][b, :, q], mass, rtol=1e-3, atol=1e-4)
-            torch.testing.assert_close(call.rows[b, ..., k], w[:, [0, 2, -1]], rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                call.exact_rows[b, ..., k], w[:, [0, 2, -1]], rtol=1e-3, atol=1e-4
+            )
             keys = call.topk.keys[b, :, q]  # -1 where a query sees one key alone
             found = w.gather(-1, keys.clamp(min=0)).masked_fill(keys < 0, 0.0)
             torch.testing.assert_close(call.topk.weights[b, :, q], found, rtol=1e-3, atol=1e-4)
@@ -209,7 +211,10 @@ def test_generating_from_padded_prompts(kind, cache):
     edits = [ch.edits.knock_out(ch.prefix(1), rows=[9], layers=[1])]
 
     def generate(ids, mask):
-        with ch.intervene(model, edits) as done, ch.watch(model, stats=stats, rows=[-1]) as seen:
+        with (
+            ch.intervene(model, edits) as done,
+            ch.watch(model, stats=stats, exact_rows=[-1]) as seen,
+        ):
             made = model.generate(ids, attention_mask=mask, **steps)
         assert done.times(0) == 1 or len(ids) > 1
         return made[:, -6:], seen
@@ -223,8 +228,10 @@ def test_generating_from_padded_prompts(kind, cache):
                 mass = ours.mass[name][b, :, -1], theirs.mass[name][0, :, -1]
                 torch.testing.assert_close(*mass, rtol=1e-3, atol=1e-4)
             assert ours.topk.keys[b, :, -1].equal(theirs.topk.keys[0, :, -1])
-            sums = ours.rows[b].sum((-1, -2))
-            torch.testing.assert_close(sums, theirs.rows[0].sum((-1, -2)), rtol=1e-3, atol=1e-4)
+            sums = ours.exact_rows[b].sum((-1, -2))
+            torch.testing.assert_close(
+                sums, theirs.exact_rows[0].sum((-1, -2)), rtol=1e-3, atol=1e-4
+            )
         assert n == LENGTHS[b]
 
 
@@ -274,11 +281,11 @@ def test_a_report_of_a_padded_text_is_that_of_the_text():
 def test_rollout_of_a_padded_batch_is_that_of_each_text():
     batch = Batch("bert", "mixed")
     batch.model.set_attn_implementation("clearhead")
-    with ch.watch(batch.model, rows=range(max(LENGTHS))) as seen:
+    with ch.watch(batch.model, exact_rows=range(max(LENGTHS))) as seen:
         batch.together()
     found = ch.rollout(seen, [0, -1])
     for b, columns in enumerate(batch.columns):
-        with ch.watch(batch.model, rows=range(LENGTHS[b])) as alone:
+        with ch.watch(batch.model, exact_rows=range(LENGTHS[b])) as alone:
             batch.model(batch.ids[b : b + 1, columns])
         right = ch.rollout(alone, [0, -1])[0]
         torch.testing.assert_close(found[b][:, columns], right, rtol=1e-3, atol=1e-5)
@@ -307,11 +314,14 @@ def test_a_text_that_is_padding_alone():
     given = {**batch.given, "attention_mask": mask}
     stats = [ch.mass({"first": ch.prefix(1)}), ch.topk(1)]
     edit = ch.edits.knock_out(ch.prefix(1), rows=[1])
-    with ch.intervene(batch.model, [edit]), ch.watch(batch.model, stats=stats, rows=[0, -1]) as at:
+    with (
+        ch.intervene(batch.model, [edit]),
+        ch.watch(batch.model, stats=stats, exact_rows=[0, -1]) as at,
+    ):
         found = batch.model(**given).logits
     with ch.intervene(batch.model, [edit]):
         right = batch.together().logits
-    assert not at[0].mass["first"][1].any() and not at[0].rows[1].any()
+    assert not at[0].mass["first"][1].any() and not at[0].exact_rows[1].any()
     for b in (0, 2):
         torch.testing.assert_close(found[b, batch.columns[b]], right[b, batch.columns[b]])
 

@@ -49,7 +49,7 @@ def test_every_head_by_default_run_one_by_one_or_together(at_once):
 
 def test_other_edits_and_groups_of_them():
     net, tokens = model(), ids()
-    with torch.no_grad(), ch.watch(net, outputs=True, rows=range(7)) as seen:
+    with torch.no_grad(), ch.watch(net, outputs=True, exact_rows=range(7)) as seen:
         net(ids().flip(1))
     groups = {
         "first": ch.edits.knock_out(ch.prefix(1), heads=[1]),
@@ -160,7 +160,7 @@ def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path):
 def other_run(seed):
     """A recording of a text of its own."""
     net = model()
-    with torch.no_grad(), ch.watch(net, outputs=True, rows=range(7)) as seen:
+    with torch.no_grad(), ch.watch(net, outputs=True, exact_rows=range(7)) as seen:
         net(torch.randint(0, 13, (2, 7), generator=torch.Generator().manual_seed(seed)))
     return seen
 

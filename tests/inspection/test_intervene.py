@@ -112,7 +112,10 @@ def check(edit, weights, v, keywords, dtype, out=None):
     q, k, values = tensors(dtype)
     model = Model(mask=END, **keywords)
     before = model(q, k, values)
-    with intervene(model, [edit]) as done, ch.watch(model, stats=["max"], rows=range(Tq)) as seen:
+    with (
+        intervene(model, [edit]) as done,
+        ch.watch(model, stats=["max"], exact_rows=range(Tq)) as seen,
+    ):
         found = model(q, k, values)
     assert torch.equal(found[0], before[0])
     close = (
@@ -121,7 +124,7 @@ def check(edit, weights, v, keywords, dtype, out=None):
     right = weights @ v if out is None else out
     torch.testing.assert_close(found[1].double(), right, **close)
     assert done.times(0) == 1 and {a.layer for a in done.applied} == {1}
-    torch.testing.assert_close(seen[1].rows.double(), weights, **close)
+    torch.testing.assert_close(seen[1].exact_rows.double(), weights, **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -439,7 +442,7 @@ def gradients(model, edits, around=None, runs=1):
 def same_text(runs=1):
     """A recording of the block's three layers and the other one, of another text."""
     model = Shared()
-    with torch.no_grad(), ch.watch(model, outputs=True, rows=range(7)) as seen:
+    with torch.no_grad(), ch.watch(model, outputs=True, exact_rows=range(7)) as seen:
         for n in range(runs):
             made = torch.Generator().manual_seed(20 + n)
             model(torch.randn(2, 7, 15, generator=made, dtype=torch.float64))
@@ -576,9 +579,9 @@ def test_a_range_of_the_batch_is_cut_where_the_batch_ends(batch, rows):
     q, k, v = (torch.randn(3, n, T, D, generator=made) for n, T in ((H, Tq), (G, Tk), (G, Tk)))
     model = Model(1, mask=END)
     plain = model(q, k, v)[0]
-    with ch.watch(model, rows=range(Tq)) as seen:
+    with ch.watch(model, exact_rows=range(Tq)) as seen:
         model(q.flip(-1), k, v)
-    frozen = seen[0].rows[rows]  # row b serves text b
+    frozen = seen[0].exact_rows[rows]  # row b serves text b
     by = torch.randn(len(rows), H, Tq, D, generator=made)
     removed = Model(1, mask=END & ~ch.prefix(2))(q, k, v)[0]
     for edit, right in (

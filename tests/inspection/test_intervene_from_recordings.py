@@ -28,7 +28,7 @@ from tests.inspection.test_intervene import (
 def recorded(seed=9, dtype=torch.float64, rows=None, outputs=False, runs=1, heads=None, **keywords):
     """Another run: other queries, keys and values."""
     model = Model(mask=END, **keywords)
-    with ch.watch(model, rows=rows, outputs=outputs, heads=heads) as seen:
+    with ch.watch(model, exact_rows=rows, outputs=outputs, heads=heads) as seen:
         for run in range(runs):
             model(*tensors(dtype, seed + run))
     return seen
@@ -39,10 +39,10 @@ def run(edit, dtype=torch.float64, model=None, watched=True):
     with ch.intervene(model, [edit]) as done:
         if not watched:
             return model(*tensors(dtype))[1], None
-        with ch.watch(model, rows=range(Tq), stats=["entropy"]) as seen:
+        with ch.watch(model, exact_rows=range(Tq), stats=["entropy"]) as seen:
             out = model(*tensors(dtype))[1]
     assert done.times(0)
-    return out, seen[1].rows
+    return out, seen[1].exact_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -55,7 +55,7 @@ def test_frozen_weights_by_hand(place, dtype):
     weights = torch.where(chosen(**place), frozen, weights)
     recording = recorded(dtype=dtype, rows=range(Tq))
     if "batch" in place:  # the recording is of as many texts as are edited
-        recording.calls[1].found["rows"] = recording[1].rows[1:]
+        recording.calls[1].found["exact_rows"] = recording[1].exact_rows[1:]
     found, shown = run(ch.edits.freeze(recording, layers=[1], **place), dtype)
     close = (
         {"rtol": 1e-9, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 3e-5, "atol": 3e-5}
@@ -107,8 +107,8 @@ def test_frozen_weights_are_seen_as_they_are(keywords):
 
     class Looks(Asked):
         def forward(self, q, k, v):
-            seen = ch.look(q, k, v, stats=[ch.rows(range(Tq))], **self.keywords)
-            return seen.out, seen.rows, ch.matrix(q, k, **self.keywords).to_dense()
+            seen = ch.look(q, k, v, stats=[ch.exact_rows(range(Tq))], **self.keywords)
+            return seen.out, seen.exact_rows, ch.matrix(q, k, **self.keywords).to_dense()
 
     q, k, v = tensors(seed=9)
     frozen, _ = by_hand(q, k, v, CAUSAL, **keywords)
@@ -189,7 +189,7 @@ def test_the_mean_of_a_reference_set():
 
 
 def test_gradients_flow_through_frozen_weights_and_patched_outputs():
-    with ch.watch(other := Model(mask=END), rows=range(3), outputs=True) as recording:
+    with ch.watch(other := Model(mask=END), exact_rows=range(3), outputs=True) as recording:
         other(*few(seed=9))
     for edit in (
         ch.edits.freeze(recording, heads=[0, 3], rows=[START + 1]),
@@ -211,7 +211,7 @@ def test_a_model_with_its_own_weights_frozen_and_outputs_patched_is_the_same():
     model = build("llama", "AutoModelForCausalLM")
     model.set_attn_implementation("clearhead")
     with torch.no_grad():
-        with ch.watch(model, rows=range(11), outputs=True) as seen:
+        with ch.watch(model, exact_rows=range(11), outputs=True) as seen:
             plain = model(ids()).logits
         for edit in (ch.edits.freeze(seen), ch.edits.patch(seen)):
             with ch.intervene(model, [edit]) as done:
@@ -247,14 +247,14 @@ def other(B=2, H=H, Tq=Tq, Tk=Tk, layers=2):
     """A recording of other sizes."""
     model = Model(layers)
     q, k, v = torch.randn(B, H, Tq, D), torch.randn(B, G, Tk, D), torch.randn(B, G, Tk, Dv)
-    with ch.watch(model, rows=[0], outputs=True) as seen:
+    with ch.watch(model, exact_rows=[0], outputs=True) as seen:
         model(q, k, v)
     return seen
 
 
 def test_a_recording_in_files_is_not_in_memory(tmp_path):
     model = Model(mask=END)
-    with ch.watch(model, outputs=True, rows=[-1], to=tmp_path / "run") as seen:
+    with ch.watch(model, outputs=True, exact_rows=[-1], to=tmp_path / "run") as seen:
         model(*tensors())
     from safetensors.torch import load_file
 

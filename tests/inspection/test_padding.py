@@ -28,7 +28,7 @@ def test_key_padding_masks_of_torch(additive):
     mask = torch.zeros(B, T).masked_fill(PADDING, -torch.inf) if additive else PADDING
     edit = ch.edits.knock_out(ch.prefix(1), rows=[0, 2, -1], heads=[1])
     stats = [ch.mass({"first": ch.prefix(1), "near": ch.window(before=1)})]
-    with ch.compat.patched(), ch.watch(encoder, stats=stats, rows=[1, -1]) as seen:
+    with ch.compat.patched(), ch.watch(encoder, stats=stats, exact_rows=[1, -1]) as seen:
         encoder(x, src_key_padding_mask=mask)
         with ch.intervene(encoder, [edit]):
             found = encoder(x, src_key_padding_mask=mask)
@@ -41,7 +41,7 @@ def test_key_padding_masks_of_torch(additive):
         near[:, 1:] += w.diagonal(-1, -2, -1)
         after = w.triu(1).sum(-1)
         torch.testing.assert_close(seen[0].mass["near"][b, :, columns], near + after)
-        torch.testing.assert_close(seen[0].rows[b, ..., columns], w[:, [1, -1]])
+        torch.testing.assert_close(seen[0].exact_rows[b, ..., columns], w[:, [1, -1]])
         keep[:, 1, [0, 2, n - 1], 0] = False
         right = encoder(alone, src_mask=~keep[0])
         torch.testing.assert_close(found[b, columns], right[0], rtol=1e-4, atol=1e-5)
@@ -71,15 +71,15 @@ def test_lengths_say_where_a_text_ends():
     torch.manual_seed(0)
     layer, x = ch.nn.MultiHeadAttention(d, H), texts()
     mask = ch.lengths(keys=LENGTHS)
-    with ch.watch(layer, stats=["entropy"], rows=[-1, 5]) as seen:
+    with ch.watch(layer, stats=["entropy"], exact_rows=[-1, 5]) as seen:
         layer(x, mask=mask)
     with ch.intervene(layer, [ch.edits.scale(0.0, rows=[-1])]):
         found = layer(x, mask=mask)
     for b, n in enumerate(LENGTHS):
-        with ch.watch(layer, rows=[-1]) as alone:
+        with ch.watch(layer, exact_rows=[-1]) as alone:
             right = layer(x[b : b + 1, :n])
-        torch.testing.assert_close(seen[0].rows[b, :, 0, :n], alone[0].rows[0, :, 0])
-        assert bool(seen[0].rows[b, :, 1].any()) == (n > 5)
+        torch.testing.assert_close(seen[0].exact_rows[b, :, 0, :n], alone[0].exact_rows[0, :, 0])
+        assert bool(seen[0].exact_rows[b, :, 1].any()) == (n > 5)
         with ch.intervene(layer, [ch.edits.scale(0.0, rows=[n - 1])]):
             right = layer(x[b : b + 1, :n])
         torch.testing.assert_close(found[b, :n], right[0])
@@ -87,7 +87,7 @@ def test_lengths_say_where_a_text_ends():
     mean = seen.gauges()["0.entropy"]  # padding does not count
     assert mean == pytest.approx(float(real.mean()), rel=1e-5)
     with pytest.raises(BadValue, match="query 7, and there are 7"):
-        with ch.watch(layer, rows=[7]):
+        with ch.watch(layer, exact_rows=[7]):
             layer(x, mask=mask)
 
 
@@ -95,7 +95,7 @@ def test_lengths_say_where_a_text_ends():
 def test_an_edit_that_keeps_lengths_is_no_padding():
     layer, x = ch.nn.MultiHeadAttention(d, H), texts()
     edit = ch.edits.keep_only(ch.lengths(keys=3))
-    with ch.intervene(layer, [edit]), ch.watch(layer, rows=[-1]) as seen:
+    with ch.intervene(layer, [edit]), ch.watch(layer, exact_rows=[-1]) as seen:
         layer(x)
     assert seen[0].queries == (T - 1,)
 
@@ -122,9 +122,9 @@ CELLS = torch.rand(B, 1, 1, T, generator=torch.Generator().manual_seed(5)) > 0.5
 def test_a_group_with_cells_for_each_text_is_about_columns():
     encoder = nn.TransformerEncoderLayer(d, H, 17, batch_first=True).eval()
     stats = [ch.mass({"cells": ch.dense(keep=CELLS), "words": ch.dense(keep=CELLS[1])})]
-    with ch.compat.patched(), ch.watch(encoder, stats=stats, rows=range(T)) as seen:
+    with ch.compat.patched(), ch.watch(encoder, stats=stats, exact_rows=range(T)) as seen:
         encoder(texts(), src_key_padding_mask=PADDING)
-    w = seen[0].rows
+    w = seen[0].exact_rows
     for b, columns in enumerate(COLUMNS):
         n = LENGTHS[b]
         by_column = (w[b] * CELLS[b, 0]).sum(-1)[:, :n]

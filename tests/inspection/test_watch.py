@@ -17,7 +17,7 @@ from clearhead.errors import BadType, BadValue
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
 
-EVERYTHING = ["lse", "max", "entropy", "effective", "received", ch.map(3, 4)]
+EVERYTHING = ["lse", "max", "entropy", "effective", "received", ch.pooled(3, 4)]
 
 
 def index_of(folder):
@@ -81,11 +81,11 @@ def test_every_layer_is_recorded_by_name_and_nothing_changes():
 
 def test_only_the_layers_heads_and_rows_asked_for():
     layers, x = model(), torch.randn(2, 7, 12)
-    with ch.watch(layers, stats=["max"], layers=["1.*"], heads=[2, 0], rows=[6]) as recording:
+    with ch.watch(layers, stats=["max"], layers=["1.*"], heads=[2, 0], exact_rows=[6]) as recording:
         layers(x)
     (call,) = recording
     assert call.module == "1.attention" and call.layer == 1
-    assert call.max.shape == (2, 2, 7) and call.rows.shape == (2, 2, 1, 7)
+    assert call.max.shape == (2, 2, 7) and call.exact_rows.shape == (2, 2, 1, 7)
     with ch.watch(layers, layers=[0]) as recording:
         layers(x)
         layers(x)
@@ -129,16 +129,19 @@ def test_gauges_in_training_and_a_regulariser_in_one_line():
 def test_a_folder_says_what_it_holds(tmp_path):
     layers = model()
     wanted = ["entropy", ch.topk(2), ch.mass({"before": ch.window(before=1)})]
-    with torch.no_grad(), ch.watch(layers, stats=wanted, heads=[2, 0], rows=[4, -1], to=tmp_path):
+    with (
+        torch.no_grad(),
+        ch.watch(layers, stats=wanted, heads=[2, 0], exact_rows=[4, -1], to=tmp_path),
+    ):
         layers(torch.randn(2, 7, 12))
     line = index_of(tmp_path)[1]
     assert line["module"] == "1.attention" and line["heads"] == [2, 0]
     assert line["stats"] == [
         "entropy", "topk(n=2)", f"mass(groups={{'before': {ch.window(before=1)!r}}})",
-        "rows(queries=(4, -1))",
+        "exact_rows(queries=(4, -1))",
     ]  # fmt: skip
     held = load_file(tmp_path / line["file"])
-    assert held["entropy"].shape == (2, 2, 7) and held["rows"].shape == (2, 2, 2, 7)
+    assert held["entropy"].shape == (2, 2, 7) and held["exact_rows"].shape == (2, 2, 2, 7)
 
 
 def test_a_recording_prints_and_slices():
@@ -261,7 +264,8 @@ def test_only_calls_of_the_model_itself_are_recorded():
 
 
 @pytest.mark.parametrize(
-    "given", [{"heads": 3}, {"heads": ["a"]}, {"heads": [1.5]}, {"heads": [True]}, {"rows": 3}]
+    "given",
+    [{"heads": 3}, {"heads": ["a"]}, {"heads": [1.5]}, {"heads": [True]}, {"exact_rows": 3}],
 )
 def test_what_is_no_list_of_numbers(given):
     with pytest.raises(BadType, match=next(iter(given))), ch.watch(model(), **given):

@@ -72,7 +72,7 @@ def other_text(case: Case) -> tuple[Calls, list[ch.edits.Edit]]:
         recording = None
         if edit.what in ("patch", "freeze"):
             rows = range(other[edit.layers[0]].logits.shape[2])
-            with ch.watch(model, layers=edit.layers, rows=rows, outputs=True) as recording:
+            with ch.watch(model, layers=edit.layers, exact_rows=rows, outputs=True) as recording:
                 model(**case.inputs(text=1))
         edits.append(edit.for_clearhead(recording))
     return other, edits
@@ -136,7 +136,9 @@ def watch(case: Case) -> None:
             model = block.enter_context(running(case))
             if edits:
                 block.enter_context(ch.intervene(model, edits))
-            seen = block.enter_context(ch.watch(model, stats=stats, rows=[0, -1], outputs=True))
+            seen = block.enter_context(
+                ch.watch(model, stats=stats, exact_rows=[0, -1], outputs=True)
+            )
             logits = model(**inputs).logits
             if case.trains and seen:
                 penalty = sum(call.entropy.square().mean() for call in seen)
@@ -158,7 +160,7 @@ def watch(case: Case) -> None:
             columns = call.topk.keys - keys[:, :1, None, None]
             close(weights.gather(-1, columns.clamp(min=0)) * (columns >= 0), call.topk.weights)
             ends = real.int().argmax(1), real.cumsum(1).argmax(1)  # the first and the last query
-            close(call.rows, torch.stack([weights[range(case.batch), :, q] for q in ends], 2))
+            close(call.exact_rows, torch.stack([weights[range(case.batch), :, q] for q in ends], 2))
         if case.trains and not reentrant:
             penalty = sum(entropy(call.weights).square().mean() for call in calls.values())
             close(found, gradients(case, penalty))

@@ -36,7 +36,7 @@ from clearhead import (
 from clearhead.engines.reference import steps
 from clearhead.masks import Grid
 from clearhead.problem.check import Options, make_problem
-from clearhead.stats import Top, map as pooled, mass, parse_stats, rows, sweep, topk
+from clearhead.stats import Top, exact_rows, mass, parse_stats, pooled, sweep, topk
 from clearhead.stats.statistic import RowStatistic
 from clearhead.stats.top_scores import top_of_tile
 from clearhead.testing import PROBLEMS, make
@@ -64,7 +64,7 @@ def everything_for(problem):
         mass(GROUPS),
         "received",
         pooled(3, 5),
-        rows(picked),
+        exact_rows(picked),
     ]
 
 
@@ -110,15 +110,15 @@ def dense(problem, inputs, wanted):
             }
         elif s.name == "received":
             found["received"] = w.sum(2)
-        elif s.name == "map":
-            found["map"] = mean_pool(w, min(s.rows, p.Tq), min(s.cols, p.Tk))
-        elif s.name == "rows":
-            found["rows"] = w[:, :, list(s.queries)]
+        elif s.name == "pooled":
+            found["pooled"] = mean_pool(w, min(s.rows, p.Tq), min(s.cols, p.Tk))
+        elif s.name == "exact_rows":
+            found["exact_rows"] = w[:, :, list(s.queries)]
     return found
 
 
 def mean_pool(w, r, c):
-    """Bin by bin, as the docstring of `map` says it."""
+    """Bin by bin, as the docstring of `pooled` says it."""
     Tq, Tk = w.shape[2:]
     out = w.new_zeros(*w.shape[:2], r, c)
     for i in range(r):
@@ -267,19 +267,19 @@ def test_a_blind_query():
     assert found["lse"].item() == found["max"].item() == float("-inf")
     assert found["entropy"].item() == 0 and found["effective"].item() == 1
     assert found["topk"].keys.flatten().tolist() == [-1] * 4
-    for zero in (found["topk"].weights, found["received"], found["map"], found["rows"]):
+    for zero in (found["topk"].weights, found["received"], found["pooled"], found["exact_rows"]):
         assert not zero.any()
 
 
 def test_bins_that_do_not_divide():
     """7 queries in 3 bins: 2, 2 and 3 of them. 2 queries in 5 bins are 2 bins."""
     p, i = make_problem(torch.zeros(7, 2), *(torch.zeros(5, 2),) * 2)
-    found = sweep(p, i, [pooled(3, 2)]).finish()["map"]
+    found = sweep(p, i, [pooled(3, 2)]).finish()["pooled"]
     torch.testing.assert_close(found, torch.tensor([[[[0.4, 0.6]] * 3]]))
     p, i = make_problem(
         torch.zeros(2, 2), *(torch.zeros(3, 2),) * 2, Options(mask=Causal(align="start"))
     )
-    found = sweep(p, i, [pooled(5, 5)]).finish()["map"]
+    found = sweep(p, i, [pooled(5, 5)]).finish()["pooled"]
     torch.testing.assert_close(found, torch.tensor([[[[1.0, 0, 0], [0.5, 0.5, 0]]]]))
 
 
@@ -315,17 +315,17 @@ def test_nan_stays_where_it_may_look(small_tiles):
     clean = make_problem(q, k, k, Options(mask=causal))
     k = k.clone()
     k[10] = float("nan")
-    wanted = ["lse", "entropy", topk(2), pooled(13, 13), rows([9])]
+    wanted = ["lse", "entropy", topk(2), pooled(13, 13), exact_rows([9])]
     dirty = make_problem(q, k, k, Options(mask=causal))
     first = sweep(*dirty, wanted)
     got = flat(first.finish())
     want = flat(sweep(*clean, wanted).finish())
-    for name in ("lse", "entropy", "topk.weights", "map"):
+    for name in ("lse", "entropy", "topk.weights", "pooled"):
         assert torch.equal(got[name][:, :, :10], want[name][:, :, :10]), name
         assert got[name][:, :, 10:].isnan().any(), name
-    assert torch.equal(got["rows"], want["rows"])
-    again = sweep(*dirty, wanted, lse=first.lse).finish()["map"]
-    torch.testing.assert_close(again[:, :, :10], want["map"][:, :, :10])
+    assert torch.equal(got["exact_rows"], want["exact_rows"])
+    again = sweep(*dirty, wanted, lse=first.lse).finish()["pooled"]
+    torch.testing.assert_close(again[:, :, :10], want["pooled"][:, :, :10])
 
 
 def test_a_mask_of_ones_own_batch_in_a_group():
@@ -400,12 +400,12 @@ def test_a_chunk_of_queries_is_finished_by_itself():
     problem, inputs = problem_of("window", torch.float64)
     wanted = everything_for(problem)
     whole = sweep(problem, inputs, [*wanted[:6]]).finish()
-    w = dense(problem, inputs, [rows(range(17))])["rows"][:, :, 4:9]
+    w = dense(problem, inputs, [exact_rows(range(17))])["exact_rows"][:, :, 4:9]
     found = sweep(problem, inputs, wanted, queries=slice(4, 9)).finish()
     torch.testing.assert_close(found["lse"], whole["lse"][:, :, 4:9])
     torch.testing.assert_close(found["received"], w.sum(2))
-    torch.testing.assert_close(found["rows"], w[:, :, 1:2])  # of 5, 0 and -1 it holds query 5
-    assert not found["map"][:, :, 2].any()  # no query of the last bin, 11 to 16, is in the chunk
+    torch.testing.assert_close(found["exact_rows"], w[:, :, 1:2])  # of 5, 0 and -1 it holds query 5
+    assert not found["pooled"][:, :, 2].any()  # no query of the last bin, 11 to 16, is in the chunk
 
 
 def test_what_does_not_merge_says_so():
@@ -439,7 +439,7 @@ def test_what_does_not_merge_says_so():
 # --------------------------------------------------------------------------------------- gradients
 
 
-LEARNED = ["lse", "max", "entropy", "effective", "topk", "mass", "received", "map", "rows"]
+LEARNED = ["lse", "max", "entropy", "effective", "topk", "mass", "received", "pooled", "exact_rows"]
 
 
 def learning(name):
@@ -578,7 +578,7 @@ def peak():
 def sweep(S):
     groups = {"sink": clearhead.prefix(1), "local": clearhead.window(before=15)}
     wanted = ["lse", "max", "entropy", "effective", stats.topk(8), stats.mass(groups), "received",
-              stats.map(256, 256), stats.rows([0, -1])]
+              stats.pooled(256, 256), stats.exact_rows([0, -1])]
     if "look" in sys.argv:
         return clearhead.look(q[:S], k[:S], k[:S], mask=clearhead.causal, stats=wanted)
     problem, inputs = make_problem(q[:S], k[:S], k[:S], Options(mask=clearhead.causal))
@@ -615,8 +615,8 @@ def test_65536_tokens_within_200_megabytes(by):
         ([7], BadValue, "asks for 7"),
         (["lse", "lse"], BadValue, "lse twice"),
         ([topk(2), topk(3)], BadValue, "topk twice"),
-        ([rows([13])], BadValue, "query 13, and there are 13"),
-        ([rows([0, -14])], BadValue, "query -14"),
+        ([exact_rows([13])], BadValue, "query 13, and there are 13"),
+        ([exact_rows([0, -14])], BadValue, "query -14"),
         ([mass({"near": window(before=1)})], BadValue, "Tq=13 queries and Tk=17"),
     ],
 )
@@ -631,13 +631,13 @@ def test_wrong_requests_are_refused(entries, error, says):
     [
         (lambda: topk(0), BadValue, "topk got n=0"),
         (lambda: topk(True), BadType, "topk got n=True"),
-        (lambda: pooled(0, 3), BadValue, "map got rows=0"),
-        (lambda: pooled(3, 2.5), BadType, "map got cols=2.5"),
+        (lambda: pooled(0, 3), BadValue, "pooled got rows=0"),
+        (lambda: pooled(3, 2.5), BadType, "pooled got cols=2.5"),
         (lambda: mass({}), BadType, "mass got {}"),
         (lambda: mass({"a": (3, 1)}), BadValue, r"\(3, 1\) for the group 'a'"),
         (lambda: mass({"a": 3}), BadValue, "3 for the group 'a'"),
-        (lambda: rows(3), BadType, "rows got 3"),
-        (lambda: rows([1.5]), BadType, r"rows got \[1.5\]"),
+        (lambda: exact_rows(3), BadType, "exact_rows got 3"),
+        (lambda: exact_rows([1.5]), BadType, r"exact_rows got \[1.5\]"),
     ],
 )
 def test_wrong_statistics_are_refused(make_it, error, says):
@@ -660,10 +660,10 @@ def test_every_statistic_declares_itself():
             if isinstance(result, Top)
             else [result]
         )
-        count = {"topk": 4, "rows": 3}.get(s.name, 0)
+        count = {"topk": 4, "exact_rows": 3}.get(s.name, 0)
         shape = tuple({**sizes, "n": count}[letter] for letter in s.shape.split())
         assert {tuple(x.shape) for x in each} == {shape}
-        assert s.sweep == ("second" if s.name in ("received", "map", "rows") else "first")
+        assert s.sweep == ("second" if s.name in ("received", "pooled", "exact_rows") else "first")
         assert s.formula
 
 
@@ -711,7 +711,7 @@ def test_numbers_of_another_engine_finish_the_same():
     assert_same(got, dense(problem, inputs, asked))
 
 
-@pytest.mark.parametrize("statistic", [topk(2), "received", pooled(2, 2), rows([0])], ids=str)
+@pytest.mark.parametrize("statistic", [topk(2), "received", pooled(2, 2), exact_rows([0])], ids=str)
 def test_what_vmap_does_not_follow_is_refused(statistic):
     x = torch.randn(3, 2, 5, 4)
     with pytest.raises(BadValue, match="inside of torch"):

@@ -27,10 +27,10 @@ from ..stats import (
     Statistic,
     Top,
     each,
-    map,
+    exact_rows,
     mass,
     parse_stats,
-    rows,
+    pooled,
     sweep,
     topk,
 )
@@ -44,7 +44,7 @@ from .layouts import Layout, Positions
 from .ring import Block, Coming, Ring, pieces
 from .transport import Group, GroupTransport, Transport
 
-SHARED = "map", "rows"  # of the matrix, not of a query or a key: whole on every rank
+SHARED = "pooled", "exact_rows"  # of the matrix, not of a query or a key: whole on every rank
 
 
 def look(
@@ -77,8 +77,8 @@ def look(
     Returns:
         A `Look`: `.out`, of this rank's queries, and one attribute for each statistic. Without
         `gather` they are of this rank's queries too, "received" of its keys, (B, H, k), and
-        `unshard` gathers them, dim=2. `map` and `rows` are whole on every rank. Statistics carry no
-        gradient.
+        `unshard` gathers them, dim=2. `pooled` and `exact_rows` are whole on every rank. Statistics
+        carry no gradient.
 
     Raises what `distributed.attention` raises, and `BadValue` for unknown statistics.
     """
@@ -114,14 +114,14 @@ def must_be_counted(statistics: tuple[Statistic, ...]) -> None:
         if s.sweep != "first" and s.name not in (*SHARED, "received"):
             raise BadValue(
                 f"Statistics over ranks were asked for {s.name}.",
-                'of weights that are added up, ranks know how to add "received", map and rows.',
+                'ranks add up only three sums of weights: "received", pooled and exact_rows.',
                 "ask for it on one machine.",
             )
 
 
 @torch.no_grad()
 def counted(ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]) -> dict[str, Result]:
-    """Statistics of the queries and keys of this rank; `map` and `rows` whole."""
+    """Statistics of the queries and keys of this rank; `pooled` and `exact_rows` whole."""
     first = tuple(s for s in statistics if s.sweep == "first")
     parts: dict[Positions, Partial] = {}
     for at, part in _of_blocks(ring, inputs, first):
@@ -263,10 +263,12 @@ class _SecondSweep:
         self.names = [s.name for s in statistics]
         p, grid = ring.problem, ring.routes.grid
         maps = [
-            (min(s.rows, grid.Tq), min(s.cols, grid.Tk)) for s in statistics if isinstance(s, map)
+            (min(s.rows, grid.Tq), min(s.cols, grid.Tk))
+            for s in statistics
+            if isinstance(s, pooled)
         ]
         self.bins, self.key_bins = maps[0] if maps else (1, 1)
-        self.exact = [i for s in statistics if isinstance(s, rows) for i in s.places(grid)]
+        self.exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(grid)]
         nothing = torch.zeros(p.B, p.H, 0, dtype=p.wide, device=p.device)
         self.received = nothing.new_zeros(p.B, p.H, inputs.k.shape[2])
         self.map = nothing.new_zeros(p.B, p.H, self.bins, self.key_bins)
@@ -291,13 +293,13 @@ class _SecondSweep:
         for receiver, coming in returning:
             ring.add_to(receiver, self.received, coming.wait().k)
         found: dict[str, Result] = {"received": self.received}
-        if "map" in self.names:
+        if "pooled" in self.names:
             Tq = ring.routes.grid.Tq
             in_bin = bin_of(torch.arange(Tq), Tq, self.bins).bincount(minlength=self.bins)
             total = self.on_all_ranks(self.map)
-            found["map"] = total / in_bin.clamp(min=1).to(total).unsqueeze(-1)
-        if "rows" in self.names:
-            found["rows"] = self.on_all_ranks(self.rows)
+            found["pooled"] = total / in_bin.clamp(min=1).to(total).unsqueeze(-1)
+        if "exact_rows" in self.names:
+            found["exact_rows"] = self.on_all_ranks(self.rows)
         return found
 
     def add(self, block: Block, given: Tensor) -> None:

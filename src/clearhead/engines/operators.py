@@ -106,7 +106,7 @@ def why_not_operator(p: Problem, kernels: str) -> list[str]:
 
 # What both hold of statistics: accumulators of rows, and sums of weights by their statistic.
 ACCUMULATORS = {"", "moment", "top", "groups"}
-SUMS = {"received", "map", "rows"}
+SUMS = {"received", "pooled", "exact_rows"}
 
 
 def in_kernels(statistic: Statistic) -> bool:

@@ -129,7 +129,7 @@ def _(mask: Mask) -> str:
 @html_of.register
 def _(look: Look) -> str:
     rows = [("statistic", "shape", "finite values"), *look.table()]
-    maps = look.map if "map" in look.names else None
+    maps = look.pooled if "pooled" in look.names else None
     pictures = heads_of(maps) if isinstance(maps, Tensor) and maps.numel() else ""
     return cell(f"look at {look.about}", rows, pictures)
 

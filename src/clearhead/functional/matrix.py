@@ -24,7 +24,7 @@ from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import State
 from ..problem.problem import Inputs, Problem, repeat_heads
 from ..problem.tiles import runs_of
-from ..stats import Statistic, Top, each, map, sweep, topk
+from ..stats import Statistic, Top, each, pooled, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
 from .ambient import EditedCall, ambient, visible
@@ -138,7 +138,7 @@ class Matrix(ShownInNotebook):
     def pool(self, rows: int, cols: int) -> Tensor:
         """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of
         the weight they put into a bin of keys."""
-        return self._statistic(map(rows, cols))
+        return self._statistic(pooled(rows, cols))
 
     def to_dense(self, most: int = MOST_CELLS) -> Tensor:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""

@@ -152,7 +152,7 @@ def _weights(query: Tensor, key: Tensor, keywords: dict[str, Any]) -> Tensor:
             f"layer, {4 * cells / 1e9:.1f} GB in fp32.",
             "the weights of a layer are given where memory has room for a few times as much.",
             "pass fewer or shorter texts, or leave output_attentions out and ask for what you need "
-            "of the weights: with clearhead.watch(model, stats=[...], rows=[...]).",
+            "of the weights: with clearhead.watch(model, stats=[...], exact_rows=[...]).",
         ) from error
 
 

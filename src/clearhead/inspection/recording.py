@@ -20,7 +20,7 @@ from ..stats import Result, Top
 from ..stats.parse import how_to_request
 from ..torch_state import loadable
 
-NOT_PER_QUERY = {"received", "map", "rows"}  # statistics without a number for each query
+NOT_PER_QUERY = {"received", "pooled", "exact_rows"}  # statistics without a number for each query
 
 
 @loadable

@@ -22,7 +22,7 @@ def rollout(
     where its heads look. The rows of R sum to 1. It follows weights alone: values, projections and
     feed-forward layers are not in it.
 
-    >>> with ch.watch(model, rows=range(T)) as seen:  # whole matrices  # doctest: +SKIP
+    >>> with ch.watch(model, exact_rows=range(T)) as seen:  # whole matrices  # doctest: +SKIP
     ...     model(x)
     >>> ch.rollout(seen, rows=[-1])  # what the last token is made of  # doctest: +SKIP
 
@@ -30,9 +30,9 @@ def rollout(
     matrices is formed: beyond the recording it takes n T numbers.
 
     Args:
-        recording: what ``watch(model, rows=range(T))`` recorded of self-attention layers; of the
-            last one the `rows` asked for are enough. Where a layer ran several times, the last
-            counts.
+        recording: what ``watch(model, exact_rows=range(T))`` recorded of self-attention layers. The
+            last layer needs only the queries in `rows`. Where a layer ran several times, the last
+            call counts.
         rows: the queries asked for, counted as in `watch`; None means all that the last layer
             recorded. Of a text that has no such row the result is 0.
         residual: the share that a token keeps in each layer, from 0 to 1. Half, as in the source,
@@ -67,7 +67,7 @@ def _layers(
         raise BadType(
             f"rollout got {kind_of(recording)}.",
             "rollout follows weights that watch recorded.",
-            "pass what `with watch(model, rows=range(T)) as recording` gives.",
+            "pass what `with watch(model, exact_rows=range(T)) as recording` gives.",
         )
     as_number(
         "rollout got residual",
@@ -81,7 +81,7 @@ def _layers(
         raise BadValue(
             "rollout got a recording without calls.",
             "rollout follows weights that watch recorded in memory.",
-            "run the model inside of watch(model, rows=range(T)), without to=.",
+            "run the model inside of watch(model, exact_rows=range(T)), without to=.",
         )
     layers = [_layer(call) for call in calls]
     T, last = layers[0].weights.shape[-1], calls[-1]
@@ -101,7 +101,7 @@ def _layers(
                 f"queries; {int(missing.any(0).sum())} queries that are needed are missing.",
                 f"rollout follows self-attention over the same {T} tokens in every layer, all rows "
                 "of every layer but the last.",
-                "record watch(model, rows=range(T)), with layers= where a model has others.",
+                "record watch(model, exact_rows=range(T)), with layers= where a model has others.",
             )
         needed = call.at.is_real(T)[:, 0]
     return layers, requested
@@ -126,9 +126,9 @@ def _mean_over_heads(call: Call) -> Tensor:
         raise BadValue(
             f"Layer {call.layer} was recorded without rows.",
             "rollout follows the exact weights of every layer.",
-            "record watch(model, rows=range(T)).",
+            "record watch(model, exact_rows=range(T)).",
         )
-    rows = call.found["rows"]
+    rows = call.found["exact_rows"]
     assert isinstance(rows, Tensor)
     return rows.mean(1)
 

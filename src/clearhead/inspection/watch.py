@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..errors import BadType, BadValue, as_index, kind_of
+from ..errors import BadType, BadValue, as_index, kind_of, refuse_keywords
 from ..functional.ambient import listening
 from ..functional.sharding import statistics_of, whole_output
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import placed
 from ..problem.problem import Inputs, Problem
-from ..stats import DEFAULT_STATISTICS, Statistic, Top, each, parse_stats, rows as exact_rows
+from ..stats import DEFAULT_STATISTICS, Statistic, Top, each, exact_rows as ExactRows, parse_stats
 from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from .layers import (
     Layers,
@@ -43,9 +43,10 @@ def watch(
     stats: Sequence[str | Statistic] = DEFAULT_STATISTICS,
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
-    rows: Sequence[int] | None = None,
+    exact_rows: Sequence[int] | None = None,
     outputs: bool = False,
     to: str | Path | None = None,
+    **unknown: NoReturn,
 ) -> Iterator[Recording]:
     """Statistics of every attention call that `model` makes inside the `with` block.
 
@@ -66,10 +67,11 @@ def watch(
     Groups of `mass` that leave `align` open take the alignment of the call's own mask, if all its
     parts have the same; so they follow a cache.
 
-    Positions, those of groups, of `rows` and of the keys of `topk`, count from the first real token
-    of each text, where the call carries its padding: a 2-D `attention_mask` of transformers, the
-    `key_padding_mask` of torch.nn.MultiheadAttention, or `lengths`. Otherwise they are columns. The
-    dimensions Tq and Tk of a result are columns always; `Call.at` says where texts begin.
+    Positions, those of groups, of `exact_rows` and of the keys of `topk`, count from the first real
+    token of each text, where the call carries its padding: a 2-D `attention_mask` of
+    transformers, the `key_padding_mask` of torch.nn.MultiheadAttention, or `lengths`. Otherwise
+    they are columns. The dimensions Tq and Tk of a result are columns always; `Call.at` says where
+    texts begin.
 
     Inside `distributed.sharded` all ranks watch alike, and every rank gets the numbers of the whole
     text, without gradients; a folder is given on one rank.
@@ -79,9 +81,9 @@ def watch(
         layers: only these: numbers as in `Call.layer`, strings are patterns for module names, such
             as ``"*.5.*"``. None means all.
         heads: keep only these query heads. None means all.
-        rows: also keep the exact rows of these queries, counted from each text's first token in
-            the call, and from its last if negative. A call must have them: a step of generation has
-            one, -1. A row that only longer texts of the batch have is 0. None means none.
+        exact_rows: also keep the weights of these queries, counted from each text's first token
+            in the call, and from its last if negative. A call must have them: a step of generation
+            has one, -1. A row that only longer texts of the batch have is 0. None means none.
         outputs: also keep the output of every head that is kept, (B, H, Tq, Dv), as `.output`.
         to: a folder; each call is then written to a file there (safetensors, and a line of
             `index.jsonl` that says what it holds) and not kept in memory: `recording.written` has
@@ -94,6 +96,8 @@ def watch(
             attention call, or one of `layers` made none. A part of the model that is compiled is
             a warning.
     """
+    if unknown:
+        refuse_keywords(watch, unknown)
     if not isinstance(model, nn.Module):
         raise BadType(
             f"watch got {kind_of(model)}.",
@@ -106,11 +110,11 @@ def watch(
     if heads is not None:
         heads = checked_list("heads", heads)
     statistics = parse_stats(stats)
-    if rows is not None:  # parsed for the errors
-        parse_stats([*statistics, exact_rows(rows)])
-    exact = next((s for s in statistics if isinstance(s, exact_rows)), None)
-    if exact is not None:
-        rows, statistics = exact.queries, tuple(s for s in statistics if s is not exact)
+    if exact_rows is not None:
+        statistics = parse_stats([*statistics, ExactRows(exact_rows)])
+    exact = next((s for s in statistics if isinstance(s, ExactRows)), None)
+    rows = None if exact is None else exact.queries
+    statistics = tuple(s for s in statistics if s is not exact)
     folder = None if to is None else new_folder(to)
     watcher = _Watcher(statistics, layers, heads, rows, outputs, folder)
     try:
@@ -138,7 +142,7 @@ class _Watcher:
         folder: Path | None,
     ) -> None:
         self.statistics, self.layers, self.heads = statistics, layers, heads
-        self.rows = None if rows is None else tuple(exact_rows(rows).queries)
+        self.rows = None if rows is None else tuple(rows)
         self.outputs, self.folder = outputs, folder
         self.running = Layers()
         self.recording, self.recorded = Recording(), 0
@@ -170,7 +174,7 @@ class _Watcher:
         if self.rows is not None:
             rows = self.rows_of(problem, at)
             columns = sorted({*rows.flatten().tolist()} - {-1})
-            statistics = parse_stats([*statistics, exact_rows(columns)])
+            statistics = parse_stats([*statistics, ExactRows(columns)])
         # A checkpoint compares the tensors that are saved for backward in the forward pass with
         # those of its second forward pass. Statistics are computed in the first one only, so what
         # they save must not pass through the checkpoint's hooks.
@@ -178,7 +182,9 @@ class _Watcher:
         with torch.set_grad_enabled(problem.grad), unhooked:
             found = statistics_of(problem, inputs, statistics)
             if rows is not None:
-                found["rows"] = _rows_of_texts(cast(Tensor, found["rows"]), columns, rows)
+                found["exact_rows"] = _rows_of_texts(
+                    cast(Tensor, found["exact_rows"]), columns, rows
+                )
         if "topk" in found:
             top = cast(Top, found["topk"])
             found["topk"] = Top(top.weights, _keys_of_texts(top.keys, at))
@@ -217,7 +223,7 @@ class _Watcher:
         first, after = at.real_queries(problem.Tq)
         lengths = per_text(operator.sub, after, first)
         longest = lengths if isinstance(lengths, int) else max(lengths)
-        exact_rows(self.rows).check(Grid(longest, problem.Tk))
+        ExactRows(self.rows).check(Grid(longest, problem.Tk))
         return at.rows(self.rows, problem.Tq)
 
     def keep(self, call: Call) -> None:
@@ -225,7 +231,7 @@ class _Watcher:
             self.recording.calls.append(call)
         else:
             statistics = [repr(s) if vars(s) else s.name for s in self.statistics]
-            statistics += [] if self.rows is None else [repr(exact_rows(self.rows))]
+            statistics += [] if self.rows is None else [repr(ExactRows(self.rows))]
             file = write_call(self.folder, self.recorded, call, statistics)
             self.recording.written.append(file)
         self.recorded += 1

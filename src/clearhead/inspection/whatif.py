@@ -100,7 +100,7 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
         with torch.no_grad(), catch_warnings(), intervene(module, some) as done:
             # The record of the edits, which is shown, says so.
             filterwarnings("ignore", ".*removed no visible edge")
-            with watch(module, stats=["max"], rows=range(len(tokens))) as seen:
+            with watch(module, stats=["max"], exact_rows=range(len(tokens))) as seen:
                 outputs.append(run_with_known_ids(module, given))
         matrices.append(_matrices(seen))
     moved = (matrices[1] - matrices[0]).abs().sum(-1).mean(-1) / 2
@@ -116,7 +116,7 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
 
 def _matrices(seen: Recording) -> Tensor:
     """The matrices of every layer, (layers, H, T, T)."""
-    return torch.cat([call.found["rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
+    return torch.cat([call.found["exact_rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
 
 
 def _losses(name: str, before: float, after: float) -> str:

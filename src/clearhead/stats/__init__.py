@@ -3,7 +3,7 @@
 What a statistic is (`statistic`), those of a query (`row_statistics`) and sums of weights over
 queries (`weight_statistics`), how they are requested (`parse`), the pass over the tiles (`sweep`),
 shards and chunks (`partial`). A statistic with arguments is
-called by its name in this module: ``stats=["entropy", stats.topk(8), stats.map(64, 64)]``.
+called by its name in this module: ``stats=["entropy", stats.topk(8), stats.pooled(64, 64)]``.
 """
 
 from .parse import DEFAULT_STATISTICS, lse_alone, parse_stats
@@ -11,7 +11,7 @@ from .partial import Partial
 from .row_statistics import mass, topk
 from .statistic import Result, Statistic, Top, each
 from .sweep import sweep
-from .weight_statistics import map, rows
+from .weight_statistics import exact_rows, pooled
 
 __all__ = [
     "DEFAULT_STATISTICS",
@@ -20,11 +20,11 @@ __all__ = [
     "Statistic",
     "Top",
     "each",
+    "exact_rows",
     "lse_alone",
-    "map",
     "mass",
     "parse_stats",
-    "rows",
+    "pooled",
     "sweep",
     "topk",
 ]

@@ -6,11 +6,11 @@ from ..errors import BadType, BadValue, did_you_mean
 from ..masks import Grid
 from .row_statistics import Effective, Entropy, Largest, LogSumExp, mass, topk
 from .statistic import Statistic
-from .weight_statistics import Received, map, rows
+from .weight_statistics import Received, exact_rows, pooled
 
 # In the order in which errors name them.
 STATISTICS: tuple[type[Statistic], ...] = (
-    LogSumExp, Largest, Entropy, Effective, topk, mass, Received, map, rows
+    LogSumExp, Largest, Entropy, Effective, topk, mass, Received, pooled, exact_rows
 )  # fmt: skip
 BY_NAME: dict[str, Statistic] = {s.name: s() for s in STATISTICS if not s.call}
 EXAMPLES = {s.name: s.example for s in STATISTICS if s.call}
@@ -50,7 +50,7 @@ def parse_stats(
             raise BadValue(
                 f"stats asks for {statistic.name} twice.",
                 "each statistic is an attribute of the result, under its name.",
-                "ask once; topk takes the larger n, mass all groups in one dict, rows one list.",
+                "ask once: topk with the larger n, mass with all groups, or exact_rows with all.",
             )
         if grid is not None:
             statistic.check(grid)
@@ -65,7 +65,7 @@ def must_fit(statistics: Iterable[Statistic], grid: Grid) -> None:
 
 
 def how_to_request(name: str, requested: Iterable[str]) -> str:
-    """Write the hint for a missing attribute: `name` is misspelt, or was not requested in `stats=`."""
+    """Write the hint for a missing attribute, misspelt or not requested in `stats=`."""
     misspelt = "" if name in BY_NAME or name in EXAMPLES else did_you_mean(name, requested)
     return misspelt or f"ask for it in stats=; there are {ALL_NAMES}."
 

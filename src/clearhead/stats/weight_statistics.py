@@ -31,7 +31,7 @@ class Received(WeightStatistic):
 
 
 @dataclass(frozen=True)
-class map(WeightStatistic):
+class pooled(WeightStatistic):
     """The matrix pooled: the mean, over the queries of a bin, of the weight on a bin of keys.
 
     T positions fall into n bins as evenly as they can: bin i holds those from floor(i T / n) up to
@@ -43,14 +43,14 @@ class map(WeightStatistic):
     rows: int
     cols: int
 
-    name, formula = "map", "mean over the queries of a bin of Σ w over a bin of keys"
+    name, formula = "pooled", "mean over the queries of a bin of Σ w over a bin of keys"
     shape = "B H min(rows,Tq) min(cols,Tk)"
-    call, example = "map(rows, cols)", "map(64, 64)"
+    call, example = "pooled(rows, cols)", "pooled(64, 64)"
     per_key = False
 
     def __post_init__(self) -> None:
         for side in ("rows", "cols"):
-            object.__setattr__(self, side, how_many(getattr(self, side), "map", side))
+            object.__setattr__(self, side, how_many(getattr(self, side), "pooled", side))
 
     def query_bins(self, p: Problem) -> int:
         return min(self.rows, p.Tq)
@@ -62,14 +62,14 @@ class map(WeightStatistic):
         return zeros(p, bins_of(queries, p.Tq, self.query_bins(p))[1], self.key_bins(p))
 
     def add_tile(self, total: Tensor, tile: WeightTile) -> None:
-        p, pooled = tile.problem, tile.pooled
+        p, weights = tile.problem, tile.pooled
         key_bin = bin_of(torch.arange(p.Tk, device=p.device)[tile.keys], p.Tk, self.key_bins(p))
         lo, hi = int(key_bin[0]), int(key_bin[-1]) + 1
-        into = (key_bin.unsqueeze(-1) == torch.arange(lo, hi, device=p.device)).to(pooled)
+        into = (key_bin.unsqueeze(-1) == torch.arange(lo, hi, device=p.device)).to(weights)
         if tile.members is None:
-            total[..., lo:hi] += pooled @ into
+            total[..., lo:hi] += weights @ into
         else:  # NaN stays in the bin of its key
-            total[..., lo:hi] += weighted_sum(into.T, pooled.mT, into.T > 0).mT
+            total[..., lo:hi] += weighted_sum(into.T, weights.mT, into.T > 0).mT
 
     def part(self, total: Tensor, p: Problem, queries: slice) -> Tensor:
         return total.narrow(2, *bins_of(queries, p.Tq, self.query_bins(p)))
@@ -82,13 +82,13 @@ class map(WeightStatistic):
 
 
 @dataclass(frozen=True)
-class rows(WeightStatistic):
+class exact_rows(WeightStatistic):
     """The exact weights of some queries, in the order asked for; -1 is the last query."""
 
     queries: Sequence[int]
 
-    name, formula, shape = "rows", "w of the queries asked for", "B H n Tk"
-    call, example = "rows([queries])", "rows([0, -1])"
+    name, formula, shape = "exact_rows", "w of the queries asked for", "B H n Tk"
+    call, example = "exact_rows([queries])", "exact_rows([0, -1])"
 
     def __post_init__(self) -> None:
         given = self.queries
@@ -96,9 +96,9 @@ class rows(WeightStatistic):
         places = [whole_number(i) for i in given] if listed else [None]
         if None in places:
             raise BadType(
-                f"rows got {given!r}.",
-                "rows takes the positions of queries, whole numbers in a list.",
-                "pass for example rows([0, 5, -1]).",
+                f"exact_rows got {given!r}.",
+                "exact_rows takes the positions of queries, whole numbers in a list.",
+                "pass for example exact_rows([0, 5, -1]).",
             )
         object.__setattr__(self, "queries", tuple(places))
 
@@ -106,11 +106,11 @@ class rows(WeightStatistic):
         for i in self.queries:
             if not -grid.Tq <= i < grid.Tq:
                 raise BadValue(
-                    f"rows asks for query {i}, and there are {grid.Tq}.",
+                    f"exact_rows got query {i}, and there are {grid.Tq}.",
                     "positions count from 0 and stay below the size; -1 is the last.",
                     f"ask for queries from {-grid.Tq} to {grid.Tq - 1}."
                     if grid.Tq
-                    else "ask for no rows, rows([]).",
+                    else "ask for no rows, exact_rows([]).",
                 )
 
     def places(self, grid: Grid) -> list[int]:

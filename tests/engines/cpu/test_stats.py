@@ -62,15 +62,15 @@ MASKS = {
 def test_lengths_around_tiles_and_stretches(Tq, Tk, mask, level):
     qkv = make_qkv(B=1, H=2, G=1, Tq=Tq, Tk=Tk, D=16, dtype=torch.float32)
     statistics = [
-        "lse", "max", "entropy", stats.topk(9), "received", stats.map(13, 29),
+        "lse", "max", "entropy", stats.topk(9), "received", stats.pooled(13, 29),
         stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end")}),
-        stats.rows([0, Tq - 1, Tq // 2, 0]),
+        stats.exact_rows([0, Tq - 1, Tq // 2, 0]),
     ]  # fmt: skip
     _, found = by_core(*qkv, statistics=statistics, mask=MASKS[mask])
     true = truth(*qkv, statistics=statistics, mask=MASKS[mask])
     assert_same(found, true, 1e-5, 4e-6, keys_of="float64")
     best = found["topk"]
-    every = truth(*qkv, statistics=[stats.rows(range(Tq))], mask=MASKS[mask])["rows"]
+    every = truth(*qkv, statistics=[stats.exact_rows(range(Tq))], mask=MASKS[mask])["exact_rows"]
     there = every.gather(-1, best.keys.clamp(min=0)).masked_fill(best.keys < 0, 0.0)
     torch.testing.assert_close(best.weights.double(), there, rtol=1e-5, atol=4e-6)
 
@@ -104,14 +104,21 @@ def test_nan_stays_where_it_may_look(level):
     q, k, v = draw(13, 4), draw(13, 4, seed=1), draw(13, 4, seed=2)
     broken = k.clone()
     broken[10] = float("nan")
-    statistics = ["lse", "max", "entropy", stats.topk(2), stats.map(13, 13), stats.rows([9])]
+    statistics = [
+        "lse",
+        "max",
+        "entropy",
+        stats.topk(2),
+        stats.pooled(13, 13),
+        stats.exact_rows([9]),
+    ]
     clean, dirty = (
         flat(by_core(q, x, v, mask=ch.causal, statistics=statistics)[1]) for x in (k, broken)
     )
-    for name in ("lse", "max", "entropy", "topk.weights", "map"):
+    for name in ("lse", "max", "entropy", "topk.weights", "pooled"):
         assert torch.equal(dirty[name][:, :, :10], clean[name][:, :, :10]), name
         assert dirty[name][:, :, 10:].isnan().any(), name
-    assert torch.equal(dirty["rows"], clean["rows"])
+    assert torch.equal(dirty["exact_rows"], clean["exact_rows"])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +127,7 @@ def test_nan_stays_where_it_may_look(level):
 def test_sizes_of_zero(sizes, level):
     qkv = make_qkv(**sizes)
     problem, inputs = make_problem(*qkv)
-    statistics = ["lse", "max", "entropy", stats.topk(2), "received", stats.map(2, 2)]
+    statistics = ["lse", "max", "entropy", stats.topk(2), "received", stats.pooled(2, 2)]
     _, found = by_core(*qkv, statistics=statistics)
     assert_same(found, sweep(problem, inputs, statistics).finish(), 1e-6, 1e-6)
 
@@ -139,7 +146,7 @@ def test_the_core_counts_what_merged_chunks_come_to():
     """All queries at once, by the core, beside two chunks of them by torch."""
     q, k, v = make_qkv(Tq=90, Tk=90, D=16)
     problem, inputs = make_problem(q, k, v)
-    parsed = parse_stats(["lse", "entropy", "received", stats.map(9, 9)], problem.grid)
+    parsed = parse_stats(["lse", "entropy", "received", stats.pooled(9, 9)], problem.grid)
     whole = Cpu().answer(problem, inputs, parsed, output=False).stats
     halves = sweep(problem, inputs, parsed, slice(0, 40)).merge(
         sweep(problem, inputs, parsed, slice(40, 90))
@@ -154,10 +161,10 @@ def test_large_logits_give_every_statistic_the_same_weights(level, size):
     q = torch.full((1, 1, 20, 1), 1.0)
     k = torch.randint(-size, size, (1, 1, 300, 1), generator=source).float()
     k[0, 0, :4, 0] = torch.tensor([size, size - 1, size - 2, size - 2])
-    stats = [ch.topk(4), ch.rows([0]), ch.mass({"first": ch.prefix(4)}), "entropy"]
+    stats = [ch.topk(4), ch.exact_rows([0]), ch.mass({"first": ch.prefix(4)}), "entropy"]
     seen = ch.look(q, k, k, scale=1.0, stats=stats, engine="cpu")
     weights = torch.softmax(q.double() @ k.double().mT, -1)
-    torch.testing.assert_close(seen.rows, weights[:, :, :1].float(), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(seen.exact_rows, weights[:, :, :1].float(), rtol=1e-6, atol=1e-12)
     best = weights.topk(4).values.float()
     torch.testing.assert_close(seen.topk.weights, best, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(seen.mass["first"], weights[..., :4].sum(-1).float())
@@ -178,10 +185,10 @@ def test_the_largest_weights_are_those_of_the_rows(level, base):
     k[..., 0] = base + torch.arange(8.0)
     q = torch.zeros(1, 1, 20, 80)
     q[..., 0] = 1.0
-    seen = ch.look(q, k, k, stats=[ch.topk(8), ch.rows([0])], engine="cpu")
+    seen = ch.look(q, k, k, stats=[ch.topk(8), ch.exact_rows([0])], engine="cpu")
     true = torch.softmax(torch.arange(7.0, -1, -1) / 80**0.5, 0)
     torch.testing.assert_close(seen.topk.weights[0, 0, 0], true)
-    torch.testing.assert_close(seen.rows[0, 0, 0].flip(0), true)
+    torch.testing.assert_close(seen.exact_rows[0, 0, 0].flip(0), true)
 
 
 # --------------------------------------------------------------------------------------- gradients
@@ -294,7 +301,7 @@ def test_a_gradient_that_is_a_negative_view():
 
 def test_look_in_training_changes_no_bit_and_keeps_nothing(monkeypatch):
     q, k, v = (x.requires_grad_() for x in make_qkv(H=4, G=2, Tq=300, Tk=300, D=16))
-    statistics = ["lse", "entropy", "max", "received", stats.map(7, 9), stats.rows([5])]
+    statistics = ["lse", "entropy", "max", "received", stats.pooled(7, 9), stats.exact_rows([5])]
     with torch.no_grad():
         naive_attention = ch.look(q, k, v, stats=statistics, mask=ch.causal, engine="cpu")
     monkeypatch.setattr(tiles._Sweep, "statistics_of", None)  # torch does not compute them
@@ -302,7 +309,7 @@ def test_look_in_training_changes_no_bit_and_keeps_nothing(monkeypatch):
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         seen = ch.look(q, k, v, stats=statistics, mask=ch.causal, engine="cpu")
     assert max(x.numel() for x in kept) <= q.numel() + v.numel()
-    for name in ("out", "lse", "entropy", "max", "received", "map", "rows"):
+    for name in ("out", "lse", "entropy", "max", "received", "pooled", "exact_rows"):
         assert torch.equal(getattr(seen, name), getattr(naive_attention, name)), name
         assert getattr(seen, name).requires_grad, name
     seen.out.sum().backward()  # gradients of the output one need no statistics
@@ -363,8 +370,8 @@ def test_batched_gradients_of_statistics():
     q, k, v = make_qkv(H=1, G=1, Tq=5, Tk=6, D=4)
 
     def found(q):
-        seen = ch.look(q, k, v, stats=["entropy", stats.map(2, 3)], engine="cpu")
-        return seen.entropy.sum(-1), seen.map
+        seen = ch.look(q, k, v, stats=["entropy", stats.pooled(2, 3)], engine="cpu")
+        return seen.entropy.sum(-1), seen.pooled
 
     one, many = (
         torch.autograd.functional.jacobian(found, q, vectorize=batched) for batched in (False, True)

@@ -153,9 +153,9 @@ def test_edits_are_those_of_intervene(client):
         ch.edits.ablate(layers=[0], heads=[2, 7]),
     ]
     with ch.intervene(teller.model, wanted), torch.no_grad():
-        with ch.watch(teller.model, rows=range(step["stored"][-1]), stats=["max"]) as seen:
+        with ch.watch(teller.model, exact_rows=range(step["stored"][-1]), stats=["max"]) as seen:
             teller.model(torch.tensor([teller.encode(TEXT).ids]))
-    assert torch.allclose(found, seen[1].rows[0], atol=1e-6)
+    assert torch.allclose(found, seen[1].exact_rows[0], atol=1e-6)
     assert float(found[:, 5, :2].abs().max()) == 0.0  # farther than the window
 
 

@@ -63,7 +63,7 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
             assert link.weight == pytest.approx(w[h, link.query].max().item(), rel=1e-5)
         assert [x.weight for x in head.links] == sorted(x.weight for x in head.links)[::-1]
     torch.testing.assert_close(layer.received, w.sum(1).float())
-    torch.testing.assert_close(layer.map, w.float())
+    torch.testing.assert_close(layer.pooled, w.float())
     allowed = torch.ones(T, T, dtype=torch.bool)
     if MASKS[mask] is not None:
         allowed = MASKS[mask].to_bool(T, T).reshape(T, T)
@@ -238,7 +238,7 @@ def test_queries_and_keys_of_different_numbers():
     found = report(AttentionCalls((q, k, options)), torch.zeros(1), tokens=words(13))
     w = ch.matrix(q, k, **options).to_dense()[0]
     assert found[0, 1].shares["same"] == pytest.approx(w[1].diagonal(8).sum().item() / 5, rel=1e-5)
-    assert found.layers[0].map.shape == (2, 5, 13) and "5" in found.layers[0].problem
+    assert found.layers[0].pooled.shape == (2, 5, 13) and "5" in found.layers[0].problem
 
 
 def test_what_is_kept_depends_on_the_length():
@@ -252,7 +252,7 @@ def test_what_is_kept_depends_on_the_length():
     whole = ch.matrix(normal(1, 4, 150, 3), normal(1, 2, 150, 3, seed=9), mask=ch.causal).to_dense()
     torch.testing.assert_close(longer.trace["weights"][0, 0], whole[0, head])
     assert longer.trace["key"].shape == (1, 1, 150, 3)
-    assert long.trace is None and long.map.shape == (4, 256, 256)
+    assert long.trace is None and long.pooled.shape == (4, 256, 256)
     led = {link.query for head in long.heads for link in head.links}
     assert led <= set(long.kept_queries) and len(long.kept_queries) <= 512 + len(led)
     assert long.kept_queries[0] == 0 and long.kept_queries[-1] == 700
@@ -486,7 +486,7 @@ def test_minilm_in_numbers(checkpoint):
     with torch.no_grad():
         weights = eager(**checkpoint.tokens_and_inputs(TEXT)[1], output_attentions=True).attentions
     for layer, w in zip(found.layers, weights, strict=True):
-        torch.testing.assert_close(layer.map, w[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(layer.pooled, w[0], atol=1e-5, rtol=0)
         for h, head in enumerate(layer.heads):
             share = w[0, h].diagonal(-1).sum().item() / w.shape[-1]
             assert head.shares["previous"] == pytest.approx(share, abs=1e-5)

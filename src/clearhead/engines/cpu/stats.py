@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...problem.online_softmax import Accumulator, State
 from ...problem.problem import Inputs, Problem
-from ...stats import Partial, Statistic, map, mass, rows
+from ...stats import Partial, Statistic, exact_rows, mass, pooled
 from ...stats.row_statistics import Moment
 from ...stats.statistic import WeightSums, empty_rows, empty_sums, finish_rows
 from ...stats.top_scores import TopScores
@@ -83,8 +83,10 @@ def _sum_weights(
     p: Problem, statistics: tuple[Statistic, ...], problem: bytes, top: Tensor, share: Tensor
 ) -> WeightSums:
     sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
-    bins = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, map)] or [(0, 0)]
-    exact = [i for s in statistics if isinstance(s, rows) for i in s.places(p.grid)]
+    bins = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, pooled)] or [
+        (0, 0)
+    ]
+    exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(p.grid)]
     row_of = torch.full((p.Tq,), -1, device="cpu")
     row_of[exact] = torch.arange(len(exact), device="cpu")
     check(
@@ -92,11 +94,11 @@ def _sum_weights(
             problem,
             WEIGHT_SUMS.pack(
                 *tensor_view(top), *tensor_view(share), *tensor_view(sums.get("received")),
-                *bins[0], *matrix_view(sums.get("map")),
-                row_of.data_ptr(), *matrix_view(sums.get("rows")),
+                *bins[0], *matrix_view(sums.get("pooled")),
+                row_of.data_ptr(), *matrix_view(sums.get("exact_rows")),
             ),
         )
     )  # fmt: skip
-    if "rows" in sums:  # a query that was requested twice is stored once
-        sums["rows"] = sums["rows"][:, :, row_of[exact]]
+    if "exact_rows" in sums:  # a query that was requested twice is stored once
+        sums["exact_rows"] = sums["exact_rows"][:, :, row_of[exact]]
     return sums

@@ -54,7 +54,7 @@ def report_page(
             "it shows every layer and head of a model.",
             "pass what report(...) returns; write_page makes the page of a trace.",
         )
-    if not report.layers or any(not layer.map.numel() for layer in report.layers):
+    if not report.layers or any(not layer.pooled.numel() for layer in report.layers):
         raise BadValue(
             f"The report has {report.about}.",
             "a page draws at least one layer, one head and one token.",
@@ -184,12 +184,12 @@ def _pooled_layer(
     if trace is not None:
         size = {**sizes(trace), **size, "g": layer.key_heads}
         steps = _steps_of_one_head(trace, layer)
-    pooled = pool(layer.map, side, Tq)
+    pooled = pool(layer.pooled, side, Tq)
     weights = next(step for step in steps if step["name"] == "weights")
     weights["map"] = _shades(pooled, pool(layer.allowed.float(), side, Tq) > 0)
-    if min(fine, *layer.map.shape[-2:]) > side:
+    if min(fine, *layer.pooled.shape[-2:]) > side:
         head = _clearest(layer).head
-        finer, allowed = (pool(x, fine, Tq) for x in (layer.map[head], layer.allowed.float()))
+        finer, allowed = (pool(x, fine, Tq) for x in (layer.pooled[head], layer.allowed.float()))
         weights["fine"] = {"head": head, **_shades(finer, allowed > 0)}
     kept, links = _links(layer, heads, Tk)
     data: schema.Layer = {
@@ -291,11 +291,11 @@ def _links(layer: Layer, heads: int, Tk: int) -> tuple[list[int], schema.Links]:
 
 
 def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
-    """Maps (H, r, c) of `stats.map`, pooled again to at most `side` bins a side: a mean over
+    """Maps (H, r, c) of `stats.pooled`, pooled again to at most `side` bins a side: a mean over
     queries, a sum over keys.
 
     r and c are either the length of the text or a multiple of `side`, so bins nest, and the result
-    is that of `stats.map(side, side)`.
+    is that of `stats.pooled(side, side)`.
     """
     rows, cols = maps.shape[-2:]
     down, across = min(side, rows), min(side, cols)

@@ -95,7 +95,7 @@ def model(
     grid = figure.subplots(down, across, squeeze=False)
     ink, scale = weight_ink()
     for i, layer in enumerate(report.layers):
-        maps = layer.map.clamp(min=0).double().cpu().numpy()
+        maps = layer.pooled.clamp(min=0).double().cpu().numpy()
         allowed = layer.allowed.cpu().numpy()
         blocked = np.ma.array(np.full(allowed.shape, 0.88), mask=allowed)
         for h, subplot in enumerate(grid[i]):

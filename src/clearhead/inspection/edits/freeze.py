@@ -18,7 +18,7 @@ MOST_CELLS = 2**27  # of a matrix of frozen weights, that is formed for who watc
 
 @dataclass(frozen=True, eq=False, repr=False)
 class freeze(FromRecording):
-    """The weights of the heads are those of another run, which ``watch(model, rows=[...])``
+    """The weights of the heads are those of another run, which ``watch(model, exact_rows=[...])``
     recorded: o[b, h, q] = sum over k of recorded[b, h, q, k] v[b, h, k], with the values of this
     run. Queries whose rows were not recorded are left as they are; where `rows` names them, that is
     an error. ``rows=range(T)`` in `watch` records whole matrices.
@@ -77,9 +77,9 @@ class freeze(FromRecording):
             raise BadValue(
                 f"{self!r} was given a recording without rows.",
                 "frozen weights are exact rows of another run.",
-                "record them: watch(model, rows=range(T)).",
+                "record them: watch(model, exact_rows=range(T)).",
             )
-        rows, Tq = call.found["rows"], problem.Tq
+        rows, Tq = call.found["exact_rows"], problem.Tq
         assert isinstance(rows, Tensor)
         if rows.shape[-1] != problem.Tk or max(call.queries, default=0) >= Tq:
             sizes = max(call.queries, default=0) + 1, rows.shape[-1]
@@ -102,7 +102,7 @@ class freeze(FromRecording):
                     f"{self!r} names rows that were not recorded, of queries "
                     f"{missing.any(0).nonzero().flatten().tolist()}.",
                     f"frozen weights are exact rows of another run, which holds {call.queries}.",
-                    "record these rows too: watch(model, rows=[...]).",
+                    "record these rows too: watch(model, exact_rows=[...]).",
                 )
         return weights, queries
 

@@ -81,7 +81,7 @@ class FromRecording(Edit):
 
 def _recorded(call: Call) -> list[Tensor]:
     """What edits read of a call."""
-    rows = call.found.get("rows")
+    rows = call.found.get("exact_rows")
     return [x for x in (call.output, rows) if isinstance(x, Tensor)]
 
 

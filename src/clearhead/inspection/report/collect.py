@@ -17,7 +17,7 @@ from ...masks import Mask, everything, window
 from ...masks.mask import common_align
 from ...masks.without import Without
 from ...problem.problem import Inputs, Problem
-from ...stats import Statistic, Top, map as pooled_map, mass, topk
+from ...stats import Statistic, Top, mass, pooled, topk
 from ...trace import Trace
 from .cross_attention import CallSite, TextTracker
 from .findings import Head, Layer, Link
@@ -38,14 +38,14 @@ class _Statistics:
 
     `entropy` is (H, Tq). `active`, (Tq,), says which queries may look at anything; `count` is how
     many these are, 1 if there are none. `shares` are (H,), of all weight, for each group of keys.
-    `map` is (H, r, c), `received` (H, Tk), and `top` (H, Tq, n) on the CPU; None if not asked for.
+    `pooled` is (H, r, c), `received` (H, Tk), and `top` (H, Tq, n), on the CPU, or None.
     """
 
     entropy: Tensor
     active: Tensor
     count: int
     shares: dict[str, Tensor]
-    map: Tensor
+    pooled: Tensor
     received: Tensor
     top: Top | None
 
@@ -87,8 +87,8 @@ class Collector:
                 key_heads=problem.G,
                 max_entropy=uniform.mean_entropy,
                 heads=heads,
-                map=found.map.float().cpu(),
-                allowed=(uniform.map > 0).any(0).cpu(),
+                pooled=found.pooled.float().cpu(),
+                allowed=(uniform.pooled > 0).any(0).cpu(),
                 received=found.received.float().cpu(),
                 kept_queries=tuple(kept),
                 top_weights=found.top.weights[:, kept].float(),
@@ -153,7 +153,7 @@ def _statistics(
         "entropy",
         "max",
         "received",
-        pooled_map(MAP_SIDE, MAP_SIDE),
+        pooled(MAP_SIDE, MAP_SIDE),
     ]
     if top is not None:
         requested.append(top)
@@ -162,7 +162,7 @@ def _statistics(
         requested.append(mass(groups))
     numbers = statistics_of(problem, inputs, requested)
     largest, entropy, received, maps = (
-        cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "map")
+        cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "pooled")
     )
     active = (largest != -math.inf).any(0)  # NaN counts, so that it is seen in every mean
     count = max(1, int(active.sum()))

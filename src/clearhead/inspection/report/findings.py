@@ -64,8 +64,9 @@ class Head:
 @loadable
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention call. `map` is (H, rows, cols), pooled as `stats.map` does; `received` (H, Tk).
+    """One attention call.
 
+    `pooled` is (H, rows, cols), as `stats.pooled` computes it; `received` is (H, Tk).
     `allowed` is (rows, cols): the cells of the map where the mask allows anything in some head.
     `max_entropy` is the entropy of uniform weights under the mask. `top_weights` and `top_keys`,
     (H, n_queries, n), are the largest weights of the queries in `kept_queries` and their keys (-1:
@@ -84,7 +85,7 @@ class Layer:
     key_heads: int
     max_entropy: float
     heads: tuple[Head, ...]
-    map: Tensor
+    pooled: Tensor
     allowed: Tensor
     received: Tensor
     kept_queries: tuple[int, ...]

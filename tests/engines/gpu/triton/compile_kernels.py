@@ -94,7 +94,7 @@ def count(dtype, Tq, Tk, D, n=8, **keywords):
     print("statistics", str(dtype).removeprefix("torch."), f"D={D}", *keywords)
     problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
     asked = ["entropy", stats.topk(n), stats.mass({"sink": ch.prefix(1)}), "received",
-             stats.map(8, 8), stats.rows([0])]  # fmt: skip
+             stats.pooled(8, 8), stats.exact_rows([0])]  # fmt: skip
     answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
 
 
@@ -125,6 +125,6 @@ if __name__ == "__main__":
         torch.set_float32_matmul_precision("high")
         forward_and_back(FP32, 512, 512, 256, mask=ch.causal)
     missing = {"attend_tiles", "merge_splits", "row_products", "query_gradients", "key_gradients",
-               "bias_gradients", "sum_weights", "exact_rows"} - compiled  # fmt: skip
+               "bias_gradients", "sum_weights", "store_exact_rows"} - compiled  # fmt: skip
     assert not missing, missing
     assert not too_large, f"more than {SHARED} bytes:\n" + "\n".join(too_large)

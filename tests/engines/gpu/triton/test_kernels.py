@@ -97,7 +97,7 @@ def test_many_keys_are_split_also_for_a_chunk_of_queries(Tq, Tk, splits, keyword
     expected = torch.autograd.grad(true, (q, k, v), seed.double())
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=3e-5)
-    statistics = ["lse", "max", "entropy", stats.topk(5), "received", stats.map(7, 9)]
+    statistics = ["lse", "max", "entropy", stats.topk(5), "received", stats.pooled(7, 9)]
     q, k, v = (x.detach() for x in (q, k, v))
     again, found = look(q, k, v, statistics=statistics, **keywords)
     assert torch.equal(again, out)
@@ -468,9 +468,9 @@ def test_statistics_around_tiles_and_splits(Tq, Tk):
     qkv = draw(Tq=Tq, Tk=Tk)
     mask = ch.window(before=300, after=0, align="end") | ch.prefix(5)
     statistics = [
-        "lse", "max", "entropy", stats.topk(9), "received", stats.map(13, 29),
+        "lse", "max", "entropy", stats.topk(9), "received", stats.pooled(13, 29),
         stats.mass({"sink": ch.prefix(3), "near": ch.window(before=4, align="end"), "all": (0, 9)}),
-        stats.rows([0, Tq - 1, Tq // 2, 0]),
+        stats.exact_rows([0, Tq - 1, Tq // 2, 0]),
     ]  # fmt: skip
     out, found = look(*qkv, statistics=statistics, mask=mask)
     true = truth(*qkv, statistics=statistics, mask=mask)
@@ -494,15 +494,15 @@ def test_nan_stays_where_it_may_look():
     q, k, v = (torch.randn(13, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
     broken = k.clone()
     broken[10] = float("nan")
-    statistics = ["lse", "max", "entropy", stats.map(13, 13), stats.rows([9])]
+    statistics = ["lse", "max", "entropy", stats.pooled(13, 13), stats.exact_rows([9])]
     clean, dirty = (
         flat(look(q, x, v, mask=ch.causal, statistics=statistics)[1]) for x in (k, broken)
     )
     for name in ("lse", "max", "entropy"):
         assert torch.equal(dirty[name][..., :10], clean[name][..., :10])
         assert dirty[name][..., 10:].isnan().all()
-    assert torch.equal(dirty["rows"], clean["rows"])
-    assert torch.equal(dirty["map"][..., :10, :], clean["map"][..., :10, :])
+    assert torch.equal(dirty["exact_rows"], clean["exact_rows"])
+    assert torch.equal(dirty["pooled"][..., :10, :], clean["pooled"][..., :10, :])
 
 
 # ------------------------------------------------------------------------------------ the operator
@@ -609,7 +609,7 @@ def test_a_cuda_graph_replays_the_kernels():
 def test_a_cuda_graph_replays_what_is_counted():
     """Not yet run: there was no GPU."""
     q, k, v = map(there, draw())
-    wanted = ["entropy", ch.topk(3), "received", ch.map(4, 4), ch.rows([0, 5, -1])]
+    wanted = ["entropy", ch.topk(3), "received", ch.pooled(4, 4), ch.exact_rows([0, 5, -1])]
 
     def look():
         return ch.look(q, k, v, mask=ch.Causal(align="end"), stats=wanted, engine="triton")
@@ -621,7 +621,7 @@ def test_a_cuda_graph_replays_what_is_counted():
     q.copy_(q.flip(-1))
     graph.replay()
     again = look()
-    for name in ("entropy", "received", "map", "rows"):
+    for name in ("entropy", "received", "pooled", "exact_rows"):
         assert torch.equal(getattr(seen, name), getattr(again, name)), name
 
 
@@ -635,7 +635,7 @@ def test_a_cuda_graph_replays_what_is_counted():
 def test_what_is_counted_reads_nothing_back(mask, monkeypatch):
     """As during a capture, after a first call: no operation for which a GPU would wait."""
     q, k, v = draw()
-    wanted = ["entropy", ch.topk(3), "received", ch.map(4, 4), ch.rows([0, 5, -1])]
+    wanted = ["entropy", ch.topk(3), "received", ch.pooled(4, 4), ch.exact_rows([0, 5, -1])]
     asked = {"mask": mask, "stats": wanted, "engine": "triton"}
     first = ch.look(q, k, v, **asked)
     monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
@@ -647,7 +647,7 @@ def test_what_is_counted_reads_nothing_back(mask, monkeypatch):
         "item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "bincount",
         "masked_select", "lift_fresh", "_unique2", "repeat_interleave",
     }  # fmt: skip
-    for name in ("entropy", "received", "map", "rows"):
+    for name in ("entropy", "received", "pooled", "exact_rows"):
         assert torch.equal(getattr(seen, name), getattr(first, name)), name
 
 

@@ -12,7 +12,7 @@ from ....masks.key_ranges import KeyRanges
 from ....problem.online_softmax import Accumulator, State, WeightedSum, anchor, moved
 from ....problem.problem import Inputs, Problem
 from ....problem.tiles import runs_of
-from ....stats import Partial, Statistic, map, mass, rows as exact, topk
+from ....stats import Partial, Statistic, exact_rows, mass, pooled, topk
 from ....stats.row_statistics import Moment
 from ....stats.statistic import WeightSums, bin_of, empty_rows, empty_sums, finish_rows
 from ....stats.top_scores import TopScores
@@ -23,7 +23,7 @@ from .forward import Groups
 from .launch_backward import seen_from
 from .launch_forward import attend, dot_precision, head_block, on_device, power_of_2
 from .start import start
-from .weight_sums import exact_rows, sum_weights
+from .weight_sums import store_exact_rows, sum_weights
 
 LN2 = math.log(2.0)
 MOST_TOP = 64  # largest weights of a row that are kept in registers
@@ -114,7 +114,7 @@ def _sum_weights(
     if not top.numel() or not p.Tk:
         return sums
     block_d = head_block(p.D)
-    maps = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, map)]
+    maps = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, pooled)]
     q_bins, k_bins = maps[0] if maps else (1, 1)
     M, N = _tile(p, block_d, q_bins)
     tiles = math.ceil(p.Tk / N)
@@ -128,23 +128,23 @@ def _sum_weights(
         if "received" in sums or maps:
             # N keys touch at most so many bins of at least Tk // k_bins keys.
             slots = -(-(N - 1) // (p.Tk // k_bins)) + 1
-            pooled = None
+            parts = None
             if maps:
-                pooled = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
+                parts = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
             start(
                 sum_weights, tiles * p.H * p.B, q.get_device(),
-                rows(q), rows(k), top, share, sums.get("received"), pooled, cells_if(first),
+                rows(q), rows(k), top, share, sums.get("received"), parts, cells_if(first),
                 cells_if(last), of_kernel, sizes, tiles, q_bins, k_bins, slots, **how,
             )  # fmt: skip
-            if pooled is not None:
-                sums["map"] = _map(pooled, p.Tk, k_bins, N)
-        requested = [i for s in statistics if isinstance(s, exact) for i in s.places(p.grid)]
+            if parts is not None:
+                sums["pooled"] = _pooled(parts, p.Tk, k_bins, N)
+        requested = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(p.grid)]
         if requested:
             places = _positions(requested, p.device)
             strips = math.ceil(len(requested) / M)
             start(
-                exact_rows, tiles * strips * p.H * p.B, q.get_device(),
-                rows(q), rows(k), top, share, places, sums["rows"], of_kernel, sizes, tiles,
+                store_exact_rows, tiles * strips * p.H * p.B, q.get_device(),
+                rows(q), rows(k), top, share, places, sums["exact_rows"], of_kernel, sizes, tiles,
                 len(requested), **how,
             )  # fmt: skip
     return sums
@@ -166,7 +166,7 @@ def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int]:
     return min(32 if wide else 64, max(16, rows_of_bin)), 32 if wide else 64
 
 
-def _map(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:
+def _pooled(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:
     """Bins of keys from what the tiles of N keys found, (B, H, q_bins, tiles, slots): each bin adds
     up, in order, the slots that hold a part of it. A gather, so that NaN stays in its bin."""
     tiles, slots = pooled.shape[-2:]

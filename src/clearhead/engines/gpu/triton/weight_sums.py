@@ -72,7 +72,7 @@ def sum_weights(
 
 
 @triton.jit(do_not_specialize=["tiles", "count"])
-def exact_rows(
+def store_exact_rows(
     q, k, top, share, places, out, rule, sizes, tiles, count,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr,
