@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.demo import whole_files
+from clearhead.demo import atomic_io
 from clearhead.demo.model import Decoder, untrained
 from clearhead.errors import writable_folder
 
@@ -99,7 +99,7 @@ def ablate(
         done.append(_measured(name, training, training_stories, held_out))
         curves[name] = training.losses
     ablation = Ablation(steps, batch, tuple(done))
-    whole_files.write_json(directory / "ablation.json", ablation.as_dict())
+    atomic_io.write_json(directory / "ablation.json", ablation.as_dict())
     rates = {label: [v.rates[label] for v in done] for label in done[0].rates}
     names, losses = [v.name for v in done], [v.causal for v in done]
     draw_ablation(names, losses, rates, directory / "ablation.png")

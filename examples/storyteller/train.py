@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim import AdamW
 
-from clearhead.demo import whole_files
+from clearhead.demo import atomic_io
 from clearhead.demo.model import Config, Decoder, untrained
 from clearhead.demo.storyteller import Storyteller
 from clearhead.errors import BadValue, as_number, writable_folder
@@ -103,7 +103,7 @@ class Training:
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": t for name, t in state.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        whole_files.write(path, tensors, self.settings)
+        atomic_io.write(path, tensors, self.settings)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Training:
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint. Raises `BadValue` if it is of another training."""
-        tensors, settings = whole_files.read(path)
+        tensors, settings = atomic_io.read(path)
         if settings != self.settings:
             raise BadValue(
                 f"{str(path)!r} is of another training: {_differences(settings, self.settings)}.",

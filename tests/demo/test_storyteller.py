@@ -11,7 +11,7 @@ import torch
 
 import clearhead as ch
 from clearhead import demo as st
-from clearhead.demo import cast, vocabulary, whole_files
+from clearhead.demo import atomic_io, cast, vocabulary
 from clearhead.explorer.report_files import write
 from clearhead.explorer.storyteller_report import report_teller
 from clearhead.functional.ambient import listening
@@ -238,8 +238,8 @@ def test_a_killed_training_ends_with_the_same_weights_bit_for_bit(tmp_path):
         text=True,
     )
     assert ended.returncode == -9, ended.stderr
-    _, about = whole_files.read(killed / "checkpoint.safetensors")
-    tensors, _ = whole_files.read(killed / "checkpoint.safetensors")
+    _, about = atomic_io.read(killed / "checkpoint.safetensors")
+    tensors, _ = atomic_io.read(killed / "checkpoint.safetensors")
     assert len(tensors["losses"]) == 4 and not (killed / "model.safetensors").exists()
     resumed = tiny(killed)
     ours, theirs = whole.model.state_dict(), resumed.model.state_dict()
@@ -269,7 +269,7 @@ def test_a_trained_model_is_read_back_as_it_was(tmp_path):
 
 def test_which_folders_hold_a_storyteller(tmp_path):
     tiny(tmp_path / "ours", steps=1)
-    whole_files.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
+    atomic_io.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
     assert st.is_storyteller(tmp_path / "ours")
     assert st.is_storyteller(tmp_path / "ours" / "model.safetensors")
@@ -302,7 +302,7 @@ def test_files_that_cannot_be_read_and_folders_that_cannot_be_written(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 200)
     (tmp_path / "short.txt").write_text("Too short.")
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
-    whole_files.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
+    atomic_io.write(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {})
     asks = [
         lambda: tiny(tmp_path / "out", text=tmp_path / "missing.txt"),
         lambda: tiny(tmp_path / "out", text=tmp_path / "latin.txt"),
@@ -325,15 +325,15 @@ def test_files_that_cannot_be_read_and_folders_that_cannot_be_written(tmp_path):
 
 def test_a_file_is_replaced_in_full_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
-    whole_files.write(path, {"x": torch.tensor([1.0])}, {"step": 1})
+    atomic_io.write(path, {"x": torch.tensor([1.0])}, {"step": 1})
 
     def fails(old, new):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(KeyboardInterrupt):
-        whole_files.write(path, {"x": torch.tensor([2.0])}, {"step": 2})
-    tensors, about = whole_files.read(path)
+        atomic_io.write(path, {"x": torch.tensor([2.0])}, {"step": 2})
+    tensors, about = atomic_io.read(path)
     assert tensors["x"].tolist() == [1.0] and about == {"step": 1}
 
 

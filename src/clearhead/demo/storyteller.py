@@ -21,7 +21,7 @@ from ..functional.ambient import capture_call
 from ..functional.explain import explain_problem
 from ..inspection.metrics import most_probable
 from ..trace import Trace
-from . import whole_files
+from . import atomic_io
 from .cast import pronouns, verbs
 from .model import Config, Decoder, untrained
 from .vocabulary import Encoded, Vocabulary
@@ -200,7 +200,7 @@ class Storyteller:
             "vocabulary": self.vocabulary.words,
             "made": self.made,
         }
-        path = whole_files.write(Path(path), self.model.state_dict(), about)
+        path = atomic_io.write(Path(path), self.model.state_dict(), about)
         if self.table is not None:
             keep_table(path, self.table)
         return path
@@ -238,7 +238,7 @@ def is_storyteller(path: str | Path) -> bool:
 
 def keep_table(path: str | Path, table: dict[str, Any]) -> Path:
     """Write the result of `measure` beside the weights, from where `load` reads it."""
-    return whole_files.write_json(_file(Path(path)).with_suffix(".json"), table)
+    return atomic_io.write_json(_file(Path(path)).with_suffix(".json"), table)
 
 
 def _file(path: Path) -> Path:
@@ -247,7 +247,7 @@ def _file(path: Path) -> Path:
 
 def _load(path: Path) -> Storyteller:
     path = _file(path)
-    tensors, about = whole_files.read(path)
+    tensors, about = atomic_io.read(path)
     try:
         model = untrained(Config(**about["config"]))
         model.load_state_dict(tensors)
