@@ -26,6 +26,7 @@ check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
 	$(BIN)/zizmor --quiet --offline .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/mypy
+	$(BIN)/python tests/words.py
 	@$(MAKE) --silent page/node_modules || rm -rf page/node_modules
 	@if [ -x page/node_modules/.bin/tsc ]; then npm --prefix page run --silent check; \
 	else echo "The scripts of the page were not type-checked: npm could not install TypeScript."; fi
