@@ -28,7 +28,7 @@ from clearhead.functional.attention import attention
 from clearhead.functional.look import look
 from clearhead.functional.plan import plan
 from clearhead.masks import Causal, Everything, Grid, causal, documents, prefix, window
-from clearhead.masks.key_ranges import EVERY_KEY
+from clearhead.masks.key_ranges import UNLIMITED
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import pooled, topk
 
@@ -358,7 +358,7 @@ def _flash_attn(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 
     if (band := case.mask.band(Grid(case.Tq, case.Tk))) is None:
         raise ValueError("it knows full, causal and window masks")
-    sides = tuple(-1 if side == EVERY_KEY else side for side in band)
+    sides = tuple(-1 if side == UNLIMITED else side for side in band)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return lambda: flash_attn_func(q, k, v, window_size=sides).transpose(1, 2)
 

@@ -24,7 +24,7 @@ from clearhead.demo.vocabulary import Vocabulary
 from clearhead.errors import BadValue
 from clearhead.inspection.progress import progress_bar
 from clearhead.inspection.watch import Call, watch
-from clearhead.stats import Top, topk
+from clearhead.stats import TopWeights, topk
 
 from .baselines import Bigram, Unigram
 from .data import SKIP, pad, stories
@@ -197,7 +197,7 @@ def hit_rates(
 def _top_key(call: Call) -> Tensor:
     """The key of the largest weight of each query, (B, H, T)."""
     top = call.found["topk"]
-    assert isinstance(top, Top)
+    assert isinstance(top, TopWeights)
     return top.keys[..., 0]
 
 

@@ -37,10 +37,10 @@ def number(x: float, decimals: int) -> str:
     return text.lstrip("-") if float(text) == 0 else text
 
 
-def counted(size: int, letter: str) -> str:
+def axis_size(size: int, letter: str) -> str:
     """The size of an axis with its name, by the axis' letter.
 
-    >>> counted(5, "q"), counted(1, "k")
+    >>> axis_size(5, "q"), axis_size(1, "k")
     ('5 queries', '1 key')
     """
     name = AXES.get(letter, letter)

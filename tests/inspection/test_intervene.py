@@ -10,7 +10,7 @@ import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.inspection.intervene import intervene
 from clearhead.masks import Grid
-from clearhead.masks.without import Placed, Without
+from clearhead.masks.without import TextEdges, WithoutEdges
 
 B, H, G, Tq, Tk, D, Dv = 2, 6, 3, 7, 11, 5, 4
 
@@ -287,11 +287,11 @@ def test_edited_masks_say_the_same_twice(start, heads):
     rule = ch.Causal(align=START)
     for text in (square, ch.dense(keep=torch.rand(9, 9, generator=made) > 0.5)):
         for mask in (
-            Placed(text, start, 4),
-            Placed(~text, start, (3, -2)),
-            Placed(text, start, (-Tk, -1)),
-            Placed(text, start),
-            Without(rule, Placed(text, start), where, "words"),
+            TextEdges(text, start, 4),
+            TextEdges(~text, start, (3, -2)),
+            TextEdges(text, start, (-Tk, -1)),
+            TextEdges(text, start),
+            WithoutEdges(rule, TextEdges(text, start), where, "words"),
         ):
             mask.check(grid)
             b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, Tq, Tk)), indexing="ij")

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 import clearhead as ch
 from clearhead.masks import Grid
 from clearhead.masks.text_positions import Padding, Positions, padding_of
-from clearhead.masks.without import placed
+from clearhead.masks.without import edges_in_call
 
 T = 7  # tokens of the text that masks of T x T are about
 CELLS = torch.rand(T, T, generator=torch.Generator().manual_seed(2)) > 0.5
@@ -64,7 +64,7 @@ def test_a_rule_moves_to_the_columns_of_a_call(first, names, start, Tq, dropped,
     for name in names[1:]:
         mask = mask & MASKS[name]
     mask = ~mask if negate and not whole else mask
-    made = placed(mask, grid, at)
+    made = edges_in_call(mask, grid, at)
     b, h, i, j = torch.meshgrid(*map(torch.arange, (2, 1, Tq, Tk)), indexing="ij")
     q, k = i + start - torch.tensor(first)[b], j + dropped - torch.tensor(first)[b]
     right = torch.ones_like(q, dtype=torch.bool)
@@ -87,7 +87,7 @@ def test_padding_from_a_mask_of_zeros_and_ones():
 @pytest.mark.parametrize("explicit", ["end", "start", 0])
 def test_a_named_align_keeps_distances_under_padding(explicit):
     at, grid = Positions((-2, 0), (-2, 0), (5, 7), 0), Grid(7, 7, 2, 1)
-    made = placed(ch.window(before=1, after=0, align=explicit), grid, at)
+    made = edges_in_call(ch.window(before=1, after=0, align=explicit), grid, at)
     plain = ch.window(before=1, after=0).to_bool(7)
     bits = made.key_ranges(grid).to_bool().expand(2, 1, 7, 7)
     assert bits[1, 0].equal(plain) and bits[0, 0, 2:, 2:].equal(plain[2:, 2:])

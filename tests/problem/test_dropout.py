@@ -25,7 +25,9 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 def cells(seed: int, p: float, B: int = 2, H: int = 3, Tq: int = 5, Tk: int = 7) -> Tensor:
     b, h, q, k = (torch.arange(n) for n in (B, H, Tq, Tk))
-    return dropout.kept(seed, p, b.reshape(-1, 1, 1, 1), h.reshape(-1, 1, 1), q.reshape(-1, 1), k)
+    return dropout.keep_mask(
+        seed, p, b.reshape(-1, 1, 1, 1), h.reshape(-1, 1, 1), q.reshape(-1, 1), k
+    )
 
 
 def mixed(key: int, word: int) -> int:

@@ -36,7 +36,7 @@ from clearhead import (
 from clearhead.engines.reference import steps
 from clearhead.masks import Grid
 from clearhead.problem.check import Options, make_problem
-from clearhead.stats import Top, exact_rows, mass, parse_stats, pooled, sweep, topk
+from clearhead.stats import TopWeights, exact_rows, mass, parse_stats, pooled, sweep, topk
 from clearhead.stats.statistic import RowStatistic
 from clearhead.stats.top_scores import top_of_tile
 from clearhead.testing import PROBLEMS, make
@@ -102,7 +102,7 @@ def dense(problem, inputs, wanted):
             )
             best, keys = best[..., : s.n], keys[..., : s.n]
             weights = F.pad(w, (0, s.n)).gather(-1, keys)
-            found["topk"] = Top(weights, keys.masked_fill(best == NOTHING, -1))
+            found["topk"] = TopWeights(weights, keys.masked_fill(best == NOTHING, -1))
         elif s.name == "mass":
             found["mass"] = {
                 name: (w * mask.key_ranges(p.grid).to_bool()).sum(-1)
@@ -132,7 +132,7 @@ def flat(results):
     """Every tensor by a name: topk.weights, topk.keys, mass.sink ..."""
     out = {}
     for name, result in results.items():
-        if isinstance(result, Top):
+        if isinstance(result, TopWeights):
             out |= {f"{name}.weights": result.weights, f"{name}.keys": result.keys}
         elif isinstance(result, dict):
             out |= {f"{name}.{group}": x for group, x in result.items()}
@@ -657,7 +657,7 @@ def test_every_statistic_declares_itself():
             result.values()
             if isinstance(result, dict)
             else result
-            if isinstance(result, Top)
+            if isinstance(result, TopWeights)
             else [result]
         )
         count = {"topk": 4, "exact_rows": 3}.get(s.name, 0)

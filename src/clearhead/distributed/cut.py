@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..masks import Grid, Mask
-from ..masks.key_ranges import EVERY_KEY, KeyRanges, all_keys
+from ..masks.key_ranges import UNLIMITED, KeyRanges, all_keys
 from ..masks.mask import CachedRanges, Unchanged
 from .layouts import Layout, Positions
 
@@ -46,8 +46,8 @@ class Cut(CachedRanges):
             return None
         (before, after), shift = band, self.queries.start - self.keys.start
         return (
-            EVERY_KEY if before == EVERY_KEY else before - shift,
-            EVERY_KEY if after == EVERY_KEY else after + shift,
+            UNLIMITED if before == UNLIMITED else before - shift,
+            UNLIMITED if after == UNLIMITED else after + shift,
         )
 
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:

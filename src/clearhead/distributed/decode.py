@@ -203,7 +203,7 @@ class Decoding:
     def positions_from(self, start: int, count: int) -> Tensor:
         return torch.arange(self.tokens_before, self.tokens_before + count)
 
-    def kept(self, x: Tensor) -> Tensor:
+    def cached_part(self, x: Tensor) -> Tensor:
         owner = self._owner(x.shape[-2])
         return x[..., owner == self.rank, :]
 

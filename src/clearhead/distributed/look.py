@@ -25,9 +25,9 @@ from ..stats import (
     Partial,
     Result,
     Statistic,
-    Top,
-    each,
+    TopWeights,
     exact_rows,
+    map_tensors,
     mass,
     parse_stats,
     pooled,
@@ -142,7 +142,7 @@ def whole(ring: Ring, found: dict[str, Result]) -> dict[str, Result]:
         if name in SHARED:
             return result
         layout = ring.routes.keys if name == "received" else ring.routes.queries
-        return each(result, lambda x: gathered(ring.transport, x, layout, 2))
+        return map_tensors(result, lambda x: gathered(ring.transport, x, layout, 2))
 
     return {name: of_all(name, result) for name, result in found.items()}
 
@@ -339,6 +339,6 @@ def _joined(parts: list[Result]) -> Result:
     first = parts[0]
     if isinstance(first, dict):
         return {name: _joined([part[name] for part in parts]) for name in first}  # type: ignore
-    if isinstance(first, Top):
-        return Top(*(torch.cat(list(x), 2) for x in zip(*parts, strict=True)))
+    if isinstance(first, TopWeights):
+        return TopWeights(*(torch.cat(list(x), 2) for x in zip(*parts, strict=True)))
     return torch.cat(parts, 2)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ class Shard:
         """The positions of this rank's tokens, after `start` others."""
         return self.positions + start
 
-    def kept(self, x: Tensor) -> Tensor:
+    def cached_part(self, x: Tensor) -> Tensor:
         """Every token of this rank's part stays here."""
         return x
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..masks.key_ranges import EVERY_KEY
+from ..masks.key_ranges import UNLIMITED
 from ..masks.values import shared_offset
 from ..problem.biases import Alibi, TensorBias
 from ..problem.problem import Problem
@@ -62,7 +62,7 @@ class KernelArgs(NamedTuple):
 
 def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
     """The arguments that stand for the mask, the bias, the sinks and the dropout of a problem."""
-    before = after = EVERY_KEY
+    before = after = UNLIMITED
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
     if p.masked:

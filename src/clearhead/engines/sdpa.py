@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from ..errors import BadValue
-from ..masks.key_ranges import EVERY_KEY
+from ..masks.key_ranges import UNLIMITED
 from ..problem.biases import TensorBias
 from ..problem.problem import Inputs, Problem
 from ..torch_state import batches_gradients, in_forward_mode, in_transform
@@ -117,7 +117,7 @@ def _on_gpu(p: Problem) -> bool:
 
 def _is_causal(p: Problem) -> bool:
     # torch's fused kernel scales its own -inf, which a scale that rounds to 0 or below turns over.
-    return p.scale > 1e-30 and p.mask.band(p.grid) == (EVERY_KEY, 0)
+    return p.scale > 1e-30 and p.mask.band(p.grid) == (UNLIMITED, 0)
 
 
 def _needs_matrix(p: Problem) -> bool:

@@ -76,7 +76,7 @@ class Ranks(Protocol):
         whatever `count` says. While decoding: after the tokens that came before, whatever `start`
         says, which counts those of this rank's cache."""
 
-    def kept(self, x: Tensor) -> Tensor:
+    def cached_part(self, x: Tensor) -> Tensor:
         """Of keys or values of new tokens, (..., t, D), those that a cache on this rank keeps."""
 
     def attention(
@@ -105,7 +105,7 @@ class Ranks(Protocol):
         """The error, which the end of the block repeats on every rank if nobody raises it."""
 
 
-class Place(NamedTuple):
+class CallPosition(NamedTuple):
     """What a mask says of a call: the columns of its query 0 (None: as the mask says) and of its
     key 0, before which a cache has dropped the others, and the padding of its keys."""
 
@@ -114,7 +114,7 @@ class Place(NamedTuple):
     padding: Padding | None = None
 
 
-NOWHERE = Place()
+UNKNOWN_POSITION = CallPosition()
 
 
 class Ambient(NamedTuple):
@@ -124,7 +124,7 @@ class Ambient(NamedTuple):
     ranks: Ranks | None = None
     listeners: tuple[OnCall, ...] = ()
     editors: tuple[Editor, ...] = ()
-    place: Place = NOWHERE
+    position: CallPosition = UNKNOWN_POSITION
     traced: bool = False
 
     @property
@@ -218,14 +218,14 @@ def editing(editor: Editor) -> Iterator[None]:
 
 
 @contextmanager
-def placed_at(place: Place) -> Iterator[None]:
+def at_position(position: CallPosition) -> Iterator[None]:
     """Attention calls inside the `with` block stand there."""
-    before = _ambient.get().place
-    _ambient.set(_ambient.get()._replace(place=place))
+    before = _ambient.get().position
+    _ambient.set(_ambient.get()._replace(position=position))
     try:
         yield
     finally:
-        _ambient.set(_ambient.get()._replace(place=before))
+        _ambient.set(_ambient.get()._replace(position=before))
 
 
 def visible(

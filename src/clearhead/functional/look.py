@@ -12,7 +12,15 @@ from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
-from ..stats import DEFAULT_STATISTICS, Result, Statistic, Top, each, lse_alone, parse_stats
+from ..stats import (
+    DEFAULT_STATISTICS,
+    Result,
+    Statistic,
+    TopWeights,
+    lse_alone,
+    map_tensors,
+    parse_stats,
+)
 from ..stats.parse import how_to_request, must_fit
 from ..torch_state import loadable
 from .ambient import ambient
@@ -114,9 +122,9 @@ class Look(ShownInNotebook):
         # In a graph for every length, the words would make one for each.
         compiling = torch.compiler.is_compiling()
         self.about = "a compiled call" if compiling else problem.describe()
-        self._found = {name: each(x, problem.shape_back) for name, x in found.items()}
+        self._found = {name: map_tensors(x, problem.shape_back) for name, x in found.items()}
 
-    def __getattr__(self, name: str) -> "Tensor | Top | dict[str, Tensor]":
+    def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
         found = self.__dict__.get("_found", {})
         if name in found:
             return found[name]
@@ -139,7 +147,7 @@ class Look(ShownInNotebook):
         """Name, shape and summary of the output and of every statistic."""
         lines = [("out", self.out)]
         for name, result in self._found.items():
-            if isinstance(result, Top):
+            if isinstance(result, TopWeights):
                 lines += [(name, result.weights)]
             elif isinstance(result, dict):
                 lines += [(f"{name} {group}", part) for group, part in result.items()]

@@ -24,7 +24,7 @@ from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import State
 from ..problem.problem import Inputs, Problem, repeat_heads
 from ..problem.tiles import runs_of
-from ..stats import Statistic, Top, each, pooled, sweep, topk
+from ..stats import Statistic, TopWeights, map_tensors, pooled, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
 from .ambient import EditedCall, ambient, visible
@@ -127,7 +127,7 @@ class Matrix(ShownInNotebook):
         """-Σ w log w of each query's weights, in nats, (B, H, Tq); 0 where it sees nothing."""
         return self._statistic("entropy")
 
-    def topk(self, n: int) -> Top:
+    def topk(self, n: int) -> TopWeights:
         """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
         lower key. Where a query sees fewer keys, the rest have weight 0 and key -1. Raises
         `BadValue` for an n below 1 or above Tk."""
@@ -211,7 +211,7 @@ class Matrix(ShownInNotebook):
 
     def _statistic(self, statistic: str | Statistic) -> Any:
         (result,) = compute_stats(self._problem, self._inputs, [statistic]).finish().values()
-        return each(result, self._problem.shape_back)
+        return map_tensors(result, self._problem.shape_back)
 
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
@@ -245,7 +245,7 @@ class Matrix(ShownInNotebook):
         elif sums is None:
             sums = self._sums(queries)
         weights = finish_rows(sums, p.sinks).weight(online_softmax.exps(scores, sums.max.detach()))
-        return weights.masked_fill(scores == online_softmax.NOTHING, 0.0), keep
+        return weights.masked_fill(scores == online_softmax.MASKED, 0.0), keep
 
     def _sums(self, queries: slice) -> State:
         """The maximum and the sum of some queries over all keys.

@@ -33,13 +33,13 @@ def token_positions(start: int, count: int, dtype: torch.dtype, device: torch.de
     return ranks.positions_from(start, count).to(device, dtype)
 
 
-def kept_here(x: Tensor) -> Tensor:
+def cached_part(x: Tensor) -> Tensor:
     """Of keys or values of new tokens, (..., t, D), those that a cache here keeps."""
     ranks = ambient().ranks
-    return x if ranks is None else ranks.kept(x)
+    return x if ranks is None else ranks.cached_part(x)
 
 
-def whole_output(out: Tensor) -> Tensor:
+def full_output(out: Tensor) -> Tensor:
     """A copy of the output of a call, of all queries; of many ranks without a gradient."""
     ranks = ambient().ranks
     return out.clone() if ranks is None else ranks.unshard(out.detach())

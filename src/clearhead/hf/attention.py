@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..functional.ambient import ambient, placed_at
+from ..functional.ambient import ambient, at_position
 from ..functional.attention import attention
 from ..functional.matrix import matrix
 from ..masks import Mask, causal, dense, documents, everything, intersect
@@ -98,11 +98,11 @@ def _attend(
         "sinks": s_aux if s_aux is None else s_aux.to(query.dtype),
         "dropout": dropout if module.training else 0.0,
     }
-    place: AbstractContextManager[None] = nullcontext()
+    position: AbstractContextManager[None] = nullcontext()
     if ambient().is_hooked and isinstance(attention_mask, BooleanMask | LazyMask):
-        place = placed_at(attention_mask.place)
+        position = at_position(attention_mask.position)
     weights = None
-    with place:
+    with position:
         out = attention(query, key, value, **keywords)
         if output_attentions or _collects_weights():
             weights = _weights(query, key, keywords)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..errors import BadValue
-from ..functional.ambient import NOWHERE
+from ..functional.ambient import UNKNOWN_POSITION
 from ..masks import Mask, dense
 
 # What can be answered without computing a cell.
@@ -51,7 +51,7 @@ class BooleanMask(Tensor):
     False. What cannot be given a meaning so simply raises `BadValue`.
     """
 
-    place = NOWHERE  # of the call in the text
+    position = UNKNOWN_POSITION  # of the call in the text
 
     @classmethod
     def __torch_function__(
@@ -78,7 +78,7 @@ class BooleanMask(Tensor):
         if changed:
             return result.as_subclass(Tensor)
         if isinstance(result, BooleanMask) and isinstance(args[0], BooleanMask | LazyMask):
-            result.place = args[0].place
+            result.position = args[0].position
         return result
 
 
@@ -89,7 +89,7 @@ class LazyMask(Tensor):
     """
 
     mask: Mask
-    place = NOWHERE  # of the call in the text
+    position = UNKNOWN_POSITION  # of the call in the text
     each_alone: tuple[Mask, Tensor, Mask]  # set by `attention` for packed texts
 
     @staticmethod
@@ -137,7 +137,7 @@ def _computed(x: LazyMask) -> Tensor:
     B, _, Tq, Tk = x.shape
     keep = x.mask.to_bool(Tq, Tk, B=B, device=x.device)
     cells = keep.expand(B, 1, Tq, Tk).as_subclass(BooleanMask)
-    cells.place = x.place
+    cells.position = x.position
     return cells
 
 

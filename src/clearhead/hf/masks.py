@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..functional.ambient import Place, ambient
+from ..functional.ambient import CallPosition, ambient
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 from ..masks.text_positions import padding_of
 from .inspect_model import misreads_masks, not_answered
@@ -76,7 +76,7 @@ def attention_mask(
             if mask is everything and q_length == 1 and others.get("allow_is_causal_skip"):
                 return None
             lazy = LazyMask.of(mask, batch_size, q_length, kv_length, torch.device(device))
-            lazy.place = Place(first or None, keys.start, padded)
+            lazy.position = CallPosition(first or None, keys.start, padded)
             return lazy
     others.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     cells = sdpa_mask(
@@ -87,7 +87,7 @@ def attention_mask(
     if torch.compiler.is_compiling():
         return cells
     written = cells.as_subclass(BooleanMask)
-    written.place = Place(int(q_offset) or None, kv_offset, padded)
+    written.position = CallPosition(int(q_offset) or None, kv_offset, padded)
     return written
 
 

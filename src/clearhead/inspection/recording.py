@@ -16,7 +16,7 @@ from ..errors import BadValue, as_index, whole_number, writable_folder
 from ..formatting import ShownInNotebook
 from ..functional.look import NotRequested
 from ..masks.text_positions import BY_COLUMN, Positions
-from ..stats import Result, Top
+from ..stats import Result, TopWeights
 from ..stats.parse import how_to_request
 from ..torch_state import loadable
 
@@ -65,7 +65,7 @@ class Call:
             if isinstance(result, dict):
                 parts = {f"{name}.{group}": x for group, x in result.items()}
             else:
-                parts = {name: result.weights[..., 0] if isinstance(result, Top) else result}
+                parts = {name: result.weights[..., 0] if isinstance(result, TopWeights) else result}
             for part, x in parts.items():
                 counts = torch.isfinite(x)
                 if self.blind is not None and name not in NOT_PER_QUERY:
@@ -242,7 +242,7 @@ def _flat(found: dict[str, Result]) -> dict[str, Tensor]:
     """Statistics as named tensors for a file."""
     tensors: dict[str, Tensor] = {}
     for name, result in found.items():
-        if isinstance(result, Top):
+        if isinstance(result, TopWeights):
             tensors[f"{name}.weights"], tensors[f"{name}.keys"] = result.weights, result.keys
         elif isinstance(result, dict):
             tensors |= {f"{name}.{group}": x for group, x in result.items()}

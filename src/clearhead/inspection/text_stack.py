@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
-from ..functional.ambient import NOWHERE, ambient
+from ..functional.ambient import UNKNOWN_POSITION, ambient
 from ..masks import And, Grid, Mask, lengths
 from ..masks.mask import common_align
 from ..masks.text_positions import Padding, PerText, Positions, padding_of, per_text
-from ..masks.without import Without
+from ..masks.without import WithoutEdges
 from ..problem.problem import Problem
 from ..torch_state import has_values, in_backward
 
@@ -121,7 +121,9 @@ class TextStack:
         known = self._known.setdefault((name, problem.grid), set())
         if not in_backward():
             found = self._positions(problem)
-            if self.crosses or (ambient().place is NOWHERE and self._transformer is not None):
+            if self.crosses or (
+                ambient().position is UNKNOWN_POSITION and self._transformer is not None
+            ):
                 known.add(found)  # which modules around it say
             return found
         # A checkpoint runs a part of the model again, and not the modules around it.
@@ -136,34 +138,34 @@ class TextStack:
         return next(iter(known)) if known else self._positions(problem)
 
     def _positions(self, problem: Problem) -> Positions:
-        place, grid = ambient().place, problem.grid
-        column = _column_of(problem) if place.start is None else place.start
+        position, grid = ambient().position, problem.grid
+        column = _column_of(problem) if position.start is None else position.start
         stated = column is not None or problem.Tq == problem.Tk
         if column is None and (problem.Tq == problem.Tk or problem.Tq > 1):
             column = 0
         crosses = self.crosses
-        padding = place.padding
-        if place is NOWHERE:
+        padding = position.padding
+        if position is UNKNOWN_POSITION:
             padding = self._module_padding(crosses, problem)
         keys, queries = _lengths_of(problem.mask, grid)
         if padding is None and keys is not None:
             padding = Padding((0,) * len(keys), keys)
         if padding is not None and len(padding.first) not in (1, problem.B):
             padding = None
-        key: PerText = place.first_key
+        key: PerText = position.first_key
         if padding is not None:
-            key = per_text(lambda first: place.first_key - first, padding.first)
+            key = per_text(lambda first: position.first_key - first, padding.first)
         if crosses and (own := self._positions_of_queries(problem.Tq)) is not None:
-            return own._replace(first_key=key, dropped=place.first_key)
+            return own._replace(first_key=key, dropped=position.first_key)
         # More keys than queries, and no word on where these stand, may be those of another text.
-        one_text = not crosses and (stated or place is not NOWHERE)
+        one_text = not crosses and (stated or position is not UNKNOWN_POSITION)
         start, length = column, None
         if padding is not None and column is not None and one_text:
             start = per_text(operator.sub, column, padding.first)
             length = per_text(operator.sub, padding.after, padding.first)
         if queries is not None:
             length = per_text(operator.add, queries, start or 0)
-        found = Positions(start, key, length, column, place.first_key, stated)
+        found = Positions(start, key, length, column, position.first_key, stated)
         if not crosses:
             self._own_text = _OwnText([at.module for at in self.running[:-1]], problem.Tq, found)
         return found
@@ -208,7 +210,7 @@ def _column_of(problem: Problem) -> PerText | None:
 
 def _lengths_of(mask: Mask, grid: Grid) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """How many keys and queries of each text are real, where `lengths` says so."""
-    if isinstance(mask, Without):
+    if isinstance(mask, WithoutEdges):
         return _lengths_of(mask.rule, grid)
     parts = mask.parts if isinstance(mask, And) else (mask,)
     found: list[tuple[int, ...] | None] = []

@@ -16,12 +16,19 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadType, BadValue, as_index, kind_of, refuse_keywords
 from ..functional.ambient import listening
-from ..functional.sharding import statistics_of, whole_output
+from ..functional.sharding import full_output, statistics_of
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
-from ..masks.without import placed
+from ..masks.without import edges_in_call
 from ..problem.problem import Inputs, Problem
-from ..stats import DEFAULT_STATISTICS, Statistic, Top, each, exact_rows as ExactRows, parse_stats
+from ..stats import (
+    DEFAULT_STATISTICS,
+    Statistic,
+    TopWeights,
+    exact_rows as ExactRows,
+    map_tensors,
+    parse_stats,
+)
 from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from .layers import (
     Layers,
@@ -186,23 +193,24 @@ class _Watcher:
                     cast(Tensor, found["exact_rows"]), columns, rows
                 )
         if "topk" in found:
-            top = cast(Top, found["topk"])
-            found["topk"] = Top(top.weights, _keys_of_texts(top.keys, at))
+            top = cast(TopWeights, found["topk"])
+            found["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
         blind = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
-        output = whole_output(out) if self.outputs else None
+        output = full_output(out) if self.outputs else None
         queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
         heads = None
         if self.heads is not None:
             rule = f"this layer has {problem.H} query heads, numbered from 0."
             hint = f"pass heads from 0 to {problem.H - 1}."
             picked = [as_index("head", h, problem.H, rule, hint) for h in self.heads]
-            found = {n: each(result, lambda x: x[:, picked]) for n, result in found.items()}
+            found = {n: map_tensors(result, lambda x: x[:, picked]) for n, result in found.items()}
             blind = blind[:, picked] if blind is not None and blind.shape[1] > 1 else blind
             output = None if output is None else output[:, picked]
             heads = tuple(picked)
         if self.grad_enabled and not torch.is_grad_enabled() and in_autograd_function():
             found = {
-                n: each(result, partial(_refuse_gradient, name)) for n, result in found.items()
+                n: map_tensors(result, partial(_refuse_gradient, name))
+                for n, result in found.items()
             }
             output = None if output is None else _refuse_gradient(name, output)
         return Call(layer, name, problem.describe(), found, blind, heads, queries, output, at)
@@ -213,7 +221,7 @@ class _Watcher:
         at = at if at.stated else at._replace(start=None)
         known = problem.grid, at
         if self._placed[0] != known:
-            change = partial(placed, grid=problem.grid, at=at)
+            change = partial(edges_in_call, grid=problem.grid, at=at)
             self._placed = known, tuple(s.with_masks(change) for s in self.statistics)
         return self._placed[1]
 

@@ -145,7 +145,7 @@ class Dense(CachedRanges):
         return {n: s for n, s in zip(names, as_4d(self.bits).shape, strict=True) if s != 1}
 
     def shifted(self, shift: Shift) -> Mask:
-        """Of a mask without queries, the keys; `Placed` moves one that has both."""
+        """Of a mask without queries, the keys; `TextEdges` moves one that has both."""
         bits = as_4d(self.bits)
         B, _, Tq, T = bits.shape
         first = torch.tensor(-shift.dropped if B > 1 else shift.keys).reshape(-1, 1)

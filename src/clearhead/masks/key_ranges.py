@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..torch_state import has_values, without_repeats
 
-EVERY_KEY = 2**60  # farther than any key: a distance without a limit
+UNLIMITED = 2**60  # farther than any key: a distance without a limit
 MOST_ENDS = 1 << 22  # ends of ranges that are sorted at once: 100 MB
 
 

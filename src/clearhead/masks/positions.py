@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue, whole_number
 from . import key_ranges
 from .grid import Grid
-from .key_ranges import EVERY_KEY, KeyRanges
+from .key_ranges import UNLIMITED, KeyRanges
 from .mask import Bounds, Mask
 from .text_positions import PerText, Shift, per_text, plus
 from .values import (
@@ -71,7 +71,7 @@ class Everything(OneRange):
         return None, None
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        return EVERY_KEY, EVERY_KEY
+        return UNLIMITED, UNLIMITED
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return "everything: nothing is masked"
@@ -129,7 +129,7 @@ class Causal(OneRange):
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
         offset = shared_offset(self.align, grid)
-        return None if offset is None else (EVERY_KEY, offset)
+        return None if offset is None else (UNLIMITED, offset)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         position = q + int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
@@ -224,8 +224,8 @@ class window(OneRange):
         offset = shared_offset(self.align, grid)
         if offset is None:
             return None
-        before = EVERY_KEY if self.before is None else self.before - offset
-        return before, EVERY_KEY if self.after is None else self.after + offset
+        before = UNLIMITED if self.before is None else self.before - offset
+        return before, UNLIMITED if self.after is None else self.after + offset
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         distance = k - q - int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))

@@ -20,7 +20,7 @@ from .values import Align
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Without(CachedRanges):
+class WithoutEdges(CachedRanges):
     """`rule` without the edges that `edges` allows, for the queries where `where` holds.
 
     `where` is (B|1, H|1, Tq|1) booleans. `words` says what was removed, for a reader.
@@ -65,7 +65,7 @@ class Without(CachedRanges):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Placed(CachedRanges):
+class TextEdges(CachedRanges):
     """The edges of a mask that fixes its queries and keys, position by position of a text, in a
     call whose query 0 and key 0 stand at `start` and `first_key` of it. Beyond the text it allows
     none."""
@@ -136,7 +136,7 @@ def _of_text(number: PerText, b: Tensor) -> int | Tensor:
     return torch.tensor(number, device=b.device)[b] if isinstance(number, tuple) else number
 
 
-def placed(edges: Mask, grid: Grid, at: Positions) -> Mask:
+def edges_in_call(edges: Mask, grid: Grid, at: Positions) -> Mask:
     """The edges that a mask over the positions of texts names in a call of these sizes, which
     stands `at` them.
 
@@ -152,7 +152,7 @@ def placed(edges: Mask, grid: Grid, at: Positions) -> Mask:
     if "Tq" in sizes and "Tk" in sizes and start is not None:
         own = sizes["Tq"], sizes["Tk"]
         if (own[0] == own[1] or at.padded) and (first_key or own != (grid.Tq, grid.Tk)):
-            edges = Placed(edges, start, first_key)
+            edges = TextEdges(edges, start, first_key)
             edges.check(grid)
             return edges
     queries: PerText = 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue, as_count
-from ..functional.sharding import kept_here
+from ..functional.sharding import cached_part
 from ..torch_state import in_backward, is_plain
 from .checks import check_size, check_type
 
@@ -83,7 +83,7 @@ class KVCache:
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens; returns all keys and all values held."""
         self._check(k, v)
-        k, v = kept_here(k), kept_here(v)
+        k, v = cached_part(k), cached_part(v)
         length = self.length + k.shape[-2]
         if self.max_length is None and (torch.is_grad_enabled() or not is_plain(k, v, self._k)):
             self._k = k.clone() if self.keys is None else torch.cat([self.keys, k], -2)

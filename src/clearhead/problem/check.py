@@ -20,7 +20,8 @@ from ..torch_state import (
 from .biases import DTYPES, Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
 
-NO_CAP = 2.0**100  # a cap this large changes no score, and score / cap would underflow in float32
+# A cap this large changes no score, and score / cap would underflow in float32.
+LARGEST_CAP = 2.0**100
 
 
 class Options(NamedTuple):
@@ -312,7 +313,7 @@ def _checked_softcap(softcap: object) -> float | None:
     rule = "softcap is a positive, finite number, or None for no cap."
     hint = "pass another softcap, or leave it out."
     cap = as_number("softcap", softcap, rule, hint, lambda cap: 0 < cap < math.inf)
-    return cap if cap < NO_CAP else None
+    return cap if cap < LARGEST_CAP else None
 
 
 def _must_not_learn(name: str, value: object) -> None:

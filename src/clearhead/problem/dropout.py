@@ -22,7 +22,7 @@ def draw_seed(device: torch.device | str = "cpu") -> Tensor:
     return torch.randint(2**63 - 1, (1,), device=device)
 
 
-def kept(seed: int, p: float, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def keep_mask(seed: int, p: float, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """True where the weight survives. `b, h, q, k` are index tensors that broadcast together.
 
     A cell survives if its 32-bit hash is at least p * 2^32, so with probability 1 - p.
@@ -38,7 +38,7 @@ def factors(
 ) -> Tensor:
     """What dropout multiplies weights by, (b, h, q, k): `keep_factor` where a weight survives, else
     0. The places `b, h, q, k` have one dimension each."""
-    survives = kept(seed, p, b.reshape(-1, 1, 1, 1), h.reshape(-1, 1, 1), q.unsqueeze(-1), k)
+    survives = keep_mask(seed, p, b.reshape(-1, 1, 1, 1), h.reshape(-1, 1, 1), q.unsqueeze(-1), k)
     return survives.to(dtype) * keep_factor(p)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .nan_safe import finite, weighted_sum
 
-NOTHING = float("-inf")
+MASKED = float("-inf")
 LOWEST = -1000.0  # exp of it is 0 even in float64, and unlike -inf it may be multiplied by 0
 
 
@@ -126,13 +126,13 @@ def finish(state: State, sinks: Tensor | None = None) -> Tensor:
     out = (out / total.unsqueeze(-1)).masked_fill(is_nan.unsqueeze(-1), float("nan"))
     if sinks is None:
         return out
-    return out.masked_fill((state.max == NOTHING).unsqueeze(-1), 0.0)  # even if the sink is NaN
+    return out.masked_fill((state.max == MASKED).unsqueeze(-1), 0.0)  # even if the sink is NaN
 
 
 def largest(scores: Tensor) -> Tensor:
     """The maximum over the keys, a constant for autograd; -inf where there are none."""
     if not scores.shape[-1]:
-        return scores.new_full(scores.shape[:-1], NOTHING)
+        return scores.new_full(scores.shape[:-1], MASKED)
     return scores.detach().amax(-1)
 
 
@@ -145,9 +145,9 @@ def exps(scores: Tensor, top: Tensor) -> Tensor:
 def zero_if_masked(exps: Tensor, scores: Tensor, base: Tensor) -> Tensor:
     """exp(scores - base) with 0 where a score is -inf. It is 0 already if `base` is finite; if
     `base` is NaN or infinite, it is NaN."""
-    return exps if finite(base) else exps.masked_fill(scores == NOTHING, 0.0)
+    return exps if finite(base) else exps.masked_fill(scores == MASKED, 0.0)
 
 
 def anchor(top: Tensor) -> Tensor:
     """What exponents are taken relative to: the maximum, or 0 where there is none yet."""
-    return top.masked_fill(top == NOTHING, 0.0)
+    return top.masked_fill(top == MASKED, 0.0)

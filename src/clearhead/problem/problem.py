@@ -28,7 +28,7 @@ from . import nan_safe
 from .biases import Bias
 from .dropout import factors
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 class Inputs(NamedTuple):
@@ -39,14 +39,14 @@ class Inputs(NamedTuple):
     v: Tensor
 
 
-class cached(Generic[Made]):
+class cached(Generic[Value]):
     """functools.cached_property without the lock that it holds until Python 3.12. It caches nothing
     while torch.compile traces, because a graph must not keep the tensors of another call."""
 
-    def __init__(self, make: Callable[[Any], Made]):
+    def __init__(self, make: Callable[[Any], Value]):
         self.make, self.__doc__ = make, make.__doc__
 
-    def __get__(self, owner: Any, kind: Any = None) -> Made:
+    def __get__(self, owner: Any, kind: Any = None) -> Value:
         if owner is None:
             return self  # type: ignore[return-value]  # help() reads it from the class
         made = self.make(owner)

@@ -9,7 +9,7 @@ called by its name in this module: ``stats=["entropy", stats.topk(8), stats.pool
 from .parse import DEFAULT_STATISTICS, lse_alone, parse_stats
 from .partial import Partial
 from .row_statistics import mass, topk
-from .statistic import Result, Statistic, Top, each
+from .statistic import Result, Statistic, TopWeights, map_tensors
 from .sweep import sweep
 from .weight_statistics import exact_rows, pooled
 
@@ -18,10 +18,10 @@ __all__ = [
     "Partial",
     "Result",
     "Statistic",
-    "Top",
-    "each",
+    "TopWeights",
     "exact_rows",
     "lse_alone",
+    "map_tensors",
     "mass",
     "parse_stats",
     "pooled",

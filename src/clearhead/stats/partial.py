@@ -14,7 +14,7 @@ from ..errors import BadValue
 from ..problem.online_softmax import State, anchor, merge
 from ..problem.problem import Problem
 from .statistic import (
-    Final,
+    FinishedRows,
     Result,
     RowStatistic,
     Statistic,
@@ -112,7 +112,7 @@ class Partial:
 
     # ------------------------------------------------------------------------------------ inside
 
-    def _final(self) -> Final:
+    def _final(self) -> FinishedRows:
         if self.rows is None or len(self.keys) < self.problem.Tk:
             raise BadValue(
                 f"finish was asked of a {self!r}.",

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid, Mask, prefix
 from ..masks.key_ranges import KeyRanges
-from ..problem.online_softmax import NOTHING, WeightedSum
+from ..problem.online_softmax import MASKED, WeightedSum
 from ..problem.problem import Problem
-from .statistic import Final, RowStatistic, Tile, Top, how_many, zeros
+from .statistic import FinishedRows, RowStatistic, Tile, TopWeights, checked_count, zeros
 from .top_scores import TopScores, top_of_tile
 
 
@@ -24,7 +24,7 @@ class LogSumExp(RowStatistic):
 
     name, formula = "lse", "log Σₖ exp(x)"
 
-    def finish(self, rows: Final) -> Tensor:
+    def finish(self, rows: FinishedRows) -> Tensor:
         return rows.lse
 
 
@@ -34,7 +34,7 @@ class Largest(RowStatistic):
 
     name, formula = "max", "maxₖ x"
 
-    def finish(self, rows: Final) -> Tensor:
+    def finish(self, rows: FinishedRows) -> Tensor:
         return rows.state.max
 
 
@@ -63,7 +63,7 @@ class Entropy(RowStatistic):
     def counter(self, p: Problem) -> Callable[[Tile], Moment]:
         return lambda tile: Moment(torch.einsum("bhqk,bhqk->bhq", tile.exps, tile.below))
 
-    def finish(self, rows: Final) -> Tensor:
+    def finish(self, rows: FinishedRows) -> Tensor:
         # With p = exp(x - m) and w = p share:  -Σ w log w = share (-log share Σ p - Σ p (x - m)).
         share, state = rows.share, rows.state
         (moment,) = state.more["moment"]
@@ -78,7 +78,7 @@ class Effective(Entropy):
 
     name, formula = "effective", "exp(entropy)"
 
-    def finish(self, rows: Final) -> Tensor:
+    def finish(self, rows: FinishedRows) -> Tensor:
         return super().finish(rows).exp()
 
 
@@ -99,7 +99,7 @@ class topk(RowStatistic):
     accumulator = "top"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", how_many(self.n, "topk", "n"))
+        object.__setattr__(self, "n", checked_count(self.n, "topk", "n"))
 
     def must_fit(self, grid: Grid) -> None:
         if self.n > grid.Tk:
@@ -114,18 +114,18 @@ class topk(RowStatistic):
         return 128 * min(self.n, p.Tk)
 
     def empty(self, p: Problem, queries: int) -> TopScores:
-        scores = zeros(p, queries, min(self.n, p.Tk)) + NOTHING
+        scores = zeros(p, queries, min(self.n, p.Tk)) + MASKED
         return TopScores(scores, torch.full_like(scores, -1, dtype=torch.long))
 
     def counter(self, p: Problem) -> Callable[[Tile], TopScores]:
         return lambda tile: top_of_tile(tile.scores, tile.keys.start, self.n)
 
-    def finish(self, rows: Final) -> Top:
+    def finish(self, rows: FinishedRows) -> TopWeights:
         scores, keys = rows.state.more["top"]
-        below = (scores - scores[..., :1].detach()).masked_fill(keys < 0, NOTHING)
+        below = (scores - scores[..., :1].detach()).masked_fill(keys < 0, MASKED)
         weights = rows.weight(below.exp().to(rows.share.dtype))
         missing = (0, self.n - keys.shape[-1])
-        return Top(F.pad(weights, missing), F.pad(keys, missing, value=-1))
+        return TopWeights(F.pad(weights, missing), F.pad(keys, missing, value=-1))
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class mass(RowStatistic):
 
         return count
 
-    def finish(self, rows: Final) -> dict[str, Tensor]:
+    def finish(self, rows: FinishedRows) -> dict[str, Tensor]:
         (sums,) = rows.state.more["groups"]
         return dict(zip(self.groups, rows.weight(sums).unbind(-1), strict=True))
 

@@ -19,7 +19,7 @@ from ..masks import Grid, Mask
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import (
     LOWEST,
-    NOTHING,
+    MASKED,
     Accumulator,
     State,
     anchor,
@@ -31,7 +31,7 @@ from ..torch_state import loadable
 
 
 @loadable
-class Top(NamedTuple):
+class TopWeights(NamedTuple):
     """The largest weights of each query and the keys they lie on, (B, H, Tq, n) both."""
 
     weights: Tensor
@@ -39,14 +39,14 @@ class Top(NamedTuple):
 
 
 Position = TypeVar("Position", int, Tensor)
-Result: TypeAlias = Tensor | Top | dict[str, Tensor]
+Result: TypeAlias = Tensor | TopWeights | dict[str, Tensor]
 WeightSums: TypeAlias = dict[str, Tensor]  # what the second sweep adds up, by statistic
 
 
-def each(result: Result, change: Callable[[Tensor], Tensor]) -> Result:
+def map_tensors(result: Result, change: Callable[[Tensor], Tensor]) -> Result:
     """The result with every tensor in it changed."""
-    if isinstance(result, Top):
-        return Top(*(change(x) for x in result))
+    if isinstance(result, TopWeights):
+        return TopWeights(*(change(x) for x in result))
     if isinstance(result, dict):
         return {name: change(x) for name, x in result.items()}
     return change(result)
@@ -129,10 +129,10 @@ class RowStatistic(Statistic):
         raise NotImplementedError(f"{self.name} declares an accumulator and does not compute it")
 
     @abstractmethod
-    def finish(self, rows: "Final") -> Result: ...
+    def finish(self, rows: "FinishedRows") -> Result: ...
 
 
-class Final(NamedTuple):
+class FinishedRows(NamedTuple):
     """Rows that have seen every key and the sink: `lse` and `share`, (B, H, q).
 
     `share` is the weight of a key that scores the maximum, so a weight is exp(x - max) * share.
@@ -149,14 +149,14 @@ class Final(NamedTuple):
         return part * self.share.reshape(*self.share.shape, *[1] * (part.dim() - 3))
 
 
-def finish_rows(state: State, sinks: Tensor | None) -> Final:
+def finish_rows(state: State, sinks: Tensor | None) -> FinishedRows:
     """Let the sinks, (H,), take part, and divide."""
     top = state.max.detach()
     complete = with_sinks(State(top, state.sum, {}), sinks)
     base, nothing = anchor(complete.max), complete.sum == 0
     total = complete.sum.masked_fill(nothing, 1.0)
-    lse = (base + total.log()).masked_fill(nothing, NOTHING)
-    return Final(state, lse, torch.exp(top - base) / total)
+    lse = (base + total.log()).masked_fill(nothing, MASKED)
+    return FinishedRows(state, lse, torch.exp(top - base) / total)
 
 
 def empty_rows(p: Problem, statistics: Iterable[Statistic], queries: int) -> State:
@@ -166,7 +166,7 @@ def empty_rows(p: Problem, statistics: Iterable[Statistic], queries: int) -> Sta
         for s in statistics
         if isinstance(s, RowStatistic) and s.accumulator
     }
-    return State(zeros(p, queries) + NOTHING, zeros(p, queries), more)
+    return State(zeros(p, queries) + MASKED, zeros(p, queries), more)
 
 
 # ------------------------------------------------------------------------------------ second sweep
@@ -250,6 +250,6 @@ def bins_of(queries: slice, size: int, bins: int) -> tuple[int, int]:
     return first, last + 1 - first
 
 
-def how_many(value: object, statistic: str, name: str) -> int:
+def checked_count(value: object, statistic: str, name: str) -> int:
     rule = f"{name} says how many, a whole number, 1 or more."
     return as_count(f"{statistic} got {name}", value, rule, f"pass for example {name}=8.", least=1)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..problem.nan_safe import finite
-from ..problem.online_softmax import NOTHING, Accumulator, State, anchor, exps, merge, moved
+from ..problem.online_softmax import MASKED, Accumulator, State, anchor, exps, merge, moved
 from ..problem.problem import Inputs, Problem, cached
 from ..problem.tiles import for_queries, key_tiles, query_tiles
 from ..torch_state import in_functionalize, is_batched, no_autocast
@@ -249,7 +249,7 @@ class _Sweep:
         for keys, scores in tiles:
             powers = exps(scores, base)
             if not all_finite:
-                powers = powers.masked_fill(is_nan.unsqueeze(-1) & (scores != NOTHING), math.nan)
+                powers = powers.masked_fill(is_nan.unsqueeze(-1) & (scores != MASKED), math.nan)
             columns = slice(keys.start - self.keys.start, keys.stop - self.keys.start)
             tile = WeightTile(p, queries, keys, columns, scores, powers, share, pool, keep)
             for s in self.second:

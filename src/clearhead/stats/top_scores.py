@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..problem.online_softmax import NOTHING
+from ..problem.online_softmax import MASKED
 
 
 class TopScores(NamedTuple):
@@ -24,7 +24,7 @@ class TopScores(NamedTuple):
         keys, room = self.keys, (0, n - self.keys.shape[-1])
         if len(positions):
             keys = positions[keys.clamp(min=0)].masked_fill(keys < 0, -1)
-        return TopScores(F.pad(self.scores, room, value=NOTHING), F.pad(keys, room, value=-1))
+        return TopScores(F.pad(self.scores, room, value=MASKED), F.pad(keys, room, value=-1))
 
     def merged(self, other: "TopScores") -> "TopScores":
         scores, keys = (torch.cat(pair, -1) for pair in zip(self, other, strict=True))
@@ -41,14 +41,14 @@ def top_of_tile(scores: Tensor, start: int, n: int) -> TopScores:
             # lowest of the tied keys are the n largest of -key among them.
             edge, next_one = values[..., n - 1 : n], values[..., n:]
             values, places = values[..., :n], places[..., :n]
-            if bool(((edge == next_one) & (edge != NOTHING)).any()):
+            if bool(((edge == next_one) & (edge != MASKED)).any()):
                 key = torch.arange(width, device=scores.device)
                 tied = -torch.where(scores == edge, -key, -width).topk(n, -1).values
                 above = (values > edge) | values.isnan()  # torch.topk puts NaN before all numbers
                 slot = torch.arange(n, device=scores.device) - above.sum(-1, keepdim=True)
                 places = torch.where(slot < 0, places, tied.gather(-1, slot.clamp(min=0)))
     top = scores.gather(-1, places)
-    keys = (places + start).masked_fill(top == NOTHING, -1)
+    keys = (places + start).masked_fill(top == MASKED, -1)
     return _largest(top, keys, n)
 
 

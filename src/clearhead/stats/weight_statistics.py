@@ -9,9 +9,9 @@ from torch import Tensor
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid
 from ..problem.nan_safe import weighted_sum
-from ..problem.online_softmax import NOTHING
+from ..problem.online_softmax import MASKED
 from ..problem.problem import Problem
-from .statistic import WeightStatistic, WeightTile, bin_of, bins_of, how_many, zeros
+from .statistic import WeightStatistic, WeightTile, bin_of, bins_of, checked_count, zeros
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class pooled(WeightStatistic):
 
     def __post_init__(self) -> None:
         for side in ("rows", "cols"):
-            object.__setattr__(self, side, how_many(getattr(self, side), "pooled", side))
+            object.__setattr__(self, side, checked_count(getattr(self, side), "pooled", side))
 
     def query_bins(self, p: Problem) -> int:
         return min(self.rows, p.Tq)
@@ -130,7 +130,7 @@ class exact_rows(WeightStatistic):
         here = [places[n] - queries.start for n in self.among(p, queries)]
         exact = tile.exps[:, :, here] * tile.share[:, :, here].unsqueeze(-1)
         if tile.members is not None:  # a row of NaN gives masked keys 0
-            exact = exact.masked_fill(tile.scores[:, :, here] == NOTHING, 0.0)
+            exact = exact.masked_fill(tile.scores[:, :, here] == MASKED, 0.0)
         total[..., tile.columns] = exact
 
     def part(self, total: Tensor, p: Problem, queries: slice) -> Tensor:

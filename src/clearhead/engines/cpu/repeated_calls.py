@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import _len_torch_function_stack
 
 from ...masks import Causal, Everything, Mask, prefix, window
-from ...masks.key_ranges import EVERY_KEY
+from ...masks.key_ranges import UNLIMITED
 from ...masks.mask import Not
 from ...problem.problem import Inputs, Problem
 from ...torch_state import (
@@ -83,14 +83,14 @@ def _key_of(mask: Mask | None) -> tuple[object, int]:
     (padding in front aside); NO_KEY where that is not known. Masks that models make anew for each
     call are compared by value, others by identity and how often their tensors were changed."""
     if mask is None or type(mask) is Everything:
-        return None, EVERY_KEY
+        return None, UNLIMITED
     if type(mask) is Causal and not isinstance(align := mask.align, Tensor):
-        last_key = EVERY_KEY if align == "end" else align if type(align) is int else NO_KEY
+        last_key = UNLIMITED if align == "end" else align if type(align) is int else NO_KEY
         return (Causal, align), last_key
     if type(mask) is window and not isinstance(mask.align, Tensor):
         return (window, mask.before, mask.after, mask.align), NO_KEY
     padded = type(mask) is Not and type(mask.mask) is prefix
-    return (id(mask), mask.version()), EVERY_KEY if padded else NO_KEY
+    return (id(mask), mask.version()), UNLIMITED if padded else NO_KEY
 
 
 def replay(like: Signature, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
@@ -137,13 +137,13 @@ def _forget(like: Signature) -> None:
 
 def _for_any_length(p: Problem) -> KernelArgs:
     """`args_of` of a step of decoding, for any number of keys: the core cuts ranges to them."""
-    args = KernelArgs(p.scale, p.softcap or 0.0, EVERY_KEY, EVERY_KEY)
+    args = KernelArgs(p.scale, p.softcap or 0.0, UNLIMITED, UNLIMITED)
     if not isinstance(p.mask, Not):
         return args
     lo, _ = p.mask.bounds(p.grid, p.device) or (None, None)
     assert lo is not None
     lo = lo.unsqueeze(-1)
-    return args._replace(lo=lo, hi=torch.full_like(lo, EVERY_KEY))
+    return args._replace(lo=lo, hi=torch.full_like(lo, UNLIMITED))
 
 
 def _run(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

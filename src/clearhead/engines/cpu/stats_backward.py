@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...masks.key_ranges import EVERY_KEY, KeyRanges
+from ...masks.key_ranges import UNLIMITED, KeyRanges
 from ...problem.biases import TensorBias
 from ...problem.online_softmax import State
 from ...problem.problem import Inputs, Problem, repeat_heads
@@ -158,7 +158,7 @@ def _of_masses(
     for group, of_group in zip(groups, grad.unbind(-1), strict=True):
         visible = p.key_ranges & group
         within = args._replace(
-            before=EVERY_KEY, after=EVERY_KEY, lo=visible.lo, hi=visible.hi, bits=visible.bits
+            before=UNLIMITED, after=UNLIMITED, lo=visible.lo, hi=visible.hi, bits=visible.bits
         )
         of = OutputGrads(dlse=total * of_group)
         result = _sum(result, _back(p, inputs, within, lse, of, bias_grad))

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
-from ...formatting import counted, ends, number
+from ...formatting import axis_size, ends, number
 from ...trace import Trace
 from ..panels import Panel, map_range, panels
 from .layout import check_trace, coloured, print_batch_note, shade, unwrapped
@@ -203,12 +203,13 @@ def _notes(
     notes = [legend]
     first = shown[0]
     if layout.pool != (1, 1):
-        rows, columns = counted(layout.pool[0], first.down), counted(layout.pool[1], first.across)
+        rows = axis_size(layout.pool[0], first.down)
+        columns = axis_size(layout.pool[1], first.across)
         notes.append(Text(f"Each cell is the largest of {rows} × {columns}."))
     if first.columns and first.columns != first.rows and layout.pool[1] == 1:
         names = ", ".join(
             "…" if j is None else f"{first.first[1] + j} {first.columns[j]}"
             for j in ends(len(first.columns), 24)
         )
-        notes.append(Text(f"{counted(len(first.columns), first.across)}: {names}"))
+        notes.append(Text(f"{axis_size(len(first.columns), first.across)}: {names}"))
     return notes

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from ...formatting import counted, number, visible
+from ...formatting import axis_size, number, visible
 from ...trace import Step, Trace
 from ..panels import Panel, choose_heads, panels, value_range
 from .layout import (
@@ -91,7 +91,7 @@ def heading(ordinal: int | None, step: Step) -> Text:
 def shape(step: Step) -> str:
     """For example ``2 heads × 5 queries × 5 keys``."""
     return " × ".join(
-        counted(size, step.axis_name(letter))
+        axis_size(size, step.axis_name(letter))
         for letter, size in zip(step.axes.split(), step.shape, strict=True)
     )
 

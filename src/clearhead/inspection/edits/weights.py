@@ -8,7 +8,7 @@ import torch
 
 from ...errors import BadType, BadValue, kind_of
 from ...masks import Dense, Mask, intersect
-from ...masks.without import Without, placed
+from ...masks.without import WithoutEdges, edges_in_call
 from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_values
@@ -71,10 +71,14 @@ class knock_out(Edit):
             if place == at and known.equals(rule, read=False):
                 return replace(problem, mask=edited.mask), inputs
         where = self.where(problem, here)
-        edges = placed(self.removed(), grid, here.at)
+        edges = edges_in_call(self.removed(), grid, here.at)
         if where is None and names_lengths(~edges, grid):
             where = torch.ones(1, 1, 1, dtype=torch.bool)  # else they would be read as padding
-        mask = intersect(rule, ~edges) if where is None else Without(rule, edges, where, repr(self))
+        mask = (
+            intersect(rule, ~edges)
+            if where is None
+            else WithoutEdges(rule, edges, where, repr(self))
+        )
         self._made.append((rule, at, _Edited(mask, _counts_differ(problem, mask))))
         del self._made[:-MASKS_KEPT]
         return replace(problem, mask=mask), inputs

@@ -15,9 +15,9 @@ from ...functional.explain import explain_problem
 from ...functional.sharding import statistics_of
 from ...masks import Mask, everything, window
 from ...masks.mask import common_align
-from ...masks.without import Without
+from ...masks.without import WithoutEdges
 from ...problem.problem import Inputs, Problem
-from ...stats import Statistic, Top, mass, pooled, topk
+from ...stats import Statistic, TopWeights, mass, pooled, topk
 from ...trace import Trace
 from .cross_attention import CallSite, TextTracker
 from .findings import Head, Layer, Link
@@ -47,7 +47,7 @@ class _Statistics:
     shares: dict[str, Tensor]
     pooled: Tensor
     received: Tensor
-    top: Top | None
+    top: TopWeights | None
 
     @property
     def mean_entropy(self) -> float:
@@ -180,7 +180,7 @@ def _statistics(
         shares["sink"] = 1 - received.sum(-1) / count
     largest_weights = None
     if top is not None:
-        largest_weights = Top(*(x[0].cpu() for x in cast(Top, numbers["topk"])))
+        largest_weights = TopWeights(*(x[0].cpu() for x in cast(TopWeights, numbers["topk"])))
     return _Statistics(entropy, active, count, shares, maps, received, largest_weights)
 
 
@@ -275,7 +275,7 @@ def _without_padding(problem: Problem, site: CallSite) -> Problem:
     real = site.at.is_real(problem.Tq)
     if bool(real.all()):
         return problem
-    return replace(problem, mask=Without(problem.mask, everything, ~real, "padding"))
+    return replace(problem, mask=WithoutEdges(problem.mask, everything, ~real, "padding"))
 
 
 def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:

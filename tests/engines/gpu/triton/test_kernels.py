@@ -17,7 +17,7 @@ from clearhead.engines import TRITON
 from clearhead.masks import Grid
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options, make_problem
-from clearhead.stats import each, parse_stats
+from clearhead.stats import map_tensors, parse_stats
 from clearhead.testing import PROBLEMS
 from tests.stats.test_stats import assert_same, dense, everything_for, flat
 
@@ -296,7 +296,7 @@ def test_torchs_default_dtype_changes_nothing(dtype):
 
 @pytest.mark.parametrize("scale", [0.5, 0.69, 1.0])
 def test_the_largest_products_of_a_float(scale):
-    """3e38 each, of which a unit above 1 would make infinities."""
+    """3e38 map_tensors, of which a unit above 1 would make infinities."""
     q, k = torch.full((17, 1), 3e19), torch.full((23, 1), 1e19)
     k[5:], v = -1e19, torch.randn(23, 4, generator=torch.Generator().manual_seed(1))
     q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -436,7 +436,7 @@ def look(*qkv, statistics=None, **keywords):
     asked = everything_for(problem) if statistics is None else statistics
     out, partial = TRITON.answer(problem, inputs, parse_stats(asked, problem.grid))
     return out.cpu(), {
-        name: each(x, lambda part: part.cpu()) for name, x in partial.finish().items()
+        name: map_tensors(x, lambda part: part.cpu()) for name, x in partial.finish().items()
     }
 
 
