@@ -98,13 +98,13 @@ VALUES = {
         lambda: call(engine="warp"),
         f"""engine='warp' is unknown.
   Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in BY_NAME)}.
-  Hint: leave engine= out to let clearhead choose.""",
+  Hint: omit engine= to let clearhead choose.""",
     ),
     "an engine that cannot": (
         lambda: call(engine="sdpa", softcap=2.0, sinks=torch.zeros(6)),
-        """engine='sdpa' cannot answer this: B=2 H=6 G=3 Tq=5 Tk=7 D=4 Dv=8, float32 on cpu, softcap 2, sinks.
-  Rule: an engine asked for by name never falls back, and this one says: sdpa torch has no soft cap, torch has no sinks.
-  Hint: leave engine= out, and the fastest engine that can answers; plan(...) shows which.""",
+        """engine='sdpa' cannot compute this call: B=2 H=6 G=3 Tq=5 Tk=7 D=4 Dv=8, float32 on cpu, softcap 2, sinks.
+  Rule: an engine that is named never falls back (sdpa: torch has no soft cap, torch has no sinks).
+  Hint: omit engine= to use the fastest engine that can; plan(...) shows which one.""",
     ),
     "softcap of 0": (
         lambda: call(softcap=0),
@@ -176,7 +176,7 @@ VALUES = {
         lambda: ch.explain(Q, K, V, engine="warp"),
         f"""engine='warp' is unknown.
   Rule: an engine is 'auto' or one of {", ".join(repr(e.name) for e in BY_NAME)}.
-  Hint: leave engine= out to let clearhead choose.""",
+  Hint: omit engine= to let clearhead choose.""",
     ),
     "a statistic misspelt": (
         lambda: ch.look(Q, K, V, stats=["entorpy"]),

@@ -1,4 +1,4 @@
-"""torch's kernels on a GPU, where there is none: what they would be handed, and what they take."""
+"""torch's kernels on a GPU, tested without one: how they would be called, and what they support."""
 
 import pytest
 import torch
@@ -17,15 +17,15 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 @pytest.fixture(autouse=True)
 def ampere(monkeypatch):
-    """A CPU in place of a GPU."""
+    """The CPU, described as a GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(sdpa, "_on_gpu", lambda problem: True)
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What torch's function was called with, and the kernels that it might choose from."""
-    made = []
+    """The arguments of each call of torch's function, and the kernels that it may choose from."""
+    recorded = []
 
     def called(*inputs, **keywords):
         switches = torch.backends.cuda
@@ -35,11 +35,11 @@ def calls(monkeypatch):
             "efficient": switches.mem_efficient_sdp_enabled(),
             "cudnn": switches.cudnn_sdp_enabled(),
         }
-        made.append(({name for name, is_on in on.items() if is_on}, inputs, keywords))
+        recorded.append(({name for name, is_on in on.items() if is_on}, inputs, keywords))
         return inputs[0]
 
     monkeypatch.setattr(sdpa, "torch_attention", called)
-    return made
+    return recorded
 
 
 def problem_of(T=1500, dtype=BF16, transposed=False, **options):
@@ -48,14 +48,14 @@ def problem_of(T=1500, dtype=BF16, transposed=False, **options):
     return make_problem(q, k, v, Options(**options))
 
 
-def run(**asked):
-    return SDPA.answer(*problem_of(**asked)).output
+def run(**options):
+    return SDPA.answer(*problem_of(**options)).output
 
 
-# ------------------------------------------------------------------ weights are not formed silently
+# ------------------------------------------------------------------ weights are not stored silently
 
 
-def test_the_kernel_that_forms_the_weights_is_not_offered_where_they_are_large(calls):
+def test_the_kernel_that_stores_the_weights_is_disabled_when_they_are_large(calls):
     run()
     assert calls[0][0] == {"flash", "efficient", "cudnn"}
     run(T=64)
@@ -76,29 +76,28 @@ def test_what_the_user_disabled_stays_disabled(calls):
     assert gpu_of(torch.device("cuda")) == Gpu((8, 0), torch.backends.cudnn.is_available())
 
 
-def test_features_lie_next_to_each_other_for_the_fused_kernels(calls):
+def test_the_fused_kernels_get_a_contiguous_last_dimension(calls):
     run(transposed=True)
     assert all(x.stride(-1) == 1 for x in calls[0][1])
 
 
-def test_torch_without_a_kernel_is_told_in_three_parts(monkeypatch):
+def test_torchs_error_without_a_kernel_becomes_an_error_in_three_parts(monkeypatch):
     def refuses(*inputs, **keywords):
         raise RuntimeError("No available kernel. Aborting execution.")
 
     monkeypatch.setattr(sdpa, "torch_attention", refuses)
-    with pytest.raises(ch.BadValue) as told:
+    with pytest.raises(ch.BadValue) as caught:
         run()
-    assert str(told.value) == (
-        "None of torch's fused kernels (cudnn, flash, efficient) took this: B=1 H=8 Tq=1500 "
+    assert str(caught.value) == (
+        "None of torch's fused kernels (cudnn, flash, efficient) can compute B=1 H=8 Tq=1500 "
         "Tk=1500 D=16, bfloat16 on cpu.\n"
-        "  Rule: without one torch would form weights of 0.1 GB, which is not done silently; "
-        "torch's warnings say what each kernel wants.\n"
-        "  Hint: pass engine='triton' or engine='tiled', or enable the others of torch's "
-        "kernels."
+        "  Rule: without one torch would store weights of 0.1 GB; torch's warnings list what each "
+        "kernel requires.\n"
+        "  Hint: pass engine='triton' or engine='tiled', or enable torch's other kernels."
     )
 
 
-def test_other_errors_of_torch_are_its_own(monkeypatch):
+def test_other_errors_of_torch_are_raised_unchanged(monkeypatch):
     def refuses(*inputs, **keywords):
         raise RuntimeError("out of memory")
 
@@ -108,7 +107,7 @@ def test_other_errors_of_torch_are_its_own(monkeypatch):
 
 
 def test_it_compiles_in_one_graph():
-    """On a CPU, whose kernels the same context chooses."""
+    """Compiled on a CPU, whose kernels the same context selects."""
     problem, inputs = problem_of(dtype=F32)
     compiled = torch.compile(
         lambda *x: sdpa._call_torch(problem, *x, {}), fullgraph=True, backend="aot_eager"
@@ -119,23 +118,25 @@ def test_it_compiles_in_one_graph():
 # ------------------------------------------------------------------------------------------ biases
 
 
-@pytest.mark.parametrize("dtype, held, exact", [
+@pytest.mark.parametrize("dtype, bias_dtype, exact", [
     (F32, F32, True), (F32, BF16, True), (F32, None, True),
     (BF16, BF16, True), (BF16, F32, False), (F16, BF16, False), (BF16, None, False),
 ])  # fmt: skip
-def test_a_bias_reaches_torch_in_the_dtype_of_the_queries_or_not_at_all(calls, dtype, held, exact):
-    bias = ch.alibi() if held is None else torch.ones(8, 64, 1, dtype=held)
-    kind = str(dtype).removeprefix("torch.")
-    rounds = f"on a GPU torch takes a bias in {kind}, which would round this one"
+def test_torch_gets_a_bias_only_if_the_dtype_of_the_queries_holds_it(
+    calls, dtype, bias_dtype, exact
+):
+    bias = ch.alibi() if bias_dtype is None else torch.ones(8, 64, 1, dtype=bias_dtype)
+    name = str(dtype).removeprefix("torch.")
+    rounds = f"on a GPU torch requires a bias in {name}, which would round this one"
     for mask in (None, ch.causal):
         problem, inputs = problem_of(T=64, dtype=dtype, bias=bias, mask=mask)
         assert SDPA.why_not(problem) == ([] if exact else [rounds])
         SDPA.answer(problem, inputs)
-        given = calls[-1][2]["attn_mask"]
-        assert given.dtype == dtype and given.shape == (1, 8, 64, 64) and given.stride(-1) == 1
+        passed = calls[-1][2]["attn_mask"]
+        assert passed.dtype == dtype and passed.shape == (1, 8, 64, 64) and passed.stride(-1) == 1
 
 
-# ----------------------------------------------------------------- what each kernel of torch takes
+# -------------------------------------------------------------- what each kernel of torch supports
 
 
 @pytest.mark.parametrize("capability, D, dropout, declined", [
@@ -143,20 +144,21 @@ def test_a_bias_reaches_torch_in_the_dtype_of_the_queries_or_not_at_all(calls, d
     ((8, 9), 256, 0.1, True), ((12, 0), 224, 0.0, True), ((9, 0), 224, 0.1, False),
     ((8, 0), 256, 0.1, False),
 ])  # fmt: skip
-def test_flash_trains_large_heads_on_large_gpus_alone(capability, D, dropout, declined):
+def test_flash_has_gradients_of_large_heads_only_on_large_gpus(capability, D, dropout, declined):
     for grad in (True, False):
         q = torch.empty(1, 2, 8, D, dtype=BF16, device="meta", requires_grad=grad)
         problem = make_problem(q, q, q, Options(dropout=dropout))[0]
-        said = backends_decline(problem, Gpu(capability), False)["flash"]
-        reason = ["on this GPU no gradient for heads of this size"]
-        assert said == (reason if declined and grad else [])
+        reasons = backends_decline(problem, Gpu(capability), False)["flash"]
+        expected = ["has no gradient for this head size on this GPU"]
+        assert reasons == (expected if declined and grad else [])
 
 
 @pytest.mark.parametrize("D, Dv, Tk, reasons", [
-    (64, 128, 9, []), (128, 8, 9, []), (64, 136, 9, ["heads of up to 128"]),
-    (64, 60, 9, ["heads of a multiple of 8"]), (64, 64, 1, ["more than one key"]),
+    (64, 128, 9, []), (128, 8, 9, []), (64, 136, 9, ["needs head sizes up to 128"]),
+    (64, 60, 9, ["needs head sizes that are multiples of 8"]),
+    (64, 64, 1, ["needs more than one key"]),
 ])  # fmt: skip
-def test_cudnn_takes_values_of_another_size(D, Dv, Tk, reasons):
+def test_cudnn_supports_values_of_another_size(D, Dv, Tk, reasons):
     q, k, v = (
         torch.empty(1, 2, T, size, dtype=BF16, device="meta")
         for T, size in ((7, D), (Tk, D), (Tk, Dv))
@@ -165,25 +167,26 @@ def test_cudnn_takes_values_of_another_size(D, Dv, Tk, reasons):
 
 
 @pytest.mark.parametrize("gpu, reason", [
-    (Gpu((13, 0)), "a GPU of compute capability 8.0 to 12.1"),
-    (Gpu((8, 0), enabled=()), "disabled by torch.backends.cuda or sdpa_kernel"),
+    (Gpu((13, 0)), "needs a GPU of compute capability 8.0 to 12.1"),
+    (Gpu((8, 0), enabled=()), "is disabled by torch.backends.cuda or sdpa_kernel"),
 ])  # fmt: skip
-def test_no_kernel_is_expected_on_an_unknown_gpu_nor_where_disabled(gpu, reason):
+def test_no_kernel_is_expected_on_an_unknown_gpu_or_if_all_are_disabled(gpu, reason):
     q = torch.empty(1, 2, 8, 64, dtype=BF16, device="meta")
     problem = make_problem(q, q, q)[0]
     assert set(map(tuple, backends_decline(problem, gpu, False).values())) == {(reason,)}
 
 
-# ---------------------------------------------------------------------------------- graphs of calls
+# --------------------------------------------------------------------------------------- CUDA
+# graphs
 
 
-def test_while_a_graph_is_captured_nothing_is_read_nor_kept(monkeypatch):
-    """On a CPU: the question whether values can be read is answered as during a capture."""
+def test_while_a_graph_is_captured_values_are_neither_read_nor_cached(monkeypatch):
+    """A capture is simulated on a CPU: values count as unreadable."""
     with FakeTensorMode():
-        there = torch.empty(3, device="cuda")
+        on_gpu = torch.empty(3, device="cuda")
     for capturing in (False, True):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
-        assert has_values(there) != capturing and has_values(torch.empty(3))
+        assert has_values(on_gpu) != capturing and has_values(torch.empty(3))
 
     q = torch.randn(1, 1, 6, 4)
     bias = torch.zeros(6, 6)

@@ -75,7 +75,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 1. query = Q
    2 queries × 2 features
-   What each query is looking for.
+   What each query looks for.
 
                0       1
    0 we   0.0000  1.4142
@@ -83,7 +83,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 2. key = K
    2 keys × 2 features
-   What each key offers to be found by.
+   What each key is matched by.
 
                0       1
    0 we   1.0000  0.0000
@@ -91,7 +91,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 3. value = V
    2 keys × 2 value features
-   What each key gives when it is looked at.
+   What each key contributes to a query that attends to it.
 
                0       1
    0 we   1.0000  0.0000
@@ -108,7 +108,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 5. scaled = scores / √2 = scores · 0.7071
    2 queries × 2 keys
-   A sum of D products grows like √D; scaling takes that back, so that softmax does not saturate.
+   A sum of D products grows like √D; scaling undoes that growth, so that softmax does not saturate.
 
                0       1
               we     you
@@ -117,7 +117,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 6. masked = scaled where the mask allows, else −∞
    2 queries × 2 keys
-   exp(−∞) is 0, so a blocked key gets no weight at all.
+   exp(−∞) is 0, so a masked key gets weight 0.
 
    ✓ may look, ✗ may not
          0 1
@@ -131,7 +131,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 7. weights = softmax(masked)
    2 queries × 2 keys
-   The softmax exp(x − max) / Σ exp(x − max): positive shares, 1 in all. max only prevents overflow.
+   exp(x − max) / Σ exp(x − max) is positive and sums to 1. Subtracting max prevents overflow.
 
                0       1     row
               we     you     sum
@@ -140,7 +140,7 @@ B sequences, H heads, Tq queries, Tk keys, D features of a head
 
 8. output = weights · V
    2 queries × 2 value features
-   Each query takes a mixture of the values, by its weights.
+   Each query gets a sum of the values, weighted by its weights.
 
                0       1
    0 we   1.0000  0.0000

@@ -64,11 +64,11 @@ def test_a_named_engine_that_declines_never_falls_back(two_engines):
     with pytest.raises(ch.BadValue) as caught:
         ch.attention(*QKV, engine="refuses")
     assert str(caught.value) == (
-        "engine='refuses' cannot answer this: B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, float32 on cpu.\n"
-        "  Rule: an engine asked for by name never falls back, and this one says: "
-        "refuses it is too early, it is too late.\n"
-        "  Hint: leave engine= out, and the fastest engine that can answers; "
-        "plan(...) shows which."
+        "engine='refuses' cannot compute this call: B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, "
+        "float32 on cpu.\n"
+        "  Rule: an engine that is named never falls back "
+        "(refuses: it is too early, it is too late).\n"
+        "  Hint: omit engine= to use the fastest engine that can; plan(...) shows which one."
     )
 
 
@@ -78,9 +78,9 @@ def test_nobody_can(monkeypatch):
     with pytest.raises(ch.BadValue) as caught:
         ch.attention(*QKV)
     assert str(caught.value) == (
-        "No engine can answer this: B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, float32 on cpu.\n"
-        "  Rule: each engine says what it lacks: refuses it is too early, it is too late.\n"
-        "  Hint: pass smaller or simpler inputs; plan(...) shows what each engine says."
+        "No engine can compute this call: B=2 H=6 G=3 Tq=300 Tk=700 D=8 Dv=4, float32 on cpu.\n"
+        "  Rule: every engine declines (refuses: it is too early, it is too late).\n"
+        "  Hint: pass smaller or simpler inputs; plan(...) lists the reasons too."
     )
 
 

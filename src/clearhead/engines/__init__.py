@@ -1,4 +1,4 @@
-"""What computes attention. An engine is a file or a folder; `choice.py` says which one answers."""
+"""The engines, which compute attention: each is a file or a folder, and `choice.py` selects one."""
 
 from .choice import (
     BY_NAME,
@@ -12,7 +12,7 @@ from .choice import (
     answer,
     choose,
     compute_stats,
-    first_able,
+    first_capable,
     named,
     order,
     order_on,
@@ -30,7 +30,7 @@ __all__ = [
     "answer",
     "choose",
     "compute_stats",
-    "first_able",
+    "first_capable",
     "named",
     "order",
     "order_on",

@@ -1,9 +1,9 @@
-"""Which engine computes the output, or only statistics of the weights.
+"""Choose the engine that computes a problem.
 
-`ENGINES` is the order in which `engine="auto"` tries them, fastest first as measured; the reference
-comes last. On a GPU the order depends on the problem (`order_on`), by reasons and not yet by
-measurements; FlexAttention answers there by name only. An engine that a caller names computes or
-raises an error with its reasons, and never falls back.
+`engine="auto"` tries the engines in the order of `ENGINES`: the fastest first, as measured, and the
+reference last. On a GPU the order depends on the problem (`order_on`); it follows from reasons, not
+yet from measurements. `auto` never uses FlexAttention. An engine that a caller names computes the
+problem or raises an error with its reasons, and never falls back.
 """
 
 from collections.abc import Iterable
@@ -27,44 +27,49 @@ BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, FLEX, TILED, STEPS)
 
 
 def order(problem: Problem) -> tuple[Engine, ...]:
-    """The engines that `auto` asks, first to last."""
+    """Return the engines that `auto` tries, in order."""
     return order_on(problem, gpu_of(problem.device)) if problem.device.type == "cuda" else ENGINES
 
 
 def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
-    """`order` on this GPU. torch's fused kernels come first where they take the problem as it is:
-    vendors tune them for each device. What is masked goes to our kernels, which skip what the mask
-    leaves empty and keep NaN behind it; torch's would need q, k and v cleaned of NaN first, and any
-    mask but a causal one written out. So does a problem for which torch has no fused kernel."""
+    """Return `order` for this GPU.
+
+    torch's fused kernels come first if they accept the problem unchanged, because vendors tune them
+    for each device. Otherwise the Triton kernels come first: if torch has no fused kernel for the
+    problem, and if it is masked. They skip tiles that the mask leaves empty, and masked NaN does
+    not reach their output. With torch's kernels, q, k and v must be cleaned of NaN first, and any
+    mask that is not causal must be written out.
+    """
     if why_not_torch(problem, gpu):
         return TRITON, SDPA, TILED, STEPS
     return SDPA, TRITON, TILED, STEPS
 
 
 def choose(problem: Problem, engine: str) -> Engine:
-    """The engine to use.
+    """Return the engine to use.
 
-    Raises `BadValue` for an unknown name, and if the named engine, or every engine, declines.
+    Raises `BadValue` if the name is unknown, or if the named engine, or every engine, declines.
     """
-    chosen, declined = first_able(problem, engine)
+    chosen, declined = first_capable(problem, engine)
     if chosen is not None:
         return chosen
-    said = "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in declined.items())
+    listed = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in declined.items())
     if engine == "auto":
         raise BadValue(
-            f"No engine can answer this: {problem.describe()}.",
-            f"each engine says what it lacks: {said}.",
-            "pass smaller or simpler inputs; plan(...) shows what each engine says.",
+            f"No engine can compute this call: {problem.describe()}.",
+            f"every engine declines ({listed}).",
+            "pass smaller or simpler inputs; plan(...) lists the reasons too.",
         )
     raise BadValue(
-        f"engine={engine!r} cannot answer this: {problem.describe()}.",
-        f"an engine asked for by name never falls back, and this one says: {said}.",
-        "leave engine= out, and the fastest engine that can answers; plan(...) shows which.",
+        f"engine={engine!r} cannot compute this call: {problem.describe()}.",
+        f"an engine that is named never falls back ({listed}).",
+        "omit engine= to use the fastest engine that can; plan(...) shows which one.",
     )
 
 
-def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
-    """The first engine that does not decline, or None, and what those before it said."""
+def first_capable(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:
+    """Return the first engine that can compute the problem, or None, and why earlier ones
+    cannot."""
     declined: dict[str, list[str]] = {}
     for candidate in order(problem) if engine == "auto" else (named(engine),):
         reasons = candidate.why_not(problem)
@@ -75,6 +80,7 @@ def first_able(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, 
 
 
 def named(engine: object) -> Engine:
+    """Return the engine of this name. Raises `BadValue` if there is none."""
     for candidate in BY_NAME:
         if candidate.name == engine:
             return candidate
@@ -82,28 +88,34 @@ def named(engine: object) -> Engine:
     raise BadValue(
         f"engine={engine!r} is unknown.",
         f"an engine is 'auto' or one of {names}.",
-        "leave engine= out to let clearhead choose.",
+        "omit engine= to let clearhead choose.",
     )
 
 
 def compute_stats(
     problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
 ) -> Partial:
-    """Statistics of all queries on all keys, without the output: by the C++ core or the Triton
-    kernels where they can, else tile by tile. Raises what `parse_stats` raises."""
+    """Compute statistics of all queries over all keys, without the output.
+
+    The C++ core or the Triton kernels compute them if they can, otherwise `tiled`. Raises what
+    `parse_stats` raises.
+    """
     problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
-    counter = next((e for e in (CORE, TRITON) if not e.why_not(problem)), TILED)
-    stats = counter.answer(problem, inputs, parsed, output=False).stats
+    engine = next((e for e in (CORE, TRITON) if not e.why_not(problem)), TILED)
+    stats = engine.answer(problem, inputs, parsed, output=False).stats
     return stats or Partial.of_all(problem, parsed, None)  # no statistics
 
 
 def answer(
     engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
 ) -> Answer:
-    """The output and statistics of its weights. On a GPU the Triton kernels count for the kernels
-    of torch, which count nothing: the output has the bits that it has without looking."""
-    counted = problem.without_dropout
-    if statistics and engine in (SDPA, FLEX) and not TRITON.why_not(counted):
+    """Compute the output and statistics of the weights.
+
+    torch's kernels compute no statistics, so on a GPU the Triton kernels compute them in addition;
+    the output has the same bits as without statistics.
+    """
+    undropped = problem.without_dropout
+    if statistics and engine in (SDPA, FLEX) and not TRITON.why_not(undropped):
         out = engine.answer(problem, inputs).out
-        return Answer(out, TRITON.answer(counted, inputs, statistics, output=False).stats)
+        return Answer(out, TRITON.answer(undropped, inputs, statistics, output=False).stats)
     return engine.answer(problem, inputs, statistics)

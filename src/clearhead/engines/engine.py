@@ -1,4 +1,4 @@
-"""The contract: an engine says why it cannot answer, or it answers."""
+"""The interface of an engine: it returns why it cannot compute a problem, or computes it."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -14,7 +14,7 @@ NO_BATCHING_RULE = (
 
 
 class Answer(NamedTuple):
-    """The output, (B, H, Tq, Dv), in the dtype of the problem, and the statistics; None for what
+    """The output (B, H, Tq, Dv) in the dtype of the problem, and the statistics; each is None if it
     was not requested."""
 
     out: Tensor | None
@@ -22,32 +22,33 @@ class Answer(NamedTuple):
 
     @property
     def output(self) -> Tensor:
-        """The output of an answer that has one."""
+        """The output, which must have been requested."""
         assert self.out is not None
         return self.out
 
 
 class Engine(ABC):
-    """One way to compute attention. An engine computes exactly the problem it is given, or declines
-    it; it never calls another engine."""
+    """One way to compute attention. An engine computes exactly the problem that it receives, or
+    declines it; it never calls another engine."""
 
     name: str
 
     @property
     @abstractmethod
     def caption(self) -> str:
-        """How it answers, in a few words."""
+        """How the engine computes, in a few words."""
 
     def caption_of(self, problem: Problem) -> str:
-        """`caption`, and what of it answers this problem, where that is known before."""
+        """Return `caption`, and which kernel will compute this problem, if that is known before."""
         return self.caption
 
     @abstractmethod
     def why_not(self, problem: Problem) -> list[str]:
-        """The reasons why this engine cannot answer; an empty list means "I can"."""
+        """Return the reasons why this engine cannot compute the problem; an empty list if it
+        can."""
 
     def skips_tiles(self, problem: Problem) -> bool:
-        """Do tiles that the mask leaves empty cost nothing?"""
+        """Return whether tiles that the mask leaves empty cost nothing."""
         return False
 
     def answer(
@@ -58,14 +59,15 @@ class Engine(ABC):
         *,
         output: bool = True,
     ) -> Answer:
-        """Answer a problem for which `why_not` is empty: its output, statistics of its weights, or
-        both. The output has the same bits with and without statistics; without an output the values
-        are not read."""
+        """Compute the output, statistics of the weights, or both, for a problem whose `why_not` is
+        empty. The output has the same bits with and without statistics. If the output is not
+        requested, the values are not read."""
         return Answer(
             self.compute(problem, inputs) if output else None,
             sweep(problem.without_dropout, inputs, statistics) if statistics else None,
         )
 
     def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
-        """The output alone. An engine defines this, or `answer` if its kernels also count."""
+        """Compute only the output. An engine defines this method, or `answer` if its kernels also
+        compute statistics."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
-"""Calling kernels of torch, whose masks let NaN and infinity pass.
+"""Call torch's kernels so that NaN and infinity in masked keys do not reach the output.
 
-They add -inf to what a mask forbids and multiply values by a weight of 0, so what a forbidden key
-holds reaches the output, or its gradient. It is cleaned away first; a query that holds such a
-number or may look at one gets NaN afterwards.
+torch's kernels add -inf to masked scores and multiply values by a weight of 0, so NaN or infinity
+of a masked key reaches the output or its gradient. Here such numbers are replaced by 0 before the
+call. Afterwards, a query that holds one or may look at one gets NaN.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,20 @@ from ..problem.problem import Inputs, Problem
 from ..torch_state import has_values
 
 
-def answer_cleaned(p: Problem, inputs: Inputs, answer: Callable[[Inputs], Tensor]) -> Tensor:
-    """`answer` of the inputs without NaN and infinity, (B, H, Tq, Dv); NaN where a query sees one,
-    and 0 where it sees no key."""
+def compute_cleaned(p: Problem, inputs: Inputs, compute: Callable[[Inputs], Tensor]) -> Tensor:
+    """Return `compute` of the inputs without NaN and infinity, (B, H, Tq, Dv); NaN for a query that
+    sees one, and 0 for a fully masked query."""
     q, k, v = inputs
-    sees_nothing = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
+    fully_masked = (p.key_ranges.keys_per_query() == 0).unsqueeze(-1)
     is_nan = _sees_nonfinite(p, k, v).unsqueeze(-1) | ~torch.isfinite(q).all(-1, keepdim=True)
-    out = answer(Inputs(cleaned(q).masked_fill(sees_nothing, 0.0), cleaned(k), cleaned(v)))
-    return out.masked_fill(is_nan, float("nan")).masked_fill(sees_nothing, 0.0)
+    out = compute(Inputs(cleaned(q).masked_fill(fully_masked, 0.0), cleaned(k), cleaned(v)))
+    return out.masked_fill(is_nan, float("nan")).masked_fill(fully_masked, 0.0)
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Is nothing in them NaN or infinite, as far as one sum each can tell?
+    """Return whether the sum of each tensor is finite, which excludes NaN and infinity in it.
 
-    Computed only where values can be read without a wait: not under a tracer, nor on a GPU.
+    It is False where values cannot be read without a wait: under a tracer, and on a GPU.
     """
     return has_values(*tensors) and all(
         x.device.type == "cpu" and bool(torch.isfinite(x.sum())) for x in tensors
@@ -37,8 +37,8 @@ def is_finite(*tensors: Tensor) -> bool:
 
 
 def _sees_nonfinite(p: Problem, k: Tensor, v: Tensor) -> Tensor:
-    """(B, H, Tq): may the query look at a key that holds NaN or infinity? Counted along the ranges,
-    in O(Tq x ranges), where the mask has no bits."""
+    """Return whether each query may look at a key that holds NaN or infinity, (B, H, Tq). If the
+    mask has no bits, this takes O(Tq x ranges)."""
     nonfinite = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))
     nonfinite = nonfinite.repeat_interleave(p.H // max(p.G, 1), 1) if p.G != p.H else nonfinite
     if p.key_ranges.bits is not None:

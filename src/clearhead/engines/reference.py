@@ -1,7 +1,7 @@
-"""The reference: attention one named step at a time.
+"""The reference engine: attention computed one named step at a time.
 
-It reads as the lesson and defines what every other engine must give. In float64 it is the oracle.
-It holds every matrix it names, so it is for short inputs and for truth, not for speed.
+It defines the correct result. Tests compare every other engine with this one in float64.
+It stores every matrix that it names, so use it for short inputs.
 """
 
 from collections.abc import Iterator
@@ -21,40 +21,42 @@ MOST_BYTES = 4 * 2**30
 ALL = slice(None)
 
 WHY = {
-    "query": "What each query is looking for.",
-    "key": "What each key offers to be found by.",
-    "value": "What each key gives when it is looked at.",
+    "query": "What each query looks for.",
+    "key": "What each key is matched by.",
+    "value": "What each key contributes to a query that attends to it.",
     "scores": "How well each query matches each key: one dot product per pair.",
-    "scaled": "A sum of D products grows like √D; scaling takes that back, so that softmax does "
+    "scaled": "A sum of D products grows like √D; scaling undoes that growth, so that softmax does "
     "not saturate.",
-    "capped": "No score may leave the range of the cap; small ones hardly change.",
-    "biased": "Something known about the pair is added to its score.",
-    "masked": "exp(−∞) is 0, so a blocked key gets no weight at all.",
-    "weights": "The softmax exp(x − max) / Σ exp(x − max): positive shares, 1 in all. max only "
-    "prevents overflow.",
-    "dropped": "Some weights are dropped at random, so that no query leans on one key alone.",
-    "output": "Each query takes a mixture of the values, by its weights.",
+    "capped": "The cap bounds every score, and hardly changes small ones.",
+    "biased": "A number for the pair, for example for its distance, is added to its score.",
+    "masked": "exp(−∞) is 0, so a masked key gets weight 0.",
+    "weights": "exp(x − max) / Σ exp(x − max) is positive and sums to 1. Subtracting max prevents "
+    "overflow.",
+    "dropped": "Random weights are set to 0, so that no query relies on one key alone.",
+    "output": "Each query gets a sum of the values, weighted by its weights.",
 }
 
 
 def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
-    """Every step from Q, K, V to the output, in order, without those that do nothing here."""
+    """Yield every step from Q, K and V to the output, in order, except steps that change
+    nothing."""
     p = problem
     q, k, v = p.widen(inputs)
     keep = p.key_ranges.to_bool() if p.masked else None
 
-    # 1. What each token asks for, what it offers, and what it gives when it is chosen.
+    # 1. Each token has three vectors: what it looks for, what it is matched by, what it
+    #    contributes.
     yield _step("query", "Q", "b h q d", inputs.q)
     yield _step("key", "K", "b g k d", inputs.k)
     yield _step("value", "V", "b g k v", inputs.v)
 
-    # 2. How well does each query match each key? One dot product per pair.
+    # 2. Score how well each query matches each key: one dot product per pair.
     x = nan_safe.scores(q, k, keep)
     yield _step("scores", "Q Kᵀ", "b h q k", x)
 
     last = "scores"
 
-    # 3. Keep the scores small, whatever the head size.
+    # 3. Scale the scores, so that their size does not depend on the head size; then bound them.
     if p.scale != 1.0:
         x = x * p.scale
         yield _step("scaled", _scale_formula(p), "b h q k", x)
@@ -64,7 +66,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
         yield _step("capped", f"{p.softcap:g} · tanh({last} / {p.softcap:g})", "b h q k", x)
         last = "capped"
 
-    # 4. What is known about a pair besides its contents: a bias, and who may look at all.
+    # 4. Add the bias of each pair, and hide the keys that a query may not attend to.
     if p.bias is not None:
         x = x + p.bias.block(p.grid, ALL, ALL, x)
         yield _step("biased", f"{last} + bias", "b h q k", x)
@@ -74,25 +76,26 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
         yield _step("masked", f"{last} where the mask allows, else −∞", "b h q k", x)
         last = "masked"
 
-    # 5. Scores become weights: positive, and each row sums to 1 (a row without keys stays 0).
+    # 5. Turn scores into weights: positive, and each row sums to 1 (a row without keys stays 0).
     weights = _softmax(x, p.sinks)
     sink = "" if p.sinks is None else ", with exp(sink − max) in the sum"
     yield _step("weights", f"softmax({last}){sink}", "b h q k", weights)
 
-    # 6. In training some weights are dropped, and the others grow to make up for it.
+    # 6. In training, set random weights to 0 and enlarge the others, so that the mean stays the
+    #    same.
     used = weights
     if p.dropout:
         used = F.dropout(weights, p.dropout) if p.seed is None else weights * p.survivors(ALL, ALL)
-        share = f"weights · kept / (1 − {p.dropout:g})" if p.dropout < 1 else "0, all are dropped"
-        yield _step("dropped", share, "b h q k", used)
+        formula = f"weights · kept / (1 − {p.dropout:g})" if p.dropout < 1 else "0, all are dropped"
+        yield _step("dropped", formula, "b h q k", used)
 
-    # 7. The values, mixed by the weights.
+    # 7. Sum the values, weighted by the weights.
     out = nan_safe.weighted_sum(used, v, keep).to(p.dtype)
     yield _step("output", f"{'dropped' if p.dropout else 'weights'} · V", "b h q v", out)
 
 
 class Steps(Engine):
-    """The definition: what `explain` shows, without keeping the steps."""
+    """The reference as an engine: the steps of `explain`, of which only the output is kept."""
 
     name = "steps"
     caption = "the reference, step by step, in plain torch"
@@ -106,7 +109,7 @@ class Steps(Engine):
 
 
 def too_large(problem: Problem) -> list[str]:
-    """The reason why the matrices of all steps would not fit in memory; empty if they would."""
+    """Return why the matrices of all steps would take too much memory; empty if they fit."""
     width = torch.empty((), dtype=problem.wide).element_size()
     need = 6 * width * problem.all_pairs
     if need <= MOST_BYTES:
@@ -118,10 +121,10 @@ def too_large(problem: Problem) -> list[str]:
 
 
 def _softmax(x: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of masked scores (B, H, q, k), with the sink in the sum.
+    """Compute the softmax of masked scores (B, H, q, k), with the sink in the sum.
 
-    Subtracting the maximum keeps exp from overflowing. It cancels, so autograd treats it as a
-    constant. A row of only -inf gets weights 0, and so does a cell of -inf in a row that holds NaN.
+    Subtracting the maximum prevents overflow in exp. It cancels, so autograd treats it as a
+    constant. A row of only -inf gets weights 0, and so does a cell of -inf in a row with NaN.
     """
     every = x
     if sinks is not None:

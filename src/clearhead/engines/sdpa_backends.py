@@ -1,9 +1,9 @@
-"""A GPU described, and which of torch's fused kernels it can use: a function of the problem and the
-description alone, so that the choice can be read, planned and tested without a device.
+"""Decide which of torch's fused kernels can compute a problem on a GPU.
 
-The rules are those of torch 2.13 for `scaled_dot_product_attention` and its backends, and stricter
-where torch asks for the version of cuDNN; the device itself is not asked. Where no backend can,
-torch forms the weights, queries x keys.
+The decision depends only on the problem and on a description of the GPU (`Gpu`), so it can be
+planned and tested without a device. The rules are those of torch 2.13 for the backends of
+`scaled_dot_product_attention`, and stricter where torch checks the version of cuDNN. If no backend
+can, torch stores the weights, queries x keys.
 """
 
 from typing import NamedTuple
@@ -13,12 +13,12 @@ import torch
 from ..problem.problem import Problem
 
 HALF = torch.float16, torch.bfloat16
-BACKENDS = "cudnn", "flash", "efficient"  # in the order in which they are named, not of speed
-LATEST = 12, 1  # compute capability that torch's kernels were made for
+BACKENDS = "cudnn", "flash", "efficient"  # the order of reports, not of speed
+LATEST = 12, 1  # the latest compute capability that torch's kernels support
 
 
 class Gpu(NamedTuple):
-    """What the choice depends on."""
+    """The properties of a GPU that the choice of a kernel depends on."""
 
     capability: tuple[int, int]  # of CUDA: (8, 0) is an A100, (9, 0) an H100
     cudnn: bool = True
@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The description of a device that is there, and of the backends that are enabled now."""
+    """Describe a device of this machine, and which backends are enabled now."""
     switches = torch.backends.cuda
     on = {
         "cudnn": switches.cudnn_sdp_enabled(),
@@ -41,67 +41,70 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 # What `torch.compiler.assume_constant_result` sets, without importing the compiler.
-gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # an attribute of a function
 
 
 def why_not_torch(problem: Problem, gpu: Gpu) -> str:
-    """Why this does not come down to one call of a fused kernel of torch; empty if it does."""
+    """Return why one call of a torch fused kernel cannot compute the problem; empty if it can."""
     if problem.masked:
-        return "torch's would need q, k and v cleaned of NaN, and most masks written out"
+        return "torch's kernels need q, k and v cleaned of NaN, and most masks written out"
     if problem.bias is not None:
-        return "torch's would need the bias written out"
-    said = backends_decline(problem, gpu, False)
-    return "" if not all(said.values()) else f"no fused kernel of torch takes it ({listed(said)})"
+        return "torch's kernels need the bias written out"
+    declined = backends_decline(problem, gpu, False)
+    if not all(declined.values()):
+        return ""
+    return f"none of torch's fused kernels can compute it ({listed(declined)})"
 
 
-def listed(said: dict[str, list[str]]) -> str:
-    return "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in said.items())
+def listed(declined: dict[str, list[str]]) -> str:
+    """Return the backends and their reasons as text."""
+    return "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in declined.items())
 
 
 def backends_decline(problem: Problem, gpu: Gpu, matrix: bool) -> dict[str, list[str]]:
-    """Why each of torch's fused kernels cannot answer; an empty list means that it can. `matrix`
-    says whether the problem needs its mask or bias written out as a matrix."""
+    """Return for each of torch's fused kernels why it cannot compute the problem: an empty list if
+    it can. `matrix`: whether the mask or the bias must be written out as a matrix."""
     return {name: _declines(name, problem, gpu, matrix) for name in BACKENDS}
 
 
 def _declines(name: str, p: Problem, gpu: Gpu, matrix: bool) -> list[str]:
     reasons = []
-    kind = str(p.dtype).removeprefix("torch.")
+    dtype = str(p.dtype).removeprefix("torch.")
     if name not in gpu.enabled:
-        reasons.append("disabled by torch.backends.cuda or sdpa_kernel")
+        reasons.append("is disabled by torch.backends.cuda or sdpa_kernel")
     if p.dtype not in (HALF if name != "efficient" else (*HALF, torch.float32)):
-        reasons.append(f"no {kind}")
+        reasons.append(f"does not support {dtype}")
     least = (5, 0) if name == "efficient" and p.dtype != torch.bfloat16 else (8, 0)
     if not least <= gpu.capability <= LATEST:
         span = " to ".join(f"{major}.{minor}" for major, minor in (least, LATEST))
-        reasons.append(f"a GPU of compute capability {span}")
+        reasons.append(f"needs a GPU of compute capability {span}")
     if name == "efficient":
         if p.G != p.H:
-            reasons.append("no grouped heads")
+            reasons.append("does not support grouped heads")
         step = 4 if p.dtype == torch.float32 else 8
         if p.D % step or p.Dv % step:
-            reasons.append(f"heads of a multiple of {step}")
+            reasons.append(f"needs head sizes that are multiples of {step}")
     if name == "flash":
         if p.D != p.Dv:
-            reasons.append("keys and values of one size")
+            reasons.append("needs keys and values of the same size")
         if p.D > 256:
-            reasons.append("heads of up to 256")
+            reasons.append("needs head sizes up to 256")
         if matrix:
-            reasons.append("no mask as a matrix")
+            reasons.append("does not support a mask as a matrix")
         if p.masked and p.Tq != p.Tk:
-            reasons.append("a causal mask only with Tq = Tk")
+            reasons.append("supports a causal mask only if Tq = Tk")
         small = (8, 6) <= gpu.capability <= (8, 9) or gpu.capability >= (12, 0)
         if p.grad and small and (192 < p.D <= 224 or (p.D > 224 and p.dropout)):
-            reasons.append("on this GPU no gradient for heads of this size")
+            reasons.append("has no gradient for this head size on this GPU")
     if name == "cudnn":
         if not gpu.cudnn:
-            reasons.append("cuDNN")
+            reasons.append("needs cuDNN")
         if max(p.D, p.Dv) > 128:
-            reasons.append("heads of up to 128")
+            reasons.append("needs head sizes up to 128")
         if p.D % 8 or p.Dv % 8:
-            reasons.append("heads of a multiple of 8")
+            reasons.append("needs head sizes that are multiples of 8")
         if p.dropout:
-            reasons.append("dropout only in some versions")
+            reasons.append("supports dropout only in some versions")
         if p.Tk == 1:
-            reasons.append("more than one key")
+            reasons.append("needs more than one key")
     return reasons

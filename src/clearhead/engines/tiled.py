@@ -1,6 +1,6 @@
-"""The same answer from tiles, in plain torch: never a matrix of the size queries x keys.
+"""Compute attention tile by tile in plain torch, without a matrix of queries x keys.
 
-Each tile of keys gives a state of the softmax, and the states merge
+Each tile of keys yields a state of the softmax, and the states are merged
 (`problem/tiles.py`, `problem/online_softmax.py`).
 """
 
@@ -19,7 +19,8 @@ TILE_KEYS = 512
 
 
 class Tiled(Engine):
-    """Every problem but ONNX's, on every device, in memory that does not grow with the square."""
+    """An engine for every device and every problem except ONNX export. Its memory does not grow
+    with queries x keys."""
 
     name = "tiled"
     caption = "tiles and a mergeable softmax, in plain torch"
@@ -27,7 +28,7 @@ class Tiled(Engine):
     def why_not(self, problem: Problem) -> list[str]:
         reasons = [NO_BATCHING_RULE] if batches_gradients() else []
         if is_onnx_export():
-            reasons.append("an ONNX model would have the tiles of one length")
+            reasons.append("its tiles would be fixed to one length in an ONNX model")
         return reasons
 
     def skips_tiles(self, problem: Problem) -> bool:
@@ -42,7 +43,7 @@ class Tiled(Engine):
 
 
 def _output(p: Problem, inputs: Inputs, queries: slice) -> Tensor:
-    """The output of some queries, over all their keys."""
+    """Compute the output of some queries, over all their keys."""
     q = inputs.q[:, :, queries].to(p.wide)
 
     def state_after(keys: slice, tile_problem: Problem) -> online_softmax.State:
@@ -50,7 +51,7 @@ def _output(p: Problem, inputs: Inputs, queries: slice) -> Tensor:
         v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
         return online_softmax.begin(scores, v, keep, _drop(p, scores, queries, keys))
 
-    state = state_after(slice(0, 0), p)  # no key yet; connects output and inputs for autograd
+    state = state_after(slice(0, 0), p)  # no keys; connects output and inputs for autograd
     for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
         state = online_softmax.merge(state, state_after(keys, tile_problem))
     return online_softmax.finish(state, p.sinks).to(p.dtype)

@@ -92,7 +92,7 @@ def plan(
 
 def plan_of(problem: Problem, engine: str) -> Plan:
     """`plan` for a problem that is checked already."""
-    chosen, declined = engines.first_able(problem, engine)
+    chosen, declined = engines.first_capable(problem, engine)
     order = engines.order(problem)
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
     return Plan(

@@ -1,5 +1,6 @@
-"""The rules handed to torch's FlexAttention, uncompiled on a CPU: output and gradients are those of
-the reference. Compiled, on a GPU, the engine has not run yet."""
+"""FlexAttention with clearhead's functions, uncompiled on a CPU, has the output and gradients of
+the
+reference. The engine has not run compiled on a GPU yet."""
 
 import sys
 
@@ -26,7 +27,7 @@ CASES = [
 def uncompiled(monkeypatch):
     traced = torch.compile(flex_attention, backend="aot_eager", fullgraph=True)
     monkeypatch.setattr(flex, "compiled", lambda: traced)
-    # It refuses gradients on a CPU, although its uncompiled form has them.
+    # flex_attention refuses gradients on a CPU, although its uncompiled form has them.
     monkeypatch.setattr(
         sys.modules["torch.nn.attention.flex_attention"], "_validate_device", lambda *_: None
     )
@@ -47,7 +48,7 @@ def test_flex_is_the_reference(name):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_flex_keeps_nan_behind_the_mask():
+def test_masked_nan_does_not_reach_the_output_of_flex():
     q, k, v = torch.randn(3, 1, 2, 12, 8, generator=torch.Generator().manual_seed(2)).unbind()
     k[..., 9, :], v[..., 9, :] = torch.nan, torch.inf
     problem, inputs = make_problem(q, k, v, Options(mask=ch.causal))
@@ -57,7 +58,7 @@ def test_flex_keeps_nan_behind_the_mask():
     assert out[..., 9:, :].isnan().all()
 
 
-def test_flex_says_what_it_lacks():
+def test_flex_lists_what_it_lacks():
     q = torch.randn(1, 1, 4, 8)
-    with pytest.raises(ch.BadValue, match="FlexAttention is used on CUDA devices"):
+    with pytest.raises(ch.BadValue, match="FlexAttention is used only on CUDA devices"):
         ch.attention(q, q, q, engine="flex")

@@ -1,2 +1,2 @@
-"""Engines for a GPU. None of them has run on one yet: the Triton kernels are tested in an
-interpreter and compiled."""
+"""Engines for a GPU. None has run on a GPU yet; the Triton kernels are tested in Triton's
+interpreter, and compiled."""

@@ -1,9 +1,10 @@
-"""torch's FlexAttention, compiled, on the key ranges of the mask.
+"""Compute attention by torch's FlexAttention, compiled, from the key ranges of the mask.
 
-The rules handed to it read key ranges, bits and biases as tensors. So one compiled kernel serves
-every mask with as many ranges a query, and the block mask lists its blocks without a matrix of
-queries x keys. The first call of a kind compiles, for seconds. The tests run the rules without the
-compiler, on a CPU; on a GPU this engine has not run yet, and `auto` does not choose it.
+The functions passed to FlexAttention read key ranges, bits and biases from tensors. So one compiled
+kernel serves all masks with the same number of ranges per query, and the block mask lists its
+blocks without a matrix of queries x keys. The first call of a new kind compiles for seconds. The
+tests call the functions on a CPU, without the compiler. This engine has not run on a GPU yet, and
+`auto` does not choose it.
 Source: Dong et al. 2024, "Flex Attention: A Programming Model for Generating Optimized Attention
 Kernels".
 """
@@ -21,15 +22,15 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import in_forward_mode, in_transform, is_tracing
 from ..engine import Engine
-from ..nonfinite import answer_cleaned, is_finite
+from ..nonfinite import compute_cleaned, is_finite
 
 Rule: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 BLOCK = (128, 128)  # queries and keys, FlexAttention's own
-MOST_KERNELS = 64  # that are compiled before torch would refuse to compile another
+MOST_KERNELS = 64  # torch's limit of compilations, raised
 
 
 class Flex(Engine):
-    """FlexAttention on a GPU, by name only."""
+    """FlexAttention on a GPU; a caller must name it."""
 
     name = "flex"
     caption = "torch's FlexAttention, compiled, skipping the blocks that the mask leaves empty"
@@ -38,23 +39,23 @@ class Flex(Engine):
         p = problem
         reasons = []
         if p.device.type != "cuda":
-            return ["FlexAttention is used on CUDA devices"]
+            return ["FlexAttention is used only on CUDA devices"]
         if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            reasons.append("FlexAttention computes fp32, bf16 and fp16")
+            reasons.append("FlexAttention computes only float32, bfloat16 and float16")
         if p.dropout:
             reasons.append("FlexAttention has no dropout")
         if min(p.D, p.Dv) < 16:
-            reasons.append("FlexAttention takes heads of 16 or more")
+            reasons.append("FlexAttention requires heads of size 16 or more")
         if p.bias is not None and not isinstance(p.bias, (Alibi, TensorBias)):
-            reasons.append(f"FlexAttention does not know {p.bias!r}")
+            reasons.append(f"FlexAttention does not support {p.bias!r}")
         if p.grad and p.bias is not None and p.bias.needs_grad:
-            reasons.append("a bias that learns gets no gradient from FlexAttention here")
+            reasons.append("clearhead's call of FlexAttention has no gradient of a bias")
         if 0 in (p.B, p.H, p.Tq, p.Tk):
-            reasons.append("FlexAttention takes no empty tensors")
+            reasons.append("FlexAttention accepts no empty tensors")
         if in_forward_mode():
-            reasons.append("FlexAttention carries no forward-mode derivatives")
+            reasons.append("FlexAttention has no forward-mode derivatives")
         if in_transform() or is_tracing() or torch.compiler.is_compiling():
-            reasons.append("FlexAttention is compiled by itself, not inside of another trace")
+            reasons.append("FlexAttention is compiled alone, not inside another trace")
         return reasons
 
     def skips_tiles(self, problem: Problem) -> bool:
@@ -63,38 +64,38 @@ class Flex(Engine):
     def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         if not problem.masked or is_finite(*inputs):
             return _attend(problem, inputs)
-        return answer_cleaned(problem, inputs, lambda clean: _attend(problem, clean))
+        return compute_cleaned(problem, inputs, lambda clean: _attend(problem, clean))
 
 
 def _attend(p: Problem, inputs: Inputs) -> Tensor:
     from torch.nn.attention.flex_attention import AuxRequest
 
-    asked: dict[str, Any] = {"scale": p.scale, "enable_gqa": p.G != p.H}
+    options: dict[str, Any] = {"scale": p.scale, "enable_gqa": p.G != p.H}
     if p.masked:
-        asked["block_mask"] = block_mask(p.key_ranges, _mask_rule(p), BLOCK)
+        options["block_mask"] = block_mask(p.key_ranges, _mask_rule(p), BLOCK)
     if p.softcap is not None or p.bias is not None:
-        asked["score_mod"] = _score_rule(p)
+        options["score_mod"] = _score_rule(p)
     if p.sinks is not None:
-        asked["return_aux"] = AuxRequest(lse=True)
+        options["return_aux"] = AuxRequest(lse=True)
     with torch._dynamo.config.patch(recompile_limit=MOST_KERNELS):
-        answer = compiled()(*inputs, **asked)
+        result = compiled()(*inputs, **options)
     if p.sinks is None:
-        return answer
-    out, aux = answer
+        return result
+    out, aux = result
     sinks = p.sinks.to(p.wide).reshape(1, -1, 1)
     return (out * torch.sigmoid(aux.lse - sinks).unsqueeze(-1)).to(p.dtype)
 
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """flex_attention, compiled whole: in parts it would form queries x keys."""
+    """Compile flex_attention as one graph; graph breaks would store queries x keys."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, fullgraph=True)
 
 
 def _mask_rule(p: Problem) -> Rule:
-    """May query q of head h look at key k? By the ranges of the query, and bits."""
+    """Return a function: whether query q of head h may look at key k, by key ranges and bits."""
     ranges = p.key_ranges
     shape = p.B, p.H, p.Tq
     lo, hi = (x.expand(*shape, -1) for x in (ranges.lo, ranges.hi))
@@ -110,7 +111,7 @@ def _mask_rule(p: Problem) -> Rule:
 
 
 def _score_rule(p: Problem) -> Callable[..., Tensor]:
-    """Soft cap and bias of a score."""
+    """Return a function that applies the soft cap and the bias to a score."""
     cap = None if p.softcap is None else torch.tensor(p.softcap, device=p.device)
     added = _added(p)
 
@@ -123,11 +124,11 @@ def _score_rule(p: Problem) -> Callable[..., Tensor]:
 
 
 def _added(p: Problem) -> Rule | None:
-    """The bias of a pair; None without one."""
+    """Return a function: the bias of a pair; None without a bias."""
     if isinstance(p.bias, Alibi):
         slopes = p.bias.of(p.grid, p.device, p.wide)
-        places = query_positions(p.bias.align, p.grid, p.device).expand(p.B, 1, p.Tq)
-        return lambda b, h, q, k: -slopes[h] * (places[b, 0, q] - k).abs()
+        positions = query_positions(p.bias.align, p.grid, p.device).expand(p.B, 1, p.Tq)
+        return lambda b, h, q, k: -slopes[h] * (positions[b, 0, q] - k).abs()
     if isinstance(p.bias, TensorBias):
         numbers = p.bias.as_4d().to(p.device, p.wide).expand(p.B, p.H, p.Tq, p.Tk)
         return lambda b, h, q, k: numbers[b, h, q, k]

@@ -205,8 +205,8 @@ def test_the_order_follows_what_torch_can_fuse(keywords, gpu, first):
     assert order_on(problem_of(**keywords), gpu)[0] is first
 
 
-def test_auto_says_what_it_chose_and_why(monkeypatch):
-    """On a device that is described and not there."""
+def test_auto_reports_which_engine_it_chose_and_why(monkeypatch):
+    """The device is described; none is needed."""
     monkeypatch.setattr("clearhead.engines.gpu.triton.INSTALLED", True)
     for room in (engines.choice, engines.sdpa, engines.gpu.triton):
         monkeypatch.setattr(room, "gpu_of", lambda device: AMPERE)
@@ -215,35 +215,38 @@ def test_auto_says_what_it_chose_and_why(monkeypatch):
         ({}, SDPA, "torch's scaled_dot_product_attention: cudnn or flash or efficient"),
         ({"mask": ch.causal}, TRITON, "q, k and v cleaned of NaN, and most masks written out"),
         ({"D": 264}, SDPA, "efficient"),
-        ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: no grouped heads)"),
+        ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: does not support grouped heads)"),
     ):
         problem = replace(problem_of(**keywords), device=cuda)
-        found, declined = engines.first_able(problem, "auto")
-        assert found is chosen and not declined
-        assert found.caption_of(problem).endswith(caption)
-    found, declined = engines.first_able(replace(problem_of(softcap=2.0), device=cuda), "auto")
-    assert found is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
-    with pytest.raises(ch.BadValue, match=r"without one torch would form weights of 0\.5 GB"):
+        engine, declined = engines.first_capable(problem, "auto")
+        assert engine is chosen and not declined
+        assert engine.caption_of(problem).endswith(caption)
+    engine, declined = engines.first_capable(replace(problem_of(softcap=2.0), device=cuda), "auto")
+    assert engine is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
+    with pytest.raises(ch.BadValue, match=r"without one torch would store weights of 0\.5 GB"):
         engines.choose(replace(problem_of(dtype=torch.float32, G=2), device=cuda), "sdpa")
 
 
-def test_weights_are_not_formed_silently():
-    """fp32 with grouped heads has no fused kernel; torch would form 8 x 4096 x 4096 weights."""
+def test_weights_are_not_stored_silently():
+    """float32 with grouped heads has no fused kernel; torch would store 8 x 4096 x 4096 weights."""
     large = problem_of(dtype=torch.float32, G=2)
-    (said,) = SDPA.forms_weights(large, AMPERE)
-    assert "flash: no float32" in said and "efficient: no grouped heads" in said
-    assert "weights of 0.5 GB" in said
+    (reason,) = SDPA.forms_weights(large, AMPERE)
+    assert "flash: does not support float32" in reason
+    assert "efficient: does not support grouped heads" in reason
+    assert "weights of 0.5 GB" in reason
     assert not SDPA.forms_weights(problem_of(dtype=torch.float32, G=2, T=128), AMPERE)
     assert not SDPA.forms_weights(problem_of(), AMPERE)
 
 
 def test_the_rules_of_torchs_kernels():
-    said = backends_decline(problem_of(mask=ch.Causal(align="start"), Tk=5000), AMPERE, False)
-    assert said["flash"] == ["a causal mask only with Tq = Tk"] and not said["efficient"]
-    said = backends_decline(problem_of(D=72, Dv=36, dropout=0.1), AMPERE, True)
-    assert all(said.values()) and "dropout only in some versions" in said["cudnn"]
-    said = backends_decline(problem_of(), TURING, False)
-    assert said["efficient"] == ["a GPU of compute capability 8.0 to 12.1"]
+    causal = backends_decline(problem_of(mask=ch.Causal(align="start"), Tk=5000), AMPERE, False)
+    assert causal["flash"] == ["supports a causal mask only if Tq = Tk"]
+    assert not causal["efficient"]
+    dropped = backends_decline(problem_of(D=72, Dv=36, dropout=0.1), AMPERE, True)
+    assert all(dropped.values())
+    assert "supports dropout only in some versions" in dropped["cudnn"]
+    old_gpu = backends_decline(problem_of(), TURING, False)
+    assert old_gpu["efficient"] == ["needs a GPU of compute capability 8.0 to 12.1"]
 
 
 def test_a_problem_on_a_cpu_is_not_for_the_kernels(monkeypatch):
