@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from clearhead.engines.cpu import core, false_level, level
+from clearhead.engines.cpu import core, level, level_error
 from clearhead.errors import BadValue
 from clearhead.masks import everything
 from clearhead.problem.check import Options, make_problem
@@ -67,7 +67,7 @@ def measure(
         )
     if not level():
         raise BadValue(
-            f"bench was asked to time the C++ core, and {false_level()}.",
+            f"bench was asked to time the C++ core, and {level_error()}.",
             "what is timed is the core, on one of its instruction-set levels.",
             "name one of these, or unset CLEARHEAD_CPU for the widest.",
         )

@@ -27,7 +27,7 @@ def doctor() -> None:
         ("gpu", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
     rows += [(f"engine {e.name}", e.caption) for e in engines.ENGINES]
-    if tiles := cpu.left_to_torch():
+    if tiles := cpu.amx_note():
         rows.append(("processor", tiles))
     for package, extra, purpose in (
         ("matplotlib", "plot", "pictures"),

@@ -171,7 +171,7 @@ def saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
     return kept[:outputs], arguments
 
 
-def in_their_places(
+def gradients_by_argument(
     grads: Sequence[Tensor], arguments: Sequence[Any], bias_grad: bool
 ) -> list[Tensor | None]:
     """The gradients of q, k, v, bias and sinks, each at the place of its argument."""
@@ -197,7 +197,7 @@ def gradient_shapes(arguments: Sequence[Any], bias_grad: bool) -> tuple[Tensor, 
     )
 
 
-def one_by_one(
+def vmap_rule(
     call: Callable[..., Sequence[Tensor]],
     info: Any,
     in_dims: tuple[int | None, ...],
@@ -234,7 +234,7 @@ def _transformed(
     return functional.wrap_tensors(output)
 
 
-class Recorded(NamedTuple):
+class OperatorCalls(NamedTuple):
     """How eager code calls an operator and its gradient, whichever transforms it is under."""
 
     attend: Callable[..., Any]
@@ -249,7 +249,7 @@ def under_autograd(
     attend_backward: Callable[..., Any],
     save: Callable[..., None],
     back: Callable[..., Any],
-) -> Recorded:
+) -> OperatorCalls:
     """Registers the gradient and the vmap of the operators `name` and `name`_backward, which
     `attend` and `attend_backward` of these `kernels` compute. `save` keeps a call, and `back` gives
     its gradients.
@@ -311,7 +311,7 @@ def under_autograd(
 
         setup_context = staticmethod(save)
         backward = staticmethod(back)
-        vmap = staticmethod(partial(one_by_one, call))
+        vmap = staticmethod(partial(vmap_rule, call))
 
     class AttendBackward(torch.autograd.Function):
         @staticmethod
@@ -323,13 +323,13 @@ def under_autograd(
             pass
 
         backward = staticmethod(no_second)
-        vmap = staticmethod(partial(one_by_one, call_backward))
+        vmap = staticmethod(partial(vmap_rule, call_backward))
 
     qualified = f"clearhead::{name}"
     torch.library.register_autograd(qualified, back, setup_context=save, lib=library)
     torch.library.register_autograd(f"{qualified}_backward", no_second, lib=library)
-    torch.library.register_vmap(qualified, partial(one_by_one, call), lib=library)
+    torch.library.register_vmap(qualified, partial(vmap_rule, call), lib=library)
     torch.library.register_vmap(
-        f"{qualified}_backward", partial(one_by_one, call_backward), lib=library
+        f"{qualified}_backward", partial(vmap_rule, call_backward), lib=library
     )
-    return Recorded(call, call_backward)
+    return OperatorCalls(call, call_backward)

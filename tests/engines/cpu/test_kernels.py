@@ -494,7 +494,7 @@ def test_amx_that_the_core_does_not_use_is_named(monkeypatch):
     for there in (True, False):
         tiles = SimpleNamespace(has_amx=partial(bool, there))
         monkeypatch.setattr("clearhead.engines.cpu.extension.core", tiles)
-        assert ("AMX" in cpu.left_to_torch()) == there
+        assert ("AMX" in cpu.amx_note()) == there
 
 
 def test_a_false_level_is_refused_and_named():

@@ -13,10 +13,10 @@ from ...stats import Partial, Statistic, lse_alone
 from ..engine import Answer, Engine
 from ..operators import in_kernels, why_not_operator, with_own_buffers
 from .extension import (
+    amx_note as amx_note,
     core,
-    false_level as false_level,
-    left_to_torch as left_to_torch,
     level,
+    level_error as level_error,
     status as status,
     use_level as use_level,
 )
@@ -44,7 +44,7 @@ class Cpu(Engine):
             return [status()]
         reasons = []
         if not level():
-            reasons.append(false_level())
+            reasons.append(level_error())
         if p.device.type not in ("cpu", "meta"):
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:

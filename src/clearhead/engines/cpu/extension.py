@@ -67,13 +67,13 @@ def status() -> str:
             "not build (pip install -v says); torch answers, several times slower"
         )
     if not _level:
-        return false_level()
+        return level_error()
     what = {n: text for n, text, _ in core.levels()}[_level]
     threads = "" if _pool else "; on one thread, as torch's pool was not found in its library"
     return f"{_level} ({what}){threads}"
 
 
-def left_to_torch() -> str:
+def amx_note() -> str:
     """What this processor has that torch uses and the core does not; empty if nothing.
 
     No processor with matrix tiles has been measured, so `auto` has no preference there.
@@ -104,6 +104,6 @@ def use_level(name: str = "") -> str:
     return before
 
 
-def false_level() -> str:
+def level_error() -> str:
     present = ", ".join(n for n, _, here in core.levels() if here)
     return f"CLEARHEAD_CPU={os.environ.get('CLEARHEAD_CPU')} is none of this machine's: {present}"

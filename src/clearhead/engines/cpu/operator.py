@@ -16,7 +16,7 @@ from ..operators import (  # fmt: skip
     SIGNATURE,
     KernelArgs,
     gradient_shapes,
-    in_their_places,
+    gradients_by_argument,
     savable,
     save,
     saved,
@@ -48,7 +48,7 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
         args = args._replace(seed=torch.tensor([args.seed], device="cpu"))
     # torch.jit.trace runs a trace again without gradients, and compares the outputs.
     keep = lse or p.grad or torch._C._get_tracing_state() is not None
-    out, sums, _ = _recorded.attend(*inputs, *args, keep)
+    out, sums, _ = _operator.attend(*inputs, *args, keep)
     return out, sums if lse else None
 
 
@@ -128,13 +128,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
     (out, lse, rounding), args = saved(ctx, 3)
     if not ctx.has_lse:  # exported without gradients, and differentiated now
-        out, lse, rounding = _recorded.attend(*args, True)
+        out, lse, rounding = _operator.attend(*args, True)
     dout = torch.zeros_like(out) if dout is None else dout
     bias_grad = ctx.needs_input_grad[BIAS]
-    grads = _recorded.backward(dout, dlse, out, lse, rounding, *args, bias_grad)
-    return *in_their_places(grads, args, bias_grad), None
+    grads = _operator.backward(dout, dlse, out, lse, rounding, *args, bias_grad)
+    return *gradients_by_argument(grads, args, bias_grad), None
 
 
-_recorded = under_autograd(
+_operator = under_autograd(
     _library, "attend", "the C++ core", _attend, _attend_backward, _save, _back
 )

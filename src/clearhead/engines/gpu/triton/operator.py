@@ -18,7 +18,7 @@ from ...operators import (  # fmt: skip
     SIGNATURE,
     KernelArgs,
     gradient_shapes,
-    in_their_places,
+    gradients_by_argument,
     savable,
     save,
     saved,
@@ -50,7 +50,7 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
         out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
         assert out is not None
         return out, found.get("lse")
-    out, sums, _, _ = _recorded.attend(*inputs, *map(savable, rule))
+    out, sums, _, _ = _operator.attend(*inputs, *map(savable, rule))
     return out, sums if lse else None
 
 
@@ -117,10 +117,10 @@ def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple
     (out, lse, top, share), args = saved(ctx, 4)
     dout = torch.zeros_like(out) if dout is None else dout
     bias_grad = ctx.needs_input_grad[BIAS]
-    grads = _recorded.backward(dout, dlse, out, lse, top, share, *args, bias_grad)
-    return tuple(in_their_places(grads, args, bias_grad))
+    grads = _operator.backward(dout, dlse, out, lse, top, share, *args, bias_grad)
+    return tuple(gradients_by_argument(grads, args, bias_grad))
 
 
-_recorded = under_autograd(
+_operator = under_autograd(
     _library, "triton_attend", "the Triton engine", _attend, _attend_backward, _save, _back
 )
