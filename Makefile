@@ -6,10 +6,14 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint
 PIP := $(INSTALL) --quiet
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
-.PHONY: look test slow setup check page coverage bench docs clean help
+SENTENCE := When Mary and John went to the store, John gave a drink to
+.PHONY: look real test slow setup check page coverage bench docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
+
+real: .venv/look  ## Show a real model, SmolLM2-135M, reading a sentence; the first time it is downloaded.
+	$(BIN)/clearhead look "$(SENTENCE)" --model "$$($(BIN)/python examples/smollm2.py)" --out out/real
 
 test: .venv/test  ## Run the tests (slow proofs apart), on every core.
 	$(BIN)/python -m pytest --quiet --numprocesses logical --maxprocesses 8 --dist worksteal

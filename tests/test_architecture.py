@@ -22,7 +22,7 @@ ROOMS = {
     "explorer": 3150,
     "demo": 460,
     "inspection": 3950,
-    "hf": 1050,
+    "hf": 1330,  # GGUF files, which transformers reads and misreads
     "distributed": 2530,
     "nn": 1200,
     "functional": 1130,

@@ -22,7 +22,7 @@ def look(
     model: Annotated[
         Path | None,
         typer.Option(
-            help="Look at this model: a Hugging Face checkpoint, or a trained storyteller."
+            help="Look at this model: a Hugging Face checkpoint, a GGUF file, or a storyteller."
         ),
     ] = None,
     beside: Annotated[

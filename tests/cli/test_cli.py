@@ -276,7 +276,8 @@ def test_dropout_and_seed_are_reproducible(run):
                            (["scale"], "--png"))),
     (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
      "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
-     "files.\n  Hint: check the path; a model on the hub must be downloaded first."),
+     "files; a GGUF file will do, too.\n  Hint: check the path; a model on the hub must be "
+     "downloaded first."),
     (["explain", "a b", "--size", "9", "--heads", "2"], None),
     (["explain", "a b", "--query", "dog"], None),
     (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a folder on disk, and the attention of its layers on a text."""
+"""A model and its tokenizer from disk, and the attention of its layers on a text."""
 
 import json
 import warnings
@@ -15,74 +15,48 @@ from ..functional.ambient import capture_call
 from ..functional.explain import explain_problem
 from ..nn.token_ids import known_ids
 from ..trace import Trace
+from .gguf_file import ABOUT, converted, is_gguf
 from .inspect_model import calls_interface, not_answered
-from .register import NAME, register, transformers
+from .register import NAME, quiet_transformers, register, transformers
 
 # Names of folders that say nothing about the model.
 _NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
 
 
 class Checkpoint:
-    """A model and its tokenizer from a folder on disk. Nothing is downloaded, no code in it is run.
+    """A model and its tokenizer from a folder on disk, or from a GGUF file, whose weights are
+    dequantised once and cached. Nothing is downloaded, no code in it is run.
 
+    `path` is what was passed, and `folder` has the files: the same, or a folder of the cache.
     `model` gives a vector for each token; `predictor` is the same model with the head that makes
     logits of the next token of them, None if it was not trained with one.
 
     Raises `BadValue` if the folder is not there, is damaged, or does not hold a checkpoint with
-    safetensors of a kind that is part of transformers.
+    safetensors of a kind that is part of transformers; for a GGUF file that transformers reads
+    otherwise than llama.cpp.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, path: str | Path):
         library = transformers()
-        self.folder = Path(folder)
+        self.path = Path(path)
+        self.folder = converted(self.path) if is_gguf(path) else self.path
         if not (self.folder / "config.json").is_file():
             raise BadValue(
-                f"{str(folder)!r} is not a checkpoint folder.",
+                f"{str(path)!r} is not a checkpoint folder.",
                 "a Hugging Face checkpoint is a folder with config.json, model.safetensors and "
-                "tokenizer files.",
+                "tokenizer files; a GGUF file will do, too.",
                 "check the path; a model on the hub must be downloaded first.",
             )
         self._check_weights()
         register()
-        logging = library.utils.logging
-        logging.disable_progress_bar()
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # what matters of a loading is told below
-        try:
-            config = library.AutoConfig.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
-            use_clearhead(config)
-            self.tokenizer = library.AutoTokenizer.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
-            loader = _loader(library, config)
-            trained, loaded = loader.from_pretrained(
-                self.folder,
-                config=config,
-                attn_implementation=NAME,
-                local_files_only=True,
-                trust_remote_code=False,  # left out, transformers asks on standard input
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # told below, with names and sizes
-                output_loading_info=True,
-            )
-        except Exception as error:  # a damaged file raises whatever its reader happens to
-            # How transformers says that it has no such implementation for this model. A path may
-            # hold our name too.
-            if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
-                raise not_answered(f"The {config.model_type} in {str(folder)!r}") from error
-            raise self._damaged(
-                f"{type(error).__name__}: {' '.join(str(error).split())}"
-            ) from error
-        finally:
-            logging.set_verbosity(verbosity)
+        with quiet_transformers():  # what matters of a loading is told below
+            trained, loaded = self._load(library)
         self._check_vocabulary()
         self._check_implementation(trained)
         # A pooler makes one vector of a text, and attention comes before it.
         if drawn := sorted(name for name in loaded["missing_keys"] if "pooler" not in name):
             warnings.warn(
-                f"the checkpoint in {str(self.folder)!r} lacks {len(drawn)} of the model's "
+                f"the checkpoint in {str(self.path)!r} lacks {len(drawn)} of the model's "
                 f"weights, which are drawn at random: {', '.join(drawn[:5])}",
                 stacklevel=2,
             )
@@ -94,8 +68,38 @@ class Checkpoint:
         trained.eval()
         self.predictor: nn.Module | None = None
         self.model = trained
-        if loader is library.AutoModelForCausalLM:
+        if _loader(library, trained.config) is library.AutoModelForCausalLM:
             self.predictor, self.model = trained, trained.base_model
+
+    def _load(self, library: Any) -> tuple[Any, dict[str, Any]]:
+        """Load the tokenizer; return the model, and what transformers reports of its weights."""
+        try:
+            config = library.AutoConfig.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )
+            use_clearhead(config)
+            self.tokenizer = library.AutoTokenizer.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )
+            trained, loaded = _loader(library, config).from_pretrained(
+                self.folder,
+                config=config,
+                attn_implementation=NAME,
+                local_files_only=True,
+                trust_remote_code=False,  # left out, transformers asks on standard input
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # told by the caller, with names and sizes
+                output_loading_info=True,
+            )
+            return trained, loaded
+        except Exception as error:  # a damaged file raises whatever its reader happens to
+            # How transformers says that it has no such implementation for this model. A path may
+            # hold our name too.
+            if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
+                raise not_answered(f"The {config.model_type} in {str(self.path)!r}") from error
+            raise self._damaged(
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
 
     def _check_weights(self) -> None:
         """Raise `BadValue` if the folder has no safetensors."""
@@ -128,7 +132,7 @@ class Checkpoint:
             used = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
             if used != NAME:
                 raise BadValue(
-                    f"{name or 'The model'} in {str(self.folder)!r} runs on {used!r}, as "
+                    f"{name or 'The model'} in {str(self.path)!r} runs on {used!r}, as "
                     "_attn_implementation of its configuration says.",
                     f"a checkpoint runs on attn_implementation={NAME!r} in all its layers.",
                     "remove the key _attn_implementation from config.json.",
@@ -140,24 +144,39 @@ class Checkpoint:
         hint: str = "try transformers.AutoModel.from_pretrained on the folder to see more.",
     ) -> BadValue:
         return BadValue(
-            f"The checkpoint in {str(self.folder)!r} cannot be loaded: {why}",
+            f"The checkpoint in {str(self.path)!r} cannot be loaded: {why}",
             "config, safetensors and tokenizer fit together; code in a folder is never run.",
             hint,
         )
 
     @property
     def name(self) -> str:
-        """The folder's name; where that says nothing, the name in its config, or its kind. It says
-        where only the encoder of an encoder and decoder is run."""
-        folder = self.folder.resolve().name
-        if folder.lower() in _NAMELESS:
+        """The name of the folder or file; for one such as "model", the name in its configuration,
+        or its kind. Remarks follow it: how the weights of a GGUF file are quantised, and whether
+        only the encoder of an encoder and decoder is run."""
+        about = self._about
+        quantization = about.get("quantization")
+        name = self.path.resolve().name
+        if self.path != self.folder:
+            name = name.removesuffix(".gguf")
+            if quantization and name.lower().endswith(str(quantization).lower()):
+                name = name[: -len(quantization)].rstrip(".-_")
+        if name.lower() in _NAMELESS:
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-            trained = str(config.get("_name_or_path") or "").replace("\\", "/").rstrip("/")
-            known = trained.rpartition("/")[2]
-            folder = (
-                str(config.get("model_type") or folder) if known.lower() in _NAMELESS else known
-            )
-        return f"{folder} (its encoder)" if self.has_decoder else folder
+            written = str(about.get("name") or config.get("_name_or_path") or "")
+            known = written.replace("\\", "/").rstrip("/").rpartition("/")[2]
+            name = str(config.get("model_type") or name) if known.lower() in _NAMELESS else known
+        remarks = [f"{quantization}, dequantised"] if quantization else []
+        remarks += ["its encoder"] if self.has_decoder else []
+        return f"{name} ({', '.join(remarks)})" if remarks else name
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """The name and the quantisation in the metadata of a GGUF file."""
+        if self.path == self.folder:
+            return {}
+        written = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
+        return dict(written)
 
     @property
     def has_decoder(self) -> bool:
@@ -193,7 +212,7 @@ class Checkpoint:
         ids = encoded["input_ids"]
         if not ids.numel() and text.strip():
             raise BadValue(
-                f"The tokenizer of {str(self.folder)!r} finds no tokens in {text!r}.",
+                f"The tokenizer of {str(self.path)!r} finds no tokens in {text!r}.",
                 "a checkpoint is read with the tokenizer whose files lie beside its weights.",
                 "save the tokenizer into the folder too: tokenizer.save_pretrained(folder).",
             )
@@ -231,7 +250,7 @@ class Checkpoint:
             raise
         except Exception as error:  # an input that is missing, or a config that makes no sense
             raise BadValue(
-                f"The model in {str(self.folder)!r} cannot be run on a text: {error}",
+                f"The model in {str(self.path)!r} cannot be run on a text: {error}",
                 "it is given the tokens of the text and nothing else, no image and no sound.",
                 "run it yourself on all its inputs: report(model, inputs), or inside of "
                 "watch(model).",

@@ -1,5 +1,7 @@
 """Both functions under one name, together: with only one, the mask would be lost without a word."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import Missing, how_to_install
@@ -37,3 +39,16 @@ def transformers() -> Any:
             how_to_install("hf"),
         ) from error
     return transformers
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence the warnings and the progress bars of transformers while a model is loaded."""
+    logging = transformers().utils.logging
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

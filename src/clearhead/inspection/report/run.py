@@ -45,8 +45,8 @@ def report(
     was trained to predict the next token says what it expects, too, unless the text is long.
 
     Args:
-        model: a checkpoint folder, a `Checkpoint`, or any module whose attention goes through
-            clearhead; it computes what it always computes.
+        model: a checkpoint folder, a GGUF file, a `Checkpoint`, or any module whose attention goes
+            through clearhead; it computes what it always computes.
         text: a text for a checkpoint, of which an encoder-decoder's encoder alone is run; for a
             module its input, a tensor or a dict of them, B = 1.
         tokens: what a module's input says, one string a position. None means numbers.
@@ -173,7 +173,7 @@ def prepare(model: Any, text: Any) -> ModelRun:
             name=checkpoint.name,
             tokens=tokens,
             start=partial(checkpoint.run, given, predict=words is not None),
-            folder=str(checkpoint.folder.resolve()),
+            folder=str(checkpoint.path.resolve()),
             words=words,
             gives_vectors=predictor is None,
         )

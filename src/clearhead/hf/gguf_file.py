@@ -1,0 +1,281 @@
+"""A GGUF file as a checkpoint: transformers reads it once, and the model is kept as safetensors.
+
+The tensors are dequantised to float32, the exact values of the blocks, and put into a cache folder
+that is named after the content of the file. The next start reads that.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import BadValue, Missing, how_to_install
+from .pre_tokenizers import ADDS_BOS, apply_rule
+from .register import quiet_transformers
+
+FORMAT = 1  # of the converted folders; higher when a conversion changes
+ABOUT = "clearhead.json"
+_PLAIN = {"F32", "F16", "BF16", "F64"}
+# Settings that transformers does not read for each architecture, with the configuration's names.
+_SETTINGS = {
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+}
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Is this a GGUF file, by its first bytes?"""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def cache_folder() -> Path:
+    """Where clearhead keeps files that it can make again: CLEARHEAD_CACHE, or `clearhead` in
+    XDG_CACHE_HOME or ~/.cache."""
+    if named := os.environ.get("CLEARHEAD_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "clearhead"
+
+
+def converted(file: Path) -> Path:
+    """The checkpoint folder that holds the model of a GGUF file: converted now, if no run did
+    before.
+
+    Raises `Missing` without the packages that read GGUF; `BadValue` for a file that is damaged, of
+    a kind that transformers does not read, or that transformers would misread.
+    """
+    import transformers
+
+    try:
+        import accelerate  # noqa: F401  # transformers needs it
+        import gguf
+    except ImportError as error:
+        raise Missing(
+            f"{error.name} is not installed.",
+            "transformers reads GGUF files with the packages gguf and accelerate.",
+            how_to_install("hf"),
+        ) from error
+    with file.open("rb") as opened:
+        digest = hashlib.sha256()
+        while chunk := opened.read(1 << 24):
+            digest.update(chunk)
+    name = f"{digest.hexdigest()[:32]}-{FORMAT}-{transformers.__version__}"
+    folder = cache_folder() / "gguf" / name
+    if (folder / ABOUT).is_file():
+        return folder
+    try:
+        reader = gguf.GGUFReader(file)
+    except Exception as error:  # a damaged file raises whatever its reader happens to
+        raise _unreadable(file, f"{type(error).__name__}: {error}") from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    if (free := shutil.disk_usage(folder.parent).free) < size:
+        raise BadValue(
+            f"{str(file)!r} has {size / 1e9:.1f} GB of weights as float32.",
+            f"they are written to {str(folder.parent)!r} once, where {free / 1e9:.1f} GB are free.",
+            "set CLEARHEAD_CACHE to a folder with more room.",
+        )
+    temporary = Path(tempfile.mkdtemp(prefix="converting-", dir=folder.parent))
+    try:
+        with quiet_transformers(), _without_bars():
+            _convert(file, reader, temporary)
+        with contextlib.suppress(OSError):  # another process was faster
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _convert(file: Path, reader: Any, folder: Path) -> None:
+    """Write config, safetensors, tokenizer and `ABOUT` of a file to a folder."""
+    import transformers
+
+    about = {
+        key: reader.fields[f"general.{key}"].contents()
+        for key in ("architecture", "name", "file_type")
+        if f"general.{key}" in reader.fields
+    }
+    source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(file.parent, **source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)
+        model, loaded = _loader(config).from_pretrained(
+            file.parent, **source, dtype=torch.float32, output_loading_info=True,
+            quantization_config=transformers.GgufConfig(dequantize=True),
+        )  # fmt: skip
+    except Exception as error:
+        raise _unreadable(
+            file, f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    _check_settings(file, reader, model.config)
+    _scale_rotations(file, reader, model.config)
+    _check_numbers(file, reader, model, loaded["missing_keys"])
+    _write_model(model, folder)
+    _set_tokenizer(file, reader, tokenizer)
+    tokenizer.save_pretrained(folder)
+    about["quantization"] = _quantization(reader, about.get("file_type"))
+    (folder / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+
+def _without_bars() -> contextlib.AbstractContextManager[object]:
+    """Drop the bar of the conversion, which transformers cannot turn off, outside a terminal."""
+    if sys.stderr.isatty():
+        return contextlib.nullcontext()
+    return contextlib.redirect_stderr(io.StringIO())
+
+
+def _loader(config: Any) -> Any:
+    """The class of transformers that loads this model with the head that predicts tokens."""
+    import transformers
+
+    if config.is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
+
+
+def _write_model(model: Any, folder: Path) -> None:
+    """Save the weights with a model of the same configuration that knows of no quantisation, with
+    which transformers refuses to save."""
+    config = type(model.config).from_dict(
+        {name: x for name, x in model.config.to_dict().items() if name != "quantization_config"}
+    )
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.save_pretrained(folder)
+
+
+def _quantization(reader: Any, file_type: Any) -> str:
+    """How the weights are stored, such as "Q4_1"; "" for floating-point numbers.
+
+    The file's own name for it, or the type of most of its weights.
+    """
+    import gguf
+
+    sizes = Counter[str]()
+    for tensor in reader.tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    if not sizes.keys() - _PLAIN:
+        return ""
+    try:
+        return gguf.LlamaFileType(file_type).name.removeprefix("MOSTLY_")
+    except ValueError:
+        return sizes.most_common(1)[0][0]
+
+
+def _check_settings(file: Path, reader: Any, config: Any) -> None:
+    """Raise `BadValue` for a setting that the configuration has otherwise than the file."""
+    rotations = getattr(config, "rope_parameters", None) or {}
+    for key, field in reader.fields.items():
+        setting = key.partition(".")[2]
+        if setting == "rope.scaling.type" and field.contents() != "none":
+            raise _misread(file, key, field.contents(), rotations.get("rope_type", "none"))
+        if (name := _SETTINGS.get(setting)) is None or key.startswith("general."):
+            continue
+        known = rotations.get(name, getattr(config, name, None))
+        if name == "head_dim" and known is None:
+            known = config.hidden_size // config.num_attention_heads
+        value = field.contents()
+        if known is None or abs(float(known) - float(value)) > 1e-6 * abs(float(value)):
+            raise _misread(file, key, value, known)
+
+
+def _scale_rotations(file: Path, reader: Any, config: Any) -> None:
+    """Put the factors of `rope_freqs.weight`, by which a Llama 3.1 or later divides its rotary
+    frequencies, into the configuration: transformers ignores that tensor.
+
+    Raises `BadValue` for factors that transformers' rule "llama3" does not give.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    factors = [tensor for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
+    if not factors:
+        return
+    wanted = torch.tensor(factors[0].data, dtype=torch.float32)
+    plain = dict(config.rope_parameters)
+    angles = torch.arange(0, 2 * len(wanted), 2) / (2 * len(wanted))
+    # llama.cpp computes the factors with these three, whatever the configuration was
+    config.rope_parameters = {
+        **plain, "rope_type": "llama3", "factor": float(wanted.max()), "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    if not torch.allclose(plain["rope_theta"] ** -angles / frequencies, wanted, rtol=1e-4):
+        raise _misread(file, "rope_freqs.weight", "other factors", "the rule llama3")
+
+
+def _check_numbers(file: Path, reader: Any, model: nn.Module, missing: set[str]) -> None:
+    """Raise `BadValue` if a parameter is not in the file, or a tensor of the file in no parameter:
+    transformers draws the first at random, and leaves the second out, without a warning."""
+    if missing:
+        raise _unreadable(file, f"it lacks {', '.join(sorted(missing)[:5])}")
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    apart = {"rope_freqs.weight", *(["output.weight"] if tied else [])}
+    tensors = {t.name: int(t.n_elements) for t in reader.tensors if t.name not in apart}
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    if (left := sum(tensors.values()) - numbers) != 0:
+        suspects = [name for name, size in tensors.items() if size == left]
+        named = f" ({', '.join(suspects[:3])}?)" if suspects else ""
+        raise _unreadable(file, f"transformers reads {numbers:,} numbers, {left:,} fewer{named}")
+
+
+def _set_tokenizer(file: Path, reader: Any, tokenizer: Any) -> None:
+    """Apply the settings of the file's tokenizer that transformers ignores."""
+    from tokenizers import decoders, pre_tokenizers
+
+    fields = {
+        key.removeprefix("tokenizer.ggml."): field.contents()
+        for key, field in reader.fields.items()
+        if key.startswith("tokenizer.ggml.") and len(field.data) < 2
+    }
+    backend = tokenizer.backend_tokenizer
+    if fields.get("model") == "gpt2":
+        apply_rule(backend, fields.get("pre"), str(file))
+        if fields.get("pre") in ADDS_BOS and "add_bos_token" not in fields:
+            tokenizer.add_bos_token = True
+    elif fields.get("model") == "llama":
+        spaced = fields.get("add_space_prefix", True)
+        adds = backend.encode("a", add_special_tokens=False).tokens[0].startswith("▁")
+        if adds and not spaced:
+            backend.normalizer = None
+            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+            backend.decoder = decoders.Sequence(
+                [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+            )
+        elif spaced and not adds:
+            raise _misread(file, "tokenizer.ggml.add_space_prefix", spaced, adds)
+
+
+def _misread(file: Path, key: str, value: object, known: object) -> BadValue:
+    return BadValue(
+        f"{str(file)!r} has {key}={value}, and transformers reads it as {known}.",
+        "each setting of a GGUF file is applied, or the file is refused.",
+        "load the original checkpoint, a folder with config.json and safetensors.",
+    )
+
+
+def _unreadable(file: Path, why: str) -> BadValue:
+    return BadValue(
+        f"The GGUF file {str(file)!r} cannot be loaded: {why}.",
+        "a GGUF file is read as far as transformers reads it, and all of its numbers are used.",
+        "load the original checkpoint, a folder with config.json and safetensors.",
+    )

@@ -1,0 +1,176 @@
+"""GGUF files as checkpoints: weights, token ids, names, and what is refused by name."""
+
+import os
+
+import gguf
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import BadValue
+from clearhead.hf import Checkpoint
+from clearhead.hf.pre_tokenizers import ADDS_BOS, RULES
+from tests.hf.tiny_gguf import TEXTS, ByteLevel, SentencePiece, llama, write
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).logits
+
+
+@pytest.mark.parametrize("vocabulary", [ByteLevel("smollm"), SentencePiece()])
+def test_the_model_of_a_file_is_the_one_that_was_written(tmp_path, vocabulary, cache):
+    model = llama(len(vocabulary))
+    file = write(tmp_path / "tiny-F32.gguf", model, vocabulary)
+    checkpoint = Checkpoint(file)
+    assert checkpoint.name == "tiny-F32"
+    ids = vocabulary.ids(TEXTS["prose"])[:60]
+    torch.testing.assert_close(logits(checkpoint.predictor, ids), logits(model, ids))
+    assert list(cache.iterdir()) == [checkpoint.folder]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize(
+    "pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "gpt-4o", "falcon"]
+)
+def test_token_ids_are_llama_cpps(tmp_path, pre, kind):
+    vocabulary = ByteLevel(pre)
+    checkpoint = Checkpoint(write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary))
+    begin = [0] if pre in ADDS_BOS else []
+    expected = begin + vocabulary.ids(TEXTS[kind], keeps_known=pre in ADDS_BOS)
+    assert checkpoint.tokenizer(TEXTS[kind])["input_ids"] == expected
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("spaced", [True, False])
+def test_token_ids_of_sentencepiece_are_llama_cpps(tmp_path, kind, spaced):
+    vocabulary = SentencePiece(spaced)
+    checkpoint = Checkpoint(write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary))
+    tokenizer = checkpoint.tokenizer
+    ids = tokenizer(TEXTS[kind])["input_ids"]
+    assert ids == vocabulary.ids(TEXTS[kind])
+    assert tokenizer.decode(ids, skip_special_tokens=True) == TEXTS[kind]
+
+
+def test_the_rule_of_smollm_splits_indentation_before_a_digit_as_gpt2s_does_not():
+    """What transformers takes instead, without a word: the test of the ids above can fail."""
+    assert ByteLevel("smollm").ids("if\n    12") != ByteLevel("gpt-2").ids("if\n    12")
+
+
+@pytest.mark.parametrize("pre", ["smollm-9", None])
+def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path, pre, cache):
+    vocabulary = ByteLevel(pre)
+    file = write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary)
+    wanted = "no pre-tokenizer" if pre is None else "pre-tokenizer 'smollm-9'"
+    with pytest.raises(BadValue, match=wanted):
+        Checkpoint(file)
+    assert not list(cache.iterdir())
+
+
+def test_quantised_weights_are_their_exact_float32(tmp_path):
+    vocabulary = ByteLevel("smollm")
+    model = llama(len(vocabulary))
+    kind = gguf.GGMLQuantizationType.Q4_1
+    file = write(tmp_path / "tiny.Q4_1.gguf", model, vocabulary, stored=kind)
+    checkpoint = Checkpoint(file)
+    assert checkpoint.name == "tiny (Q4_1, dequantised)"
+    x = model.model.layers[1].mlp.gate_proj.weight.detach()
+    expected = gguf.dequantize(gguf.quantize(x.numpy(), kind), kind)
+    loaded = checkpoint.model.layers[1].mlp.gate_proj.weight.detach()
+    assert torch.equal(loaded, torch.from_numpy(expected))
+    assert loaded.dtype == torch.float32 and not torch.equal(loaded, x)
+    nameless = file.rename(tmp_path / "model.gguf")
+    assert Checkpoint(nameless).name == "Tiny Llama (Q4_1, dequantised)"
+    report = ch.report(nameless, "the man", progress=False)
+    assert report.name == "Tiny Llama (Q4_1, dequantised)" and report.folder == str(nameless)
+
+
+def test_the_second_start_converts_nothing_and_a_changed_file_is_another(
+    tmp_path, cache, monkeypatch
+):
+    vocabulary = ByteLevel("smollm")
+    model = llama(len(vocabulary))
+    file = write(tmp_path / "a.gguf", model, vocabulary)
+    first = Checkpoint(file).folder
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf, "GGUFReader", None)
+        assert Checkpoint(file.rename(tmp_path / "b.gguf")).folder == first
+    stamp = (tmp_path / "b.gguf").stat()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[3] += 1
+    write(file, model, vocabulary)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert file.stat().st_size == stamp.st_size  # size and time do not tell them apart
+    changed = Checkpoint(file)
+    assert changed.folder != first and len(list(cache.iterdir())) == 2
+    assert torch.equal(changed.model.embed_tokens.weight[3], model.model.embed_tokens.weight[3])
+
+
+def llama3_factors(config):
+    """The factors by which llama.cpp divides the frequencies of a Llama 3.1, in float64."""
+    rope, size = config.rope_parameters, config.head_dim
+    factors = []
+    for i in range(0, size, 2):
+        turns = 8192 / (2 * torch.pi * rope["rope_theta"] ** (i / size))
+        smooth = min(max((turns - 1) / (4 - 1), 0), 1)
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return torch.tensor(factors)
+
+
+def test_rotations_of_llama_3_are_scaled(tmp_path):
+    """transformers ignores the tensor that holds them."""
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    vocabulary = ByteLevel("llama-bpe")
+    model = llama(len(vocabulary), rope_parameters=rope, longest=16384)
+    factors = llama3_factors(model.config)
+    assert factors.max() > 1
+    file = write(tmp_path / "a.gguf", model, vocabulary, extra=[("rope_freqs", factors)])
+    ids = vocabulary.ids(TEXTS["prose"])[:50]
+    read = Checkpoint(file).predictor
+    torch.testing.assert_close(logits(read, ids), logits(model, ids))
+    odd = write(tmp_path / "b.gguf", model, vocabulary, extra=[("rope_freqs", factors + 0.5)])
+    with pytest.raises(BadValue, match="rope_freqs"):
+        Checkpoint(odd)
+
+
+@pytest.mark.parametrize(
+    "setting", [("llama.rope.scaling.type", "yarn"), ("llama.attention.sliding_window", 9)]
+)
+def test_a_setting_that_transformers_does_not_read_is_refused_by_name(tmp_path, setting):
+    vocabulary = ByteLevel("smollm")
+    file = write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary, settings=[setting])
+    with pytest.raises(BadValue, match=f"{setting[0]}={setting[1]}"):
+        Checkpoint(file)
+
+
+def test_a_tensor_that_no_parameter_takes_is_refused(tmp_path):
+    vocabulary = ByteLevel("smollm")
+    extra = [("blk.0.attn_q_norm", torch.ones(7))]
+    file = write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary, extra=extra)
+    with pytest.raises(BadValue, match=r"7 fewer \(blk\.0\.attn_q_norm"):
+        Checkpoint(file)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    vocabulary = ByteLevel("smollm")
+    file = write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary)
+    file.write_bytes(file.read_bytes()[:-5000])
+    with pytest.raises(BadValue, match="cannot be loaded"):
+        Checkpoint(file)
+
+
+def test_every_rule_is_an_expression_of_the_library():
+    from tokenizers import Regex
+
+    for expressions in RULES.values():
+        for expression in expressions:
+            Regex(expression)

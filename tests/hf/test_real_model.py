@@ -1,0 +1,56 @@
+"""SmolLM2-135M-Instruct as a GGUF file, the real causal model: 270 heads on 90 key heads."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from examples.smollm2 import cached
+
+pytestmark = pytest.mark.slow
+SENTENCE = "When Mary and John went to the store, John gave a drink to"
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    if not (file := cached()).is_file():
+        pytest.skip(f"{file} is not there: `make real` fetches it")
+    return ch.hf.Checkpoint(file)
+
+
+def test_it_says_what_it_is(smollm2):
+    assert smollm2.name == "SmolLM2-135M-Instruct (Q4_1, dequantised)"
+    report = ch.report(smollm2, SENTENCE, progress=False)
+    assert str(report).startswith("SmolLM2-135M-Instruct (Q4_1, dequantised): ")
+
+
+# Published by people who read this model with llama.cpp or with its own tokenizer.json.
+PUBLISHED = {
+    "Hello, we can use": [19556, 28, 392, 416, 722],
+    "The capital of France is": [504, 3575, 282, 4649, 314],
+    "\n": [198],
+    "Hello world! 123": [19556, 905, 17, 216, 33, 34, 35],
+    "Café déjà vu.": [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30],
+    "  multiple   spaces": [216, 2701, 256, 5600],
+}
+
+
+def test_its_token_ids_are_the_published_ones(smollm2):
+    for text, ids in PUBLISHED.items():
+        assert smollm2.tokenizer(text)["input_ids"] == ids
+
+
+def test_its_weights_are_those_of_eager_attention(smollm2):
+    import transformers
+
+    eager = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2.folder, attn_implementation="eager"
+    ).eval()
+    inputs = smollm2.tokenizer(SENTENCE, return_tensors="pt")
+    with torch.no_grad():
+        expected = eager(**inputs, output_attentions=True)
+        logits = smollm2.predictor(**inputs).logits
+    torch.testing.assert_close(logits, expected.logits, rtol=1e-3, atol=1e-3)
+    for layer in (0, 13, 29):
+        weights = smollm2.explain(SENTENCE, layer)["weights"]
+        torch.testing.assert_close(weights, expected.attentions[layer], rtol=1e-3, atol=1e-4)
+    assert smollm2.tokenizer.decode(int(logits[0, -1].argmax())) == " Mary"
