@@ -23,6 +23,7 @@ AXES = {
 
 MAP_SIDE = 256  # cells a side of a map, which is about 600 pixels wide on a screen
 PLURAL = {"query": "queries"}
+UNITS = "", "k", "M", "G", "T", "P"
 
 
 def number(x: float, decimals: int) -> str:
@@ -35,6 +36,18 @@ def number(x: float, decimals: int) -> str:
         return "∞" if x > 0 else "−∞"
     text = f"{x:.{decimals}e}" if abs(x) >= 1e6 else f"{x:.{decimals}f}"
     return text.lstrip("-") if float(text) == 0 else text
+
+
+def si(x: float) -> str:
+    """A number with four digits and the prefix of its unit.
+
+    >>> si(20), si(123456)
+    ('20 ', '123.5 k')
+    """
+    unit = 0
+    while x >= 1000 and unit < len(UNITS) - 1:
+        x, unit = x / 1000, unit + 1
+    return f"{x:.4g} {UNITS[unit]}"
 
 
 def axis_size(size: int, letter: str) -> str:

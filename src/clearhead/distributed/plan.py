@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..formatting import si
 from ..masks import Grid, Mask, everything
 from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
 from .cut import count_received
 from .exchange import check_heads, of_teams
 from .layouts import Layout, layout_of
-
-UNITS = "", "k", "M", "G", "T", "P"
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +64,7 @@ class Plan:
 
     def __str__(self) -> str:
         in_ring = sum(self.received) - sum(self.exchanged)
-        per_byte = _si(sum(self.flops) / max(in_ring, 1))
+        per_byte = si(sum(self.flops) / max(in_ring, 1))
         hidden = (
             f"the ring hides behind the work where a rank computes fewer than {per_byte}FLOP in "
             "the time of a byte"
@@ -73,18 +72,18 @@ class Plan:
             else "nothing travels in a ring"
         )
         if self.heads > 1:
-            hidden += f"; the exchange, {_si(max(self.exchanged))}B, hides behind nothing"
+            hidden += f"; the exchange, {si(max(self.exchanged))}B, hides behind nothing"
         return "\n".join(
             [
                 f"{self.problem}, on {self.world} ranks as {self.layout!r}",
                 f"  scheme        heads={self.heads}: {self.why}",
-                f"  work          {_si(max(self.flops))}FLOP on the busiest rank, "
+                f"  work          {si(max(self.flops))}FLOP on the busiest rank, "
                 f"{self.balance:.3f} of the mean",
-                f"  forward       {_si(max(self.sent))}B sent by a rank at most, "
-                f"{_si(max(self.received))}B received",
-                f"  backward      {_si(max(self.sent_back))}B sent by a rank at most",
+                f"  forward       {si(max(self.sent))}B sent by a rank at most, "
+                f"{si(max(self.received))}B received",
+                f"  backward      {si(max(self.sent_back))}B sent by a rank at most",
                 f"  overlap       {hidden}",
-                f"  memory        {_si(max(self.memory))}B on a rank at most, in forward",
+                f"  memory        {si(max(self.memory))}B on a rank at most, in forward",
             ]
         )
 
@@ -127,10 +126,10 @@ def plan(
     counts = [n for n in counts if heads is not None or not p.G % n]
     tried = {n: _planned(p, rule, queries, keys, check_heads(n, world, p, None)) for n in counts}
     best = min(tried, key=lambda n: (max(tried[n].received), n))
-    others = [f"{_si(max(x.received))}B with heads={n}" for n, x in tried.items() if n != best]
+    others = [f"{si(max(x.received))}B with heads={n}" for n, x in tried.items() if n != best]
     why = "as asked" if heads is not None else "nothing else divides the ranks and the key heads"
     if others:
-        why = f"a rank receives {_si(max(tried[best].received))}B, and {', '.join(others)}"
+        why = f"a rank receives {si(max(tried[best].received))}B, and {', '.join(others)}"
     if heads is None and best > 1:
         why += "; attention and sharded exchange no heads unless told so"
     return replace(tried[best], why=why)
@@ -194,10 +193,3 @@ def _memory(
     others = sorted(n for owner, n in enumerate(received) if owner != rank)
     answer = p.B * p.H // heads * here * (p.D * width + p.Dv * (width + 2 * wide) + 6 * wide)
     return answer + row * (len(keys.held[rank]) + sum(others[-2:]))
-
-
-def _si(number: float) -> str:
-    unit = 0
-    while number >= 1000 and unit < len(UNITS) - 1:
-        number, unit = number / 1000, unit + 1
-    return f"{number:.4g} {UNITS[unit]}"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import engines
 from ..errors import refuse_keywords
-from ..formatting import ShownInNotebook
+from ..formatting import ShownInNotebook, si
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
@@ -15,7 +15,6 @@ from ..problem.problem import Problem
 from ..torch_state import loadable
 
 TILE = 256
-UNITS = "", "k", "M", "G", "T"
 
 
 @loadable
@@ -55,8 +54,8 @@ class Plan(ShownInNotebook):
         if self.not_needed:
             lines.append(f"  not needed    {', '.join(self.not_needed)} (later in the order)")
         lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
-        lines.append(f"  arithmetic    {_si(self.flops)}FLOP in the two products")
-        lines.append(f"  memory        {_si(self.bytes)}B in and out at least")
+        lines.append(f"  arithmetic    {si(self.flops)}FLOP in the two products")
+        lines.append(f"  memory        {si(self.bytes)}B in and out at least")
         counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
         done = "; empty ones are skipped" if self.skips_tiles else "; this engine computes them all"
         lines.append(f"  tiles         {counts} of {TILE} x {TILE}{done if self.engine else ''}")
@@ -117,10 +116,3 @@ def _count_tiles(problem: Problem) -> dict[str, int]:
         return {"full": -(-problem.Tq // TILE) * columns, "partial": 0, "empty": 0}
     some, full = problem.key_ranges.count_tiles(TILE)
     return {"full": full, "partial": some - full, "empty": -(-problem.Tq // TILE) * columns - some}
-
-
-def _si(number: float) -> str:
-    unit = 0
-    while number >= 1000 and unit < len(UNITS) - 1:
-        number, unit = number / 1000, unit + 1
-    return f"{number:.4g} {UNITS[unit]}"
