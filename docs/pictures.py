@@ -16,7 +16,6 @@ from playwright.sync_api import sync_playwright
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.explorer import report_teller
 
 ROOT = Path(__file__).parents[1]
 PICTURES = Path(__file__).parent / "pictures"
@@ -44,7 +43,7 @@ PEERS = {
 
 def explorer(path: Path) -> None:
     """The page of the storyteller as it opens."""
-    found = report_teller(demo.load(), STORY, effects=True, progress=False)
+    found = ch.report(demo.load(), STORY, effects=True, progress=False)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         page = ch.views.html.write_report(found, Path(folder) / "page.html")
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])

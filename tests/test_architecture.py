@@ -19,18 +19,18 @@ HOUSE = ROOT / "src" / "clearhead"
 # From the top down, each with the most lines of code that it may have. Raise a number only with a
 # reason in the commit.
 ROOMS = {
-    "explorer": 3150,
-    "demo": 460,
-    "inspection": 3950,
+    "explorer": 3000,
+    "demo": 510,
+    "inspection": 3850,
     "hf": 1330,  # GGUF files, which transformers reads and misreads
     "distributed": 2530,
-    "nn": 1200,
+    "nn": 1160,
     "functional": 1130,
     "testing": 140,
-    "engines": 3340,
+    "engines": 3260,
     "stats": 890,
     "problem": 790,
-    "masks": 1810,
+    "masks": 1780,
     "trace": 110,
     "formatting": 80,
     "torch_state": 160,

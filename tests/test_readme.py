@@ -99,6 +99,8 @@ def test_another_module_that_moved_names_its_new_place():
 def test_a_name_that_was_removed_names_what_to_use():
     with pytest.raises(AttributeError, match=r"use clearhead\.rollout"):
         ch.flow  # noqa: B018
+    with pytest.raises(ImportError, match=r"call clearhead\.report with"):
+        from clearhead.explorer import report_teller  # noqa: F401
 
 
 def test_the_version_is_one():

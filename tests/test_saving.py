@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
 from clearhead.demo import load
-from clearhead.explorer.storyteller_report import report_teller
 
 STATS = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)}), ch.pooled(2, 3)]
 
@@ -55,7 +54,7 @@ RESULTS = {
     "plan": planned,
     "scaling": lambda _: ch.why_scale(),
     "effects": effects,
-    "report": lambda _: report_teller(load(None), "She danced in the castle.", progress=False),
+    "report": lambda _: ch.report(load(None), "She danced in the castle.", progress=False),
 }
 
 

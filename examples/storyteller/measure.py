@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.demo.measured import WORDS_OF, MeasuredHead
 from clearhead.demo.model import Decoder, untrained
-from clearhead.demo.storyteller import WORDS_OF, MeasuredHead, Storyteller
+from clearhead.demo.storyteller import Storyteller
 from clearhead.demo.vocabulary import Vocabulary
 from clearhead.errors import BadValue
 from clearhead.inspection.progress import progress_bar

@@ -1,7 +1,6 @@
 """`clearhead look`: what every head of a model looks at, as text, as pictures, as a page."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from .output import say, say_loading, say_written, wrapped
 from .text_input import read_text
 
 if TYPE_CHECKING:
-    from clearhead.inspection.report import Report
+    from clearhead.inspection.text_model import TextModel
 
 
 def look(
@@ -54,7 +53,7 @@ def look(
         str | None,
         typer.Option(
             metavar="LAYER:HEAD:QUERIES:KEYS",
-            help="With --model: exact weights of a part of a long text, e.g. 3:5:1024-1087:0-63.",
+            help="Exact weights of a part of a long text, e.g. 3:5:1024-1087:0-63.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and the page.")] = Path(
@@ -77,34 +76,20 @@ def look(
     """
     if not random:
         say_loading(model)
-    from clearhead.demo import is_storyteller
-    from clearhead.errors import BadValue, writable_folder
-    from clearhead.explorer.report_files import write
-    from clearhead.inspection.report import report
+    from clearhead.errors import writable_folder
+    from clearhead.explorer.load import load_text_model
 
     _check_options(context, model, random)
-    checkpoint = model if model is not None and not is_storyteller(model) else None
-    if tile is not None and checkpoint is None:
-        raise BadValue(
-            "--tile was given without a checkpoint.",
-            "a tile is cut out of what a Hugging Face model makes of a long text; other texts are "
-            "short and shown in full.",
-            "add --model DIR, or leave --tile out.",
-        )
     words = read_text(text)
     writable_folder(out, "pictures and page are", OTHER_FOLDER)
     if random:
         _look_at_random(words, size, heads, seed, mask, positions, out)
-    elif checkpoint is None:
-        _look_at_storyteller(model, words, out, _report(beside, words))
     elif tile is not None:
-        _look_at_tile(checkpoint, words, tile, out)
+        _look_at_tile(load_text_model(model), words, tile, out)
     else:
-        other = _report(beside, words)  # first: what is wrong with it then costs no report
-        found = report(checkpoint, words, effects=effects)
-        written = write(found, out, beside=other)
-        typer.echo(str(found))
-        say_written(written)
+        # First: what is wrong with the other model then costs no report.
+        other = None if beside is None else load_text_model(beside)
+        _look_at_text(load_text_model(model), words, effects, out, other)
 
 
 def _check_options(context: typer.Context, model: Path | None, random: bool) -> None:
@@ -117,6 +102,9 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
             "a model has trained weights.",
             "leave one of the two out.",
         )
+    if random:
+        rule, way = "a tile is of the weights of a trained model.", "leave {} or --random out."
+        refuse(context, ["tile"], "with --random", rule, way)
     if random or context.params["tile"] is not None:
         rule, way = "it says more about the heads of a trained model.", "leave {} out."
         refuse(context, ["beside", "effects"], "with --random or --tile", rule, way)
@@ -127,62 +115,34 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
         refuse(context, names, "without --random", rule, way)
 
 
-def _report(model: Path | None, words: str) -> "Report | None":
-    """The report of a model that stands beside another; None for none."""
-    from clearhead.demo import is_storyteller, load
-    from clearhead.explorer.storyteller_report import report_teller
-    from clearhead.inspection.report import report
-
-    if model is None:
-        return None
-    if is_storyteller(model):
-        return report_teller(load(model), words, name=_name(model))
-    return report(model, words)
-
-
-def _look_at_storyteller(
-    model: Path | None, words: str, out: Path, beside: "Report | None"
+def _look_at_text(
+    model: "TextModel", words: str, effects: bool, out: Path, other: "TextModel | None"
 ) -> None:
-    from clearhead.demo import load
     from clearhead.explorer import text as terminal
     from clearhead.explorer.report_files import write
-    from clearhead.explorer.storyteller_report import report_teller
+    from clearhead.inspection.report import report
 
-    teller = load(model)
-    found = report_teller(teller, words, name=_name(model), effects=True)
-    if model is not None:
-        found = replace(found, folder=str(model.resolve()))
+    beside = None if other is None else report(other, words)
+    found = report(model, words, effects=effects or model.is_small)
     written = write(found, out, beside=beside)  # before anything is printed: a pipe may close
-    typer.echo(f"After each word, what the storyteller expects next:\n\n{teller.read(words)}\n")
-    typer.echo(f"{found}\n")
-    # That it finds whom a pronoun means shows most plainly what attention is.
-    for head in sorted(teller.heads, key=lambda head: head.label != "antecedent"):
-        links = ", ".join(map(str, teller.links(words, head))) or "no word of this text needs it"
-        typer.echo(f"{head}; here, right or wrong:\n{wrapped(links)}\n")
-        terminal.heat(teller.explain(words, head.layer), heads=[head.head], layer=head.layer)
-        typer.echo()
+    typer.echo(str(found))
+    for remark in model.remarks(words):
+        typer.echo(f"\n{wrapped(remark.sentence)}")
+        if remark.trace is not None:
+            typer.echo()
+            terminal.heat(remark.trace, heads=[remark.head], layer=remark.layer)
     say_written(written)
 
 
-def _name(model: Path | None) -> str:
-    """The name of a storyteller: that of its folder."""
-    if model is None:
-        return "storyteller"
-    path = model.resolve()
-    return (path if path.is_dir() else path.parent).name
-
-
-def _look_at_tile(model: Path, words: str, tile: str, out: Path) -> None:
+def _look_at_tile(model: "TextModel", words: str, tile: str, out: Path) -> None:
     from clearhead.explorer import plot, text as terminal
     from clearhead.explorer.report_files import file_stem
     from clearhead.formatting import visible
-    from clearhead.hf import Checkpoint
     from clearhead.inspection.report import tile as exact_weights
 
-    checkpoint = Checkpoint(model)
-    trace = exact_weights(checkpoint, words, *_parse_tile(tile))
-    picture = plot.save(plot.heads(trace), out / f"{file_stem(checkpoint.name)}-tile.png")
-    typer.echo(f"{visible(checkpoint.name, 200)}, {trace.about}")
+    trace = exact_weights(model, words, *_parse_tile(tile))
+    picture = plot.save(plot.heads(trace), out / f"{file_stem(model.name)}-tile.png")
+    typer.echo(f"{visible(model.name, 200)}, {trace.about}")
     terminal.heat(trace)
     say(f"picture  {picture}")
 

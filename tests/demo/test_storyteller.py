@@ -13,7 +13,6 @@ import clearhead as ch
 from clearhead import demo as st
 from clearhead.demo import atomic_io, cast, vocabulary
 from clearhead.explorer.report_files import write
-from clearhead.explorer.storyteller_report import report_teller
 from clearhead.functional.ambient import listening
 from examples import storyteller as training
 from examples.storyteller import data, grammar
@@ -476,7 +475,7 @@ def test_links_of_verbs_and_pronouns():
 
 def test_a_report_labels_measured_heads():
     teller = st.load()
-    report = report_teller(teller, "The zebra sat.")
+    report = ch.report(teller, "The zebra sat.")
     assert report.tokens == ("The", "zebra(?)", "sat", ".")
     for measured in teller.heads:
         head = report[measured.layer, measured.head]
@@ -494,7 +493,7 @@ def test_a_head_of_two_relations_is_labelled_by_both():
         {**row, "label": "previous word", "layer": 0, "head": 0, "rate": 0.5},  # no more than half
     ]}  # fmt: skip
     teller = st.Storyteller(shipped.model, shipped.vocabulary, {}, table)
-    head = report_teller(teller, "the cat sat")[1, 2]
+    head = ch.report(teller, "the cat sat")[1, 2]
     assert (head.label, head.number) == ("subject and antecedent", 0.625)
     assert [measured.label for measured in teller.heads] == ["subject", "antecedent"]
 
@@ -552,7 +551,7 @@ def test_looking_at_a_storyteller_leaves_its_table(tmp_path):
     teller = st.load()
     teller.save(tmp_path / "model.safetensors")
     before = (tmp_path / "model.json").read_bytes()
-    write(report_teller(st.load(tmp_path), "The cat sat."), tmp_path)
+    write(ch.report(st.load(tmp_path), "The cat sat."), tmp_path)
     assert (tmp_path / "model.json").read_bytes() == before
     assert st.load(tmp_path).heads == teller.heads
 

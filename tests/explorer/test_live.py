@@ -10,7 +10,6 @@ import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.demo.model import untrained
 from clearhead.explorer import html
-from clearhead.explorer.storyteller_report import report_teller
 from examples.storyteller.grammar import story
 from tests.explorer.test_page import browser, map_cell, texts, visit  # noqa: F401  # fixtures, too
 
@@ -32,7 +31,7 @@ def teller():
 @pytest.fixture
 def compute(visit, teller):  # noqa: F811
     """Read a text in the page: its steps by layer as tensors, and the snapshot without them."""
-    tab = visit(report_teller(teller, SHE, progress=False))
+    tab = visit(ch.report(teller, SHE, progress=False))
 
     def read(text, **edits):
         found = tab.evaluate(
@@ -76,7 +75,7 @@ def test_texts_give_the_weights_of_python(compute, teller):
 
 
 def test_a_page_with_the_model_stays_small(teller):
-    page = html.report_page(report_teller(teller, SHE, progress=False))
+    page = html.report_page(ch.report(teller, SHE, progress=False))
     assert 1_000_000 < len(page) < 3_000_000
 
 
@@ -157,7 +156,7 @@ def test_what_cannot_be_read_is_said(compute, text, edits, words):
 
 def test_typing_another_pronoun_shows_whom_it_means(visit, teller):  # noqa: F811
     text = "Once upon a time there was a quiet queen and a young king. She danced in the castle."
-    tab = visit(report_teller(teller, text, progress=False), hash="#layer=0&head=7")
+    tab = visit(ch.report(teller, text, progress=False), hash="#layer=0&head=7")
     weights = "current.layer(0).row(current.layer(0).used, 7, {})[{}]"
     for pronoun, noun in (("She", "queen"), ("He", "king")):
         words = text.replace("She", pronoun)
@@ -171,7 +170,7 @@ def test_typing_another_pronoun_shows_whom_it_means(visit, teller):  # noqa: F81
 
 
 def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):  # noqa: F811
-    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
+    tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
     tab.locator("#text").fill("A king slept. He dreamed.")
     tab.wait_for_function("() => current.tokens.includes('king')")
     assert tab.locator("#about").text_content().startswith("2 layers, 16 heads, 7 tokens:")
@@ -179,7 +178,7 @@ def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):
 
 
 def test_lines_of_a_text_stay_words_of_their_own(visit, teller):  # noqa: F811
-    tab = visit(report_teller(teller, "The cat sat\non the mat."))
+    tab = visit(ch.report(teller, "The cat sat\non the mat."))
     assert tab.locator("#text").input_value() == "The cat sat on the mat."
     tab.evaluate("""() => {
       const clipboardData = new DataTransfer();
@@ -193,14 +192,14 @@ def test_lines_of_a_text_stay_words_of_their_own(visit, teller):  # noqa: F811
 
 def test_of_forty_words_every_head_keeps_its_steps(visit, teller):  # noqa: F811
     """A text as people write them: nothing has to be asked for again."""
-    tab = visit(report_teller(teller, " ".join(["There was a queen. She danced."] * 6)))
+    tab = visit(ch.report(teller, " ".join(["There was a queen. She danced."] * 6)))
     tab.evaluate("go({ view: 'numbers', layer: 1, head: 5, query: 40, key: 3 })")
     assert "too long" not in tab.locator("#panel").text_content()
 
 
 def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
     text = "Once upon a time there was a quiet queen and a young king. She danced in the castle."
-    tab = visit(report_teller(teller, text, progress=False), hash="#layer=0&head=7&query=She")
+    tab = visit(ch.report(teller, text, progress=False), hash="#layer=0&head=7&query=She")
     tab.get_by_role("button", name="Keep this text").click()
     tab.locator("#text").fill(text.replace("She", "He"))
     tab.wait_for_function("() => current.tokens.includes('He')")
@@ -225,7 +224,7 @@ def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
     tab.get_by_role("button", name="Let the kept text go").click()
     assert tab.evaluate("kept") is None and "kept" not in tab.evaluate("location.hash")
 
-    again = visit(report_teller(teller, text, progress=False), hash=address)
+    again = visit(ch.report(teller, text, progress=False), hash=address)
     again.wait_for_function("() => kept !== null && sides().length === 2")
     assert again.evaluate("[kept.text, current.text]") == [text, text.replace("She", "He")]
 
@@ -233,7 +232,7 @@ def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
 def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller):  # noqa: F811
     """A word pointed at in one text is pointed at in the other, if it is there."""
     text = "Once upon a time there was a quiet queen. She danced."
-    tab = visit(report_teller(teller, text, progress=False), hash="#layer=0&head=7&query=She")
+    tab = visit(ch.report(teller, text, progress=False), hash="#layer=0&head=7&query=She")
     tab.get_by_role("button", name="Keep this text").click()
     tab.locator("#text").fill("A quiet queen slept. She danced and she sang.")
     tab.wait_for_function("() => current.tokens.includes('sang')")
@@ -268,14 +267,14 @@ def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller)
     ],
 )
 def test_the_alignment_of_two_texts(visit, teller, here, there, words):  # noqa: F811
-    tab = visit(report_teller(teller, SHE, progress=False))
+    tab = visit(ch.report(teller, SHE, progress=False))
     assert tab.evaluate("([a, b]) => alignment(a, b)", [here.split(), there.split()]) == words
 
 
 def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
     torch.manual_seed(0)
     other = storyteller.Storyteller(untrained(teller.model.config).eval(), teller.vocabulary, {})
-    found, beside = (report_teller(x, SHE, progress=False) for x in (teller, other))
+    found, beside = (ch.report(x, SHE, progress=False) for x in (teller, other))
     tab = visit(found, hash="#layer=0&head=7&query=She", beside=replace(beside, name="untrained"))
     tab.get_by_role("button", name="Beside untrained").click()
     assert tab.evaluate("sides().map((it) => it.name)") == ["0·7 untrained", "0·7 storyteller"]
@@ -289,14 +288,14 @@ def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
             model.explain(SHE, 0)["weights"][7, query, queen].item(), abs=1e-4
         )
     assert "kept=model" in tab.evaluate("location.hash")
-    shorter = report_teller(teller, "She slept.", progress=False)
+    shorter = ch.report(teller, "She slept.", progress=False)
     with pytest.raises(ch.BadValue, match="are of 'Once upon"):
         html.report_page(found, beside=shorter)
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
 def test_where_the_query_looks_is_in_sight_before_and_after(visit, teller, viewport):  # noqa: F811
-    found = report_teller(teller, STORY, progress=False)
+    found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7&query=his", viewport=viewport)
     tab.evaluate("document.getElementById('whatif').click()")
     tab.evaluate("document.getElementById('edit-off').click()")
@@ -312,7 +311,7 @@ def test_where_the_query_looks_is_in_sight_before_and_after(visit, teller, viewp
 
 
 def test_words_out_of_sight_are_hinted_at(visit, teller):  # noqa: F811
-    found = report_teller(teller, STORY, progress=False)
+    found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7&query=his", viewport=NARROW)
     strip = tab.locator("#strip")
     assert "more-above" in strip.get_attribute("class")
@@ -324,7 +323,7 @@ def test_words_out_of_sight_are_hinted_at(visit, teller):  # noqa: F811
 
 
 def test_a_word_that_is_unknown_is_explained(visit, teller):  # noqa: F811
-    tab = visit(report_teller(teller, "A zebra slept.", progress=False))
+    tab = visit(ch.report(teller, "A zebra slept.", progress=False))
     known = sum(word[0].isalpha() for word in teller.vocabulary.words)
     said = tab.locator("#unknown")
     assert said.inner_text() == (
@@ -337,7 +336,7 @@ def test_a_word_that_is_unknown_is_explained(visit, teller):  # noqa: F811
 
 
 def test_while_a_text_is_refused_the_one_before_is_dimmed(visit, teller):  # noqa: F811
-    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
+    tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
     faded = "getComputedStyle(byId('{}')).opacity"
     long = "the " * 129
     tab.locator("#text").fill(long)
@@ -357,7 +356,7 @@ def test_while_a_text_is_refused_the_one_before_is_dimmed(visit, teller):  # noq
 
 
 def test_every_word_of_the_map_can_be_read(visit, teller):  # noqa: F811
-    found = report_teller(teller, STORY, progress=False)
+    found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7&query=his&view=map", viewport=WIDE)
     labels = """(turn) => picture.shapes.filter((it) => it.kind === 'text' && it.turn === turn
         && it.size === 13 && !it.bold === %s && it.x < picture.map.x + picture.map.cell * 31)
@@ -377,7 +376,7 @@ def test_every_word_of_the_map_can_be_read(visit, teller):  # noqa: F811
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
 def test_what_a_label_rests_on_is_written_out(visit, teller, viewport):  # noqa: F811
-    found = report_teller(teller, STORY, progress=False)
+    found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7", viewport=viewport)
     lead = tab.locator("#head-lead")
     assert lead.text_content().endswith(found[0, 7].evidence)
@@ -388,7 +387,7 @@ def test_what_a_label_rests_on_is_written_out(visit, teller, viewport):  # noqa:
 
 
 def test_every_number_of_a_pair_is_explained(visit, teller):  # noqa: F811
-    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&query=She")
+    tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&query=She")
     titles = {
         it.get_attribute("data-step"): it.get_attribute("title")
         for it in tab.locator("#reading [data-step]").all()
@@ -403,7 +402,7 @@ def test_every_number_of_a_pair_is_explained(visit, teller):  # noqa: F811
 
 
 def test_who_else_looks_there_is_said_where_a_strong_label_has_a_small_effect(visit, teller):  # noqa: F811
-    found = report_teller(teller, STORY, effects=True, progress=False)
+    found = ch.report(teller, STORY, effects=True, progress=False)
     assert abs(found[0, 7].effect) < max(abs(head.effect) for head in found.heads) / 10
     tab = visit(found, hash="#layer=0&head=7&query=his")
     query, key = (found.tokens.index(word) for word in ("his", "wizard"))
@@ -434,7 +433,7 @@ def ask(tab, name, value):
 
 
 def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
-    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
+    tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
     tab.locator("#whatif").click()
     ask(tab, "seed", "5")
     tab.wait_for_function("() => chosen.edits.seed === 5")
@@ -451,7 +450,7 @@ def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
 
 def test_before_and_after_are_of_the_same_weights(visit, teller):  # noqa: F811
     """Those of the page are rounded; what an edit does not reach has a difference of exactly 0."""
-    tab = visit(report_teller(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
+    tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
     tab.locator("#whatif").click()
     tab.locator("#edit-off").click()
     tab.wait_for_function("() => edited !== null")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import clearhead as ch
 from clearhead import demo as storyteller, masks
 from clearhead.explorer import html
 from clearhead.explorer.html import schema
 from clearhead.explorer.html.edits import EDITS, MASKS, fits
-from clearhead.explorer.storyteller_report import report_teller
 from tests.explorer.test_page import embedded, full_trace
 from tests.explorer.test_report_page import toy_report
 
@@ -106,7 +106,7 @@ def misfit(value, kind, where="page"):
 @pytest.fixture(scope="module")
 def pages():
     text = "Once upon a time there was a queen."
-    told = report_teller(storyteller.load(), text, effects=True, progress=False)
+    told = ch.report(storyteller.load(), text, effects=True, progress=False)
     return {
         "trace": html.page(full_trace(), query=1),
         "report": html.report_page(toy_report(11), host="server"),

@@ -12,7 +12,7 @@ import torch
 import clearhead as ch
 from clearhead.explorer import plot, text
 from clearhead.explorer.plot.canvas import drawable
-from clearhead.inspection.report.findings import Findings
+from clearhead.inspection.report import Report
 from clearhead.trace import Step, Trace
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
@@ -257,7 +257,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
 # ---- figures of a report --------------------------------------------------------------
 
 
-def findings(T=5, *, layers=3, H=2, tokens=None, name="toy") -> Findings:
+def findings(T=5, *, layers=3, H=2, tokens=None, name="toy") -> Report:
     """A report with what the figures read, in numbers that are easy to recognise."""
     draw = torch.Generator().manual_seed(5)
     tokens = tokens or [f"t{i}" for i in range(T)]
@@ -272,7 +272,7 @@ def findings(T=5, *, layers=3, H=2, tokens=None, name="toy") -> Findings:
         )
         for i in range(layers)
     ]
-    return Findings(name, tuple(tokens), tuple(found))
+    return Report(name, tuple(tokens), tuple(found))
 
 
 def test_entropy_by_layer_has_a_dot_a_head_and_a_line_through_the_means():

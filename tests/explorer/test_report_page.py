@@ -13,10 +13,10 @@ import torch
 
 import clearhead as ch
 from clearhead import demo as storyteller
+from clearhead.demo.measured import WORDS_OF
 from clearhead.errors import BadValue
 from clearhead.explorer import html
 from clearhead.explorer.html.report import pool
-from clearhead.explorer.storyteller_report import report_teller
 from clearhead.inspection.report import Head, Layer, Link, Report, report
 from clearhead.inspection.report.findings import EVENNESS
 from clearhead.inspection.report.head_label import LABELS
@@ -160,7 +160,7 @@ def test_it_opens_at_the_head_with_the_clearest_label(visit):  # noqa: F811
 
 def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
     text = "There was a quiet queen and a young wizard . She danced in the castle ."
-    tab = visit(report_teller(storyteller.load(), text))
+    tab = visit(ch.report(storyteller.load(), text))
     said = tab.locator("#sentence").text_content()
     assert said.startswith("She looks at queen (99 %): this head finds whom a pronoun means.")
     assert title(tab).endswith("antecedent")
@@ -172,7 +172,7 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
 
 def test_what_a_model_expects_next_is_shown_word_by_word(visit):  # noqa: F811
     teller, text = storyteller.load(), "Once upon a time there was a queen ."
-    tab = visit(report_teller(teller, text))
+    tab = visit(ch.report(teller, text))
     for position, guesses in enumerate(teller.read(text, 6).guesses):
         tab.locator(f"#word-{position}").click()
         shown = texts(tab)
@@ -238,7 +238,7 @@ def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
 
 
 def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
-    found = report_teller(storyteller.load(), "The cat sat because it was tired.")
+    found = ch.report(storyteller.load(), "The cat sat because it was tired.")
     page = visit(found)
     for label, words in (
         ("previous word", "held-out words have its largest weight on the word before"),
@@ -417,14 +417,14 @@ def test_the_page_knows_what_every_label_and_share_means():
         body = re.search(rf"const {name} = {{(.*?)\n}};", script, re.DOTALL)[1]
         return {quoted or bare for quoted, bare in re.findall(r'(?:"([^"]+)"|(\w+)): "', body)}
 
-    assert keys("MEANS") == {*LABELS.values(), *EVENNESS, *storyteller.storyteller.WORDS_OF}
+    assert keys("MEANS") == {*LABELS.values(), *EVENNESS, *WORDS_OF}
     assert keys("SHARES") == set(LABELS)
 
 
 def test_heads_are_ordered_by_what_they_cause(visit):  # noqa: F811
     text = "Once upon a time there was a quiet queen and a young wizard. She danced in the castle."
     teller = storyteller.load()
-    found = report_teller(teller, text, effects=True, progress=False)
+    found = ch.report(teller, text, effects=True, progress=False)
     ids = torch.tensor([teller.encode(text).ids])
     with torch.no_grad():
         losses = []
@@ -446,11 +446,11 @@ def test_heads_are_ordered_by_what_they_cause(visit):  # noqa: F811
     tab.wait_for_function("() => current.tokens.includes('king')")
     assert tab.locator("#order").input_value() == "place"
     assert tab.locator("#order option").last.is_hidden()
-    assert "effect" in str(found) and "effect" not in str(report_teller(teller, text))
+    assert "effect" in str(found) and "effect" not in str(ch.report(teller, text))
 
 
 def test_why_there_are_no_effects(visit):  # noqa: F811
-    found = report_teller(storyteller.load(), "cat", effects=True, progress=False)
+    found = ch.report(storyteller.load(), "cat", effects=True, progress=False)
     shown = visit(found).locator("#effect")
     assert shown.text_content() == "without it: not measured"
     assert shown.get_attribute("title") == found.effects_withheld != ""

@@ -3,9 +3,9 @@
 `load()` returns it. Its grammar, its training and its measurements are in `examples/storyteller`.
 """
 
+from .measured import MeasuredHead
 from .model import Config, Decoder
 from .storyteller import (
-    MeasuredHead,
     Reading,
     Storyteller,
     WordLink,

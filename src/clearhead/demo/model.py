@@ -63,14 +63,14 @@ class Decoder(nn.Module):
                 undo = Multiply((config.d // config.heads) ** 0.5)
                 block.attention.W_query = nn.Sequential(block.attention.W_query, undo)  # type: ignore[assignment]  # replaces a Linear
 
-    def forward(self, ids: Tensor) -> Tensor:
-        if ids.shape[-1] > self.config.context:
+    def forward(self, input_ids: Tensor) -> Tensor:
+        if input_ids.shape[-1] > self.config.context:
             raise BadValue(
-                f"The text has {ids.shape[-1]} tokens.",
+                f"The text has {input_ids.shape[-1]} tokens.",
                 f"this model reads at most {self.config.context} tokens at a time.",
                 "pass a shorter text, for example its last sentences.",
             )
-        x = self.embed(ids)
+        x = self.embed(input_ids)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -20,34 +20,16 @@ from ..formatting import visible
 from ..functional.ambient import capture_call
 from ..functional.explain import explain_problem
 from ..inspection.metrics import most_probable
+from ..inspection.report import Report
+from ..inspection.text_model import Remark
+from ..nn.token_ids import run_with_known_ids
 from ..trace import Trace
 from . import atomic_io
 from .cast import pronouns, verbs
+from .live_model import live_model
+from .measured import WORDS_OF, MeasuredHead, with_measured_labels
 from .model import Config, Decoder, untrained
 from .vocabulary import Encoded, Vocabulary
-
-# By relation: the words of which it holds.
-WORDS_OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}
-
-
-@dataclass(frozen=True)
-class MeasuredHead:
-    """One relation and the head that was selected for it. Each rate is the share of words, verbs or
-    pronouns for which the largest weight lies where `label` says."""
-
-    label: str
-    layer: int
-    head: int
-    of: int  # how many held-out words the rates are of
-    found: float  # its rate on the training stories that it was selected on
-    rate: float  # its rate on held-out stories
-    random: float  # that of the best head of a model with random weights
-    distance: float  # that of always looking one fixed distance back, the best one
-    chance: float
-
-    def __str__(self) -> str:
-        of = f"{self.rate:.1%} of held-out {WORDS_OF[self.label]}"
-        return f"layer {self.layer}, head {self.head} looks at the {self.label} ({of})"
 
 
 class WordLink(NamedTuple):
@@ -89,10 +71,10 @@ class Storyteller:
     """A decoder, its vocabulary, and how both were made.
 
     `made` has the seed, the command, the commit and so on; `table` is the result of `measure`, None
-    if the model was not measured.
+    if the model was not measured. `path` is the folder of its files, None if it came with clearhead.
     """
 
-    name = "storyteller"
+    is_small = True
 
     def __init__(
         self,
@@ -100,8 +82,15 @@ class Storyteller:
         vocabulary: Vocabulary,
         made: dict[str, Any],
         table: dict[str, Any] | None = None,
+        path: Path | None = None,
     ) -> None:
         self.model, self.vocabulary, self.made, self.table = model, vocabulary, made, table
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return "storyteller" if self.path is None else self.path.resolve().name
 
     @property
     def heads(self) -> tuple[MeasuredHead, ...]:
@@ -129,7 +118,36 @@ class Storyteller:
         """The words of a text, unknown ones marked, and the inputs of the model for it. Raises
         `BadValue` for a text without words."""
         encoded = self.encode(text)
-        return encoded.labels(), {"ids": torch.tensor([encoded.ids])}
+        return encoded.labels(), {"input_ids": torch.tensor([encoded.ids])}
+
+    def run(self, inputs: dict[str, Tensor], *, predict: bool = True) -> Tensor:
+        """The logits of the next words, (1, T, words), with `predict` or without."""
+        with torch.no_grad():
+            logits: Tensor = run_with_known_ids(self.model, inputs)
+        return logits
+
+    def annotate(self, report: Report) -> Report:
+        """The report with the labels of measured heads, the positions of unknown words, and the
+        model for the page. The numbers of a measured head's label are rates on held-out stories;
+        the other heads are labelled by where their weight lies on this text."""
+        unknown = self.encode(report.text).unknown
+        return replace(
+            with_measured_labels(report, self.heads),
+            unknown=tuple(i for i, is_unknown in enumerate(unknown) if is_unknown),
+            model=live_model(self.model, self.words),
+        )
+
+    def remarks(self, text: str) -> list[Remark]:
+        """What the model expects after each word, and where measured heads look."""
+        found = [
+            Remark(f"After each word, what the storyteller expects next:\n\n{self.read(text)}")
+        ]
+        # That it finds whom a pronoun means shows most plainly what attention is.
+        for head in sorted(self.heads, key=lambda head: head.label != "antecedent"):
+            links = ", ".join(map(str, self.links(text, head))) or "no word of this text needs it"
+            sentence = f"{head}; here, right or wrong:\n{links}"
+            found.append(Remark(sentence, self.explain(text, head.layer), head.layer, head.head))
+        return found
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
         """The text as numbers. Raises `BadValue` for a text without words."""
@@ -148,13 +166,7 @@ class Storyteller:
         encoded = self.encode(text)
         with torch.no_grad():
             logits = self.model(torch.tensor(encoded.ids))
-        return Reading(encoded.tokens, encoded.unknown, self.most_probable(logits, count))
-
-    def most_probable(
-        self, logits: Tensor, count: int
-    ) -> tuple[tuple[tuple[str, float], ...], ...]:
-        """The `count` most probable words of each row of logits (T, words), with probabilities."""
-        return most_probable(logits, self.vocabulary.words, count)
+        return Reading(encoded.tokens, encoded.unknown, most_probable(logits, self.words, count))
 
     def explain(self, text: str | Sequence[str], layer: int = 0) -> Trace:
         """The `Trace` of one layer on a text, with the q, k, v that the model computed.
@@ -211,7 +223,10 @@ def load(path: str | Path | None = None) -> Storyteller:
 
     Raises `BadValue` for a file that is missing, or is no such model.
     """
-    return _shipped() if path is None else _load(Path(path))
+    if path is None:
+        return _shipped()
+    file = _file(Path(path))
+    return _load(file, file.parent)
 
 
 @lru_cache(maxsize=1)
@@ -245,8 +260,7 @@ def _file(path: Path) -> Path:
     return path / "model.safetensors" if path.is_dir() else path
 
 
-def _load(path: Path) -> Storyteller:
-    path = _file(path)
+def _load(path: Path, folder: Path | None = None) -> Storyteller:
     tensors, about = atomic_io.read(path)
     try:
         model = untrained(Config(**about["config"]))
@@ -259,7 +273,8 @@ def _load(path: Path) -> Storyteller:
             "pass the model.safetensors of a training, or its folder.",
         ) from error
     model.eval().requires_grad_(False)
-    return Storyteller(model, vocabulary, about.get("made", {}), _table(path.with_suffix(".json")))
+    made, table = about.get("made", {}), _table(path.with_suffix(".json"))
+    return Storyteller(model, vocabulary, made, table, folder)
 
 
 def _table(path: Path) -> dict[str, Any] | None:

@@ -5,13 +5,20 @@ notebook (`explore`), on a local server (`clearhead serve`); `write` puts a repo
 from . import html, plot, text
 from .notebook import explore
 from .report_files import write
-from .storyteller_report import report_teller
 
 __all__ = [
     "explore",
     "html",
     "plot",
-    "report_teller",
     "text",
     "write",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "report_teller":
+        raise ImportError(  # which "from ... import" shows; it would hide an AttributeError
+            "clearhead.explorer.report_teller was removed: call clearhead.report with the "
+            "storyteller, as in clearhead.report(clearhead.demo.load(), text)."
+        )
+    raise AttributeError(f"module 'clearhead.explorer' has no attribute {name!r}")

@@ -3,8 +3,9 @@
 import json
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from ..trace import Trace
 from .gguf_file import ABOUT, converted, is_gguf
 from .inspect_model import calls_interface, not_answered
 from .register import NAME, quiet_transformers, register, transformers
+
+Found = TypeVar("Found")
 
 # Names of folders that say nothing about the model.
 _NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
@@ -183,7 +186,7 @@ class Checkpoint:
         """Is it an encoder and a decoder? Then only the encoder is run."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
-    @property
+    @cached_property
     def words(self) -> list[str]:
         """The token of each id."""
         ids = range(len(self.tokenizer))
@@ -230,7 +233,11 @@ class Checkpoint:
                 "pass a shorter text.",
             )
         tokens = [str(t) for t in self.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
-        return tokens, {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
+        given = {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
+        if getattr(self.model.config, "use_cache", False) and not self.has_decoder:
+            # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
+            given["use_cache"] = False
+        return tokens, given
 
     @property
     def module(self) -> nn.Module:
@@ -255,6 +262,16 @@ class Checkpoint:
                 "run it yourself on all its inputs: report(model, inputs), or inside of "
                 "watch(model).",
             ) from error
+
+    is_small = False
+
+    def annotate(self, report: Found) -> Found:
+        """The report as it is: nothing else is known of a checkpoint."""
+        return report
+
+    def remarks(self, text: str) -> tuple[()]:
+        """None: the report says everything."""
+        return ()
 
     def explain(self, text: str, layer: int = 0) -> Trace:
         """The `Trace` of one layer on a text.

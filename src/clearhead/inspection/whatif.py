@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..formatting import number, visible
-from ..nn.token_ids import run_with_known_ids
 from .edits import Edit
 from .intervene import Intervention, intervene
 from .metrics import most_probable, turns
@@ -101,15 +100,14 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
             # The record of the edits, which is shown, says so.
             filterwarnings("ignore", ".*removed no visible edge")
             with watch(module, stats=["max"], exact_rows=range(len(tokens))) as seen:
-                outputs.append(run_with_known_ids(module, given))
+                outputs.append(model.run(given, predict=True))
         matrices.append(_matrices(seen))
     moved = (matrices[1] - matrices[0]).abs().sum(-1).mean(-1) / 2
     logits = [getattr(output, "logits", output) for output in outputs]
     if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
         turned = turns(*outputs)[0] if hasattr(outputs[0], "last_hidden_state") else None
         return WhatIf(tuple(tokens), None, turned, None, moved, done)
-    words = model.words  # a checkpoint lists them anew each time
-    guesses = tuple(most_probable(x[0, -1:], words, GUESSES)[0] for x in logits)
+    guesses = tuple(most_probable(x[0, -1:], model.words, GUESSES)[0] for x in logits)
     losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
     return WhatIf(tuple(tokens), losses, None, guesses, moved, done)
 

@@ -461,7 +461,7 @@ def test_a_model_that_fails_is_told_and_the_server_goes_on(monkeypatch):
     reader = Reader()
     client = TestClient(server.app(reader, "", TOKEN, 8000), base_url=HOST)
     with monkeypatch.context() as broken:
-        broken.setattr(reader.model, "most_probable", lambda *_: 1 / 0)
+        broken.setattr(reader.model, "annotate", lambda *_: 1 / 0)
         _, _, last = ask(client, "compute", {"text": TEXT})
     assert last["error"]["gave"] == "The model failed: ZeroDivisionError: division by zero."
     assert "snapshot" in ask(client, "compute", {"text": TEXT})[2]

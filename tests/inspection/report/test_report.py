@@ -16,7 +16,6 @@ import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.errors import BadType, BadValue
 from clearhead.explorer.report_files import write
-from clearhead.explorer.storyteller_report import report_teller
 from clearhead.inspection.report import report, tile
 from clearhead.inspection.report.head_label import LABELS, is_separator, label_of
 from tests.explorer.serve.models import save_gpt2
@@ -560,8 +559,8 @@ def test_a_text_of_one_token_has_a_report_and_says_why_it_has_no_effects(tmp_pat
     assert f"No effects. {why}" in str(found).replace("\n", " ")
     assert report(tmp_path, "w8 w1", effects=True).effects_withheld == ""
     teller = storyteller.load()
-    assert report_teller(teller, "cat", effects=True).effects_withheld == found.effects_withheld
-    assert "No effects" not in str(report_teller(teller, "cat"))
+    assert ch.report(teller, "cat", effects=True).effects_withheld == found.effects_withheld
+    assert "No effects" not in str(ch.report(teller, "cat"))
 
 
 def test_ids_of_a_transformers_model_have_a_batch(tmp_path):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import BadType, BadValue, kind_of
 from ...formatting import AXES, evenly, visible_in_browser
-from ...inspection.report.findings import Findings, Head, Layer
+from ...inspection.report import Head, Layer, Report
 from ...trace import Step, Trace
 from . import schema
 from .document import document, encoded, table, write
@@ -34,11 +34,11 @@ RECEIVERS = 8  # keys that are listed for the weight they receive
 
 
 def report_page(
-    report: Findings,
+    report: Report,
     *,
     title: str | None = None,
     note: str = "",
-    beside: Findings | None = None,
+    beside: Report | None = None,
     host: Host | None = None,
 ) -> str:
     """The HTML document: the model, a head, a query. `title=None` names the model. With `beside`,
@@ -48,7 +48,7 @@ def report_page(
     Raises `BadValue` for a report without layers or of a text without tokens, or one beside it of
     another text, and `BadType` for what is no report.
     """
-    if not isinstance(report, Findings):
+    if not isinstance(report, Report):
         raise BadType(
             f"report_page was given {kind_of(report)}.",
             "it shows every layer and head of a model.",
@@ -80,12 +80,12 @@ def report_page(
 
 
 def write_report(
-    report: Findings,
+    report: Report,
     path: str | Path,
     *,
     title: str | None = None,
     note: str = "",
-    beside: Findings | None = None,
+    beside: Report | None = None,
 ) -> Path:
     """Write `report_page(report, ...)` to `path` and return the path. Raises what that raises, and
     `BadValue` if the file cannot be written."""
@@ -95,7 +95,7 @@ def write_report(
 # ---- what the script reads -------------------------------------------------------------
 
 
-def snapshot(report: Findings) -> schema.Snapshot:
+def snapshot(report: Report) -> schema.Snapshot:
     """What a page shows of a model and a text."""
     heads = sum(len(layer.heads) for layer in report.layers)
     side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
@@ -129,7 +129,7 @@ def snapshot(report: Findings) -> schema.Snapshot:
     return data
 
 
-def _about(report: Findings) -> str:
+def _about(report: Report) -> str:
     return f"{report.about}: where every head looks in this text"
 
 
@@ -328,7 +328,7 @@ def _shades(maps: Tensor, allowed: Tensor) -> schema.Shades:
 # ---- without a script ------------------------------------------------------------------
 
 
-def _fallback(report: Findings) -> str:
+def _fallback(report: Report) -> str:
     names = list(dict.fromkeys(name for x in report.layers for h in x.heads for name in h.shares))
     columns = ("itself" if name == "same" else html.escape(name) for name in names)
     rows = [["layer, head", "does", "by", "entropy", *columns]]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ...formatting import visible
-from ...inspection.report.findings import Findings
+from ...inspection.report import Report
 from .canvas import (
     ACCENT,
     LABELLED,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 POINT = f"{ACCENT}40"  # see-through, so that dots on each other show
 
 
-def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
+def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     """The mean entropy of every head, a dot each, by layer; a line through the means.
 
     The dashed line is the largest entropy that the mask allows, that of uniform weights.
@@ -51,7 +51,7 @@ def entropy_by_layer(report: Findings, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-def received(report: Findings, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
+def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
     """How much weight each token receives from all queries of one head.
 
     1 is what every token would get if all got the same. Raises `BadValue` for a head that is not
@@ -78,11 +78,11 @@ def received(report: Findings, layer: int, head: int, ax: "Axes | None" = None) 
 
 
 @overload
-def model(report: Findings, figure: "Figure | None" = ...) -> "Figure": ...
+def model(report: Report, figure: "Figure | None" = ...) -> "Figure": ...
 @overload
-def model(report: Findings, *, ax: "Axes") -> "Axes": ...
+def model(report: Report, *, ax: "Axes") -> "Axes": ...
 def model(
-    report: Findings, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
+    report: Report, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
 ) -> "Figure | SubFigure | Axes":
     """Every head's map in one figure: a row a layer, a column a head.
 

@@ -11,10 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...demo import Storyteller
 from ...errors import BadValue, kind_of
 from ...functional.ambient import listening
-from ...hf import Checkpoint
 from ...inspection.intervene import intervene
 from ...inspection.report import Report, report, tile
 from ...inspection.text_model import TextModel
@@ -23,7 +21,6 @@ from ...trace import Trace
 from ..html.report import snapshot
 from ..html.schema import Snapshot
 from ..load import load_text_model
-from ..storyteller_report import report_teller
 from .edits import read_edits
 
 MOST_LETTERS = 200_000  # of a text
@@ -76,11 +73,7 @@ class Reader:
             outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
 
         with self._reading(text, edits, on_progress), listening(listen):
-            if isinstance(self.model, Storyteller):
-                found = report_teller(self.model, text, progress=progress)
-            else:
-                assert isinstance(self.model, Checkpoint)
-                found = report(self.model, text, progress=progress)
+            found = report(self.model, text, progress=progress)
         return replace(found, outputs=outputs.hexdigest())
 
     def snapshot(
@@ -101,10 +94,7 @@ class Reader:
     ) -> Trace:
         """The exact weights of a part of one head: see `report.tile`."""
         with self._reading(text, edits, on_progress):
-            if isinstance(self.model, Checkpoint):
-                return tile(self.model, text, layer, head, queries, keys)
-            tokens, given = self.model.tokens_and_inputs(text)
-            return tile(self.model.module, given, layer, head, queries, keys, tokens=tokens)
+            return tile(self.model, text, layer, head, queries, keys)
 
     @contextmanager
     def _reading(self, text: str, edits: object, on_progress: OnProgress) -> Iterator[None]:

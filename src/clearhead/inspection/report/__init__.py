@@ -6,7 +6,7 @@ Tq x Tk is formed, and a text may be as long as the model can read.
 
 from .exact_weights import tile
 from .findings import Head, Layer, Link
-from .printed import Report
+from .result import Report
 from .run import report
 
 __all__ = [

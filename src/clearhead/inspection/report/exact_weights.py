@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from ...errors import BadType, BadValue, as_count
 from ...functional.ambient import capture_call, listening
 from ...functional.matrix import Matrix
-from ...hf import Checkpoint
 from ...problem.problem import Inputs, Problem
 from ...trace import Step, Trace
 from ..layers import module_hooks
+from ..text_model import TextModel
 from .cross_attention import CallSite, TextTracker
 from .run import prepare
 
@@ -20,7 +20,7 @@ MOST_CELLS = 1024 * 1024
 
 
 def tile(
-    model: "str | Path | Checkpoint | nn.Module",
+    model: "str | Path | TextModel | nn.Module",
     text: "str | Tensor | Mapping[str, Tensor]",
     layer: int,
     head: int,

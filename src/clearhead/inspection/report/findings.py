@@ -1,13 +1,11 @@
-"""What a report found about every head of a model, as data: `report` makes it, views draw it."""
+"""What a report holds of every layer and head of a model, as data."""
 
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ...errors import BadValue
 from ...torch_state import loadable
 from ...trace import Trace
-from .live_model import LiveModel
 
 # Labels of heads whose weight lies on no group of keys; `NOT_NUMBERS` if the weights are NaN.
 NOT_NUMBERS = "NaN"
@@ -38,7 +36,7 @@ class Head:
     exp(entropy), how many keys it looks at. `measured` says that label and number were measured on
     held-out words, not on this text. `evidence` says how many queries the label speaks for, and
     `withheld` why a label that the number alone would give was not given; "" if there is nothing to
-    say. `effect` is how much `Findings.effect_metric` changes where the head gives nothing; None if
+    say. `effect` is how much `Report.effect_metric` changes where the head gives nothing; None if
     that was not measured.
     """
 
@@ -93,52 +91,3 @@ class Layer:
     top_keys: Tensor
     trace: Trace | None = None
     traced_heads: tuple[int, ...] = ()
-
-
-@loadable
-@dataclass(frozen=True, eq=False)
-class Findings:
-    """What a model does with a text: `layers`, each with its `heads`. `report` makes it.
-
-    `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
-    that the model does not know. `guesses` holds for each position the most probable next tokens
-    with their probabilities; None if they are not known. `effect_metric` is what the effects of
-    heads are measured in: "loss", the mean loss of the next token in nats, which grows where the
-    text is read worse; "turn", how far the vectors after the last layer turn, as 1 - cosine, the
-    mean over tokens; or the name of a metric; "" if there are no effects. `effects_withheld` says
-    why there are none although they were asked for, "" otherwise. With a `model`, the page computes
-    other texts by itself. `folder` is where the model's files are, "" if it has none.
-    `outputs` is a digest of what every attention call returned, "" if none was taken.
-    """
-
-    name: str
-    tokens: tuple[str, ...]
-    layers: tuple[Layer, ...]
-    text: str = ""
-    unknown: tuple[int, ...] = ()
-    guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
-    effect_metric: str = ""
-    effects_withheld: str = ""
-    model: LiveModel | None = field(default=None, repr=False)
-    folder: str = ""
-    outputs: str = ""
-
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        return tuple(head for layer in self.layers for head in layer.heads)
-
-    @property
-    def about(self) -> str:
-        sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
-        return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
-
-    def __getitem__(self, index: tuple[int, int]) -> Head:
-        """`report[layer, head]`."""
-        layer, head = index
-        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
-            raise BadValue(
-                f"Head {head} of layer {layer} was asked for.",
-                f"this report has {self.about}, numbered from 0.",
-                "ask for one of these, as report[layer, head].",
-            )
-        return self.layers[layer].heads[head]

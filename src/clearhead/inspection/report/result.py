@@ -1,14 +1,16 @@
-"""A report as a table, as JSON and in a notebook."""
+"""A report: what it holds, and how it prints itself and becomes JSON."""
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...errors import BadValue
 from ...formatting import ShownInNotebook, visible, without_nan
 from ...torch_state import loadable
-from .findings import NOT_NUMBERS, Findings
+from .findings import NOT_NUMBERS, Head, Layer
 from .head_label import LABELS, REPEAT_GROUPS
+from .live_model import LiveModel
 
 # What the metrics of effects say.
 EFFECTS = {
@@ -18,9 +20,53 @@ EFFECTS = {
 
 
 @loadable
-class Report(Findings, ShownInNotebook):
-    """What `report` returns: its `Findings`, `layers` with their `heads`, and how they print
-    themselves, show themselves in a notebook and become JSON. Views need the `Findings` alone."""
+@dataclass(frozen=True, eq=False)
+class Report(ShownInNotebook):
+    """What a model does with a text: `layers`, each with its `heads`. `report` makes it, and views
+    draw it. It prints itself, as a table, and shows itself in a notebook.
+
+    `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
+    that the model does not know. `guesses` holds for each position the most probable next tokens
+    with their probabilities; None if they are not known. `effect_metric` is what the effects of
+    heads are measured in: "loss", the mean loss of the next token in nats, which grows where the
+    text is read worse; "turn", how far the vectors after the last layer turn, as 1 - cosine, the
+    mean over tokens; or the name of a metric; "" if there are no effects. `effects_withheld` says
+    why there are none although they were asked for, "" otherwise. With a `model`, the page computes
+    other texts by itself. `folder` is where the model's files are, "" if it has none.
+    `outputs` is a digest of what every attention call returned, "" if none was taken.
+    """
+
+    name: str
+    tokens: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    text: str = ""
+    unknown: tuple[int, ...] = ()
+    guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
+    effect_metric: str = ""
+    effects_withheld: str = ""
+    model: LiveModel | None = field(default=None, repr=False)
+    folder: str = ""
+    outputs: str = ""
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        return tuple(head for layer in self.layers for head in layer.heads)
+
+    @property
+    def about(self) -> str:
+        sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
+        return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
+
+    def __getitem__(self, index: tuple[int, int]) -> Head:
+        """`report[layer, head]`."""
+        layer, head = index
+        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
+            raise BadValue(
+                f"Head {head} of layer {layer} was asked for.",
+                f"this report has {self.about}, numbered from 0.",
+                "ask for one of these, as report[layer, head].",
+            )
+        return self.layers[layer].heads[head]
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the maps and traces, as numbers and words for `json.dumps`. NaN and

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,12 @@ from ...nn.token_ids import run_with_known_ids
 from ...problem.problem import Inputs, Problem
 from ..effects import effects as measure_effects
 from ..layers import module_hooks, no_attention_call, warn_if_compiled
-from ..metrics import Metric, most_probable, turn
+from ..metrics import Metric, logits_of, most_probable, turn
 from ..progress import progress_bar
+from ..text_model import TextModel
 from .collect import Collector
 from .cross_attention import TextTracker
-from .printed import Report
+from .result import Report
 
 # For a checkpoint, which was loaded to call clearhead already.
 CHECKPOINT_HINT = (
@@ -32,7 +33,7 @@ MOST_LOGITS = 1 << 26  # of all positions: 270 MB
 
 
 def report(
-    model: "str | Path | Checkpoint | nn.Module",
+    model: "str | Path | TextModel | nn.Module",
     text: "str | Tensor | Mapping[str, Tensor]",
     *,
     tokens: Sequence[str] | None = None,
@@ -45,10 +46,11 @@ def report(
     was trained to predict the next token says what it expects, too, unless the text is long.
 
     Args:
-        model: a checkpoint folder, a GGUF file, a `Checkpoint`, or any module whose attention goes
-            through clearhead; it computes what it always computes.
-        text: a text for a checkpoint, of which an encoder-decoder's encoder alone is run; for a
-            module its input, a tensor or a dict of them, B = 1.
+        model: a checkpoint folder, a GGUF file, a model that reads text (`hf.Checkpoint`,
+            `demo.load()`), or any module whose attention goes through clearhead; it computes what
+            it always computes.
+        text: a text, of which an encoder-decoder's encoder alone is run; for a module its input, a
+            tensor or a dict of them, B = 1.
         tokens: what a module's input says, one string a position. None means numbers.
         decoder_tokens: in a model with cross-attention, the tokens of the decoder's text; `tokens`
             are then those of the encoder's. None means numbers. A call belongs to the decoder if
@@ -67,23 +69,6 @@ def report(
         BadValue, BadType: a folder, a text or tokens that do not fit; an id without embedding; a
             batch of texts; a model that never calls clearhead's attention.
     """
-    return report_and_output(
-        model, text, tokens=tokens, decoder_tokens=decoder_tokens, name=name, effects=effects,
-        progress=progress,
-    )[0]  # fmt: skip
-
-
-def report_and_output(
-    model: "str | Path | Checkpoint | nn.Module",
-    text: "str | Tensor | Mapping[str, Tensor]",
-    *,
-    tokens: Sequence[str] | None = None,
-    decoder_tokens: Sequence[str] | None = None,
-    name: str | None = None,
-    effects: bool | str | Metric = False,
-    progress: bool | None = None,
-) -> tuple[Report, Any]:
-    """`report`, and what the model returned in the same run."""
     run = prepare(model, text)
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
     collector = Collector(texts, [])
@@ -98,17 +83,19 @@ def report_and_output(
             output = run.start()
     if not collector.layers:
         rule = "a report is about the attention calls that go through clearhead."
-        hint = None if isinstance(model, nn.Module) else CHECKPOINT_HINT
-        raise no_attention_call(run.module, rule, hint)
+        raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
     warn_if_compiled(run.module, stacklevel=3)
     texts.check_tokens()
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
     found = Report(run.name if name is None else name, labels, tuple(collector.layers))
-    if isinstance(text, str):
-        found = replace(found, text=text, folder=run.folder)
+    if run.reader is not None and isinstance(text, str):
+        path = run.reader.path
+        folder = "" if path is None else str(path.resolve())
+        found = run.reader.annotate(replace(found, text=text, folder=folder))
     if run.words is not None:
-        found = replace(found, guesses=most_probable(output.logits[0], run.words, GUESSES))
+        guesses = most_probable(logits_of(output)[0], run.words, GUESSES)
+        found = replace(found, guesses=guesses)
     if effects is True:
         metric = turn(output) if run.gives_vectors else "loss"
         try:
@@ -118,17 +105,17 @@ def report_and_output(
             found = replace(found, effects_withheld=why)
     elif effects is not False:
         found = _with_effects(found, run, effects, progress)
-    return found, output
+    return found
 
 
 class ModelRun(NamedTuple):
     """A model with its text.
 
     `start` runs the model once, and the report is on the calls of `module` meanwhile. Effects run
-    `runs` on `inputs`, again and again: `module` itself, its encoder, or the predictor around it.
-    `tokens` are None if they are not known, `folder` is where the model's files are, "" if it has
-    none, and `depth` its number of layers, None if it does not say. `words` are those that `start`
-    predicts, None if it predicts none. `gives_vectors` is True of a checkpoint without a predictor.
+    `runs` on `inputs`, again and again: `module` itself, or the predictor around it. `tokens` are
+    None if they are not known, and `depth` is the number of layers, None if it is not known. A
+    `reader` is what read the text, None of a module; `words` are those that `start` predicts, None
+    if it predicts none.
     """
 
     module: nn.Module
@@ -137,52 +124,50 @@ class ModelRun(NamedTuple):
     name: str
     tokens: list[str] | None
     start: Callable[[], Any]
-    folder: str = ""
+    depth: int | None
+    reader: TextModel | None = None
     words: Sequence[str] | None = None
-    gives_vectors: bool = False
 
     @property
-    def depth(self) -> int | None:
-        return getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
+    def gives_vectors(self) -> bool:
+        """Is it known that the model predicts no next token?"""
+        return self.reader is not None and self.reader.predictor is None
 
 
-def prepare(model: Any, text: Any) -> ModelRun:
+def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelRun:
     """Check a model and its text or inputs. Raises `BadType` for those that do not fit."""
     if isinstance(model, (str, Path)):
         model = Checkpoint(model)
-    if isinstance(model, Checkpoint):
-        if not isinstance(text, str):
-            raise BadType(
-                f"A checkpoint was given {kind_of(text)}.",
-                "a checkpoint has a tokenizer and reads text.",
-                "pass a string; for token ids pass checkpoint.model itself, and tokens=.",
-            )
-        checkpoint: Checkpoint = model
-        given: dict[str, Any]
-        tokens, given = checkpoint.tokens_and_inputs(text)
-        if getattr(checkpoint.model.config, "use_cache", False) and not checkpoint.has_decoder:
-            # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
-            given = {**given, "use_cache": False}
-        predictor, words = checkpoint.predictor, None
-        if predictor is not None and len(tokens) * len(checkpoint.tokenizer) <= MOST_LOGITS:
-            words = checkpoint.words
-        return ModelRun(
-            module=checkpoint.model,
-            runs=predictor or checkpoint.module,
-            inputs=given,
-            name=checkpoint.name,
-            tokens=tokens,
-            start=partial(checkpoint.run, given, predict=words is not None),
-            folder=str(checkpoint.path.resolve()),
-            words=words,
-            gives_vectors=predictor is None,
-        )
-    if not isinstance(model, nn.Module):
+    if isinstance(model, nn.Module):
+        return _module_run(model, text)
+    if not hasattr(model, "tokens_and_inputs"):
         raise BadType(
             f"report got {kind_of(model)} for a model.",
             "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
             "pass one of these.",
         )
+    if not isinstance(text, str):
+        raise BadType(
+            f"A checkpoint was given {kind_of(text)}.",
+            "a checkpoint has a tokenizer and reads text.",
+            "pass a string; for token ids pass checkpoint.module itself, and tokens=.",
+        )
+    tokens, inputs = model.tokens_and_inputs(text)
+    predicts = model.predictor is not None and len(tokens) * len(model.words) <= MOST_LOGITS
+    return ModelRun(
+        module=model.module,
+        runs=model.predictor or model.module,
+        inputs=inputs,
+        name=model.name,
+        tokens=tokens,
+        start=partial(model.run, inputs, predict=predicts),
+        depth=model.depth,
+        reader=model,
+        words=model.words if predicts else None,
+    )
+
+
+def _module_run(model: nn.Module, text: object) -> ModelRun:
     if isinstance(text, str):
         raise BadType(
             f"A {type(model).__name__} was given a text.",
@@ -201,8 +186,10 @@ def prepare(model: Any, text: Any) -> ModelRun:
             "a model of transformers reads ids of shape (B, T), with a batch of 1.",
             "pass ids.unsqueeze(0).",
         )
-    start = partial(run_with_known_ids, model, text)
-    return ModelRun(model, model, text, type(model).__name__, None, start)
+    inputs = cast("Tensor | Mapping[str, Tensor]", text)
+    start = partial(run_with_known_ids, model, inputs)
+    depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    return ModelRun(model, model, inputs, type(model).__name__, None, start, depth)
 
 
 def _with_effects(

@@ -1,0 +1,21 @@
+"""The model as data, for a page that computes other texts by itself."""
+
+from collections.abc import Sequence
+
+from ..engines.reference import WHY
+from ..inspection.report.live_model import LiveModel
+from ..nn import RelativePositions
+from .model import Decoder
+
+MOST_WEIGHTS = 700_000  # of a model that a page holds: 1.9 MB
+
+
+def live_model(model: Decoder, words: Sequence[str]) -> LiveModel | None:
+    """The model for the page; None for a large one, or one of which a part was taken away."""
+    config, weights = model.config, model.state_dict()
+    usual = config.positions and config.causal and config.scaled
+    if not usual or sum(x.numel() for x in weights.values()) > MOST_WEIGHTS:
+        return None
+    relative = next(x for x in model.modules() if isinstance(x, RelativePositions))
+    sizes = config.heads, config.context, relative.near, relative.longest
+    return LiveModel(tuple(words), *sizes, WHY, weights)
