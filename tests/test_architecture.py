@@ -34,8 +34,7 @@ ROOMS = {
     "trace": 110,
     "formatting": 80,
     "torch_state": 160,
-    "moved": 60,
-    "errors": 160,
+    "errors": 260,
 }
 MOST_ENTRIES, MOST_FLOORS, MOST_ARROWS = 19, 11, 100
 ORDER = tuple(ROOMS)

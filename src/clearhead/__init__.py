@@ -27,8 +27,9 @@ if (
         "  Hint: import clearhead in the main interpreter, or in a process of its own."
     )
 
-from . import distributed, hf, moved, nn
+from . import distributed, hf, nn
 from .errors import RENAMED, AttentionError, BadType, BadValue
+from .errors.moved import keep_old_names
 from .functional import compat
 from .functional.attention import attention
 from .functional.explain import explain
@@ -128,4 +129,4 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 
-moved.keep_old_names()
+keep_old_names()

@@ -7,7 +7,6 @@ import typer
 from .options import MaskText
 from .output import wrapped
 
-LARGEST = 2**25  # queries, whose key ranges are counted in some seconds and GB
 LABEL_WIDTH = 16  # of the lines of a plan, before their values
 
 
@@ -42,6 +41,7 @@ def plan(
 
     from clearhead import masks
     from clearhead.errors import BadValue
+    from clearhead.errors.limits import MOST_PLANNED_SIZE as most
     from clearhead.functional.plan import plan as plan_of
 
     kind = getattr(torch, dtype, None)
@@ -54,10 +54,10 @@ def plan(
     for name, value in (("--batch", batch), ("--heads", heads), ("--queries", queries),
                         ("--head-size", head_size), ("--kv-heads", kv_heads), ("--keys", keys),
                         ("--value-size", value_size)):  # fmt: skip
-        if value is not None and not 1 <= value <= LARGEST:
+        if value is not None and not 1 <= value <= most:
             raise BadValue(
                 f"{name} is {value}.",
-                f"a size is from 1 to {LARGEST}: the keys that each query may look at are counted.",
+                f"a size is from 1 to {most}: the keys that each query may look at are counted.",
                 f"pass another number with {name}.",
             )
     G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys

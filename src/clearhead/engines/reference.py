@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors.limits import MOST_STEPS_BYTES
 from ..problem import nan_safe
 from ..problem.online_softmax import anchor
 from ..problem.problem import Inputs, Problem
@@ -17,7 +18,6 @@ from ..torch_state import batches_gradients
 from ..trace import Step
 from .engine import NO_BATCHING_RULE, Engine
 
-MOST_BYTES = 4 * 2**30
 ALL = slice(None)
 
 WHY = {
@@ -112,11 +112,11 @@ def too_large(problem: Problem) -> list[str]:
     """Return why the matrices of all steps would take too much memory; empty if they fit."""
     width = torch.empty((), dtype=problem.wide).element_size()
     need = 6 * width * problem.all_pairs
-    if need <= MOST_BYTES:
+    if need <= MOST_STEPS_BYTES:
         return []
     return [
         f"would hold about 6 matrices of {problem.B}x{problem.H}x{problem.Tq}x{problem.Tk} "
-        f"({need / 1e9:.1f} GB, more than {MOST_BYTES / 1e9:.1f} GB)"
+        f"({need / 1e9:.1f} GB, more than {MOST_STEPS_BYTES / 1e9:.1f} GB)"
     ]
 
 

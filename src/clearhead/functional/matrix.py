@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..engines import choose, compute_stats, named
 from ..errors import BadType, BadValue, as_index, refuse_keywords
+from ..errors.limits import MOST_DENSE_CELLS, STRIP_CELLS, SUMMARY_PAIRS
 from ..formatting import ShownInNotebook
 from ..masks import Mask
 from ..masks.values import as_4d
@@ -33,9 +34,6 @@ from .sharding import must_not_be_sharded
 if TYPE_CHECKING:
     import numpy as np
 
-STRIP_CELLS = 2**21
-MOST_CELLS = 2**27
-SUMMARY_PAIRS = 2**24
 MANY_RUNS = 16  # a run of keys costs about as much as this many consecutive keys
 ALL = slice(None)
 
@@ -140,7 +138,7 @@ class Matrix(ShownInNotebook):
         the weight they put into a bin of keys."""
         return self._statistic(pooled(rows, cols))
 
-    def to_dense(self, most: int = MOST_CELLS) -> Tensor:
+    def to_dense(self, most: int = MOST_DENSE_CELLS) -> Tensor:
         """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
         p = self._problem
         cells = p.all_pairs

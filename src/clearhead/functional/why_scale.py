@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue, as_count, kind_of, whole_number
+from ..errors.limits import MOST_HEAD_SIZE, MOST_SEED
 from .explain import explain
 from .scaling import Scaling
 
 SIZES = (4, 16, 64, 256, 1024)
-LARGEST = 2**16
 
 
 def why_scale(
@@ -32,7 +32,7 @@ def why_scale(
     or a count is below 1.
     """
     rule = "a seed is a whole number from 0 to 2^63 - 1."
-    seed = as_count("seed", seed, rule, "pass for example seed=0.", most=2**63 - 1)
+    seed = as_count("seed", seed, rule, "pass for example seed=0.", most=MOST_SEED)
     if not isinstance(sizes, Iterable):
         raise BadType(
             f"sizes is {kind_of(sizes)}.",
@@ -75,8 +75,8 @@ def why_scale(
 
 
 def _size(name: str, value: object) -> int:
-    rule = f"head sizes and counts are whole numbers from 1 to {LARGEST}."
-    return as_count(name, value, rule, "pass a number in between.", 1, LARGEST)
+    rule = f"head sizes and counts are whole numbers from 1 to {MOST_HEAD_SIZE}."
+    return as_count(name, value, rule, "pass a number in between.", 1, MOST_HEAD_SIZE)
 
 
 def _jacobian_norm(weights: Tensor) -> Tensor:

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors.limits import TOKENS_AT_ONCE
 from ..functional.ambient import EditedCall, editing
 from ..nn.token_ids import run
 from ..problem.problem import Inputs, Problem
 from .copies import Layout, fresh, leaves, repeated
 from .edits import Edit
 from .intervene import intervene
-
-TOKENS_AT_ONCE = 4096  # in the copies of a batch that are run together
 
 
 class UneditedRun(NamedTuple):

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, as_index, kind_of, whole_number
+from ..errors.limits import MASK_QUERIES_AT_ONCE
 from ..problem.problem import Problem
 from .edits.edit import Here
 
 Metric = Callable[[Any], Tensor]
-QUERIES_AT_ONCE = 256  # of a mask of bits, which is read in blocks
 
 
 def logits_of(output: Any) -> Tensor:
@@ -105,7 +105,8 @@ def sees_later(problem: Problem, here: Here) -> bool:
         last = ranges.hi.masked_fill(ranges.lo >= ranges.hi, 0).amax(-1) - 1
         return bool((last > queries).any())
     keys = torch.arange(problem.Tk, device=problem.device)
-    blocks = (slice(i, i + QUERIES_AT_ONCE) for i in range(0, problem.Tq, QUERIES_AT_ONCE))
+    size = MASK_QUERIES_AT_ONCE
+    blocks = (slice(i, i + size) for i in range(0, problem.Tq, size))
     return any(
         bool((ranges.to_bool(block) & (keys > queries[..., block].unsqueeze(-1))).any())
         for block in blocks

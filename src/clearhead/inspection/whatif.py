@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import BadValue
+from ..errors.limits import MOST_COMPARED_TOKENS
 from ..formatting import number, visible
 from .edits import Edit
 from .intervene import Intervention, intervene
@@ -17,7 +18,6 @@ from .recording import Recording
 from .text_model import TextModel
 from .watch import watch
 
-MOST_TOKENS = 1024  # whose attention matrices are kept, twice
 GUESSES, MOST_HEADS = 5, 8
 LEAST_MOVED = 5e-5  # of a head's weight: what prints as 0.01%
 TURNED = (
@@ -87,10 +87,10 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     """
     tokens, given = model.tokens_and_inputs(text)
     module = model.predictor or model.module
-    if not 2 <= len(tokens) <= MOST_TOKENS:
+    if not 2 <= len(tokens) <= MOST_COMPARED_TOKENS:
         raise BadValue(
             f"The text has {len(tokens)} token{'s' * (len(tokens) != 1)}.",
-            f"whatif compares the attention matrices of 2 to {MOST_TOKENS} tokens.",
+            f"whatif compares the attention matrices of 2 to {MOST_COMPARED_TOKENS} tokens.",
             "pass another text; intervene and watch work at any length.",
         )
     ids = next(iter(given.values()))

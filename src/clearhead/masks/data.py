@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue, kind_of, must_be_strided
+from ..errors.limits import MOST_SHOWN_VALUES
 from ..torch_state import has_values, without_repeats
 from . import key_ranges
 from .grid import Grid
@@ -15,7 +16,6 @@ from .key_ranges import KeyRanges
 from .mask import CachedRanges, Mask
 from .text_positions import Shift
 from .values import (
-    MOST_SHOWN,
     as_4d,
     as_ids,
     check_batch,
@@ -134,7 +134,7 @@ class Dense(CachedRanges):
     formula = "bits[b, h, q, k]"
 
     def __repr__(self) -> str:
-        if self.bits.numel() > MOST_SHOWN or not has_values(self.bits):
+        if self.bits.numel() > MOST_SHOWN_VALUES or not has_values(self.bits):
             return f"dense(keep=<{'x'.join(map(str, self.bits.shape))} booleans>)"
         hidden = 0 in self.bits.shape[:-1]  # a list of nothing does not say the sizes within
         shape = f", shape={tuple(self.bits.shape)}" if hidden else ""

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors.limits import ENDS_AT_ONCE
 from ..torch_state import has_values, without_repeats
 
 UNLIMITED = 2**60  # farther than any key: a distance without a limit
-MOST_ENDS = 1 << 22  # ends of ranges that are sorted at once: 100 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class KeyRanges:
             counts = strips * [self._count_in_ranges(slice(0, width), 1, width)]
         else:
             complete, ranges = self.Tq // width, self.lo[:, :, :1].numel()
-            at_once = max(1, MOST_ENDS // max(1, width * ranges))
+            at_once = max(1, ENDS_AT_ONCE // max(1, width * ranges))
             starts = range(0, complete, at_once)
             parts = [(i * width, min(i + at_once, complete) * width, width) for i in starts]
             if complete < strips:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import BadType, BadValue, must_be_strided, whole_number
+from ..errors.limits import FARTHEST, MOST_SHOWN_VALUES
 from ..torch_state import has_values, is_plain, without_repeats
 from .grid import Grid
 
@@ -18,13 +19,11 @@ Ints: TypeAlias = int | Iterable[int] | Tensor
 Align: TypeAlias = str | int | Iterable[int] | Tensor | None
 
 
-FARTHEST = 2**40  # the largest position, count or distance a mask can hold
-MOST_SHOWN = 4096  # a repr prints up to so many numbers
-
-
 def format_numbers(value: object) -> str:
     """Numbers as a repr shows them; only their shape if there are many, or none yet (meta)."""
-    if isinstance(value, Tensor) and (value.numel() > MOST_SHOWN or value.device.type == "meta"):
+    if isinstance(value, Tensor) and (
+        value.numel() > MOST_SHOWN_VALUES or value.device.type == "meta"
+    ):
         return f"<{'x'.join(map(str, value.shape))} numbers>"
     if isinstance(value, Tensor):
         value = value[0].tolist() if value.dim() == 2 and value.shape[0] == 1 else value.tolist()

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue, as_count
+from ..errors.limits import TOKENS_AHEAD
 from ..functional.sharding import cached_part
 from ..torch_state import in_backward, is_plain
 from .checks import check_size, check_type
-
-AHEAD = 256  # tokens for which memory is reserved ahead: reading so many copies less than 1 % more
 
 
 class KVCache:
@@ -90,7 +89,7 @@ class KVCache:
             self._v = v.clone() if self.values is None else torch.cat([self.values, v], -2)
         else:
             if not self._has_room(length):
-                most = length + AHEAD if self.max_length is None else self.max_length
+                most = length + TOKENS_AHEAD if self.max_length is None else self.max_length
                 self._k, self._v = _copied(self.keys, k, most), _copied(self.values, v, most)
             assert self._k is not None and self._v is not None
             self._k[..., self.length : length, :] = k

@@ -10,13 +10,12 @@ from dataclasses import replace
 import torch
 
 from ..errors import BadType, BadValue, as_count, kind_of, whole_number
+from ..errors.limits import MOST_LESSON_FEATURES, MOST_LESSON_TOKENS, MOST_SEED
 from ..masks import Mask
 from ..trace import Step, Trace
 from . import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
 from .tokenize import tokenize
 
-MOST_TOKENS = 2048
-MOST_FEATURES = 4096
 MOST_SHOWN = 64  # features up to which the matrices of the projections are steps
 
 
@@ -56,17 +55,18 @@ def explain_text(
             "attention needs at least one token.",
             "pass some words.",
         )
-    seed, size = _between("seed", seed, 0, 2**63 - 1), _between("size", size, 1, MOST_FEATURES)
+    seed = _between("seed", seed, 0, MOST_SEED)
+    size = _between("size", size, 1, MOST_LESSON_FEATURES)
     if (count := whole_number(heads)) is None or count < 1 or size % count:
         raise BadValue(
             f"size={size} and heads={heads}.",
             "each head has size / heads features, so the number of heads divides the size.",
             "pass another number of heads, or another size.",
         )
-    if len(tokens) > MOST_TOKENS:
+    if len(tokens) > MOST_LESSON_TOKENS:
         raise BadValue(
             f"The text has {len(tokens)} tokens.",
-            f"explain holds every matrix it shows, for at most {MOST_TOKENS} tokens.",
+            f"explain holds every matrix it shows, for at most {MOST_LESSON_TOKENS} tokens.",
             "pass a shorter text.",
         )
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue, as_count, as_number, kind_of, must_be_strided
+from ..errors.limits import MOST_SEED
 from ..masks import Dense, Grid, Mask, everything, intersect
 from ..masks.values import as_4d
 from ..torch_state import (
@@ -342,7 +343,7 @@ def _checked_seed(seed: object, dropout: object) -> int:
         seed,
         "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
         "pass a number such as 42.",
-        most=2**63 - 1,
+        most=MOST_SEED,
     )
     if dropout is None:
         raise BadValue(

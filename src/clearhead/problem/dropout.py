@@ -12,6 +12,8 @@ Without a seed torch's generator decides. So few weights as a lesson has are dra
 import torch
 from torch import Tensor
 
+from ..errors.limits import MOST_SEED
+
 FEW_WEIGHTS = 2**16  # weights, over all batches and heads
 
 _WORD = 0xFFFFFFFF
@@ -19,7 +21,7 @@ _WORD = 0xFFFFFFFF
 
 def draw_seed(device: torch.device | str = "cpu") -> Tensor:
     """A seed, (1,), from torch's generator of the device: `torch.manual_seed` decides it."""
-    return torch.randint(2**63 - 1, (1,), device=device)
+    return torch.randint(MOST_SEED, (1,), device=device)
 
 
 def keep_mask(seed: int, p: float, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -290,10 +290,10 @@ def test_errors_stay():
 
 
 def test_few_calls_are_remembered():
-    for n in range(1, 2 * repeated_calls.MOST):
+    for n in range(1, 2 * repeated_calls.MOST_REPEATED_CALLS):
         q, k, v = inputs(1, 1, n, 4)
         ch.attention(q, k, v)
-    assert len(repeated_calls._calls) <= repeated_calls.MOST
+    assert len(repeated_calls._calls) <= repeated_calls.MOST_REPEATED_CALLS
 
 
 @pytest.mark.skipif(len(cpu.core.levels()) < 2 if cpu.core else True, reason="one level")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_function_stack
 
+from ...errors.limits import MOST_REPEATED_CALLS, MOST_REPEATED_RANGES
 from ...masks import Causal, Everything, Mask, prefix, window
 from ...masks.key_ranges import UNLIMITED
 from ...masks.mask import Not
@@ -32,8 +33,6 @@ from ..operators import KernelArgs, with_rows
 from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
 
-MOST = 256  # calls that are remembered
-FEW_RANGES = 1 << 12  # key ranges that are kept with a call
 NO_KEY = -1
 
 Signature: TypeAlias = tuple[object, ...]
@@ -123,8 +122,8 @@ def run_and_remember(
         (args.lo, args.hi, args.bits, ref(mask, lambda _: _forget(of)) if by_id else None),
     )
     out = _run(call, *given)
-    if args.bits is None and (args.lo is None or args.lo.numel() <= FEW_RANGES):
-        if len(_calls) >= MOST:
+    if args.bits is None and (args.lo is None or args.lo.numel() <= MOST_REPEATED_RANGES):
+        if len(_calls) >= MOST_REPEATED_CALLS:
             _calls.clear()
         _calls[of] = call
     return out

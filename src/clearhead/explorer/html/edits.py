@@ -7,6 +7,7 @@ them; a model in the page knows the masks by their arguments.
 import dataclasses
 import math
 
+from ...errors.limits import MOST_SEED
 from ...masks.parse import CALLS, NAMES
 from .schema import Masks, NumberEdit
 
@@ -86,7 +87,7 @@ EDITS: dict[str, NumberEdit] = {
         "rule": "a whole number, 0 or more",
         "example": 0,
         "least": 0,
-        "below": 2**63,
+        "below": MOST_SEED + 1,
     },
 }
 

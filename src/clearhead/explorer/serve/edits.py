@@ -5,14 +5,11 @@ from dataclasses import dataclass, replace
 
 from ... import masks
 from ...errors import BadType, BadValue, as_count, as_number, kind_of
+from ...errors.limits import MOST_HEADS_OFF, MOST_MASK_LETTERS, MOST_SEED
 from ...inspection import edits as edit
 from ...inspection.edits.edit import Here
 from ...problem.problem import Inputs, Problem
 from ..html.edits import EDITS, fits
-
-MOST_OFF = 10_000  # heads
-MOST_MASK = 4096  # letters
-MOST_SEED = int(EDITS["seed"]["below"]) - 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,11 +65,12 @@ def read_edits(given: object) -> list[edit.Edit]:
 def _mask(given: object) -> list[edit.Edit]:
     if given is None:
         return []
-    if not isinstance(given, str) or len(given) > MOST_MASK:
+    if not isinstance(given, str) or len(given) > MOST_MASK_LETTERS:
         raise BadValue(
             f"The mask is {kind_of(given)}"
             + (f" of {len(given):,} letters." if isinstance(given, str) else "."),
-            f"a mask is written in at most {MOST_MASK:,} letters, such as 'causal & window(3, 0)'.",
+            f"a mask is written in at most {MOST_MASK_LETTERS:,} letters, such as "
+            "'causal & window(3, 0)'.",
             "write a shorter one; in Python a mask can be of any size.",
         )
     return [edit.keep_only(masks.parse(given))]
@@ -110,11 +108,11 @@ def _number(given: Mapping[str, object], name: str) -> float | None:
 def _off(given: object) -> list[edit.Edit]:
     """One edit for each layer that has heads off."""
     pairs = [] if given is None else given
-    if not isinstance(pairs, list) or len(pairs) > MOST_OFF:
+    if not isinstance(pairs, list) or len(pairs) > MOST_HEADS_OFF:
         raise BadValue(
             f"off is {kind_of(pairs)}"
             + (f" of {len(pairs):,}." if isinstance(pairs, list) else "."),
-            f"the heads that are off are a list of at most {MOST_OFF:,} pairs.",
+            f"the heads that are off are a list of at most {MOST_HEADS_OFF:,} pairs.",
             "send for example [[0, 7]].",
         )
     heads: dict[int, set[int]] = {}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BadValue, kind_of
+from ...errors.limits import MOST_LETTERS
 from ...functional.ambient import listening
 from ...inspection.intervene import intervene
 from ...inspection.report import Report, report, tile
@@ -22,8 +23,6 @@ from ..html.report import snapshot
 from ..html.schema import Snapshot
 from ..load import load_text_model
 from .edits import read_edits
-
-MOST_LETTERS = 200_000  # of a text
 
 OnProgress: TypeAlias = Callable[[int, int | None], None]
 

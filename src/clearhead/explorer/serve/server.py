@@ -26,12 +26,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import AttentionError, BadValue
+from ...errors.limits import MOST_LETTERS, MOST_REQUEST_BYTES, MOST_REQUESTS
 from .answer import Answer, answer
-from .reader import MOST_LETTERS, Cancelled, OnProgress, Reader
+from .reader import Cancelled, OnProgress, Reader
 from .refusal import HEADERS, NDJSON, Connection, line, refusal
 
-MOST_BYTES = 8 * MOST_LETTERS  # of a request: a letter is at most 6 bytes of JSON
-MOST_REQUESTS = 8  # that run or wait for their turn
 LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is still there
 
 Job: TypeAlias = Callable[[OnProgress], Answer]
@@ -152,9 +151,9 @@ async def _body(request: Request) -> object:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BYTES:
+        if len(body) > MOST_REQUEST_BYTES:
             raise TooLarge(
-                f"The request has more than {MOST_BYTES:,} bytes.",
+                f"The request has more than {MOST_REQUEST_BYTES:,} bytes.",
                 f"a text has at most {MOST_LETTERS:,} letters.",
                 "send a shorter text.",
             )

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from ...errors import BadValue
+from ...errors.limits import MOST_DENSE_CELLS
 from ...masks import dense
 from ...problem.biases import TensorBias
 from ...problem.nan_safe import weighted_sum
 from ...problem.problem import Inputs, Problem
 from .edit import Here, replaced
 from .recorded import FromRecording, call_for, check_columns, heads_in, other_sizes, texts_in
-
-MOST_CELLS = 2**27  # of a matrix of frozen weights, that is formed for who watches
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,10 +45,10 @@ class freeze(FromRecording):
     ) -> tuple[Problem, Inputs]:
         """softmax(log w) = w: the frozen weights as a bias. A sink takes what they leave over."""
         p = problem
-        if p.all_pairs > MOST_CELLS:
+        if p.all_pairs > MOST_DENSE_CELLS:
             raise BadValue(
                 f"{self!r} was watched in a call of {p.all_pairs} cells.",
-                f"frozen weights are shown as a matrix, of at most {MOST_CELLS} cells.",
+                f"frozen weights are shown as a matrix, of at most {MOST_DENSE_CELLS} cells.",
                 "watch other layers, with layers=, or record what is frozen instead.",
             )
         rows, queries = self._weights(problem, here)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ...errors import BadType, BadValue, kind_of
+from ...errors.limits import MASKS_KEPT
 from ...masks import Dense, Mask, intersect
 from ...masks.without import WithoutEdges, edges_in_call
 from ...problem.biases import Alibi, TensorBias
@@ -16,7 +17,6 @@ from ..text_stack import names_lengths
 from .edit import Edit, Here, finite_number
 
 MOST_SHOWN = 80  # letters of a mask in what an edit prints
-MASKS_KEPT = 4  # edited masks that an edit keeps: layers take turns with a few
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BadValue
+from ...errors.limits import MOST_RANKED_QUERIES, MOST_TRACED_CELLS, MOST_TRACED_TOKENS
 from ...formatting import MAP_SIDE, evenly
 from ...functional.ambient import ambient
 from ...functional.explain import explain_problem
@@ -25,10 +26,7 @@ from .head_label import LABELS, REPEAT_GROUPS, label_of, separators
 from .induction import repeat_shares
 from .label_counts import label_counts
 
-ALL_HEADS = 1 << 16  # cells (heads x queries x keys) of a layer up to which all steps are kept
-ONE_HEAD = 512  # tokens up to which one head's steps are kept: 1 MB a matrix
 LINKS = 8  # weights kept of each query
-KEPT = 512  # queries whose largest weights are kept, evenly spaced in a longer text
 STRONGEST = 10  # links listed for each head
 
 
@@ -73,7 +71,7 @@ class Collector:
         heads = _heads(len(self.layers), real, site, found, uniform)
         trace, traced_heads = _trace(problem, inputs, heads, site)
         linked = {link.query for head in heads for link in head.links}
-        kept = sorted({*evenly(problem.Tq, KEPT), *linked})
+        kept = sorted({*evenly(problem.Tq, MOST_RANKED_QUERIES), *linked})
         assert found.top is not None
         self.layers.append(
             Layer(
@@ -232,10 +230,10 @@ def _trace(
     """The steps of all heads of a short text, or of the head with the clearest label of a longer
     one; and which heads these are. A page holds those of all heads while they are small enough."""
     longest = max(problem.Tq, problem.Tk)
-    if longest > ONE_HEAD or ambient().ranks is not None:
+    if longest > MOST_TRACED_TOKENS or ambient().ranks is not None:
         return None, ()
     trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
-    if problem.H * problem.Tq * problem.Tk <= ALL_HEADS:
+    if problem.H * problem.Tq * problem.Tk <= MOST_TRACED_CELLS:
         return trace, tuple(range(problem.H))
     chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
     one = trace.head(chosen)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadType, BadValue, as_count
+from ...errors.limits import MOST_TILE_CELLS
 from ...functional.ambient import capture_call, listening
 from ...functional.matrix import Matrix
 from ...problem.problem import Inputs, Problem
@@ -15,8 +16,6 @@ from ..layers import module_hooks
 from ..text_model import TextModel
 from .cross_attention import CallSite, TextTracker
 from .run import prepare
-
-MOST_CELLS = 1024 * 1024
 
 
 def tile(
@@ -83,10 +82,10 @@ def _exact_weights(
     if not 0 <= head < problem.H:
         raise _absent("head", head, problem.H)
     q, k = _positions(queries, problem.Tq, "queries"), _positions(keys, problem.Tk, "keys")
-    if len(q) * len(k) > MOST_CELLS:
+    if len(q) * len(k) > MOST_TILE_CELLS:
         raise BadValue(
             f"The tile has {len(q):,} x {len(k):,} cells.",
-            f"a tile is shown cell by cell, so it has at most {MOST_CELLS:,}.",
+            f"a tile is shown cell by cell, so it has at most {MOST_TILE_CELLS:,}.",
             "ask for fewer queries or keys; the report pools what is larger.",
         )
     block = Matrix(problem, inputs).block(slice(q.start, q.stop), slice(k.start, k.stop))

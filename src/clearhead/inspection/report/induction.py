@@ -8,15 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...errors.limits import LEAST_REPEAT_QUERIES, MOST_REPEAT_QUERIES, REPEAT_CELLS
 from ...formatting import evenly
 from ...functional.sharding import masses_of
 from ...problem.problem import Inputs, Problem
-
-# Of more queries whose token occurred before, so many are used, evenly spaced: their mean is within
-# 0.03 of the mean of all, at least 95 times in 100.
-MOST = 1024
-CELLS = 2**24  # of the mask and the bias that are written out for one group of queries
-FEWEST = 8  # queries; a mean over fewer depends too much on the text
 
 
 def token_ids(tokens: Sequence[str]) -> Tensor:
@@ -68,11 +63,11 @@ def repeat_shares(
     """
     p, ids = problem, token_ids(tokens)
     asked = repeated(ids, first).nonzero().flatten()
-    asked = asked[evenly(len(asked), MOST)].to(p.device)
+    asked = asked[evenly(len(asked), MOST_REPEAT_QUERIES)].to(p.device)
     ids, keys = ids.to(p.device), torch.arange(p.Tk, device=p.device)
     total = {name: torch.zeros(p.H) for name in ("induction", "duplicate")}
     count = {name: torch.zeros(p.H) for name in total}
-    for queries in asked.split(max(1, CELLS // (p.H * p.Tk))):
+    for queries in asked.split(max(1, REPEAT_CELLS // (p.H * p.Tk))):
         keep = p.key_ranges.to_bool(queries, slice(0, p.Tk))
         groups = repeat_groups(ids, queries.unsqueeze(-1), keys, first)
         cells = {name: group & keep for name, group in groups.items()}
@@ -80,5 +75,6 @@ def repeat_shares(
             total[name] += weights[0].sum(-1).float().cpu()
             count[name] += cells[name][0].any(-1).sum(-1).cpu()
     return {
-        name: (x / count[name]).where(count[name] >= FEWEST, math.nan) for name, x in total.items()
+        name: (x / count[name]).where(count[name] >= LEAST_REPEAT_QUERIES, math.nan)
+        for name, x in total.items()
     }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadType, BadValue, kind_of
+from ...errors.limits import MOST_LOGITS
 from ...functional.ambient import listening
 from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
@@ -29,7 +30,6 @@ CHECKPOINT_HINT = (
     "that hands its attention to transformers' interface; this one does not."
 )
 GUESSES = 6  # next words that are kept of each position
-MOST_LOGITS = 1 << 26  # of all positions: 270 MB
 
 
 def report(
