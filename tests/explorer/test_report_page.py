@@ -88,8 +88,8 @@ def large_report(L=12, H=12, T=512, D=64):
 @pytest.mark.parametrize("side", [256, 64, 16])
 def test_pooling_a_map_again_gives_the_map_of_that_size(T, side):
     q, k = 3 * normal(2, T, 5), normal(2, T, 5, seed=5)
-    whole = ch.look(q, k, k, mask=ch.causal, stats=[ch.pooled(256, 256)]).map
-    small = ch.look(q, k, k, mask=ch.causal, stats=[ch.pooled(side, side)]).map
+    whole = ch.look(q, k, k, mask=ch.causal, stats=[ch.pooled(256, 256)]).pooled
+    small = ch.look(q, k, k, mask=ch.causal, stats=[ch.pooled(side, side)]).pooled
     torch.testing.assert_close(pool(whole, side, T), small, atol=1e-6, rtol=1e-5)
 
 

@@ -78,7 +78,7 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
 def test_induction_and_duplicate_shares_equal_those_from_dense_weights(
     mask, rule, cells, monkeypatch
 ):
-    monkeypatch.setattr("clearhead.inspection.report.induction.CELLS", cells)
+    monkeypatch.setattr("clearhead.inspection.report.induction.REPEAT_CELLS", cells)
     H, T = 4, 150
     tokens = [
         "<s>",
