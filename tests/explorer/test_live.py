@@ -129,7 +129,7 @@ def test_edits_are_those_of_intervene(compute, teller, edits, python):
     ):
         logits = teller.model(ids)
     for layer, call in zip(layers, recording, strict=True):
-        torch.testing.assert_close(layer["weights"], call.rows[0], rtol=0, atol=1e-4)
+        torch.testing.assert_close(layer["weights"], call.exact_rows[0], rtol=0, atol=1e-4)
     best = logits[0].softmax(-1).topk(6).values
     found = torch.tensor([[p for _, p in guesses] for guesses in snapshot["guesses"]])
     torch.testing.assert_close(found, best, rtol=0, atol=3e-4)
