@@ -273,7 +273,7 @@ def test_the_map_of_a_long_text_is_pooled(visit):  # noqa: F811
     for head, side in ((fine, 256), ((fine + 1) % 10, 128)):
         address(tab, head=head)
         assert tab.evaluate("picture.map.rows") == side
-        whole = pool(found.layers[0].map[head], side, T)
+        whole = pool(found.layers[0].pooled[head], side, T)
         shown = tab.evaluate("[...picture.map.values].map(it => Math.max(0, it))")
         error = (torch.tensor(shown).view(side, side) - whole).abs().max().item()
         assert error <= 0.01 * whole.max().item()
@@ -392,7 +392,7 @@ def test_a_text_of_many_thousand_tokens_draws_no_more_than_a_screen_holds(visit)
     kept = tuple(range(0, T, 64))
     layers = tuple(
         Layer(x.number, "", False, tokens, tokens, "", T, 2, 9.0,
-              tuple(_spread(head) for head in x.heads), x.map,
+              tuple(_spread(head) for head in x.heads), x.pooled,
               x.allowed, torch.rand(4, T), kept, torch.rand(4, 512, 8) / 8,
               torch.randint(0, T, (4, 512, 8)).int())
         for x in found.layers
