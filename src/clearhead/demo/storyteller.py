@@ -71,7 +71,8 @@ class Storyteller:
     """A decoder, its vocabulary, and how both were made.
 
     `made` has the seed, the command, the commit and so on; `table` is the result of `measure`, None
-    if the model was not measured. `path` is the folder of its files, None if it came with clearhead.
+    if the model was not measured. `path` is the folder of its files, None if it came with the
+    package.
     """
 
     is_small = True
