@@ -1,7 +1,7 @@
-"""What the operators of the C++ core and of the Triton kernels share.
+"""Define what the operators of the C++ core and of the Triton kernels have in common.
 
-What they cannot answer, which statistics they hold, their arguments, what autograd saves of a call,
-the shapes of gradients, vmap, and how all of these are registered.
+This is: what they cannot compute, which statistics they compute, their arguments, what autograd
+saves, the shapes of gradients, vmap, and the registration of all of these.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,8 +42,9 @@ SIGNATURE = (
 
 
 class KernelArgs(NamedTuple):
-    """The arguments besides q, k and v. Query q sees the keys q - before to q + after, or, with
-    `lo`, those of its key ranges where `bits` are set; `slopes` and `shift` are ALiBi's."""
+    """The arguments besides q, k and v. Query q sees the keys q - before to q + after; with `lo`,
+    it
+    sees the keys of its ranges whose `bits` are set. `slopes` and `shift` are ALiBi's."""
 
     scale: float
     softcap: float  # 0 means none
@@ -61,12 +62,12 @@ class KernelArgs(NamedTuple):
 
 
 def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
-    """The arguments that stand for the mask, the bias, the sinks and the dropout of a problem."""
+    """Return a problem's mask, bias, sinks and dropout as arguments of a kernel."""
     before = after = UNLIMITED
     lo = hi = bits = bias = slopes = sinks = None
     shift = 0
     if p.masked:
-        # A band of two numbers needs no tensors, which are most of the cost of a small call.
+        # A band is two numbers. Tensors would be most of the cost of a small call.
         if (band := p.mask.band(p.grid)) is not None:
             before, after = band
         else:
@@ -75,7 +76,7 @@ def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
         bias = p.bias.as_4d().resolve_neg()
     elif isinstance(p.bias, Alibi):
         slopes = p.bias.of(p.grid, p.device, torch.float32).resolve_neg()
-        shift = shared_offset(p.bias.align, p.grid) or 0  # a position per batch is declined
+        shift = shared_offset(p.bias.align, p.grid) or 0  # `why_not_operator` declines None
     if p.sinks is not None:
         sinks = p.sinks.float().resolve_neg()
     return KernelArgs(
@@ -85,16 +86,16 @@ def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
 
 
 def why_not_operator(p: Problem, kernels: str) -> list[str]:
-    """Why an operator of these `kernels` cannot answer, whatever the kernels are."""
+    """Return why an operator cannot compute the problem; `kernels` is the name used in the text."""
     reasons = []
     if in_forward_mode():
         reasons.append(f"no forward-mode derivatives in {kernels}")
     if is_onnx_export():
         reasons.append(f"ONNX has no operator for {kernels}")
     if is_functionalized() and not in_functionalize():
-        reasons.append(f"no transform inside of torch.func.functionalize in {kernels}")
+        reasons.append(f"no transform inside torch.func.functionalize in {kernels}")
     if compiles_transform():
-        reasons.append(f"no torch.func inside of torch.compile in {kernels}")
+        reasons.append(f"no torch.func inside torch.compile in {kernels}")
     if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
         reasons.append(f"no ALiBi with a position per batch in {kernels}")
     elif isinstance(p.bias, Alibi) and p.grad and p.bias.needs_grad:
@@ -104,33 +105,36 @@ def why_not_operator(p: Problem, kernels: str) -> list[str]:
     return reasons
 
 
-# What both hold of statistics: accumulators of rows, and sums of weights by their statistic.
+# What both kernels compute for statistics: accumulators of rows, and sums of weights.
 ACCUMULATORS = {"", "moment", "top", "groups"}
 SUMS = {"received", "pooled", "exact_rows"}
 
 
 def in_kernels(statistic: Statistic) -> bool:
-    """Do the kernels compute what this statistic is made of?"""
+    """Return whether the kernels compute the accumulators of this statistic."""
     if isinstance(statistic, RowStatistic):
         return statistic.accumulator in ACCUMULATORS
     return statistic.name in SUMS
 
 
-BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))  # among all
+# The positions of the bias and the sinks among all arguments, with q, k and v.
+BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))
 
 
 def with_rows(x: Tensor) -> Tensor:
-    """The same numbers with a contiguous last dimension; any other strides may stay."""
+    """Return the same numbers with a contiguous last dimension; other strides are kept."""
     x = x.resolve_neg() if x.is_neg() else x
     return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
 
 
 def with_own_buffers(function: Function) -> Function:
-    """Hides from modes the functions of torch that `function` calls. A mode may return another
-    tensor than a kernel is about to read or write by its address. Tracers see them still."""
+    """Hide torch calls made by `function` from torch function modes, but not from tracers.
+
+    A mode may return another tensor, but a kernel reads and writes a tensor by its address.
+    """
 
     @wraps(function)
-    def unseen(*args: Any, **keywords: Any) -> Any:
+    def hidden(*args: Any, **keywords: Any) -> Any:
         if not sees_functions():
             return function(*args, **keywords)
         parts = (x for y in args for x in (y if isinstance(y, tuple) else (y,)))
@@ -139,7 +143,7 @@ def with_own_buffers(function: Function) -> Function:
         with torch._C.DisableTorchFunction():
             return function(*args, **keywords)
 
-    return unseen  # type: ignore[return-value]  # it takes and returns what `function` does
+    return hidden  # type: ignore[return-value]  # the signature of `function`
 
 
 def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:
@@ -147,13 +151,15 @@ def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:
 
 
 def savable(x: Any) -> Any:
-    """Copies a mask or a bias made under torch.inference_mode, which autograd refuses to save."""
+    """Copy a tensor made under torch.inference_mode, which autograd refuses to save; return
+    anything
+    else unchanged."""
     refused = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
     return x.clone() if refused else x
 
 
 def save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
-    """Keep a call for its gradient: tensors where autograd sees them, the rest beside them."""
+    """Save a call for its gradient: tensors by autograd, other arguments on `ctx`."""
     ctx.set_materialize_grads(False)
     ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
     ctx.tensors = [isinstance(x, Tensor) for x in arguments]
@@ -161,31 +167,32 @@ def save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
 
 
 def saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
-    """The first `outputs` tensors that were kept, and the arguments."""
-    kept = ctx.saved_tensors  # read once: a checkpoint computes again to give them
-    tensors = iter(kept[outputs:])
+    """Return the saved outputs, of which there are `outputs`, and the saved arguments."""
+    all_saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them
+    tensors = iter(all_saved[outputs:])
     arguments = [
         next(tensors) if is_tensor else x
         for is_tensor, x in zip(ctx.tensors, ctx.others, strict=True)
     ]
-    return kept[:outputs], arguments
+    return all_saved[:outputs], arguments
 
 
 def gradients_by_argument(
     grads: Sequence[Tensor], arguments: Sequence[Any], bias_grad: bool
 ) -> list[Tensor | None]:
-    """The gradients of q, k, v, bias and sinks, each at the place of its argument."""
+    """Return a list with a gradient or None for each argument, as autograd expects, from the
+    gradients of q, k, v, bias and sinks."""
     dq, dk, dv, dbias, dsinks = grads
-    found: list[Tensor | None] = [None] * len(arguments)
-    found[:3] = dq, dk, dv
-    found[BIAS] = dbias if bias_grad else None
-    found[SINKS] = None if arguments[SINKS] is None else dsinks
-    return found
+    by_argument: list[Tensor | None] = [None] * len(arguments)
+    by_argument[:3] = dq, dk, dv
+    by_argument[BIAS] = dbias if bias_grad else None
+    by_argument[SINKS] = None if arguments[SINKS] is None else dsinks
+    return by_argument
 
 
 def gradient_shapes(arguments: Sequence[Any], bias_grad: bool) -> tuple[Tensor, ...]:
-    """Empty tensors like the gradients of q, k, v, bias and sinks, for tracers; of no size for a
-    bias that needs none, and for no sinks."""
+    """Return uninitialized tensors with the shapes of the gradients of q, k, v, bias and sinks, for
+    tracers. The one for the bias is empty without `bias_grad`, the one for sinks without sinks."""
     q, k, v = arguments[:3]
     bias, sinks = arguments[BIAS], arguments[SINKS]
     return (
@@ -203,39 +210,43 @@ def vmap_rule(
     in_dims: tuple[int | None, ...],
     *arguments: Any,
 ) -> tuple[Any, Any]:
-    """vmap: a call for each example, then stacked. Without examples, one of zeros gives shapes."""
+    """Apply an operator under vmap: call it for each example, and stack the outputs. For an empty
+    batch, a call with zeros yields the shapes."""
     count = info.batch_size
     pairs = [
         (x if count or dim is None else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]]), dim)
         for x, dim in zip(arguments, in_dims, strict=True)
     ]
-    answers = [
+    outputs = [
         call(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
         for i in range(max(count, 1))
     ]
-    together = tuple(torch.stack(parts)[:count] for parts in zip(*answers, strict=True))
-    return together, (0,) * len(together)
+    stacked = tuple(torch.stack(parts)[:count] for parts in zip(*outputs, strict=True))
+    return stacked, (0,) * len(stacked)
 
 
 def _transformed(
     function: type[torch.autograd.Function], call: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Any:
-    """Applies a function under the innermost transform of torch.func. functionalize has no rule for
-    it: there, `call` chooses again beneath it, since the operators change nothing in place."""
+    """Apply a function under the innermost torch.func transform.
+
+    torch.func.functionalize has no rule for such a function. Since the operators change nothing in
+    place, `call` is called again below that transform.
+    """
     if not in_functionalize():
         return function.apply(*arguments)
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
     from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
 
     functional = FunctorchFunctionalizeAPI(retrieve_current_functorch_interpreter())  # type: ignore[arg-type]  # the one for functionalize
-    beneath = functional.unwrap_tensors(arguments)
+    unwrapped = functional.unwrap_tensors(arguments)
     with functional.redispatch_to_next():
-        output = call(*beneath)
+        output = call(*unwrapped)
     return functional.wrap_tensors(output)
 
 
 class OperatorCalls(NamedTuple):
-    """How eager code calls an operator and its gradient, whichever transforms it is under."""
+    """Functions that call an operator and its gradient, under any torch.func transform."""
 
     attend: Callable[..., Any]
     backward: Callable[..., Any]
@@ -250,18 +261,19 @@ def under_autograd(
     save: Callable[..., None],
     back: Callable[..., Any],
 ) -> OperatorCalls:
-    """Registers the gradient and the vmap of the operators `name` and `name`_backward, which
-    `attend` and `attend_backward` of these `kernels` compute. `save` keeps a call, and `back` gives
-    its gradients.
+    """Register the gradient and the vmap rule of the operators `name` and `name`_backward.
 
-    torch.library's own way would be enough, and is taken under tracers. Eager code has three more,
-    each for a reason that was measured or found in torch (2.13):
+    `attend` and `attend_backward` compute them. `save` saves a call for `back`, which returns its
+    gradients. `kernels` is the name used in errors.
 
-    - Calls of plain tensors take `Eager`. A training step of (1, 1, 5, 4) takes 108 us with it, 128
-      us with a Function that has `setup_context`, and 188 us through torch.library.
-    - torch.func refuses an operator's own autograd, which has no `setup_context`: hence `Attend`.
-    - The same holds for the backward operator, where gradients are batched or taken in a graph:
-      hence `AttendBackward`.
+    The registration by torch.library would suffice, and tracers use it. Eager code uses one of
+    three other functions, for reasons in torch 2.13:
+
+    - `Eager`, for plain tensors, because it is faster. A training step of (1, 1, 5, 4) takes 108 us
+      with it, 128 us with a Function that has `setup_context`, and 188 us by torch.library.
+    - `Attend`, under torch.func, which refuses the autograd of an operator, as that has no
+      `setup_context`.
+    - `AttendBackward`, for the same reason, if gradients are batched or differentiated.
     """
     operator = getattr(torch.ops.clearhead, name)
     operator_backward = getattr(torch.ops.clearhead, f"{name}_backward")
@@ -279,9 +291,9 @@ def under_autograd(
         tensors = tensors_of(arguments)
         if has_tangents(*tensors):
             raise BadValue(
-                "A gradient of attention is to be differentiated in forward mode.",
-                f"{kernels} has no forward-mode derivatives, of its gradients neither.",
-                "pass engine='tiled', which torch differentiates in every mode.",
+                "You differentiate a gradient of attention in forward mode.",
+                f"{kernels} has no forward-mode derivatives.",
+                "pass engine='tiled', which torch can differentiate in any mode.",
             )
         if not torch.is_grad_enabled() and is_unbatched(*tensors):
             return attend_backward(*arguments)
@@ -289,9 +301,9 @@ def under_autograd(
 
     def no_second(ctx: Any, *gradients: Any) -> None:
         raise BadValue(
-            "A gradient of attention is to be differentiated again.",
-            f"{kernels} has first derivatives.",
-            "pass engine='tiled' (or 'steps', for short inputs), which torch differentiates any "
+            "You differentiate a gradient of attention again.",
+            f"{kernels} has only first derivatives.",
+            "pass engine='tiled' (or 'steps', for short inputs), which torch can differentiate any "
             "number of times; layers of clearhead.nn have second derivatives in float64.",
         )
 

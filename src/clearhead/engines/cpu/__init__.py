@@ -1,8 +1,9 @@
-"""The C++ core: exact attention on a CPU, as `clearhead._kernels` computes it.
+"""Compute exact attention on a CPU by the C++ core, `clearhead._kernels`.
 
-The compiled module and its instruction sets (`extension`), how a problem becomes a call (`pack`),
-gradients (`backward`), both as operators for autograd and tracers (`operator`), statistics in the
-same sweep (`stats`), and their gradients (`stats_backward`).
+`extension` loads the compiled module and its instruction sets, and `pack` turns a problem into a
+call. `backward` computes gradients; `operator` makes operators of both for autograd and tracers.
+`stats` computes statistics in the same sweep, and `stats_backward` their gradients.
+`repeated_calls` skips the checks of a call like an earlier one.
 """
 
 import torch
@@ -27,7 +28,7 @@ from .stats_backward import core_stats_with_grad
 
 
 class Cpu(Engine):
-    """The compiled core, in prefill and decode of its own (kernels/attention.h).
+    """The compiled core, with a kernel for prefill and one for decode (kernels/attention.h).
 
     Source: Dao et al. 2022, "FlashAttention"; Dao et al. 2023, "Flash-Decoding".
     """
@@ -48,9 +49,10 @@ class Cpu(Engine):
         if p.device.type not in ("cpu", "meta"):
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:
-            reasons.append(f"the C++ core computes no {str(p.dtype).removeprefix('torch.')}")
+            dtype = str(p.dtype).removeprefix("torch.")
+            reasons.append(f"the C++ core does not support {dtype}")
         if p.dropout and p.seed is None and _few_weights(p):
-            reasons.append("the C++ core drops by a seed; without one torch draws so few weights")
+            reasons.append("for so few weights, dropout without a seed uses torch's generator")
         return reasons + why_not_operator(p, "the C++ core")
 
     def skips_tiles(self, problem: Problem) -> bool:
@@ -69,12 +71,12 @@ class Cpu(Engine):
             out, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
             return Answer(out, Partial.of_lse(problem, statistics, lse))
-        counts = bool(statistics) and can_count(problem.without_dropout, inputs, statistics)
-        if output and counts and not problem.dropout and not problem.records_grad:
+        in_core = bool(statistics) and can_count(problem.without_dropout, inputs, statistics)
+        if output and in_core and not problem.dropout and not problem.records_grad:
             out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
             return Answer(out, core_stats(problem, inputs, statistics, out))
         computed = attend_or_record(problem, inputs, False)[0] if output else None
-        if not counts:
+        if not in_core:
             return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
         problem = problem.without_dropout
         if problem.records_grad:
@@ -83,13 +85,16 @@ class Cpu(Engine):
 
 
 def _few_weights(p: Problem) -> bool:
-    """Few enough that torch draws as `nn.Dropout` does. A graph does not depend on the sizes."""
+    """Return whether dropout without a seed is drawn as `nn.Dropout` draws it. It is not in a
+    compiled graph, which does not depend on the sizes."""
     return not torch.compiler.is_compiling() and p.all_pairs <= FEW_WEIGHTS
 
 
 def can_count(problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
-    """Can the core compute these statistics? Not under a tracer or transform. The gradient of topk
-    comes from torch, which may consider another of two nearly equal weights the largest: so with
-    gradients the core does not compute it."""
+    """Return whether the core can compute these statistics.
+
+    It cannot under a tracer or a transform. It cannot compute `topk` with gradients, because torch
+    computes the gradient, and may select another of two nearly equal weights.
+    """
     topk_grad = problem.records_grad and any(s.name == "topk" for s in statistics)
     return all_plain(problem, inputs) and all(map(in_kernels, statistics)) and not topk_grad

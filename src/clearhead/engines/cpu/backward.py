@@ -1,4 +1,4 @@
-"""Gradients by the core (kernels/generic/backward.h): from those of the outputs to the inputs'."""
+"""Compute gradients of the inputs from those of the outputs, by kernels/generic/backward.h."""
 
 import math
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from .pack import check, matrix_view, pack, tensor_view
     "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias of_these_keys",
 )
 
-# A task of the backward pass is a head. If there are fewer than TASKS, the keys are split, into
-# ranges of at least MIN_SPLIT; each split then has its own dq, and they are added in order. The
-# batch size has no influence, so an example's gradients have the same bits in any batch.
+# A task of the backward pass is a head. With fewer than TASKS heads, the keys are split into ranges
+# of at least MIN_SPLIT. Each split has its own dq, and these are added in order. The batch size has
+# no influence, so an example's gradients have the same bits in any batch.
 TASKS, MIN_SPLIT = 16, 1024
 
 
 class OutputGrads(NamedTuple):
-    """Gradients of the outputs (kernels/attention.h, `Gradients`), None for an unused output; the
-    output itself and what rounding it lost. `of_these_keys` says that output and log-sum-exp are
-    those of the keys given, and not of more."""
+    """Gradients of the outputs (kernels/attention.h, `Gradients`), None for an unused output; and
+    the output with its rounding error. `of_these_keys` is true if output and log-sum-exp come from
+    exactly the keys of the call, and false if they may come from more keys."""
 
     dlse: Tensor | None = None
     dw_log_w: Tensor | None = None
@@ -39,7 +39,8 @@ class OutputGrads(NamedTuple):
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: Tensor, of: OutputGrads, bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    """Compute the gradients of q, k, v, bias and sinks. The one of the bias is empty without
+    `bias_grad`, the one of the sinks without sinks."""
     bias, sinks = args.bias if bias_grad else None, args.sinks
     q, k, v = (with_rows(x) for x in (q, k, v))
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
@@ -86,8 +87,8 @@ def gradients(
 
 
 def _sum(x: Tensor, dim: int, size: int) -> Tensor:
-    """Sums a dimension, if it is not of this size yet, one slice after the other, so that the bits
-    do not depend on torch's number of threads."""
+    """Sum over a dimension, unless it already has this size. Slices are added in order, so that the
+    bits do not depend on torch's number of threads."""
     if x.shape[dim] == size:
         return x
     total = torch.zeros_like(x.narrow(dim, 0, 0).sum(dim, keepdim=True))
@@ -97,13 +98,13 @@ def _sum(x: Tensor, dim: int, size: int) -> Tensor:
 
 
 def log_unit(lse: Tensor) -> Tensor:
-    """The unit of log(sum) in a log-sum-exp (kernels/generic/functions.h, `log_unit`)."""
+    """Return the unit of log(sum) in a log-sum-exp (kernels/generic/functions.h, `log_unit`)."""
     power = torch.frexp(lse.nan_to_num(0.0, 0.0, 0.0)).exponent - 33
     return torch.ldexp(torch.ones_like(lse), power.clamp(min=0))
 
 
 def _over_queries(x: Tensor) -> Tensor:
-    """(H, Tq) -> (H,): a sum of pairs of pairs, so again always in one order."""
+    """Sum (H, Tq) over the queries by pairs, in a fixed order. Returns (H,)."""
     while x.shape[-1] > 1:
         x = pad(x, (0, x.shape[-1] % 2))
         x = x[:, ::2] + x[:, 1::2]

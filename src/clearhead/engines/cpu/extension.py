@@ -1,4 +1,4 @@
-"""The compiled core, if it is there, and which instructions it uses."""
+"""Load the compiled core, if it is installed, and choose its instruction set."""
 
 import os
 import struct
@@ -12,24 +12,25 @@ from ...errors import BadValue
 
 try:
     import clearhead._kernels as core
-except ModuleNotFoundError as error:  # a broken core is an error; a missing one is a fact
+except ModuleNotFoundError as error:  # a missing core is allowed; a broken one is an error
     if error.name != "clearhead._kernels":
         raise
-    core = None  # type: ignore[assignment]  # a module or None; `why_not` says so
+    core = None  # type: ignore[assignment]  # a module or None
 
 
 def must_be_of_this_version(differ: bool, what: str) -> None:
-    """Raise `ImportError` if the compiled core and the Python code differ in something."""
+    """Raise `ImportError` if the compiled core and the Python code `differ` in `what`."""
     if differ:
         raise ImportError(
-            "clearhead's compiled core is of another version than its Python code: they differ in "
-            f"{what}. Both come from one installation. Install clearhead again: pip install "
-            "--force-reinstall --no-deps clearhead, or pip install -e . in a checkout."
+            "clearhead's compiled core and its Python code are of different versions: they differ "
+            f"in {what}. Install clearhead again: pip install --force-reinstall --no-deps "
+            "clearhead, or pip install -e . in a checkout."
         )
 
 
 def layout(name: str, *parts: str) -> tuple[struct.Struct, ...]:
-    """How to pack a struct of the core whose members, in order, are those of all the parts."""
+    """Return one packer for each part of a struct of the core; the parts list its members in
+    order."""
     if core is None:
         return (struct.Struct(""),) * len(parts)
     fields = core.fields().get(name, []) if hasattr(core, "fields") else []
@@ -43,61 +44,62 @@ def layout(name: str, *parts: str) -> tuple[struct.Struct, ...]:
 LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.dylib")
 _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 
-# torch's functions by which the core reads a tensor; without them no call is like an earlier one.
+# torch's functions by which the core reads a tensor. Without them `repeated_calls` is not used.
 must_be_of_this_version(bool(core) and not hasattr(core, "take_tensors"), "how tensors are read")
 if core is not None and hasattr(Tensor, "__dlpack_c_exchange_api__"):
     core.take_tensors(
         Tensor.__dlpack_c_exchange_api__, Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled
     )
 
-# A copy of the core's, so that a tracer need not call the core.
+# A copy, so that code under a tracer does not call the core.
 _level: str = core.level() if core else ""
 
 
 def level() -> str:
-    """The instruction-set level in use; empty where CLEARHEAD_CPU names none of this machine's."""
+    """Return the instruction-set level in use; empty if CLEARHEAD_CPU names an unavailable one."""
     return _level
 
 
 def status() -> str:
-    """What the core is here: its instruction set and threads, or why there is none."""
+    """Describe the core's instruction set and threads, or why the core is missing."""
     if core is None:
         return (
-            "the C++ core is missing: clearhead was installed without a C++ compiler, or it did "
-            "not build (pip install -v says); torch answers, several times slower"
+            "the C++ core is missing: clearhead was installed without a C++ compiler, or the build "
+            "failed (see pip install -v); torch computes instead, several times slower"
         )
     if not _level:
         return level_error()
-    what = {n: text for n, text, _ in core.levels()}[_level]
-    threads = "" if _pool else "; on one thread, as torch's pool was not found in its library"
-    return f"{_level} ({what}){threads}"
+    instructions = {name: text for name, text, _ in core.levels()}[_level]
+    threads = "" if _pool else "; on one thread, because torch's library has no thread pool"
+    return f"{_level} ({instructions}){threads}"
 
 
 def amx_note() -> str:
-    """What this processor has that torch uses and the core does not; empty if nothing.
+    """Return a note if this processor has matrix tiles (AMX), which only torch uses; else "".
 
-    No processor with matrix tiles has been measured, so `auto` has no preference there.
+    No processor with matrix tiles has been measured, so `auto` ignores them.
     """
     if core is None or not core.has_amx():
         return ""
     return (
-        "in bfloat16 torch has matrix tiles (AMX), which the core does not use: "
-        "`clearhead bench prefill` shows which is faster, engine='sdpa' takes torch's"
+        "for bfloat16 torch uses matrix tiles (AMX), which the core does not; compare them by "
+        "`clearhead bench prefill`, and pass engine='sdpa' to use torch"
     )
 
 
 def use_level(name: str = "") -> str:
-    """Force an instruction-set level by name, or the widest for an empty one; returns the old one.
+    """Set the instruction-set level by name, or the widest if the name is empty; return the old
+    one.
 
-    The environment variable CLEARHEAD_CPU does the same when clearhead is imported.
+    The environment variable CLEARHEAD_CPU sets it when clearhead is imported.
     """
     global _level
     before = _level
     if not core.choose_level(name):
-        present = ", ".join(repr(n) for n, _, here in core.levels() if here)
+        names = ", ".join(repr(name) for name, _, available in core.levels() if available)
         raise BadValue(
             f"The instruction-set level is {name!r}.",
-            f"this machine and this build have {present}.",
+            f"this machine and this build support {names}.",
             "pass one of these, or none for the widest.",
         )
     _level = core.level()
@@ -105,5 +107,7 @@ def use_level(name: str = "") -> str:
 
 
 def level_error() -> str:
-    present = ", ".join(n for n, _, here in core.levels() if here)
-    return f"CLEARHEAD_CPU={os.environ.get('CLEARHEAD_CPU')} is none of this machine's: {present}"
+    """Return why the level that CLEARHEAD_CPU names cannot be used."""
+    names = ", ".join(name for name, _, available in core.levels() if available)
+    level = os.environ.get("CLEARHEAD_CPU")
+    return f"CLEARHEAD_CPU={level} is not one of this machine's levels: {names}"

@@ -1,8 +1,8 @@
-"""The operator `clearhead::attend`: the core under autograd, tracing and torch.func.
+"""Define the operator `clearhead::attend`: the core under autograd, tracing and torch.func.
 
-Its gradient is a second operator, `clearhead::attend_backward`, computed by the core as well, from
-the output, what rounding took from it, and the log-sum-exp (kernels/generic/backward.h). Both have
-a fake implementation for tracers, and a rule for vmap: a call for each example.
+A second operator, `clearhead::attend_backward`, computes its gradient, also by the core, from the
+output, its rounding error and the log-sum-exp (kernels/generic/backward.h). Both have a fake
+implementation for tracers, and a vmap rule that calls the operator for each example.
 """
 
 from typing import Any
@@ -37,18 +37,22 @@ _library.define(
 
 
 def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """The output, and with `lse` the log-sum-exp of every query, in float64: directly from the core
-    if all tensors are plain and no gradient is needed, else by the operator."""
+    """Compute the output, and with `lse` the log-sum-exp of every query in float64.
+
+    This calls the core directly if all tensors are plain and no gradient is needed, and otherwise
+    the operator.
+    """
     args = args_of(p)
     if not p.grad and all_plain(p, inputs):
         return attend(*inputs, args, lse)[:2]
     if p.grad:
         args = KernelArgs(*map(savable, args))
-    if isinstance(args.seed, int):  # a tracer would make a number a constant of its graph
+    if isinstance(args.seed, int):  # a tracer would store a number as a constant of its graph
         args = args._replace(seed=torch.tensor([args.seed], device="cpu"))
-    # torch.jit.trace runs a trace again without gradients, and compares the outputs.
-    keep = lse or p.grad or torch._C._get_tracing_state() is not None
-    out, sums, _ = _operator.attend(*inputs, *args, keep)
+    # torch.jit.trace runs a trace again without gradients and compares the outputs, which must be
+    # the same in number.
+    with_lse = lse or p.grad or torch._C._get_tracing_state() is not None
+    out, sums, _ = _operator.attend(*inputs, *args, with_lse)
     return out, sums if lse else None
 
 
@@ -57,7 +61,8 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 
 @with_own_buffers
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """With the log-sum-exp comes what rounding took, because a gradient needs both."""
+    """Compute the output. With the log-sum-exp, the rounding error is computed too, because a
+    gradient needs both."""
     *args, lse = rest
     out, sums, rounding = attend(q, k, v, KernelArgs(*args), lse, lse and _rounds(q))
     return (
@@ -76,7 +81,7 @@ def _attend_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor,
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    """Compute the gradients of q, k, v, bias and sinks (`gradients`)."""
     *args, bias_grad = rest
     of = OutputGrads(
         None if dlse is None else dlse.float(),
@@ -127,7 +132,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 @with_own_buffers
 def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
     (out, lse, rounding), args = saved(ctx, 3)
-    if not ctx.has_lse:  # exported without gradients, and differentiated now
+    if not ctx.has_lse:  # a graph exported without gradients
         out, lse, rounding = _operator.attend(*args, True)
     dout = torch.zeros_like(out) if dout is None else dout
     bias_grad = ctx.needs_input_grad[BIAS]

@@ -1,9 +1,9 @@
-"""From a problem to a call of the C++ core.
+"""Pack a problem into a struct, and call the C++ core with it.
 
-The core reads one packed struct (kernels/attention.h, `Problem`): addresses, strides, sizes, and
-the mask as a band, as key ranges of every query, or as key ranges and bits. Eager calls without
-gradients go straight to the core; autograd, torch.compile, export, vmap and dispatch modes see the
-operator `clearhead::attend` (operator.py), which ends up here as well.
+The core reads one struct (kernels/attention.h, `Problem`): addresses, strides, sizes, and the mask.
+A mask is a band, key ranges of every query, or key ranges and bits. Eager calls without gradients
+call the core directly. Autograd, torch.compile, export, vmap and dispatch modes see the operator
+`clearhead::attend` (operator.py), which calls `attend` here as well.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ from ...torch_state import is_plain
 from ..operators import KernelArgs, kernel_args, with_rows
 from .extension import core, layout
 
-# A problem is packed in two parts: where its tensors are, and the rest, which is often the same.
+# A problem is packed in two parts: the tensors, and the rest, which many calls have in common.
 TENSORS, RULE = layout(
     "Problem",
     "B H G Tq Tk D Dv dtype q k v out lse rounding",
@@ -33,7 +33,7 @@ NO_TENSOR, NO_MATRIX = (0,) * 4, (0,) * 5
 
 
 def args_of(p: Problem) -> KernelArgs:
-    """The problem but for its tensors q, k and v, as the core takes it."""
+    """Return the arguments of a problem besides q, k and v; dropout without a seed draws one."""
     seed: int | Tensor | None = None
     if p.dropout:
         seed = draw_seed() if p.seed is None else p.seed
@@ -41,7 +41,8 @@ def args_of(p: Problem) -> KernelArgs:
 
 
 def all_plain(p: Problem, inputs: Inputs) -> bool:
-    """Are all tensors of the problem plain (`is_plain`)? Then the core can be called directly."""
+    """Return whether all tensors of the problem are plain (`is_plain`). Then the core can be called
+    directly."""
     return is_plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
 
 
@@ -51,15 +52,15 @@ def all_plain(p: Problem, inputs: Inputs) -> bool:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: bool, rounding: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The output; with `lse` the log-sum-exp of every query, in float64; with `rounding` what was
-    lost when the output was rounded to its dtype."""
+    """Compute the output; with `lse` the log-sum-exp of every query in float64; with `rounding` the
+    error of rounding the output to its dtype."""
     q, k, v = with_rows(q), with_rows(k), with_rows(v)
     B, H, Tq, _ = q.shape
     out = q.new_empty(B, H, Tq, v.shape[3])  # a tuple of sizes would take a microsecond longer
     sums = q.new_empty(B, H, Tq, dtype=torch.float64) if lse else None
-    rest = torch.empty_like(out) if rounding else None
-    check(core.attend(pack(q, k, v, out, sums, args, rest)))
-    return out, sums, rest
+    error = torch.empty_like(out) if rounding else None
+    check(core.attend(pack(q, k, v, out, sums, args, error)))
+    return out, sums, error
 
 
 def pack(
@@ -71,7 +72,8 @@ def pack(
     args: KernelArgs,
     rounding: Tensor | None = None,
 ) -> bytes:
-    """The core's `Problem`. q, k and v come from `with_rows`. Tensors must outlive the bytes."""
+    """Pack the core's `Problem`. q, k and v come from `with_rows`. Tensors must outlive the
+    bytes."""
     B, H, Tq, D = q.shape
     tensors = TENSORS.pack(
         B, H, k.shape[1], Tq, k.shape[2], D, v.shape[3], DTYPES[q.dtype],
@@ -82,7 +84,7 @@ def pack(
 
 
 def rule(args: KernelArgs) -> bytes:
-    """The second part of the core's `Problem`: all but q, k, v and what is made of them."""
+    """Pack the second part of the core's `Problem`, which has no inputs and outputs."""
     if args.lo is args.bias is args.slopes is args.sinks is None and not args.dropout:
         return _numbers(*args[:4])
     return _rule(args)
@@ -90,7 +92,7 @@ def rule(args: KernelArgs) -> bytes:
 
 @lru_cache(maxsize=64)
 def _numbers(scale: float, softcap: float, before: int, after: int) -> bytes:
-    """Most problems have no tensors there, and many the same numbers."""
+    """Pack a rule without tensors. It is cached, because many calls have the same numbers."""
     return _rule(KernelArgs(scale, softcap, before, after))
 
 
@@ -106,18 +108,19 @@ def _rule(args: KernelArgs) -> bytes:
 def mask_numbers(
     before: int, after: int, lo: Tensor | None, hi: Tensor | None, bits: Tensor | None
 ) -> tuple[int, ...]:
-    """The members of the core's `Mask`."""
+    """Return the members of the core's `Mask`."""
     ranges = 0 if lo is None else lo.shape[-1]
     return before, after, ranges, *matrix_view(lo), *matrix_view(hi), *matrix_view(bits)
 
 
 def check(code: int) -> None:
+    """Raise `RuntimeError` if the core returned an error code."""
     if code:
         raise RuntimeError(f"the C++ core refused a checked problem: {core.describe(code)}")
 
 
 def tensor_view(x: Tensor | None) -> tuple[int, int, int, int]:
-    """Address and strides over (b, h, t): the core's `TensorView`."""
+    """Return the members of the core's `TensorView`: address and strides over (b, h, t)."""
     if x is None:
         return NO_TENSOR
     b, h, t = x.stride()[:3]
@@ -125,8 +128,8 @@ def tensor_view(x: Tensor | None) -> tuple[int, int, int, int]:
 
 
 def matrix_view(x: Tensor | None) -> tuple[int, ...]:
-    """Address and strides over (b, h, q, x), where a dimension of size 1 broadcasts: the core's
-    `MatrixView`."""
+    """Return the members of the core's `MatrixView`: address and strides over (b, h, q, x); the
+    stride is 0 where a dimension of size 1 broadcasts."""
     if x is None:
         return NO_MATRIX
     (b, h, q, last), (B, H, Tq, N) = x.stride(), x.shape
@@ -139,11 +142,12 @@ def _per_head(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _no_address(x: Tensor) -> int:
-    """The null address of an empty tensor; an error for one whose memory was freed."""
+    """Return the null address of an empty tensor. Raises `BadValue` if a tensor's memory was
+    freed."""
     if x.numel():
         raise BadValue(
-            f"A tensor of shape {tuple(x.shape)} has no memory behind it.",
-            "the core reads numbers where they lie.",
-            "fill its storage again, if it was set free (as FSDP does outside of a layer's call).",
+            f"A tensor of shape {tuple(x.shape)} has no memory.",
+            "the core reads numbers directly from memory.",
+            "allocate its storage again (FSDP frees it outside a layer's call).",
         )
     return 0

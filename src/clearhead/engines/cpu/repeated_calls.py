@@ -1,14 +1,14 @@
-"""Calls like an earlier one: they skip the checks, which would decide the same.
+"""Skip the checks of a call that is like an earlier one.
 
-A tiny call spends most of its time in checks (5 tokens of one head: 30 us on a Zen 3, of which the
-core takes 0.7). What they decide depends on the layouts of q, k and v, on the mask, the scale and
-the soft cap, and on what torch does around the call. `run_and_remember` computes a call that has
-been checked, without a bias, sinks or dropout, and keeps what was decided; `replay` computes the
-next such call. Nothing is decided here: whatever has not been remembered takes the usual way, and
-where torch does not show its tensors to C, every call does.
+A small call spends most of its time in checks: 5 tokens of one head take 30 us on a Zen 3, of which
+the core takes 0.7. The result of the checks depends on the layouts of q, k and v, on the mask,
+scale
+and soft cap, and on torch's state. `run_and_remember` computes a checked call without bias, sinks
+and dropout, and stores it by its signature. `replay` computes the next call of this signature. Any
+other call is checked as usual; so is every call, if torch cannot pass tensors to C.
 
-A step of decoding has one query, which sees all keys but the padding before its text. One key more
-decides nothing, so each step replays the one before.
+A step of decoding has one query, which sees all keys except padding before its text. Its signature
+does not contain the number of keys, so each step replays the one before.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -33,18 +33,19 @@ from ..operators import KernelArgs, with_rows
 from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
 
-NO_KEY = -1
+NOT_KNOWN = -1
 
 Signature: TypeAlias = tuple[object, ...]
 NUMBERS = {type(None), float}
 
 
 class _Call(NamedTuple):
-    """A call of the core without the number of keys and the addresses of q, k, v and the output."""
+    """A packed call of the core, without the number of keys and the addresses of q, k, v and the
+    output."""
 
     problem: bytes
     shape: tuple[int, ...]  # of the output
-    held: tuple[object, ...]  # tensors of `problem`, and a reference to a mask told by its id
+    references: tuple[object, ...]  # tensors of `problem`, and a weak reference to the mask
 
 
 _calls: dict[Signature, _Call] = {}
@@ -58,14 +59,17 @@ def signature(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Signature | None:
-    """What decides about an eager call without a bias, sinks and dropout; None where more does:
-    gradients, tracers, ... It begins with whether the call is a step of decoding, and then leaves
-    out how many keys there are."""
+    """Return a key for all that the checks of an eager call depend on, without bias, sinks and
+    dropout.
+
+    None if they depend on more: gradients, tracers, ... The first item is true for a step of
+    decoding; then the number of keys is left out.
+    """
     if not (type(scale) in NUMBERS and type(softcap) in NUMBERS):
         return None
     if core is None or is_intercepted() or in_forward_mode():
         return None
-    if mask is not None and not isinstance(mask, Mask):  # `make_problem` refuses it
+    if mask is not None and not isinstance(mask, Mask):  # `make_problem` raises an error
         return None
     mask_key, last_key = _key_of(mask)
     layouts = core.layouts(q, k, v, last_key)
@@ -73,27 +77,30 @@ def signature(
         return None
     decodes, like = layouts
     if decodes and type(mask) is Causal:
-        mask_key = None  # it hides nothing from this query
+        mask_key = None  # it hides no key from this query
     return decodes, like, mask_key, scale, softcap, level()
 
 
 def _key_of(mask: Mask | None) -> tuple[object, int]:
-    """A key for this mask, and the last key that a single query sees if it sees all before it
-    (padding in front aside); NO_KEY where that is not known. Masks that models make anew for each
-    call are compared by value, others by identity and how often their tensors were changed."""
+    """Return a key for this mask, and the last key of a single query that sees all earlier keys
+    except padding in front; NOT_KNOWN if the query may not see them.
+
+    Masks that models create for each call are compared by value. Other masks are compared by
+    identity and by a count of the changes of their tensors.
+    """
     if mask is None or type(mask) is Everything:
         return None, UNLIMITED
     if type(mask) is Causal and not isinstance(align := mask.align, Tensor):
-        last_key = UNLIMITED if align == "end" else align if type(align) is int else NO_KEY
+        last_key = UNLIMITED if align == "end" else align if type(align) is int else NOT_KNOWN
         return (Causal, align), last_key
     if type(mask) is window and not isinstance(mask.align, Tensor):
-        return (window, mask.before, mask.after, mask.align), NO_KEY
+        return (window, mask.before, mask.after, mask.align), NOT_KNOWN
     padded = type(mask) is Not and type(mask.mask) is prefix
-    return (id(mask), mask.version()), UNLIMITED if padded else NO_KEY
+    return (id(mask), mask.version()), UNLIMITED if padded else NOT_KNOWN
 
 
 def replay(like: Signature, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """The output, if a call of this signature was remembered; else None."""
+    """Compute the output, if a call of this signature was stored; else return None."""
     call = _calls.get(like)
     if call is None:
         return None
@@ -102,15 +109,17 @@ def replay(like: Signature, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
 
 
 def run_and_remember(
-    of: Signature, given: Inputs, mask: Mask | None, p: Problem, inputs: Inputs
+    of: Signature, passed: Inputs, mask: Mask | None, p: Problem, inputs: Inputs
 ) -> Tensor | None:
-    """The output of a call that the core takes: its q, k and v as they were `given`, its mask, and
-    what the checks made of them. The next call like it is replayed. None, and nothing is computed,
-    where the core would read copies, the mask tells where the queries stand by a tensor, which a
-    decode may move, or it was made of gradients that are batched."""
+    """Compute the output of a checked call, and store the call.
+
+    `passed` holds q, k and v as the caller passed them, `p` and `inputs` what the checks made of
+    them. Returns None and computes nothing if the core would read copies, if the mask reads the
+    positions of queries from a tensor, which decoding may change, or if gradients are batched.
+    """
     if not is_plain() or any(isinstance(align, Tensor) for align in p.mask.aligns()):
         return None
-    for x, y in zip(given, inputs, strict=True):
+    for x, y in zip(passed, inputs, strict=True):
         if (x is not y and x.data_ptr() != y.data_ptr()) or with_rows(y) is not y:
             return None
     decodes, by_id = of[0], type(of[2]) is tuple and type(of[2][0]) is int
@@ -121,7 +130,7 @@ def run_and_remember(
         (p.B, p.H, p.Tq, p.Dv)[4 - p.given_dims :],
         (args.lo, args.hi, args.bits, ref(mask, lambda _: _forget(of)) if by_id else None),
     )
-    out = _run(call, *given)
+    out = _run(call, *passed)
     if args.bits is None and (args.lo is None or args.lo.numel() <= MOST_REPEATED_RANGES):
         if len(_calls) >= MOST_REPEATED_CALLS:
             _calls.clear()
@@ -130,12 +139,14 @@ def run_and_remember(
 
 
 def _forget(like: Signature) -> None:
-    """A mask is gone, and another one may get its id."""
+    """Delete the call of a mask that was deleted, because another mask may get its id."""
     _calls.pop(like, None)
 
 
 def _for_any_length(p: Problem) -> KernelArgs:
-    """`args_of` of a step of decoding, for any number of keys: the core cuts ranges to them."""
+    """Return `args_of` for a step of decoding with any number of keys; the core limits the ranges
+    to
+    its keys."""
     args = KernelArgs(p.scale, p.softcap or 0.0, UNLIMITED, UNLIMITED)
     if not isinstance(p.mask, Not):
         return args

@@ -1,7 +1,8 @@
-"""Statistics by the C++ core: those of rows in the forward sweep, sums of weights in a second one.
+"""Compute statistics by the C++ core: of rows in the forward sweep, sums of weights in a second
+one.
 
-The core returns the accumulators of `stats/`, in units of its own (kernels/attention.h, `RowStats`
-and `WeightSums`); here they become a `Partial`, which finishes and merges like any other.
+The core returns the accumulators of `stats/`, in its own units (kernels/attention.h, `RowStats` and
+`WeightSums`). They become a `Partial`, which is finished and merged like any other.
 """
 
 import math
@@ -29,22 +30,22 @@ LN2 = math.log(2.0)
 def core_stats(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> Partial:
-    """The statistics of all queries on all keys. With `out`, an empty tensor, the same sweep writes
-    the output into it; with None the values are not read."""
+    """Compute the statistics of all queries over all keys. The same sweep writes the output into
+    `out`; if that is None, the values are not read."""
     return core_stats_and_max(p, inputs, statistics, out)[0]
 
 
 def core_stats_and_max(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> tuple[Partial, Tensor]:
-    """`core_stats`, and the largest logit of every query in float64 (`State` rounds it)."""
+    """Return `core_stats`, and the largest logit of every query in float64 (`State` rounds it)."""
     q, k, v = (with_rows(x) for x in inputs)
     v = v if out is not None else v[..., :0]
     args = args_of(p)  # its tensors must outlive the calls
 
-    kept = empty_rows(p, statistics, p.Tq)
-    (moment,), (group_sums,) = (kept.more.get(name, (None,)) for name in ("moment", "groups"))
-    top_scores, top_keys = kept.more.get("top", (None, None))
+    rows = empty_rows(p, statistics, p.Tq)
+    (moment,), (group_sums,) = (rows.more.get(name, (None,)) for name in ("moment", "groups"))
+    top_scores, top_keys = rows.more.get("top", (None, None))
     ranges = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
     groups = [mask_numbers(0, 0, r.lo, r.hi, r.bits) for r in ranges]
     problem = pack(q, k, v, out, None, args)
@@ -52,7 +53,7 @@ def core_stats_and_max(
         core.attend_with_stats(
             problem,
             ROW_STATS.pack(
-                *tensor_view(kept.max), *tensor_view(kept.sum), *tensor_view(moment),
+                *tensor_view(rows.max), *tensor_view(rows.sum), *tensor_view(moment),
                 0 if top_keys is None else top_keys.shape[-1],
                 *matrix_view(top_scores), *matrix_view(top_keys),
                 len(groups), *matrix_view(group_sums), 0,
@@ -61,21 +62,21 @@ def core_stats_and_max(
         )
     )  # fmt: skip
     unit = core.logit_scale(problem)
-    more = {name: _in_nats(x, unit) for name, x in kept.more.items()}
-    state = State(kept.max * unit, kept.sum, more)
+    more = {name: _in_nats(x, unit) for name, x in rows.more.items()}
+    state = State(rows.max * unit, rows.sum, more)
     sums = None
     if any(s.sweep == "second" for s in statistics):
         share = finish_rows(state, p.sinks).share
-        sums = _sum_weights(p, statistics, problem, kept.max, share)
+        sums = _sum_weights(p, statistics, problem, rows.max, share)
     part = Partial.of_all(p, statistics, state, sums)
-    return part, kept.max.double() * unit
+    return part, rows.max.double() * unit
 
 
 def _in_nats(x: Accumulator, unit: float) -> Accumulator:
     if isinstance(x, Moment):
         return Moment(x.total * LN2)
     if isinstance(x, TopScores):
-        return TopScores(x.scores.double() * unit, x.keys)  # their differences are exact
+        return TopScores(x.scores.double() * unit, x.keys)  # float64: exact differences
     return x
 
 
@@ -99,6 +100,6 @@ def _sum_weights(
             ),
         )
     )  # fmt: skip
-    if "exact_rows" in sums:  # a query that was requested twice is stored once
+    if "exact_rows" in sums:  # the core stores a query that is requested twice once
         sums["exact_rows"] = sums["exact_rows"][:, :, row_of[exact]]
     return sums

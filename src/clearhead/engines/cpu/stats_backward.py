@@ -1,8 +1,8 @@
-"""Gradients of the statistics that the core computes.
+"""Compute the gradients of the statistics that the core computes.
 
-Those of sums of weights and of their logarithms (`lse`, `entropy`, `effective`, `mass`, `received`)
-have a closed form, which the core computes (kernels/generic/backward.h). For the others, and for
-derivatives of derivatives, torch computes the statistics again, strip by strip (stats/sweep.py).
+For sums of weights and their logarithms (`lse`, `entropy`, `effective`, `mass`, `received`) they
+have a closed form, which the core computes (kernels/generic/backward.h). For other statistics, and
+for second derivatives, torch recomputes the statistics strip by strip (stats/sweep.py).
 """
 
 import math
@@ -28,7 +28,9 @@ from .stats import core_stats_and_max
 
 
 def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
-    """`core_stats` of a problem whose tensors require gradients; only the inputs are saved."""
+    """Return `core_stats` of a problem whose tensors require gradients. Only the inputs, the
+    largest
+    logits and the sums of rows are saved."""
     bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
     tensors = _CoreStats.apply(p, inputs, statistics, inputs.q, inputs.k, bias, p.sinks)
     rows, sums = _rows_and_sums(p, statistics, tensors)
@@ -36,7 +38,7 @@ def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic
 
 
 class InputGrads(NamedTuple):
-    """Gradients of what a weight depends on; None for no gradient."""
+    """Gradients of the tensors that weights depend on; None if a tensor needs none."""
 
     q: Tensor | None = None
     k: Tensor | None = None
@@ -45,7 +47,7 @@ class InputGrads(NamedTuple):
 
 
 class _CoreStats(torch.autograd.Function):
-    """The tensors of the rows and of the weight sums, as one tuple."""
+    """An autograd function that returns the tensors of rows and of weight sums as one tuple."""
 
     @staticmethod
     @with_own_buffers
@@ -59,7 +61,7 @@ class _CoreStats(torch.autograd.Function):
         part, top = core_stats_and_max(p, inputs, statistics, None)
         assert part.rows is not None
         ctx.set_materialize_grads(False)
-        # All tensors of the problem are saved as tensors, so that autograd frees them.
+        # The problem is stored without its tensors, so that autograd frees them.
         bias = None if isinstance(p.bias, TensorBias) else p.bias
         ctx.problem = replace(p, bias=bias, sinks=None), statistics
         ctx.save_for_backward(top, part.rows.sum.detach(), *tensors)
@@ -70,7 +72,7 @@ class _CoreStats(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         p, statistics = ctx.problem
         top, total, *tensors = ctx.saved_tensors
-        with torch.enable_grad():  # views: the keys may be the same tensor as the queries
+        with torch.enable_grad():  # views, because keys and queries may be one tensor
             tensors = [None if x is None else x.view_as(x) for x in tensors]
         q, k, bias, sinks = tensors
         p = replace(p, bias=p.bias if bias is None else TensorBias(bias), sinks=sinks)
@@ -94,7 +96,7 @@ class _CoreStats(torch.autograd.Function):
                 result = _sum(result, more)
             of_rows[1:] = [None] * len(of_rows[1:])
         if any(g is not None for g in (*of_rows, *sums.values())):
-            again = sweep_gradients(
+            recomputed = sweep_gradients(
                 p,
                 inputs,
                 statistics,
@@ -103,11 +105,12 @@ class _CoreStats(torch.autograd.Function):
                 sums=sums,
                 learning=[x for x, needs_grad in zip(tensors, needed, strict=True) if needs_grad],
             )
-            found = iter(again)
+            remaining = iter(recomputed)
             result = _sum(
-                result, InputGrads(*(next(found) if needs_grad else None for needs_grad in needed))
+                result,
+                InputGrads(*(next(remaining) if needs_grad else None for needs_grad in needed)),
             )
-        # Without a visible key nothing was computed, which is a gradient of 0.
+        # Without a visible key nothing was computed, and the gradient is 0.
         finished = (
             (torch.zeros_like(of) if x is None else x) if needs_grad else None
             for x, of, needs_grad in zip(result, tensors, needed, strict=True)
@@ -123,10 +126,10 @@ def _of_rows(
     grads: tuple[Tensor | None, Tensor | None],
     bias_grad: bool,
 ) -> InputGrads:
-    """From the gradients of the sums and the moments to those of the inputs.
+    """Compute gradients of the inputs from those of the sums and the moments.
 
-    With m the `top`, S = Σ exp(x - m) the `total`, w = exp(x - m) / S, and dS and dM the gradients
-    of the sum and of the moment Σ exp(x - m) (x - m), the gradient of a logit is
+    m is `top`, S = Σ exp(x - m) is `total`, and w = exp(x - m) / S. dS and dM are the gradients of
+    the sum S and of the moment Σ exp(x - m) (x - m). The gradient of a logit is
 
         w S (dS + dM (1 + x - m)) = w (S dM ln w + S (dS + dM (1 + ln S)))
     """
@@ -150,9 +153,12 @@ def _of_masses(
     groups: Sequence[KeyRanges],
     bias_grad: bool,
 ) -> InputGrads:
-    """From the gradients (B, H, Tq, groups) of Σ exp(x - m) over the keys of a group: those of the
-    logits are w S d, in the group alone. So they are the gradients of a log-sum-exp, times S d,
-    under the mask and the group, with weights that are still shares of all keys."""
+    """Compute gradients of the inputs from those of Σ exp(x - m) over the keys of each group,
+    (B, H, Tq, groups).
+
+    The gradient d of a group's sum gives its logits the gradient w S d, and other logits none. That
+    is the gradient of a log-sum-exp over the group, times S d, with the weights w over all keys.
+    """
     lse, args = _lse(top, total), args_of(p)._replace(sinks=None)
     result = InputGrads()
     for group, of_group in zip(groups, grad.unbind(-1), strict=True):
@@ -172,8 +178,11 @@ def _lse(top: Tensor, total: Tensor) -> Tensor:
 def _of_received(
     p: Problem, inputs: Inputs, top: Tensor, total: Tensor, grad: Tensor, bias_grad: bool
 ) -> InputGrads:
-    """From the gradient r of `received`: that of a logit is w (r - Σ w r), and the sum over the
-    keys is the output of attention with r as values. With a sink, weights sum to less than 1."""
+    """Compute gradients of the inputs from the gradient r of `received`.
+
+    A logit has the gradient w (r - Σ w r). The sum over the keys is the output of attention with r
+    as values. With a sink, weights sum to less than 1.
+    """
     args, r = args_of(p), grad.resolve_neg().contiguous()
     q, k = inputs.q.float(), repeat_heads(inputs.k.float(), p.H)
     mean, _, _ = attend(q, k, r.unsqueeze(-1), args, False)
@@ -205,7 +214,8 @@ def _sum(a: InputGrads, b: InputGrads) -> InputGrads:
 def _rows_and_sums(
     p: Problem, statistics: tuple[Statistic, ...], tensors: Iterable[Any]
 ) -> tuple[State, WeightSums]:
-    """The inverse of what `_CoreStats` does to these; tensors may be gradients, and None."""
+    """Split the tuple of `_CoreStats` into rows and weight sums; a tensor may be a gradient, or
+    None."""
     x = iter(tensors)
     rows = empty_rows(p, statistics, 0).with_tensors(x)
     return rows, dict(zip((s.name for s in statistics if s.sweep == "second"), x, strict=True))
