@@ -197,7 +197,7 @@ def hit_rates(
 
 def _top_key(call: Call) -> Tensor:
     """The key of the largest weight of each query, (B, H, T)."""
-    top = call.found["topk"]
+    top = call.statistics["topk"]
     assert isinstance(top, TopWeights)
     return top.keys[..., 0]
 

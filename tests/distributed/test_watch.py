@@ -56,8 +56,8 @@ def run(model: torch.nn.Module, given: dict) -> object:
 
 
 def flat(call) -> Numbers:
-    found = {"output": call.output, "blind": call.blind}
-    for name, x in call.found.items():
+    found = {"output": call.output, "blind": call.fully_masked}
+    for name, x in call.statistics.items():
         if isinstance(x, dict):
             found |= {f"{name}.{group}": y for group, y in x.items()}
         elif isinstance(x, tuple):
@@ -81,8 +81,8 @@ def watched(rank: int, folder: str) -> dict[str, tuple]:
         found[kind] = (
             [flat(call) for call in one],
             [flat(call) for call in all_ranks],
-            one.gauges(heads=True),
-            all_ranks.gauges(heads=True),
+            one.scalars(heads=True),
+            all_ranks.scalars(heads=True),
         )
     with torch.no_grad(), sharded(T) as here:
         to = f"{folder}/kept" if rank == 1 else None
@@ -96,7 +96,7 @@ def watched(rank: int, folder: str) -> dict[str, tuple]:
 def test_watch_records_what_one_machine_does(world, tmp_path):
     for found in on_processes(world, watched, tmp_path, str(tmp_path)):
         assert set(found) == set(MODELS)
-        for kind, (one, ranks, gauges, gauges_of_ranks) in found.items():
+        for kind, (one, ranks, scalars, gauges_of_ranks) in found.items():
             assert len(one) == len(ranks) > 0
             for a, b in zip(one, ranks, strict=True):
                 assert a.keys() == b.keys()
@@ -104,7 +104,7 @@ def test_watch_records_what_one_machine_does(world, tmp_path):
                     torch.testing.assert_close(
                         b[name], a[name], rtol=2e-5, atol=2e-5, msg=f"{kind} {name}"
                     )
-            assert gauges_of_ranks == pytest.approx(gauges, abs=2e-5)
+            assert gauges_of_ranks == pytest.approx(scalars, abs=2e-5)
 
 
 def reported(rank: int) -> dict[str, tuple]:

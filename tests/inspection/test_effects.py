@@ -153,7 +153,7 @@ def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path):
     hook.remove()
     assert len(runs) == 1 + 3 and file.read_text().splitlines() == lines
     assert [e.exact for e in again] == [e.exact for e in whole]
-    with pytest.raises(BadValue, match="holds other effects"):
+    with pytest.raises(BadValue, match="has other effects"):
         ch.effects(net, ids(T=5), to=file)
 
 
@@ -193,7 +193,7 @@ def test_a_file_is_of_one_models_weights(tmp_path):
     ch.effects(net, ids(), lambda logits: logits.sum() * 0, to=file)
     with torch.no_grad():
         next(net.parameters())[0, 0] += 1
-    with pytest.raises(BadValue, match="holds other effects"):
+    with pytest.raises(BadValue, match="has other effects"):
         ch.effects(net, ids(), lambda logits: logits.sum() * 0, to=file)
 
 
@@ -233,9 +233,9 @@ def written(content):
     [
         (lambda folder: folder / "none" / "effects.jsonl", "cannot be written: No such file"),
         (lambda folder: folder, "cannot be read: Is a directory"),
-        (written(b"\xff\xfe\x00\x01\n"), "holds other effects"),
-        (written("no JSON\n"), "Line 3 of the file .* is no effect: no JSON"),
-        (written("[1]\n"), r"Line 3 of the file .* is no effect: \[1\]"),
+        (written(b"\xff\xfe\x00\x01\n"), "has other effects"),
+        (written("no JSON\n"), "Line 3 of the file .* is not an effect: no JSON"),
+        (written("[1]\n"), r"Line 3 of the file .* is not an effect: \[1\]"),
         (written('\n{"name": "layer 0 head 1"}\n'), "Line 4 of the file"),
     ],
 )
@@ -292,9 +292,9 @@ def test_it_is_drawn():
         (lambda: ch.effects(3, ids()), BadType, "effects got an int"),
         (lambda: ch.effects(model(), "text"), BadType, "got a str for inputs"),
         (lambda: ch.effects(model(), ids(), "accuracy"), BadValue, "metric='accuracy'"),
-        (lambda: ch.effects(model(), ids(), lambda out: out), BadValue, "gave .* numbers"),
+        (lambda: ch.effects(model(), ids(), lambda out: out), BadValue, "returned .* numbers"),
         (lambda: ch.effects(model(), ids(), edits=["ablate"]), BadType, "effects got"),
-        (lambda: ch.effects(model(), ids(), edits=2 * [ch.edits.ablate()]), BadValue, "told apart"),
+        (lambda: ch.effects(model(), ids(), edits=2 * [ch.edits.ablate()]), BadValue, "unique"),
         (lambda: ch.effects(model(), ids(), edits=[]), BadValue, "0 edits"),
         (lambda: ch.effects(model(), ids(), edits=3), BadType, "edits=3"),
         (lambda: ch.effects(model(), ids(), edits=ch.edits.ablate()), BadType, r"edits=ablate\(\)"),

@@ -114,11 +114,11 @@ def test_outputs_with_rows_are_cut(form, metric):
          lambda out: out.right + out.logits[:, 0, 1].mean(), "right is one number for all rows"),
         (lambda x: {"logits": x, "right": int((x.argmax(-1) == 3).sum())},
          lambda out: out["logits"].max(), "right is an int, which has no rows"),
-        (lambda x: x.mean(0), lambda out: out[-1, 3], r"the output is (7, 13) of 4 copies"),
+        (lambda x: x.mean(0), lambda out: out[-1, 3], r"the output is (7, 13) for 4 copies"),
         (lambda x: x.transpose(0, 1), lambda out: out[-1, :, 3].sum(),
-         "the output is (7, 8, 13) of 4 copies and (7, 2, 13) of one"),
+         "the output is (7, 8, 13) for 4 copies, (7, 2, 13) for one"),
         (lambda x: [x] * (len(x) // B), lambda out: out[0][:, -1, 3].sum(),
-         "the output has 4 parts and that of one copy 1"),
+         "the output has 4 parts, that of one copy has 1"),
     ],
 )  # fmt: skip
 def test_outputs_that_cannot_be_cut_are_of_one_copy_each(form, metric, why):
@@ -134,13 +134,13 @@ def test_outputs_that_cannot_be_cut_are_of_one_copy_each(form, metric, why):
     ],
 )
 def test_rows_that_depend_on_each_other_show_in_the_unedited_copy(form, metric):
-    check(Wrapped(form), metric, warns="beside edited copies the unedited one gives")
+    check(Wrapped(form), metric, warns="an unedited copy gives")
 
 
 def test_a_metric_that_reads_elsewhere_shows_in_the_unedited_copy():
     net, seen = Wrapped(lambda x: x), []
     net.net.register_forward_hook(lambda module, args, out: seen.append(out))
-    check(net, lambda out: seen[-1][:, -1, 3].sum(), warns="beside edited copies")
+    check(net, lambda out: seen[-1][:, -1, 3].sum(), warns="beside edited ones")
 
 
 def test_a_model_of_a_fixed_batch_runs_one_copy_at_a_time():
@@ -238,7 +238,7 @@ def test_dropout_by_a_seed_is_of_each_row():
             return ch.attention(x, x, x, mask=ch.causal, dropout=0.5, seed=3)
 
     x = torch.randn(B, HEADS, T, 4, generator=torch.Generator().manual_seed(1))
-    check(Seeded(), lambda out: out.square().sum(), x, warns="dropout by a seed", estimate=False)
+    check(Seeded(), lambda out: out.square().sum(), x, warns="dropout with a seed", estimate=False)
 
 
 def dropping():
@@ -351,7 +351,7 @@ def test_an_estimate_of_a_saturated_metric_is_marked():
     assert line.endswith("?") and "estimates are not to be trusted: of the wrong sign" in str(found)
     assert found.as_dict()["effects"][worst.head]["trusted"] is False
     alone = ch.effects(net, ids(), saturated, exact=False)
-    assert alone.effects[0].trusted is None and "Estimates alone are not checked" in str(alone)
+    assert alone.effects[0].trusted is None and "These estimates are not checked" in str(alone)
     straight = ch.effects(net, ids(), margin)
     wrong = [e for e in straight if not 0.5 <= e.estimate / e.exact <= 2]
     assert [e for e in straight if e.trusted is False] == wrong
@@ -382,7 +382,7 @@ def test_a_file_is_of_one_metric(tmp_path):
     first = ch.effects(net, ids(), moved(1.0), to=file, estimate=False)
     assert ch.effects(net, ids(), moved(1.0), to=file, estimate=False) == first
     for other in (moved(2.0), lambda out: (out - plain).square().mean()):
-        with pytest.raises(BadValue, match="holds other effects"):
+        with pytest.raises(BadValue, match="has other effects"):
             ch.effects(net, ids(), other, to=file)
 
 
@@ -402,5 +402,5 @@ def test_a_file_is_of_all_inputs(tmp_path):
 
     ch.effects(net, given(1), nothing, to=file)
     ch.effects(net, given(1), nothing, to=file)
-    with pytest.raises(BadValue, match="holds other effects"):
+    with pytest.raises(BadValue, match="has other effects"):
         ch.effects(net, given(2), nothing, to=file)

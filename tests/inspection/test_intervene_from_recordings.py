@@ -55,7 +55,7 @@ def test_frozen_weights_by_hand(place, dtype):
     weights = torch.where(chosen(**place), frozen, weights)
     recording = recorded(dtype=dtype, rows=range(Tq))
     if "batch" in place:  # the recording is of as many texts as are edited
-        recording.calls[1].found["exact_rows"] = recording[1].exact_rows[1:]
+        recording.calls[1].statistics["exact_rows"] = recording[1].exact_rows[1:]
     found, shown = run(ch.edits.freeze(recording, layers=[1], **place), dtype)
     close = (
         {"rtol": 1e-9, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 3e-5, "atol": 3e-5}
@@ -160,7 +160,7 @@ def test_call_n_takes_call_n_and_a_single_one_serves_all():
         assert done.times(0) == 2
         torch.testing.assert_close(first, model(*tensors(seed=9))[1])
         torch.testing.assert_close(second, model(*tensors(seed=other))[1])
-    with pytest.raises(BadValue, match="holds 2 calls of the layer, and call n serves call n"):
+    with pytest.raises(BadValue, match="has 2 calls of the layer, and call n reads call n"):
         with ch.intervene(model, [edit]):
             for _ in range(3):
                 model(*tensors())
@@ -171,7 +171,7 @@ def test_outputs_are_those_of_the_edited_attention():
     with ch.watch(model, outputs=True, heads=[1]) as seen:
         with ch.intervene(model, [ch.edits.scale(2.0, layers=[0])]):
             out, _ = model(*tensors())
-    assert seen[0].output.equal(out[:, [1]]) and "output" not in seen.gauges()
+    assert seen[0].output.equal(out[:, [1]]) and "output" not in seen.scalars()
 
 
 def test_the_mean_of_a_reference_set():
@@ -228,13 +228,13 @@ def test_a_model_with_its_own_weights_frozen_and_outputs_patched_is_the_same():
         (lambda: ch.edits.ablate(over=recorded(outputs=True)), BadValue, "by='zero' and over="),
         (lambda: run(ch.edits.patch(recorded())), BadValue, "without outputs"),
         (lambda: run(ch.edits.freeze(recorded())), BadValue, "without rows"),
-        (lambda: run(ch.edits.freeze(recorded(rows=[1]), rows=[START])), BadValue, "of queries"),
-        (lambda: run(ch.edits.patch(recorded(outputs=True, heads=[1]))), BadValue, "about heads"),
+        (lambda: run(ch.edits.freeze(recorded(rows=[1]), rows=[START])), BadValue, "rows were not"),
+        (lambda: run(ch.edits.patch(recorded(outputs=True, heads=[1]))), BadValue, "selects heads"),
         (lambda: run(ch.edits.patch(other(Tq=5))), BadValue, r"\(Tq, Dv\) = \(5, 4\)"),
         (lambda: run(ch.edits.freeze(other(Tk=9))), BadValue, r"\(Tq, Tk\) = \(1, 9\)"),
         (lambda: run(ch.edits.freeze(other(H=3))), BadValue, r"\(H,\) = \(3,\)"),
-        (lambda: run(ch.edits.patch(other(B=3))), BadValue, "has 3 texts recorded in layer 0"),
-        (lambda: run(ch.edits.patch(other(layers=1))), BadValue, "holds the layers 0"),
+        (lambda: run(ch.edits.patch(other(B=3))), BadValue, "a recording of 3 texts in layer 0"),
+        (lambda: run(ch.edits.patch(other(layers=1))), BadValue, "recording has layers 0"),
     ],
 )  # fmt: skip
 def test_errors_have_three_parts(wrong, kind, says):

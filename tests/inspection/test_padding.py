@@ -84,7 +84,7 @@ def test_lengths_say_where_a_text_ends():
             right = layer(x[b : b + 1, :n])
         torch.testing.assert_close(found[b, :n], right[0])
     real = torch.cat([seen[0].entropy[b, :, :n].flatten() for b, n in enumerate(LENGTHS)])
-    mean = seen.gauges()["0.entropy"]  # padding does not count
+    mean = seen.scalars()["0.entropy"]  # padding does not count
     assert mean == pytest.approx(float(real.mean()), rel=1e-5)
     with pytest.raises(BadValue, match="query 7, and there are 7"):
         with ch.watch(layer, exact_rows=[7]):

@@ -156,20 +156,20 @@ def _(recording: Recording) -> str:
     has a number for each query, dark where it is largest."""
     if recording.written or not recording.calls:
         return cell(repr(recording))
-    gauged: dict[str, list[tuple[str, Tensor]]] = {}
+    by_statistic: dict[str, list[tuple[str, Tensor]]] = {}
     for call in recording.calls[:MOST_CALLS]:
         means: dict[str, list[float]] = {}
-        for _, name, values in call.gauged(each_head=True):
+        for _, name, values in call.values_of_heads(each_head=True):
             means.setdefault(name, []).append(float(values.mean()))
         for name, numbers in means.items():
-            place = f"{call.layer} {call.module}"
-            gauged.setdefault(name, []).append((place, torch.tensor(numbers)))
+            title = f"{call.layer} {call.module}"
+            by_statistic.setdefault(name, []).append((title, torch.tensor(numbers)))
     parts = [cell(repr(recording))]
-    for name, rows in gauged.items():
+    for name, rows in by_statistic.items():
         every = torch.cat([x for _, x in rows])
         low, high = float(every.min()), float(every.max())
         span = f"{name}: a cell for each head, {low:.4g} (light) to {high:.4g} (dark)"
-        parts += [cell(span), heat([(place, x - low) for place, x in rows], high - low)]
+        parts += [cell(span), heat([(title, x - low) for title, x in rows], high - low)]
     return "".join(parts)
 
 

@@ -1,2 +1,2 @@
-"""A model while it runs: where its attention looks (`watch`, reports), and what that causes
-(`intervene`, `effects`)."""
+"""Inspect a running model: record its attention (`watch`, `report`), change it and measure the
+effect (`intervene`, `effects`)."""

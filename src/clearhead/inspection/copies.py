@@ -1,7 +1,7 @@
-"""Copies of a batch in one run: inputs repeated, outputs cut, and whether the cut can be trusted.
+"""Run copies of a batch together: repeat inputs, split outputs, and check that the split is right.
 
-Inputs and outputs are trees of mappings, lists, tuples and objects (caches, dataclasses); their
-leaves are tensors, numbers and whatever else they hold.
+Inputs and outputs are trees of mappings, lists, tuples and objects (caches, dataclasses). Their
+leaves are tensors, numbers and other values.
 """
 
 import copy
@@ -28,15 +28,15 @@ class Leaf(NamedTuple):
 
 
 def map_leaves(tree: Any, change: Callable[[Leaf], Any]) -> Any:
-    """The tree with ``change(leaf)`` in place of each leaf; objects are copied, each once."""
+    """Return the tree with each leaf replaced by ``change(leaf)``. Each object is copied once."""
     return _mapped(tree, change, "", False, {})
 
 
 def leaves(tree: Any) -> list[Leaf]:
-    """The leaves of a tree, in order."""
-    found: list[Leaf] = []
-    map_leaves(tree, found.append)
-    return found
+    """Return the leaves of a tree, in order."""
+    in_order: list[Leaf] = []
+    map_leaves(tree, in_order.append)
+    return in_order
 
 
 def _mapped(
@@ -51,7 +51,7 @@ def _mapped(
         return copied[id(tree)]
     if type(tree) in (list, tuple):
         return type(tree)([mapped(part, i) for i, part in enumerate(tree)])
-    if isinstance(tree, tuple):  # a named one, or what an operation of torch returns
+    if isinstance(tree, tuple):  # a named tuple, or a return type of torch
         parts = [mapped(part, i) for i, part in enumerate(tree)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     copied[id(tree)] = new = _copied(tree, path)
@@ -74,11 +74,11 @@ def _is_leaf(x: object) -> bool:
 def _copied(x: Any, path: str) -> Any:
     try:
         return copy.copy(x)
-    except Exception as error:  # whatever its class happens to raise
+    except Exception as error:  # a class may raise anything
         raise BadValue(
             f"effects got {kind_of(x)} in {path or 'its inputs'}, which cannot be copied: {error}",
-            "every run begins with a copy of the inputs, which stay as they are.",
-            "pass tensors, or an object that copy.copy copies.",
+            "every run gets a copy of the inputs, so that they do not change.",
+            "pass tensors, or an object that copy.copy can copy.",
         ) from error
 
 
@@ -86,12 +86,12 @@ def _copied(x: Any, path: str) -> Any:
 
 
 def fresh(inputs: Any) -> Any:
-    """A copy of the inputs for one run, which may write into it."""
+    """Return a copy of the inputs for one run, which may write to it."""
     return map_leaves(inputs, lambda leaf: _own(leaf.value))
 
 
 def repeated(inputs: Any, B: int, count: int) -> Any:
-    """A copy in which the batch comes `count` times: tensors that begin with B rows repeat them."""
+    """Return a copy in which tensors with B rows repeat them `count` times."""
 
     def repeat(leaf: Leaf) -> Any:
         x = leaf.value
@@ -103,7 +103,7 @@ def repeated(inputs: Any, B: int, count: int) -> Any:
 
 
 def _own(x: Any) -> Any:
-    """A copy of a tensor, as large as its memory: what is expanded stays expanded."""
+    """Copy a tensor without materialising expanded dimensions."""
     if not isinstance(x, Tensor):
         return x
     if x.layout is not torch.strided or x.is_nested or 0 not in x.stride():
@@ -115,7 +115,7 @@ def _own(x: Any) -> Any:
 
 
 class Layout:
-    """The leaves of what one copy of the batch gives: shapes of tensors, and the other values."""
+    """The leaves of the output of one copy of the batch: shapes of tensors, and other values."""
 
     def __init__(self, output: Any) -> None:
         self.leaves = [
@@ -125,13 +125,15 @@ class Layout:
         self.uncut = next(filter(None, map(_why_uncut, leaves(output))), "")
 
     def cut(self, output: Any, count: int) -> Iterator[Any] | str:
-        """What each of `count` copies gave, or why that cannot be known. A tensor is cut if it
-        begins with `count` times the rows that it has of one copy."""
+        """Return the output of each of `count` copies, or why it cannot be split.
+
+        A tensor is split if it has `count` times as many rows as for one copy.
+        """
         if self.uncut:
             return self.uncut
         now = leaves(output)
         if len(now) != len(self.leaves):
-            return f"the output has {len(now)} parts and that of one copy {len(self.leaves)}"
+            return f"the output has {len(now)} parts, that of one copy has {len(self.leaves)}"
         for one, all_copies in zip(self.leaves, now, strict=True):
             if why := _why_unlike(one, all_copies, count):
                 return why
@@ -149,8 +151,7 @@ class Layout:
 
 
 def _why_uncut(leaf: Leaf) -> str:
-    """Why a part of the output of one copy says that copies cannot be told apart; "" if it does
-    not."""
+    """Return why this part of the output cannot be split into copies; "" if it can."""
     x, name = leaf.value, leaf.path or "the output"
     if isinstance(x, Tensor):
         if x.is_nested or (not x.dim() and not _is_counter(leaf)):
@@ -169,14 +170,14 @@ def _why_unlike(one: Leaf, all_copies: Leaf, count: int) -> str:
             return ""
         wanted = (count * one.value[0], *one.value[1:]) if one.value else None
         if wanted is None or tuple(x.shape) != wanted:
-            return f"{name} is {tuple(x.shape)} of {count} copies and {tuple(one.value)} of one"
+            return f"{name} is {tuple(x.shape)} for {count} copies, {tuple(one.value)} for one"
         return ""
     if isinstance(x, Tensor | torch.Size) or isinstance(one.value, torch.Size):
-        return f"{name} is not of one kind"
+        return f"{name} is a tensor in one of the runs only"
     return "" if callable(x) or x == one.value else f"{name} differs from that of one copy"
 
 
 def _is_counter(leaf: Leaf) -> bool:
-    """Does a cache count positions in this tensor?"""
+    """Return whether this is a cache's counter of positions."""
     x = leaf.value
     return leaf.in_cache and not x.dim() and not x.is_floating_point()

@@ -1,4 +1,4 @@
-"""Runs of a model with edits: as copies of the batch in one run, where they can be told apart."""
+"""Run a model with each of many edits, several in one run as copies of the batch."""
 
 import math
 import warnings
@@ -18,8 +18,7 @@ from .intervene import intervene
 
 
 class UneditedRun(NamedTuple):
-    """What copies are compared with: the metric, the layout of the output, and the attention calls
-    of one copy of the batch, unedited."""
+    """One unedited copy of the batch: its metric, output layout and attention calls."""
 
     baseline: float
     layout: Layout
@@ -31,7 +30,7 @@ class UneditedRun(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The most positions in one call, of all rows."""
+        """The largest number of positions in one call, over all rows."""
         return max(problem.B * max(problem.Tq, problem.Tk) for problem in self.problems)
 
     @property
@@ -43,10 +42,10 @@ class UneditedRun(NamedTuple):
 class EditedRuns:
     """Runs the model with each of many groups of edits, and measures its output.
 
-    Groups run together, as copies of the batch of which each has its own edits, if the output can
-    be cut into copies. The first such run holds an unedited copy, too: if that is measured
-    otherwise than alone, the rows of a batch depend on each other. Where copies cannot be told
-    apart, each group runs alone, and a warning gives the reason.
+    Groups run together, as copies of the batch with their own edits, if the output can be split
+    into copies. The first such run has an unedited copy as a control: if its metric differs from
+    that of the unedited run, rows of a batch depend on each other. If copies cannot be separated,
+    each group runs alone, and a warning gives the reason.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class EditedRuns:
         self._checked = False
 
     def measure(self, groups: Mapping[str, Sequence[Edit]]) -> Iterator[tuple[str, float]]:
-        """The name of each group of edits and what it makes of the metric, in their order."""
+        """Yield the name of each group of edits and the metric of its run, in order."""
         rest = dict(groups)
         together = self.at_once > 1 and len(rest) > 1
         if together and (why := self._why_alone()):
@@ -84,20 +83,20 @@ class EditedRuns:
                 del rest[name]
 
     def _why_alone(self) -> str:
-        """Why no copies can run together; "" if they may."""
+        """Return why copies cannot run together; "" if they can."""
         sizes = self.unedited.batch_sizes
         if self.unedited.layout.uncut:
             return self.unedited.layout.uncut
         if any(problem.dropout for problem in self.unedited.problems):
-            return "dropout by a seed drops other weights in other rows"
+            return "dropout with a seed drops different weights in different rows"
         if len(sizes) > 1:
             return f"its attention calls have batches of {', '.join(map(str, sorted(sizes)))}"
         rows = {len(x.value) for x in leaves(self.inputs) if _has_rows(x.value)}
         return "" if sizes <= rows else f"no input has the {max(sizes)} rows of its attention calls"
 
     def _next(self, rest: Mapping[str, Sequence[Edit]]) -> tuple[list[str], bool]:
-        """The names of those that run next, as many as may run together; or one, and True, if it
-        runs alone."""
+        """Return the names of the groups that run next together; or one name, and True, if it runs
+        alone."""
         (B,), names = self.unedited.batch_sizes, list[str]()
         for name, group in rest.items():
             if any(edit.for_copy(range(B)) is None for edit in group):
@@ -112,8 +111,8 @@ class EditedRuns:
             return self.number(run(self.model, fresh(self.inputs)))
 
     def _together(self, groups: Sequence[Sequence[Edit]]) -> list[float]:
-        """What each group makes of the metric, of one run. Raises `_Inseparable`."""
-        # In the middle: of rows in another order, the first or the last may seem to be right.
+        """Return the metric of each group, from one run. Raises `_Inseparable`."""
+        # The control is in the middle: if the model reorders rows, the first or last may be right.
         control = None if self._checked else (len(groups) + 1) // 2
         (B,), copies = self.unedited.batch_sizes, list(groups)
         if control is not None:
@@ -129,7 +128,7 @@ class EditedRuns:
         try:
             with editing(seen), intervene(self.model, edits):
                 output = run(self.model, repeated(self.inputs, B, count))
-        except Exception as error:  # what the model raises of so many rows, or for want of memory
+        except Exception as error:  # the model may not accept so many rows, or run out of memory
             first, *_ = str(error).splitlines() or [""]
             raise _Inseparable(f"{count} copies raised {type(error).__name__}: {first}") from error
         if seen.sizes != {count * B}:
@@ -144,33 +143,33 @@ class EditedRuns:
         return values
 
     def _check(self, control: float, edited: Sequence[float]) -> None:
-        """Raises `_Inseparable` if the unedited copy is not measured as it is alone, but for
-        rounding."""
+        """Raise `_Inseparable` if the unedited copy's metric differs from the baseline by more
+        than rounding."""
         baseline, eps = self.unedited.baseline, self.unedited.eps
         largest = max((abs(x - baseline) for x in edited if math.isfinite(x)), default=0.0)
         rounding = max(0.01 * largest, math.sqrt(eps) * abs(baseline), 10 * eps)
         alike = control == baseline or (math.isnan(control) and math.isnan(baseline))
         if not (alike or abs(control - baseline) <= rounding):
             raise _Inseparable(
-                f"beside edited copies the unedited one gives {control:.6g}, alone {baseline:.6g}"
+                f"an unedited copy gives {control:.6g} beside edited ones and {baseline:.6g} alone"
             )
         self._checked = True
 
     def _warn(self, why: str) -> None:
         warnings.warn(
-            "effects runs one copy of the batch at a time, which takes longer, because copies in "
-            f"one batch cannot be told apart: {why}. A metric of logits, without labels in the "
-            "inputs, lets copies run together; at_once=1 turns this warning off.",
+            "effects runs one copy of the batch at a time, which is slower, because copies in one "
+            f"batch cannot be separated: {why}. With a metric of logits and no labels in the "
+            "inputs, copies can run together; at_once=1 turns this warning off.",
             stacklevel=4,
         )
 
 
 class _Inseparable(Exception):
-    """Why copies that ran together cannot be told apart."""
+    """The reason why copies that ran together cannot be separated."""
 
 
 class BatchSizes:
-    """An editor that changes nothing and notes the batch size of every attention call."""
+    """An editor that changes nothing and records the batch size of every attention call."""
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()

@@ -1,4 +1,4 @@
-"""What edits of attention did to a metric, as data."""
+"""The effects of edits on a metric, as data and as a table."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,21 +10,21 @@ from torch import Tensor
 from ..torch_state import loadable
 
 MOST_SHOWN = 20
-MARK = "?"  # of an estimate that the exact effect does not bear out
+MARK = "?"  # marks an estimate that the exact effect does not confirm
 UNCHECKED = (
-    "Estimates alone are not checked. Where the metric is saturated, one may be far too small and\n"
-    "of the wrong sign; exact=True measures each."
+    "These estimates are not checked. If the metric is saturated, one may be far too small and of\n"
+    "the wrong sign; exact=True measures each effect."
 )
 
 
 @loadable
 @dataclass(frozen=True)
 class Effect:
-    """What one edit does to the metric: edited minus unedited.
+    """The effect of one edit on the metric: edited minus unedited.
 
-    `exact` was measured by running the edited model, `estimate` is from gradients of the unedited
-    one; None where it was not asked for. `layer` and `head` say where, for an edit of one head.
-    `label` says what the head looks at, where that is known.
+    `exact` was measured by running the edited model, and `estimate` was computed from gradients of
+    the unedited one; None if not requested. `layer` and `head` are set for an edit of one head.
+    `label` describes what the head looks at, if known.
     """
 
     name: str
@@ -36,11 +36,12 @@ class Effect:
 
     @property
     def trusted(self) -> bool | None:
-        """Does the exact effect bear the estimate out: the same sign, and neither more than twice
-        the other? None where one of them is missing, so that the estimate is not checked.
+        """Whether the exact effect confirms the estimate: the same sign, within a factor of 2.
 
-        Where a loss is saturated its gradient vanishes, and an estimate may be far too small and of
-        the wrong sign. Gradients at the same point do not show that: only the edited run does.
+        None if one of them is missing, so that the estimate is not checked.
+
+        Where a loss is saturated, its gradient vanishes, and an estimate may be far too small and
+        of the wrong sign. Only the edited run shows this, not the gradient at the same point.
         """
         if self.exact is None or self.estimate is None:
             return None
@@ -49,15 +50,17 @@ class Effect:
 
     @property
     def size(self) -> float:
-        """How large it is: exact where that is known."""
+        """The absolute value of the exact effect, or of the estimate if that is missing."""
         return abs(self.exact if self.exact is not None else self.estimate or 0.0)
 
 
 @loadable
 @dataclass(frozen=True)
 class Effects:
-    """The effect of each edit on `metric`, which is `baseline` unedited; prints itself as a table,
-    the largest first."""
+    """The effect of each edit on `metric`, which is `baseline` without edits.
+
+    Printed as a table, the largest first.
+    """
 
     metric: str
     baseline: float
@@ -70,13 +73,15 @@ class Effects:
         return iter(self.effects)
 
     def largest(self) -> list[Effect]:
-        """The effects by their size, the largest first."""
+        """Return the effects sorted by size, the largest first."""
         return sorted(self.effects, key=lambda effect: -effect.size)
 
     @property
     def correlation(self) -> float | None:
-        """Spearman's rank correlation of estimates and exact effects; None where one of them is
-        missing, or all are alike."""
+        """Spearman's rank correlation of estimates and exact effects.
+
+        None if either is missing, or all are equal.
+        """
         pairs = [
             (e.exact, e.estimate)
             for e in self.effects
@@ -93,20 +98,22 @@ class Effects:
         )
 
     def grid(self, which: str = "exact") -> Tensor:
-        """The effects of single heads as (layers, heads), NaN where there is none; `which` is
-        "exact" or "estimate"."""
+        """Return the effects of single heads as (layers, heads), NaN where missing.
+
+        `which` is "exact" or "estimate".
+        """
         of_heads = [e for e in self.effects if e.layer is not None and e.head is not None]
         rows = max((e.layer for e in of_heads if e.layer is not None), default=-1) + 1
         columns = max((e.head for e in of_heads if e.head is not None), default=-1) + 1
-        found = torch.full((rows, columns), float("nan"), dtype=torch.float64)
+        grid = torch.full((rows, columns), float("nan"), dtype=torch.float64)
         for e in of_heads:
             value = getattr(e, which)
             if value is not None:
-                found[e.layer, e.head] = value
-        return found
+                grid[e.layer, e.head] = value
+        return grid
 
     def labelled(self, labels: Mapping[tuple[int, int], str]) -> "Effects":
-        """The same with what heads look at, by (layer, head)."""
+        """Return the effects with `labels`, what heads look at, by (layer, head)."""
         named = [
             replace(e, label=labels.get((e.layer, e.head), e.label))
             if e.layer is not None and e.head is not None
@@ -123,7 +130,7 @@ class Effects:
         return self.table(MOST_SHOWN)
 
     def table(self, most: int | None = None) -> str:
-        """The largest `most` effects; None means all."""
+        """Return the largest `most` effects as a table; None means all."""
         ranked = self.largest()[:most]
         wide = max([len(e.name) for e in ranked], default=0)
         columns = [
@@ -154,7 +161,7 @@ def _cell(value: float | None) -> str:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """The rank of each number; equal ones share the mean of theirs."""
+    """Return the rank of each number; equal numbers get the mean of their ranks."""
     below = (x.unsqueeze(0) < x.unsqueeze(1)).sum(1).double()
-    alike = (x.unsqueeze(0) == x.unsqueeze(1)).sum(1).double()
-    return below + (alike - 1) / 2
+    equal = (x.unsqueeze(0) == x.unsqueeze(1)).sum(1).double()
+    return below + (equal - 1) / 2

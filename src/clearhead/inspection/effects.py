@@ -1,4 +1,4 @@
-"""What each head, or each edit, does to a metric: by running, and estimated from gradients."""
+"""Measure the effect of each head, or each edit, on a metric: `effects`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, as_count, kind_of
+from ..errors.limits import TOKENS_AT_ONCE
 from ..functional.ambient import editing
 from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
 from .column_positions import warn_of_column_positions
 from .copies import Layout, fresh
-from .edited_runs import TOKENS_AT_ONCE, EditedRuns, UneditedRun
+from .edited_runs import EditedRuns, UneditedRun
 from .edits import Edit, ablate
 from .effect_table import Effect, Effects
 from .effects_file import EffectsFile
@@ -37,57 +38,59 @@ def effects(
     to: str | Path | None = None,
     progress: bool | None = None,
 ) -> Effects:
-    """What each edit does to a metric: ``metric(edited run) - metric(unedited run)``.
+    """Measure the effect of each edit on a metric: ``metric(edited run) - metric(unedited run)``.
 
-    >>> found = ch.effects(model, ids)  # every head, ablated  # doctest: +SKIP
-    >>> print(found)  # a table, the largest first  # doctest: +SKIP
+    >>> effects = ch.effects(model, ids)  # ablates every head  # doctest: +SKIP
+    >>> print(effects)  # a table, the largest first  # doctest: +SKIP
 
     Exact effects are measured by running the edited model. Edits that allow it run together, as
-    copies of the batch of which each has its own edit, and the metric is computed of each copy's
-    part of the output. Where the output cannot be cut into copies, for it holds one loss of all
-    rows, or where the rows of a batch depend on each other, one copy runs at a time, with a
-    warning. Estimates take one forward and one backward pass for all edits: the change of each
-    head's output in the unedited run, times the metric's gradient. How well they rank the edits is
-    `Effects.correlation`, and `Effect.trusted` says which of them the exact effect bears out.
+    copies of the batch with one edit each; the metric of a copy is computed from its rows of the
+    output. Copies run one at a time, with a warning, if the output cannot be split into copies (for
+    example one loss of all rows), or if rows of a batch depend on each other.
+
+    Estimates need one forward and one backward pass for all edits: the change of each head's output
+    in the unedited run, times the metric's gradient. `Effects.correlation` measures how well they
+    rank the edits, and `Effect.trusted` compares each with its exact effect.
 
     Args:
-        model: without randomness, so in eval mode. It is called as ``model(inputs)``, or
+        model: a model without randomness, so in eval mode. It is called as ``model(inputs)``, or
             ``model(**inputs)`` for a dict.
-        inputs: a tensor that begins with the batch B, or a dict. Every run is given a copy, of
-            caches too, and the inputs stay as they are. Tensors that begin with B rows are repeated
-            where copies run together.
+        inputs: a tensor with first dimension B, the batch, or a dict. Every run gets a copy, of
+            caches too, so the inputs do not change. Tensors with B rows are repeated when copies
+            run together.
         metric: "loss", `logit_difference(...)`, or a function of the model's output for the B rows
-            that returns a tensor of one number. "loss" is the model's own loss if it gives one, as
-            it does where the inputs hold labels; without labels, of a decoder, the mean loss of the
-            next token over the ids that are not padding.
-        edits: a list of edits, each by itself, or a dict of names and edits or lists of edits that
-            apply together. None means ``ablate(layers=[l], heads=[h])`` for every head.
-        exact: run every edit, and measure.
-        estimate: estimate every edit from one gradient. Either of the two may be off.
-        at_once: how many copies of the batch run together; None means up to 4096 tokens.
-        to: a file that takes each exact effect as a line of JSON when it is known. Where it holds
-            those of an earlier call for the same model, weights, inputs and metric, edits of the
-            same name that hold the same are not run again. Functions are the same metric if their
-            code is, and what they refer to. None keeps nothing.
-        progress: a bar on stderr. None means only in a terminal.
+            that returns a tensor of one number. "loss" is the model's own loss if its output has
+            one, as with labels in the inputs. For a decoder without labels, it is the mean
+            next-token loss over the ids that are not padding.
+        edits: a list of edits, applied one at a time; or a dict that maps names to an edit, or to a
+            list of edits that apply together. None means ``ablate(layers=[l], heads=[h])`` for
+            every head.
+        exact: compute exact effects, by running every edit.
+        estimate: compute estimates, from one gradient. `exact` or `estimate` may be False.
+        at_once: the number of copies of the batch that run together; None means up to 4096 tokens.
+        to: a file to which each exact effect is appended as a line of JSON. If it has effects of an
+            earlier call with the same model, weights, inputs and metric, equal edits of the same
+            name are not run again. Two functions are the same metric if their code and everything
+            they refer to are equal. None writes no file.
+        progress: show a progress bar on stderr. None shows it only in a terminal.
 
     Raises:
-        BadValue, BadType: inputs or metrics that do not fit; "loss" of anything but labels or a
-            decoder; an estimate of a metric without gradient; a model that draws random numbers,
-            is compiled, or never calls clearhead's attention; an id without embedding; a call
-            inside of `distributed.sharded`; a file of other effects, or one that cannot be read or
-            written; what `intervene` raises.
+        BadValue, BadType: inputs or metrics that do not fit; "loss" for a model that is not a
+            decoder, without labels; an estimate for a metric without gradient; a model that draws
+            random numbers, is compiled, or never calls clearhead's attention; an id without
+            embedding; a call inside `distributed.sharded`; a file of other effects, or one that
+            cannot be read or written; any error of `intervene`.
 
-    Warns where copies run one at a time, and where texts are padded on the left and the model
-    counts positions from the first column: effects are of ``model(**inputs)`` then, too.
+    Warns if copies run one at a time, and if texts are padded on the left and the model counts
+    positions from the first column. The effects are those of ``model(**inputs)`` in both cases.
 
-    Source: as at `ablate`; the estimate Nanda 2023, "Attribution Patching".
+    Source: as in `ablate`; the estimate Nanda 2023, "Attribution Patching".
     """
     if not isinstance(model, nn.Module):
         raise BadType(
             f"effects got {kind_of(model)}.",
-            "it runs a model with edits of its attention.",
-            "pass a torch.nn.Module, and its inputs after it.",
+            "effects runs a model with edits of its attention.",
+            "pass a torch.nn.Module, then its inputs.",
         )
     must_not_be_sharded("effects")
     refuse_compiled(model)
@@ -99,16 +102,14 @@ def effects(
     with torch.set_grad_enabled(estimate), editing(recorder), no_random_numbers(model):
         with module_hooks(model, recorder.layers.enter, recorder.layers.leave):
             output = run_with_known_ids(model, fresh(inputs))
-    problems = [(call.problem, call.here) for call in recorder.calls]
+    problems = [(call.problem, call.site) for call in recorder.calls]
     layout = Layout(output)
     if callable(metric):
         name, measure = getattr(metric, "__name__", repr(metric)), metric
     else:
         name, measure = loss_metric(model, inputs, output, problems)
     if not problems:
-        raise no_attention_call(
-            model, "effects are of edits of attention calls that go through clearhead."
-        )
+        raise no_attention_call(model, "effects edits attention calls that go through clearhead.")
     with torch.set_grad_enabled(estimate):
         unedited = _number(measure(output), name)
     del output
@@ -119,11 +120,11 @@ def effects(
     if estimate:
         guesses = list(estimated(list(groups.values()), recorder.calls, unedited, name))
     recorder.calls.clear()
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     if exact:
         known = EffectsFile(to, model, inputs, metric, name, baseline, groups)
-        found = known.values
-        rest = {what: group for what, group in groups.items() if what not in found}
+        measured = known.values
+        rest = {what: group for what, group in groups.items() if what not in measured}
         runs = EditedRuns(
             model,
             inputs,
@@ -139,7 +140,7 @@ def effects(
                 known.add(what, value)
                 advance()
     rows = [
-        Effect(what, found[what] - baseline if exact else None, guess, *_head_of(group))
+        Effect(what, measured[what] - baseline if exact else None, guess, *_head_of(group))
         for (what, group), guess in zip(groups.items(), guesses, strict=True)
     ]
     return Effects(name, baseline, tuple(rows))
@@ -149,7 +150,7 @@ def _groups(
     edits: Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]] | None, recorder: Recorder
 ) -> dict[str, tuple[Edit, ...]]:
     if edits is None:
-        heads = {call.here.layer: call.problem.H for call in recorder.calls}
+        heads = {call.site.layer: call.problem.H for call in recorder.calls}
         return {
             f"layer {layer} head {head}": (ablate(layers=[layer], heads=[head]),)
             for layer, H in sorted(heads.items())
@@ -169,32 +170,32 @@ def _groups(
             raise _no_edits(f"{what!r}: {group!r}")
     if not groups or (isinstance(edits, Sequence) and len(groups) < len(edits)):
         raise BadValue(
-            f"effects got {len(edits)} edits, {len(groups)} of them told apart by what they print.",
-            "every effect has a name of its own.",
+            f"effects got {len(edits)} edits with {len(groups)} different reprs.",
+            "the repr of an edit is the name of its effect, and names are unique.",
             "pass a dict of names and edits, or None for every head.",
         )
     return {what: tuple(group) for what, group in groups.items()}
 
 
-def _no_edits(given: str) -> BadType:
+def _no_edits(gave: str) -> BadType:
     return BadType(
-        f"effects got {given}.",
-        "edits is a list of what clearhead.edits makes, or a dict of names and of edits.",
+        f"effects got {gave}.",
+        "edits is a list of edits from clearhead.edits, or a dict that maps names to edits.",
         "pass for example {'first': clearhead.edits.knock_out(clearhead.prefix(1))}.",
     )
 
 
 def _head_of(group: Sequence[Edit]) -> tuple[int | None, int | None]:
-    """The layer and head of edits that are about one head."""
-    places = {
+    """Return the layer and head if all edits change the same head, else (None, None)."""
+    sites = {
         (edit.layers[0], edit.heads[0])
         if edit.layers and edit.heads and len(edit.layers) == len(edit.heads) == 1
         else (None, None)
         for edit in group
     }
-    layer, head = places.pop()
-    alone = not places and isinstance(layer, int) and isinstance(head, int)
-    return (layer, head) if alone else (None, None)  # type: ignore[return-value]  # whole numbers, as said
+    layer, head = sites.pop()
+    alone = not sites and isinstance(layer, int) and isinstance(head, int)
+    return (layer, head) if alone else (None, None)  # type: ignore[return-value]  # both are ints
 
 
 # ------------------------------------------------------------------------------ inputs and metrics
@@ -205,15 +206,15 @@ def _checked_inputs(inputs: object) -> Any:
     if not any(isinstance(x, Tensor) and x.dim() for x in tensors):
         raise BadType(
             f"effects got {kind_of(inputs)} for inputs.",
-            "inputs are a tensor that begins with the batch, or a dict of them.",
+            "inputs are a tensor whose first dimension is the batch, or a dict of tensors.",
             "pass for example ids of shape (B, T).",
         )
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
 
 
 def _checked_count(at_once: int) -> int:
-    rule = "it says how many copies of the batch run together, 1 or more."
-    hint = f"pass a whole number, or None for as many as have {TOKENS_AT_ONCE} tokens."
+    rule = "it is the number of copies of the batch that run together, 1 or more."
+    hint = f"pass a whole number, or None for up to {TOKENS_AT_ONCE} tokens."
     return as_count("effects got at_once", at_once, rule, hint, least=1)
 
 
@@ -221,7 +222,7 @@ def _no_metric(metric: object) -> BadValue:
     return BadValue(
         f"effects got metric={metric!r}.",
         'a metric is "loss", logit_difference(...) or a function of the output.',
-        'pass metric="loss", or a function that gives a tensor of one number.',
+        'pass metric="loss", or a function that returns a tensor of one number.',
     )
 
 
@@ -230,10 +231,10 @@ def _number(value: object, name: str) -> Tensor:
         what = f"{tuple(value.shape)} numbers" if isinstance(value, Tensor) else kind_of(value)
         hint = "take the mean, for example."
         if value is None:
-            hint = "pass labels= in the inputs, of which a model computes its loss."
+            hint = "pass labels= in the inputs, from which a model computes its loss."
         raise BadValue(
-            f"The metric {name} gave {what}.",
-            "a metric gives a tensor of one number for the rows of the batch.",
+            f"The metric {name} returned {what}.",
+            "a metric returns a tensor of one number for the rows of the batch.",
             hint,
         )
     return value.reshape(())

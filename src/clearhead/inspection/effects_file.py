@@ -1,4 +1,4 @@
-"""The file that keeps the effects of edits, and from which an interrupted call goes on."""
+"""The file of measured effects, from which an interrupted call of `effects` resumes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,11 @@ from .metrics import Metric
 
 
 class EffectsFile:
-    """The metric of each edited run, by name, and the file that keeps them. Its first line says of
-    what model, weights, inputs and metric; each other line holds the digest of its edits, and is
-    read for those alone."""
+    """The metric of each edited run, by name, and the file that stores them.
+
+    The first line identifies the model, weights, inputs and metric. Each other line has the digest
+    of its edits, and is used only for equal edits.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class EffectsFile:
         self._write("".join(f"{line}\n" for line in [header, *lines]), "w")
 
     def _read(self, header: str) -> list[str]:
-        """The lines after the header. What an interrupted call cut short is lost."""
+        """Return the lines after the header, without a last line that is incomplete."""
         assert self.path is not None
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
@@ -66,20 +68,20 @@ class EffectsFile:
         first, *rest = text.split("\n")
         if text and first != header:
             raise BadValue(
-                f"The file {str(self.path)!r} holds other effects: {first[:200]}",
-                f"it is continued for the same model, weights, inputs and metric: {header}",
+                f"The file {str(self.path)!r} has other effects: {first[:200]}",
+                f"a file is for one model, one set of weights and inputs, and one metric: {header}",
                 "pass another file as to=, or delete this one.",
             )
         return rest[:-1]
 
     def _parsed(self, number: int, line: str) -> tuple[str, str, float]:
         try:
-            found = json.loads(line)
-            return str(found["name"]), found["edits"], float(found["value"])
+            fields = json.loads(line)
+            return str(fields["name"]), fields["edits"], float(fields["value"])
         except (ValueError, TypeError, KeyError) as error:
             raise BadValue(
-                f"Line {number} of the file {str(self.path)!r} is no effect: {line[:200]}",
-                "each line after the first is one that effects wrote.",
+                f"Line {number} of the file {str(self.path)!r} is not an effect: {line[:200]}",
+                "each line after the first was written by effects.",
                 "delete the line, or pass another file as to=.",
             ) from error
 
@@ -100,6 +102,6 @@ class EffectsFile:
     def _failed(self, verb: str, error: OSError) -> BadValue:
         return BadValue(
             f"The file {str(self.path)!r} cannot be {verb}: {why_failed(error)}.",
-            "to= is a file that takes each effect as a line.",
-            "pass a file in a folder that exists and may be written to.",
+            "to= is a file to which each effect is appended.",
+            "pass a file in an existing folder with write permission.",
         )

@@ -1,4 +1,4 @@
-"""Change attention while a model runs: `intervene`, and what it did."""
+"""Edit the attention of a running model (`intervene`), and report which edits applied."""
 
 import warnings
 from collections import Counter
@@ -15,7 +15,7 @@ from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_backward
-from .edits.edit import Edit, Here, in_order
+from .edits.edit import CallSite, Edit, in_order
 from .layers import (
     Layers,
     check_layers,
@@ -29,35 +29,35 @@ from .layers import (
 def intervene(
     model: nn.Module, edits: Sequence[Edit], *, must_apply: bool = True
 ) -> Iterator["Intervention"]:
-    """Attention calls that `model` makes inside the `with` block are edited.
+    """Edit the attention calls that `model` makes inside the `with` block.
 
     >>> first = ch.edits.knock_out(ch.prefix(1), layers=[5], heads=[1])  # doctest: +SKIP
     >>> with ch.intervene(model, [first]) as done:  # doctest: +SKIP
     ...     model(x)
-    >>> done  # which edit applied where, how often, and which engine answered  # doctest: +SKIP
+    >>> done  # which edit applied where, how often, on which engine  # doctest: +SKIP
 
-    It reaches what `watch` reaches: layers of `clearhead.nn`, transformers models with
-    ``attn_implementation="clearhead"``, and whatever else calls `attention` inside a module of the
-    model, in this thread. `watch` sees the edited attention, in whatever order the two blocks
-    stand. Blocks nest: the outer edits come first. Gradients flow through edits; where activations
-    are checkpointed, the backward pass computes layers again, so it belongs into the block, in
-    which it runs in this thread on a GPU too.
+    It edits the calls that `watch` records: layers of `clearhead.nn`, transformers models with
+    ``attn_implementation="clearhead"``, and any other module of the model that calls `attention`
+    in this thread. `watch` records the edited attention, whichever block is the outer one. Blocks
+    nest: the outer edits apply first. Gradients flow through edits. With activation checkpointing,
+    call `backward()` inside the block as well, because it recomputes layers; inside the block, the
+    backward pass runs in this thread, on a GPU too.
 
     Args:
         model: any torch.nn.Module that is not compiled.
-        edits: what changes, of `clearhead.edits`, which says in which order they apply.
-        must_apply: at the end of the block, raise if one of the edits never applied, or applied in
-            none of the calls that one of its `layers` names; and warn of one that applied and
-            removed no visible edge. With False, the `Intervention` alone tells.
+        edits: a list of `clearhead.edits`, where the order in which they apply is documented.
+        must_apply: at the end of the block, raise `BadValue` if an edit never applied, or never
+            applied in one of its `layers`; and warn if an edit removed no visible edge. With False,
+            only the `Intervention` reports this.
 
     Yields:
-        An `Intervention`, which says what the edits did, as soon as they have.
+        An `Intervention`, which counts the calls that each edit changed.
 
     Raises:
-        BadValue, BadType: what is no edit; a pattern that names no module; a compiled model, whose
-            graph holds attention as it was; heads that a layer does not have; what an edit does not
-            fit; an edit of some of the calls that a checkpoint may be computing again, for it does
-            not say which; and at the end of the block an edit that never applied.
+        BadValue, BadType: an invalid edit; a pattern that matches no module; heads that do not
+            exist; a compiled model; an edit that does not fit a call; an edit for which it is
+            ambiguous which call a checkpoint recomputes; and at the end of the block, an edit that
+            never applied.
     """
     if not isinstance(model, nn.Module):
         raise BadType(
@@ -70,8 +70,8 @@ def intervene(
         check_layers(edit.layers or (), model)
     refuse_compiled(model)
     editor = _Editor(edits)
-    # Else a GPU's backward pass, and what a checkpoint computes in it, runs in a thread of torch's,
-    # which knows no edits.
+    # Otherwise torch runs a GPU's backward pass, and the calls that checkpoints recompute in it, in
+    # another thread, where no edits are active.
     with (
         module_hooks(model, editor.layers.enter, editor.layers.leave),
         editing(editor),
@@ -84,7 +84,7 @@ def intervene(
 
 
 class Applied(NamedTuple):
-    """Where an edit applied, and which engine answered."""
+    """The call site at which an edit applied, and the engine that computed the call."""
 
     edit: int
     layer: int
@@ -93,11 +93,11 @@ class Applied(NamedTuple):
 
 
 class Intervention:
-    """Which edits applied where, and how often; prints itself.
+    """A printable record of which edits applied, at which call sites, and how often.
 
-    `applied` counts by (number of the edit, layer, module, engine). Of these calls, `without_edges`
-    counts, by the number of the edit, those in which `knock_out` or `keep_only` removed no edge
-    that was visible, so that it changed nothing.
+    `applied` counts calls by (index of the edit, layer, module, engine). `without_edges` counts, by
+    index of the edit, the calls in which `knock_out` or `keep_only` removed no visible edge, so
+    that it changed nothing.
     """
 
     def __init__(self, edits: tuple[Edit, ...]) -> None:
@@ -107,17 +107,19 @@ class Intervention:
         self._problems: dict[int, tuple[Problem, str]] = {}
 
     def times(self, edit: int) -> int:
-        """How often an edit applied, by its place in the list."""
-        return sum(n for where, n in self.applied.items() if where.edit == edit)
+        """Count the calls to which the edit with this index applied."""
+        return sum(n for site, n in self.applied.items() if site.edit == edit)
 
     def plan(self, layer: int) -> Plan:
-        """The plan of the last edited call of a layer, for the engine that answered it. Raises
-        `BadValue` for a layer in which no edit applied."""
+        """Return the plan of the last edited call of a layer, for the engine that computed it.
+
+        Raises `BadValue` for a layer in which no edit applied.
+        """
         if layer not in self._problems:
             raise BadValue(
-                f"The plan of layer {layer!r} was asked for.",
+                f"plan got layer {layer!r}.",
                 f"edits applied in layers {sorted(self._problems) or 'none'}.",
-                "ask for one of these, or run the model inside the with block first.",
+                "pass one of these, or run the model inside the with block first.",
             )
         return plan_of(*self._problems[layer])
 
@@ -130,19 +132,19 @@ class Intervention:
             line = f"{edit!r}: applied {times} time{'s' * (times != 1)}"
             lines.append(f"{line}, removed no visible edge{where}" if idle else line)
             lines += [
-                f"  layer {at.layer}  {at.module or 'the model'}  {n}x  answered by {at.engine}"
+                f"  layer {at.layer}  {at.module or 'the model'}  {n}x  computed by {at.engine}"
                 for at, n in sorted(self.applied.items())
                 if at.edit == number
             ]
         return "\n".join(lines) or "no edits"
 
     def warn_if_unchanged(self) -> None:
-        """Warn of edits that removed no edge that was visible, in no call."""
+        """Warn of each edit that removed no visible edge in any call."""
         for number, edit in enumerate(self.edits):
             if 0 < self.without_edges[number] == self.times(number):
                 warnings.warn(
-                    f"{edit!r} removed no visible edge, so it changed nothing: what it takes away "
-                    "was hidden already",
+                    f"{edit!r} removed no visible edge, so it changed nothing: the edges it "
+                    "removes were already masked",
                     stacklevel=4,
                 )
 
@@ -158,139 +160,144 @@ class Intervention:
             return
         if not layers.ran:
             rule = f"edits apply while the {model} runs, and it did not run in the with block."
-            way = "run it inside of the block: with clearhead.intervene(model, edits): model(x)."
+            hint = "run it inside the block: with clearhead.intervene(model, edits): model(x)."
         elif not layers.names:
             rule = (
                 f"edits apply to attention calls that go through clearhead, in this thread and "
-                f"outside of compiled graphs; the {model} ran and made none."
+                f"outside compiled graphs; the {model} made none."
             )
-            way = (
-                f"{THROUGH_CLEARHEAD}; some transformers models compute attention themselves, "
-                "whatever they are loaded with."
+            hint = (
+                f"{THROUGH_CLEARHEAD}; some transformers models always compute attention "
+                "themselves."
             )
         else:
             last = len(layers.names) - 1
-            rule = f"an edit applies in the layers and rows it names; the {model} has layers 0"
-            rule += f" to {last}." if last else " alone."
-            way = "name others; in Python, must_apply=False lets an edit stay idle."
-        raise BadValue(f"{idle[0]}.", rule, way)
+            rule = f"an edit applies in its layers and rows; the {model} has "
+            rule += f"layers 0 to {last}." if last else "only layer 0."
+            hint = "change them, or in Python, pass must_apply=False to allow unused edits."
+        raise BadValue(f"{idle[0]}.", rule, hint)
 
 
 class _Editor:
-    """Changes the calls inside the `with` block, and counts what was changed."""
+    """Edits the calls inside the `with` block, and counts them."""
 
     def __init__(self, edits: tuple[Edit, ...]) -> None:
         self.edits, self.done = edits, Intervention(edits)
         self.layers = Layers()
-        self._calls: Counter[int] = Counter()  # of each layer, in the block
-        self._elsewhere = False  # were there calls outside of the model?
+        self._calls: Counter[int] = Counter()  # by layer, since the block began
+        self._outside = False  # did calls come from outside the model?
 
     def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        """The call as it is edited."""
-        if in_backward():  # a checkpoint computes its layers again
-            here = self._computed_again(problem)
-            return EditedCall(problem, inputs) if here is None else self._at(here, problem, inputs)
+        """Apply the edits to one call."""
+        if in_backward():  # a checkpoint recomputes its layers
+            site = self._recomputed(problem)
+            return EditedCall(problem, inputs) if site is None else self._at(site, problem, inputs)
         if not self.layers.inside:
-            self._elsewhere = True
+            self._outside = True
             return EditedCall(problem, inputs)
         layer, name = self.layers.next_call()
         self._calls[layer] += 1
-        here = Here(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
-        return self._at(here, problem, inputs)
+        site = CallSite(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
+        return self._at(site, problem, inputs)
 
-    def _computed_again(self, problem: Problem) -> Here | None:
-        """One of the calls that this one may repeat, all of which are edited alike; None if it
-        repeats none of the block. Raises `BadValue` where an edit tells them apart."""
-        if self._elsewhere and not self.layers.inside:
+    def _recomputed(self, problem: Problem) -> CallSite | None:
+        """Return the site of the call that a checkpoint recomputes; None if it is not in the block.
+
+        If several sites are possible, all must be edited alike: any of them is returned. Raises
+        `BadValue` if an edit treats them differently.
+        """
+        if self._outside and not self.layers.inside:
             return None
         at = self.layers.texts.positions(problem)
-        found = [
-            Here(layer, self.layers.names[layer], call, at)
-            for layer in self.layers.computed_again()
+        candidates = [
+            CallSite(layer, self.layers.names[layer], call, at)
+            for layer in self.layers.recomputed()
             if self._calls[layer]
             for call in sorted({0, self._calls[layer] - 1})
         ]
         for edit in self.edits:
             read = {
-                edit.reads(here) if is_selected(edit.layers, here.layer, here.module) else None
-                for here in found
+                edit.reads(site) if is_selected(edit.layers, site.layer, site.module) else None
+                for site in candidates
             }
             if len(read) > 1:
-                layers = sorted({here.layer for here in found})
+                layers = sorted({site.layer for site in candidates})
                 raise BadValue(
-                    f"{edit!r} tells apart {sum(self._calls[layer] for layer in layers)} calls, of "
-                    f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}, and a "
-                    "checkpoint computes one of them again.",
-                    "in the backward pass a checkpoint does not say which call it repeats, so an "
-                    "edit does the same to all that it may be.",
-                    "checkpoint no module that runs several times, and open a with block for each "
-                    "run; or pass an edit of all these layers that reads one recorded call.",
+                    f"{edit!r} treats {sum(self._calls[layer] for layer in layers)} calls of "
+                    f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} differently, "
+                    "and a checkpoint recomputes one of them.",
+                    "a checkpoint does not reveal which call it recomputes, so an edit must treat "
+                    "all candidates alike.",
+                    "do not checkpoint modules that run several times, and open a with block for "
+                    "each run; or pass an edit of all these layers that reads one recorded call.",
                 )
-        return found[-1] if found else None
+        return candidates[-1] if candidates else None
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        """The last call, edited as that was, for `matrix`."""
+        """Re-apply the last call's edits, so that `matrix` returns the edited weights."""
         last = self.layers.last_call() if self.layers.inside else None
         if last is None:
             return EditedCall(problem, inputs)
         at = self.layers.texts.positions(problem)
-        return self._at(Here(*last, self._calls[last[0]] - 1, at), problem, inputs)
+        return self._at(CallSite(*last, self._calls[last[0]] - 1, at), problem, inputs)
 
-    def _at(self, here: Here, problem: Problem, inputs: Inputs) -> EditedCall:
-        applied = {number: self.edits[number] for number in in_order(self.edits, problem, here)}
+    def _at(self, site: CallSite, problem: Problem, inputs: Inputs) -> EditedCall:
+        applied = {number: self.edits[number] for number in in_order(self.edits, problem, site)}
         unchanged = set()
         for number, edit in applied.items():
             before = problem
-            problem, inputs = edit.edit_problem(problem, inputs, here)
+            problem, inputs = edit.edit_problem(problem, inputs, site)
             if edit.removes_an_edge(before, problem) is False:
                 unchanged.add(number)
-        return _EditedCall(problem, inputs, here, applied, frozenset(unchanged), self.done)
+        return _EditedCall(problem, inputs, site, applied, frozenset(unchanged), self.done)
 
 
 @dataclass(frozen=True, eq=False)
 class _EditedCall(EditedCall):
-    """A call with the edits that apply to it, by their numbers, in order; `unchanged` are those
-    that remove no visible edge."""
+    """A call with the edits that apply to it, by index and in order.
 
-    here: Here
+    `unchanged` are the edits that remove no visible edge.
+    """
+
+    site: CallSite
     edits: Mapping[int, Edit]
     unchanged: frozenset[int]
     done: Intervention
 
     def visible(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         for edit in self.edits.values():
-            problem, inputs = edit.visible_problem(problem, inputs, self.here)
+            problem, inputs = edit.visible_problem(problem, inputs, self.site)
         return problem, inputs
 
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        here = self.here
+        site = self.site
         for number, edit in self.edits.items():
-            out = edit.edit_output(out, problem, inputs, here)
+            out = edit.edit_output(out, problem, inputs, site)
             if not in_backward():
-                self.done.applied[Applied(number, here.layer, here.module, engine)] += 1
+                self.done.applied[Applied(number, site.layer, site.module, engine)] += 1
                 self.done.without_edges[number] += number in self.unchanged
         if self.edits:
-            self.done._problems[here.layer] = problem, engine
+            self.done._problems[site.layer] = problem, engine
         return out
 
 
 def _checked_edits(edits: object) -> tuple[Edit, ...]:
-    found = tuple(edits) if isinstance(edits, Iterable) else (None,)
-    for edit in found:
+    checked = tuple(edits) if isinstance(edits, Iterable) else (None,)
+    for edit in checked:
         if not isinstance(edit, Edit):
             raise BadType(
                 f"intervene got edits={edits!r}.",
-                "edits is a list of what clearhead.edits makes.",
+                "edits is a list of edits from clearhead.edits.",
                 "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])].",
             )
-    return found
+    return checked
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raises `BadValue` if the model, or a part of it, is compiled."""
+    """Raise `BadValue` if the model, or a part of it, is compiled."""
     if compiled := compiled_parts(model):
         raise BadValue(
             f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
-            "a compiled graph holds attention as it was when it was compiled.",
-            "intervene on the model that is not compiled.",
+            "a compiled graph keeps the attention with which it was compiled.",
+            "pass the model that is not compiled.",
         )

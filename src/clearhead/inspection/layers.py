@@ -1,4 +1,4 @@
-"""Which layer of a model makes an attention call: the module that is running says so."""
+"""Find the layer that makes an attention call, from the module that is running."""
 
 import fnmatch
 import threading
@@ -19,12 +19,14 @@ from .text_stack import TextStack
 
 
 def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> BadValue:
-    """The error for a model that ran, and none of its attention was seen. None for `hint` names
-    every way to clearhead."""
+    """Return the error for a model that ran without an attention call through clearhead.
+
+    None for `hint` lists all ways to call clearhead.
+    """
     if hint is None:
         hint = (
             f"{THROUGH_CLEARHEAD}; pass a model that is not compiled; some transformers models "
-            "compute attention themselves, whatever they are loaded with."
+            "always compute attention themselves."
         )
     used = getattr(getattr(model, "config", None), "_attn_implementation", None)  # transformers
     loaded = "" if used in (None, "clearhead") else f" Its attn_implementation is {used!r}."
@@ -36,7 +38,7 @@ def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> B
 
 
 def warn_if_compiled(model: nn.Module, stacklevel: int) -> None:
-    """Warn if a part of the model is compiled: attention in a graph is not seen."""
+    """Warn if a part of the model is compiled, because attention in a graph is not recorded."""
     if compiled := compiled_parts(model):
         warnings.warn(
             f"{compiled[0] or f'the {type(model).__name__}'} is compiled: attention calls in its "
@@ -46,24 +48,24 @@ def warn_if_compiled(model: nn.Module, stacklevel: int) -> None:
 
 
 class Layers:
-    """Tracks which modules of a model are running (`enter` and `leave` are for `module_hooks`).
+    """Tracks which modules of a model are running. `enter` and `leave` are for `module_hooks`.
 
-    A layer is a place in the model that calls attention. Layers are numbered from 0, in the order
-    of their first calls; a module that calls several times in a run is several layers.
+    A layer is an attention call of a module. Layers are numbered from 0, in the order of their
+    first calls; a module that calls attention several times in a run is several layers.
     """
 
     def __init__(self) -> None:
         self.ran = False
-        self.names: list[str] = []  # of the module of each layer
+        self.names: list[str] = []  # the module of each layer
         self.texts = TextStack()
         self._thread = threading.get_ident()
         self._running: list[str] = []  # names of modules, outermost first
-        self._calls: Counter[str] = Counter()  # of each module, in this run of the model
+        self._calls: Counter[str] = Counter()  # by module, in this run of the model
         self._numbers: dict[tuple[str, int], int] = {}  # the layer of each call of a module
         self._repeated: set[str] = set()  # modules that ran again after a call, in one run
 
     def _in_other_thread(self) -> bool:
-        # Not while torch.compile traces, which knows no threads and runs in one.
+        # False while torch.compile traces, which runs in one thread and does not support threads.
         return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
     def enter(
@@ -89,11 +91,11 @@ class Layers:
 
     @property
     def inside(self) -> bool:
-        """Is a module of the model running?"""
+        """Whether a module of the model is running."""
         return bool(self._running)
 
     def next_call(self) -> tuple[int, str]:
-        """The running module calls attention: the number of its layer, and the module's name."""
+        """Count an attention call of the running module. Returns the layer and the module name."""
         name = self._running[-1]
         layer = self._numbers.setdefault((name, self._calls[name]), len(self._numbers))
         if layer == len(self.names):
@@ -101,10 +103,12 @@ class Layers:
         self._calls[name] += 1
         return layer, name
 
-    def computed_again(self) -> list[int]:
-        """The layers that a call in the backward pass may be of, where a checkpoint computes a part
-        of the model again: it does not say which part, and may be about a function that calls
-        attention outside of any module."""
+    def recomputed(self) -> list[int]:
+        """Return the layers that a checkpoint may recompute with this call.
+
+        There may be several: a checkpoint does not reveal which part of the model it recomputes,
+        and it may wrap a function that calls attention outside any module.
+        """
         if not self._running:
             return list(range(len(self.names)))
         name = self._running[-1]
@@ -112,54 +116,54 @@ class Layers:
         self._calls[name] += 1
         if layer is None or (name in self._repeated and self._running[0]):
             return [number for number, other in enumerate(self.names) if other == name]
-        return [layer]  # it is counted as in the forward pass
+        return [layer]
 
     def last_call(self) -> tuple[int, str] | None:
-        """The same for the last call that the running module made, if it made one."""
+        """Return the layer and module name of the running module's last call, or None."""
         name = self._running[-1]
         layer = self._numbers.get((name, self._calls[name] - 1))
         return None if layer is None else (layer, name)
 
 
-def checked_list(name: str, given: object, patterns: bool = False) -> tuple[Any, ...]:
-    """A list of whole numbers; with `patterns`, of patterns for module names too. Raises `BadType`
-    for anything else, and for an empty list."""
-    found: list[int | str | None] = []
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        found = [x if patterns and isinstance(x, str) else whole_number(x) for x in given]
-    if None in found or not found:
-        what = "numbers and of patterns for module names" if patterns else "whole numbers"
-        example = repr(given) if isinstance(given, (int, str)) else "0, 3"
+def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any, ...]:
+    """Return a list of whole numbers, and with `patterns` of patterns for module names, as a tuple.
+
+    Raises `BadType` for anything else, and for an empty list.
+    """
+    items: list[int | str | None] = []
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        items = [x if patterns and isinstance(x, str) else whole_number(x) for x in value]
+    if None in items or not items:
+        what = "numbers and patterns for module names" if patterns else "whole numbers"
+        example = repr(value) if isinstance(value, (int, str)) else "0, 3"
         raise BadType(
-            f"{name} is {given!r}.",
-            f"{name} is a list of {what}, not empty; None means all.",
+            f"{name} is {value!r}.",
+            f"{name} is a non-empty list of {what}; None means all.",
             f"pass for example {name}=[{example}].",
         )
-    return tuple(x for x in found if x is not None)
+    return tuple(x for x in items if x is not None)
 
 
 def check_layers(layers: Sequence[int | str], model: nn.Module) -> None:
-    """Raises `BadValue` for a negative number, and for a pattern that no module's name matches."""
+    """Raise `BadValue` for a negative number, and for a pattern that matches no module name."""
     names = [name for name, _ in model.named_modules()]
     for which in layers:
         if isinstance(which, str) and not fnmatch.filter(names, which):
             raise BadValue(
-                f"layers has the pattern {which!r}, and no module has such a name.",
-                "a pattern is matched against the whole name of a module, with * for any part.",
+                f"layers has the pattern {which!r}, which matches no module.",
+                "a pattern must match the complete name of a module; * matches any part.",
                 f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}.",
             )
         if not isinstance(which, str) and which < 0:
             raise BadValue(
                 f"layers has {which!r}.",
-                "a layer is the number of a place in the model that calls attention, counted from "
-                "0, or a pattern for module names.",
+                "a layer is a number, counted from 0, or a pattern for module names.",
                 "pass numbers from 0 on, or strings such as '*.attention'.",
             )
 
 
 def never_called(layers: Sequence[int | str] | None, names: Sequence[str]) -> list[int | str]:
-    """Return those of `layers` that select none of the layers that called attention, given by the
-    names of their modules."""
+    """Return the items of `layers` that select no layer; `names` are the modules of all layers."""
     return [
         which
         for which in layers or ()
@@ -168,7 +172,7 @@ def never_called(layers: Sequence[int | str] | None, names: Sequence[str]) -> li
 
 
 def is_selected(layers: Sequence[int | str] | None, layer: int, name: str) -> bool:
-    """Is this layer, of the module of that name, among `layers`? None means all."""
+    """Return whether `layers` selects this layer of the module `name`. None selects all."""
     return layers is None or any(
         which == layer if isinstance(which, int) else fnmatch.fnmatchcase(name, which)
         for which in layers
@@ -179,8 +183,11 @@ def is_selected(layers: Sequence[int | str] | None, layer: int, name: str) -> bo
 def module_hooks(
     model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]
 ) -> Iterator[None]:
-    """Inside the `with` block, call ``enter(name, module, args, kwargs)`` before each module of the
-    model runs, and ``leave(module, args, result)`` after it, also after an error."""
+    """Call hooks around each module of the model that runs inside the `with` block.
+
+    They are ``enter(name, module, args, kwargs)`` before it, and ``leave(module, args, result)``
+    after it, also after an error.
+    """
     hooks = []
     for name, module in model.named_modules():
         before = _Hook(partial(enter, name))
@@ -199,12 +206,12 @@ class _Hook:
     def __init__(self, run: Callable[..., None]) -> None:
         self.run = run
 
-    def __call__(self, *given: object) -> None:
-        self.run(*given)
+    def __call__(self, *arguments: object) -> None:
+        self.run(*arguments)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Hook, (_do_nothing,)
 
 
-def _do_nothing(*given: object) -> None:
+def _do_nothing(*arguments: object) -> None:
     pass

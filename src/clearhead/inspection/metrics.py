@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue, as_index, kind_of, whole_number
 from ..errors.limits import MASK_QUERIES_AT_ONCE
 from ..problem.problem import Problem
-from .edits.edit import Here
+from .edits.edit import CallSite
 
 Metric = Callable[[Any], Tensor]
 
@@ -39,7 +39,7 @@ LABELS = ("label", "start_positions", "end_positions")  # in the names of what a
 
 
 def loss_metric(
-    model: nn.Module, inputs: Any, output: Any, calls: Sequence[tuple[Problem, Here]]
+    model: nn.Module, inputs: Any, output: Any, calls: Sequence[tuple[Problem, CallSite]]
 ) -> tuple[str, Metric]:
     """The metric "loss" and its name: the model's own loss if it gives one, as it does for labels;
     else the loss of the next token, of a decoder. `output` and `calls` are of the unedited run.
@@ -69,10 +69,10 @@ def loss_metric(
         name.startswith("decoder_") and x is not None for name, x in named.items()
     ):
         raise _no_next_token(f"The {kind} is an encoder and a decoder")
-    own = [(problem, here) for problem, here in calls if problem.Tq == ids.shape[1]]
-    if any(problem.Tk == problem.Tq and sees_later(problem, here) for problem, here in own):
+    own = [(problem, site) for problem, site in calls if problem.Tq == ids.shape[1]]
+    if any(problem.Tk == problem.Tq and sees_later(problem, site) for problem, site in own):
         raise _no_next_token(f"In the {kind} a token looks at those after it")
-    if calls and all(sees_later(problem, here) for problem, here in own):
+    if calls and all(sees_later(problem, site) for problem, site in own):
         raise _no_next_token(f"Of the {kind} it is not known whether a token sees those after it")
     return "loss", metric
 
@@ -95,10 +95,10 @@ def own_loss_of(model: nn.Module, output: Any) -> Tensor | None:
     return loss if isinstance(loss, Tensor) else None
 
 
-def sees_later(problem: Problem, here: Here) -> bool:
+def sees_later(problem: Problem, site: CallSite) -> bool:
     """May a query look at a key that stands after it?"""
-    column = problem.Tk - problem.Tq if here.at.column is None else here.at.column
-    queries = torch.arange(problem.Tq, device=problem.device) - here.at.dropped
+    column = problem.Tk - problem.Tq if site.at.column is None else site.at.column
+    queries = torch.arange(problem.Tq, device=problem.device) - site.at.dropped
     queries = queries + torch.tensor(column, device=problem.device).reshape(-1, 1, 1)
     ranges = problem.key_ranges
     if ranges.bits is None:

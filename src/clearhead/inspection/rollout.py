@@ -128,7 +128,7 @@ def _mean_over_heads(call: Call) -> Tensor:
             "rollout follows the exact weights of every layer.",
             "record watch(model, exact_rows=range(T)).",
         )
-    rows = call.found["exact_rows"]
+    rows = call.statistics["exact_rows"]
     assert isinstance(rows, Tensor)
     return rows.mean(1)
 

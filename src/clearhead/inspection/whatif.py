@@ -114,7 +114,7 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
 
 def _matrices(seen: Recording) -> Tensor:
     """The matrices of every layer, (layers, H, T, T)."""
-    return torch.cat([call.found["exact_rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
+    return torch.cat([call.statistics["exact_rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
 
 
 def _losses(name: str, before: float, after: float) -> str:

@@ -1,12 +1,12 @@
-"""What can be changed about attention while a model runs: `clearhead.edits`.
+"""Edits of the attention of a running model: `clearhead.edits`.
 
-With the logits x of the keys that a query may look at (after scale, soft cap and bias), the weights
-w = softmax(x) and the output o = w V of each head and query:
+For each head and query, x are the logits of its visible keys (after scale, soft cap and bias),
+w = softmax(x) the weights, and o = w V the output:
 
-| edit                    | what becomes of it                                              |
+| edit                    | effect                                                          |
 |-------------------------|-----------------------------------------------------------------|
-| `knock_out(mask)`       | the edges that `mask` allows are not there: w = 0, renormalised  |
-| `keep_only(mask)`       | all the others are not there                                    |
+| `knock_out(mask)`       | removes the edges that `mask` allows: w = 0, the rest renormalised |
+| `keep_only(mask)`       | removes all other edges                                         |
 | `temperature(t)`        | w = softmax(x / t)                                              |
 | `uniform()`             | w = 1/n for each of the n keys that the query may look at       |
 | `freeze(recording)`     | w as recorded in another run                                    |
@@ -14,15 +14,15 @@ w = softmax(x) and the output o = w V of each head and query:
 | `scale(factor)`         | factor * o                                                      |
 | `patch(recording)`      | o as recorded in another run                                    |
 
-The first four make another problem, which an engine solves like any other, in O(S) memory.
-Of the edits of one call, the first four apply first, then `freeze`, then those of the output; each
-kind in the order of the list. So weights that are frozen stay as they were recorded.
+The first four change the problem, which an engine computes as usual, in O(S) memory. In one call,
+the first four apply first, then `freeze`, then the edits of the output; within each of these groups
+the order of the list decides. So frozen weights stay as recorded.
 
-All edits take `layers`, `heads`, `rows` and `batch`, which say where they apply (`Edit`).
+All edits take `layers`, `heads`, `rows` and `batch`, which select where they apply (see `Edit`).
 
-Positions, of `rows` and of masks such as `prefix(1)`, count from the first real token of each text
-where the call carries its padding: a 2-D `attention_mask` of transformers, the `key_padding_mask`
-of torch.nn.MultiheadAttention, or `lengths`. Otherwise they are columns.
+Positions in `rows` and in masks such as `prefix(1)` count from the first real token of each text if
+the call carries its padding: a 2-D `attention_mask` of transformers, the `key_padding_mask` of
+torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are columns.
 """
 
 from .edit import Edit

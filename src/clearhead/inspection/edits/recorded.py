@@ -1,4 +1,4 @@
-"""What `watch` recorded of another run, found for the call that is being answered."""
+"""Look up what `watch` recorded in another run, for the call that an edit changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,56 +9,56 @@ from ...errors import BadType, BadValue, kind_of
 from ...masks.text_positions import Positions, per_text
 from ...problem.problem import Problem
 from ..recording import Call, Recording
-from .edit import Edit, Here
+from .edit import CallSite, Edit
 
 
 def check_recording(edit: Edit, name: str, recording: object) -> None:
     if not isinstance(recording, Recording):
         raise BadType(
             f"{type(edit).__name__} got {name}={kind_of(recording)}.",
-            f"{name} is what watch recorded of another run.",
-            "pass what `with watch(...) as recording` gives.",
+            f"{name} is a recording of another run by watch.",
+            "pass the recording of `with watch(...) as recording`.",
         )
     if not recording.calls:
-        kept = "keeps its calls in files" if recording.written else "holds no calls"
+        state = "keeps its calls in files" if recording.written else "holds no calls"
         raise BadValue(
-            f"{type(edit).__name__} got a recording that {kept}.",
-            "another run is recorded in memory before it is used.",
-            "run the model inside of watch(model, ...) without to=.",
+            f"{type(edit).__name__} got a recording that {state}.",
+            "an edit reads a recording from memory.",
+            "run the model inside watch(model, ...) first, without to=.",
         )
 
 
-def calls_of(edit: Edit, recording: Recording | None, here: Here) -> list[Call]:
-    """The recorded calls of the layer."""
+def calls_of(edit: Edit, recording: Recording | None, site: CallSite) -> list[Call]:
+    """Return the recorded calls of the layer. Raises `BadValue` if there are none."""
     assert recording is not None
-    found = [call for call in recording if call.layer == here.layer]
-    if not found:
+    calls = [call for call in recording if call.layer == site.layer]
+    if not calls:
         layers = sorted({call.layer for call in recording})
         raise BadValue(
-            f"{edit!r} was applied in layer {here.layer}.",
-            f"its recording holds the layers {', '.join(map(str, layers))}.",
-            "name these with layers=, or record more.",
+            f"{edit!r} was applied in layer {site.layer}.",
+            f"its recording has layers {', '.join(map(str, layers))}.",
+            "select these with layers=, or record more.",
         )
-    return found
+    return calls
 
 
-def call_for(edit: Edit, recording: Recording, here: Here) -> Call:
-    """The recorded call that serves the one that is being answered."""
-    found = calls_of(edit, recording, here)
-    if len(found) == 1:
-        return found[0]
-    if here.call >= len(found):
+def call_for(edit: Edit, recording: Recording, site: CallSite) -> Call:
+    """Return the recorded call that matches this one. Raises `BadValue` if there is none."""
+    calls = calls_of(edit, recording, site)
+    if len(calls) == 1:
+        return calls[0]
+    if site.call >= len(calls):
         raise BadValue(
-            f"{edit!r} was applied to call {here.call} of layer {here.layer}.",
-            f"its recording holds {len(found)} calls of the layer, and call n serves call n.",
-            "record as many runs, or one alone, which serves every call.",
+            f"{edit!r} was applied to call {site.call} of layer {site.layer}.",
+            f"its recording has {len(calls)} calls of the layer, and call n reads call n.",
+            "record as many runs, or one run, which every call reads.",
         )
-    return found[here.call]
+    return calls[site.call]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FromRecording(Edit):
-    """An edit that takes what another run recorded."""
+    """An edit that reads a recording of another run."""
 
     recording: Recording
 
@@ -70,56 +70,57 @@ class FromRecording(Edit):
         return [f"<{len(self.recording)} calls>"]
 
     def for_copy(self, batch: range) -> Edit | None:
-        """None where each text of the batch has a recording of its own."""
+        """As in `Edit`; None if each text of the batch has its own recording."""
         one = all(len(x) == 1 for call in self.recording for x in _recorded(call))
         return super().for_copy(batch) if one else None
 
-    def reads(self, here: Here) -> tuple[int, ...]:
-        several = sum(call.layer == here.layer for call in self.recording) > 1
-        return (here.layer, here.call) if several else (here.layer,)
+    def reads(self, site: CallSite) -> tuple[int, ...]:
+        several = sum(call.layer == site.layer for call in self.recording) > 1
+        return (site.layer, site.call) if several else (site.layer,)
 
 
 def _recorded(call: Call) -> list[Tensor]:
-    """What edits read of a call."""
-    rows = call.found.get("exact_rows")
+    """Return the tensors of a recorded call that edits read."""
+    rows = call.statistics.get("exact_rows")
     return [x for x in (call.output, rows) if isinstance(x, Tensor)]
 
 
 def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor) -> Tensor:
-    """What was recorded of the texts that the edit is about, in their order: row b of text b. A
-    recording of one text serves every text."""
+    """Return the recorded rows of the edit's texts, in their order: row b for text b.
+
+    A recording of one text is returned for every text. Raises `BadValue` for missing texts.
+    """
     count, texts = len(recorded), edit.batch_of(problem)
     if count == 1:
         return recorded
     missing = [b for b in texts if b >= count]
     if missing or (edit.batch is None and count != problem.B):
         raise BadValue(
-            f"{edit!r} has {count} texts recorded in layer {call.layer}; the batch has "
+            f"{edit!r} has a recording of {count} texts in layer {call.layer}; the batch has "
             f"{problem.B}.",
-            "what was recorded of text b serves text b, and a recording of one text every text.",
-            f"name the texts that were recorded, for example "
-            f"batch=range({min(count, problem.B)}), or record this batch.",
+            "text b reads row b of the recording, and every text reads a recording of one.",
+            f"select the recorded texts, for example batch=range({min(count, problem.B)}), or "
+            "record this batch.",
         )
     return recorded[texts]
 
 
-def check_columns(edit: Edit, call: Call, problem: Problem, here: Here) -> None:
-    """Raise `BadValue` if the texts of the edit do not begin in the columns in which those of the
-    recording did."""
-    recorded, given = (_begins(at, problem) for at in (call.at, here.at))
+def check_columns(edit: Edit, call: Call, problem: Problem, site: CallSite) -> None:
+    """Raise `BadValue` unless the edit's texts begin in the same columns as in the recording."""
+    recorded, current = (_first_columns(at, problem) for at in (call.at, site.at))
     for b in edit.batch_of(problem):
-        was, now = (x[b if len(x) > 1 else 0] for x in (recorded, given))
+        was, now = (x[b if len(x) > 1 else 0] for x in (recorded, current))
         if was != now:
             raise BadValue(
-                f"{edit!r} is about text {b}, whose first query and key are columns {now}; in the "
-                f"recording they were {was}.",
-                "what another run gave is about the same tokens, so both are padded alike.",
-                "record a batch that is padded in the same way.",
+                f"{edit!r} changes text {b}, whose first query and key are in columns {now}; in "
+                f"the recording they were in {was}.",
+                "a text has the same padding in both runs.",
+                "record a batch with the same padding.",
             )
 
 
-def _begins(at: Positions, problem: Problem) -> list[tuple[int, int]]:
-    """The columns of the first real query and key of each text; one for all if they are alike."""
+def _first_columns(at: Positions, problem: Problem) -> list[tuple[int, int]]:
+    """Return the columns of the first real query and key of each text, one pair if all agree."""
     both = (
         at.real_queries(problem.Tq)[0],
         per_text(lambda key: at.dropped - key, at.first_key),
@@ -130,7 +131,10 @@ def _begins(at: Positions, problem: Problem) -> list[tuple[int, int]]:
 
 
 def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:
-    """Where the heads that the edit is about stand in what was recorded, (B, heads, ...)."""
+    """Return the indices of the edit's heads in a recorded tensor, (B, heads, ...).
+
+    Raises `BadValue` for heads that were not recorded.
+    """
     wanted = edit.heads_of(problem)
     if call.heads is None:
         if recorded.shape[1] != problem.H:
@@ -139,9 +143,9 @@ def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list
     missing = sorted(set(wanted) - set(call.heads))
     if missing:
         raise BadValue(
-            f"{edit!r} is about heads {missing} of layer {call.layer}.",
-            f"its recording holds the heads {', '.join(map(str, call.heads))} of that layer.",
-            "name these with heads=, or record more.",
+            f"{edit!r} selects heads {missing} of layer {call.layer}.",
+            f"its recording has heads {', '.join(map(str, call.heads))} of that layer.",
+            "select these with heads=, or record more.",
         )
     return [call.heads.index(h) for h in wanted]
 
@@ -149,8 +153,8 @@ def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list
 def output_of(edit: Edit, call: Call) -> Tensor:
     if call.output is None:
         raise BadValue(
-            f"{edit!r} was given a recording without outputs.",
-            "what replaces an output is an output of another run.",
+            f"{edit!r} has a recording without outputs.",
+            "an output is replaced by an output of another run.",
             "record them: watch(model, outputs=True).",
         )
     return call.output
@@ -162,6 +166,6 @@ def other_sizes(
     return BadValue(
         f"{edit!r} was recorded with ({letters}) = {tuple(recorded)}; this call has "
         f"{tuple(sizes)}.",
-        "what another run gave fits a call of the same sizes.",
-        "record a text of as many tokens, in the same steps.",
+        "the recorded call has the same sizes as this one.",
+        "record a text of the same length, in the same steps.",
     )

@@ -1,4 +1,4 @@
-"""Edits that make another problem: other edges, other logits."""
+"""Edits that change the problem: its edges or its logits."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -14,96 +14,100 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_values
 from ..text_stack import names_lengths
-from .edit import Edit, Here, finite_number
+from .edit import CallSite, Edit, finite_number
 
-MOST_SHOWN = 80  # letters of a mask in what an edit prints
+MOST_SHOWN = 80  # characters of a mask in the repr of an edit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class knock_out(Edit):
-    """The edges that `mask` allows are not there: their weights are 0 and the others of the query
-    renormalise. A query that has no edge left gives 0.
+    """Remove the edges that `mask` allows.
+
+    Their weights are 0, and the other weights of the query are renormalised. The output of a query
+    without edges is 0.
 
     >>> import clearhead as ch
     >>> ch.edits.knock_out(ch.prefix(1), layers=[5])  # no head of layer 5 looks at the first token
     knock_out(prefix(1), layers=[5])
 
-    Rules over positions that leave `align` open stand where the call's own mask lets the queries
-    stand, so they follow a cache. A mask of T x T (`documents`, `dense`) is about a text of T
-    tokens from its first on: it follows a cache too, and edges to what comes after stay; with cells
-    for each text of a batch, it is about the columns of that batch. Keys are counted from the first
-    of the text, also where a cache has dropped it, and where the text is padded on the left.
+    Masks over positions without `align` take the alignment of the call's own mask, so they stay
+    correct with a KV cache. A T x T mask (`documents`, `dense`) applies to the first T tokens of
+    the text, with a cache too, and later edges stay; if it has cells for each text of a batch, it
+    applies to the columns of that batch. Keys count from the first of the text, even if a cache
+    has dropped it, and if the text is padded on the left.
 
-    Where it removes no edge that was visible, the record of `intervene` says so.
+    If no visible edge was removed, the `Intervention` reports it.
     """
 
     mask: Mask
-    _made: list[tuple[Mask, object, "_Edited"]] = field(default_factory=list, init=False)
+    _cache: list[tuple[Mask, object, "_Edited"]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.mask, Mask):
             raise BadType(
                 f"{type(self).__name__} got {kind_of(self.mask)}.",
-                "which edges an edit is about is a mask.",
+                "the edges of an edit are a mask.",
                 "pass for example clearhead.prefix(1), or clearhead.dense(keep=booleans).",
             )
 
     def arguments(self) -> list[str]:
-        shown = repr(self.mask)
-        if len(shown) <= MOST_SHOWN:
-            return [shown]
+        text = repr(self.mask)
+        if len(text) <= MOST_SHOWN:
+            return [text]
         if isinstance(self.mask, Dense) and has_values(bits := self.mask.bits):
             return [f"dense(keep=<{int(bits.sum())} of {bits.numel()} cells>)"]
-        return [f"{shown[: MOST_SHOWN - 3]}..."]
+        return [f"{text[: MOST_SHOWN - 3]}..."]
 
     def removed(self) -> Mask:
-        """The edges that go."""
+        """Return the mask of the edges to remove."""
         return self.mask
 
     def for_copy(self, batch: range) -> Edit | None:
         return None if "B" in self.mask.sizes() else super().for_copy(batch)
 
-    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+    def edit_problem(
+        self, problem: Problem, inputs: Inputs, site: CallSite
+    ) -> tuple[Problem, Inputs]:
         rule, grid = problem.mask, problem.grid
-        at = grid, problem.device, here.at
-        for known, place, edited in self._made:
-            if place == at and known.equals(rule, read=False):
+        at = grid, problem.device, site.at
+        for known, position, edited in self._cache:
+            if position == at and known.equals(rule, read=False):
                 return replace(problem, mask=edited.mask), inputs
-        where = self.where(problem, here)
-        edges = edges_in_call(self.removed(), grid, here.at)
+        where = self.where(problem, site)
+        edges = edges_in_call(self.removed(), grid, site.at)
         if where is None and names_lengths(~edges, grid):
-            where = torch.ones(1, 1, 1, dtype=torch.bool)  # else they would be read as padding
+            where = torch.ones(1, 1, 1, dtype=torch.bool)  # otherwise they would mean padding
         mask = (
             intersect(rule, ~edges)
             if where is None
             else WithoutEdges(rule, edges, where, repr(self))
         )
-        self._made.append((rule, at, _Edited(mask, _counts_differ(problem, mask))))
-        del self._made[:-MASKS_KEPT]
+        self._cache.append((rule, at, _Edited(mask, _counts_differ(problem, mask))))
+        del self._cache[:-MASKS_KEPT]
         return replace(problem, mask=mask), inputs
 
     def removes_an_edge(self, before: Problem, after: Problem) -> bool:
-        edited = (e for *_, e in self._made if e.mask is after.mask)
+        edited = (e for *_, e in self._cache if e.mask is after.mask)
         if before.mask is after.mask or not next(edited).removes:
             return False
         if not isinstance(before.bias, TensorBias) or not has_values(before.bias.tensor):
             return True
-        # A model may hide keys by adding the lowest number there is to their scores.
+        # A model may mask keys by adding the lowest number of the dtype to their scores.
         numbers = before.bias.as_4d()
-        seen = numbers > torch.finfo(numbers.dtype).min
-        return bool((before.key_ranges.to_bool() & ~after.key_ranges.to_bool() & seen).any())
+        visible = numbers > torch.finfo(numbers.dtype).min
+        return bool((before.key_ranges.to_bool() & ~after.key_ranges.to_bool() & visible).any())
 
 
 class _Edited(NamedTuple):
-    """An edited mask, and whether it removes an edge that the mask before it allows."""
+    """An edited mask, and whether it removes an edge that the original mask allows."""
 
     mask: Mask
     removes: bool
 
 
 def _counts_differ(problem: Problem, edited: Mask) -> bool:
-    """Does the edited mask, which allows no other keys, allow fewer?"""
+    """Return whether the edited mask, whose edges are a subset, allows fewer edges."""
     before, after = (
         problem.key_ranges,
         edited.key_ranges(problem.grid, problem.key_ranges.lo.device),
@@ -114,8 +118,10 @@ def _counts_differ(problem: Problem, edited: Mask) -> bool:
 
 
 class keep_only(knock_out):
-    """Only the edges that `mask` allows are there, of those that the model's own mask allows: the
-    same as ``knock_out(~mask)``, whose words on `align` and T x T hold here."""
+    """Remove all edges except those that `mask` allows.
+
+    The same as ``knock_out(~mask)``, with its rules for `align` and T x T masks.
+    """
 
     def removed(self) -> Mask:
         return ~self.mask
@@ -123,11 +129,14 @@ class keep_only(knock_out):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class temperature(Edit):
-    """w = softmax(x / t): below 1 the weights sharpen, above 1 they even out. All that enters the
-    softmax is divided: x after scale, soft cap and bias, and a sink's logit.
+    """Divide the logits by `t`: w = softmax(x / t).
 
-    Raises `BadValue` unless t > 0; and in a call with sinks or ALiBi where it names rows, or with a
-    soft cap where it names heads or rows: no one call says so.
+    Below 1 the weights become sharper, above 1 flatter. All logits are divided: x after scale, soft
+    cap and bias, and the logit of a sink.
+
+    Raises `BadValue` unless t > 0. It also raises it if `rows` or `batch` is set in a call with
+    sinks or ALiBi, which are the same for all rows, and if `heads`, `rows` or `batch` is set in a
+    call with a soft cap, which is the same for the layer.
     """
 
     t: float
@@ -138,61 +147,67 @@ class temperature(Edit):
         if self.t <= 0:
             raise BadValue(
                 f"temperature got t={self.t:g}.",
-                "logits are divided by t, which is positive.",
-                "pass t > 0; uniform() gives equal weights.",
+                "t divides the logits and is positive.",
+                "pass t > 0; for equal weights use uniform().",
             )
 
     def arguments(self) -> list[str]:
         return [f"{self.t:g}"]
 
     def for_copy(self, batch: range) -> Edit | None:
-        return None  # under a soft cap or with sinks it applies to whole layers or heads
+        return None  # with a soft cap or sinks it applies to complete layers or heads only
 
-    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
+    def edit_problem(
+        self, problem: Problem, inputs: Inputs, site: CallSite
+    ) -> tuple[Problem, Inputs]:
         factor, softcap = 1 / self.t, problem.softcap
         by_row = self.rows is not None or self.batch is not None
         if softcap is not None:
             if by_row or self.heads is not None:
-                raise _not_one_problem(self, "a soft cap", "name no heads, rows or batch.")
+                hint = "leave out heads, rows and batch."
+                raise _cannot_differ(self, "a soft cap", "heads or rows", hint)
             problem = replace(problem, scale=problem.scale / self.t, softcap=softcap / self.t)
         else:
-            q = inputs.q * self.factors(factor, problem, here).unsqueeze(-1)
+            q = inputs.q * self.factors(factor, problem, site).unsqueeze(-1)
             inputs = inputs._replace(q=q.to(inputs.q.dtype))
         sinks = problem.sinks
         if sinks is not None:
-            _must_be_whole(self, by_row, "sinks")
-            sinks = sinks * self.factors(factor, problem, here).flatten()
-        return _with_bias(self, factor, replace(problem, sinks=sinks), here), inputs
+            _refuse_rows(self, by_row, "sinks")
+            sinks = sinks * self.factors(factor, problem, site).flatten()
+        return _with_bias(self, factor, replace(problem, sinks=sinks), site), inputs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class uniform(Edit):
-    """w = 1/n for each of the n keys that the query may look at; a sink takes nothing.
+    """Make the weights equal: w = 1/n for each of the n keys that the query may look at.
 
-    Raises `BadValue` in a call with sinks or ALiBi where it names rows: no one call says so.
+    A sink gets weight 0. Raises `BadValue` if `rows` or `batch` is set in a call with sinks or
+    ALiBi, because these are the same for all rows.
     """
 
     def for_copy(self, batch: range) -> Edit | None:
-        return None  # with sinks it applies to whole heads
+        return None  # with sinks it applies to complete heads only
 
-    def edit_problem(self, problem: Problem, inputs: Inputs, here: Here) -> tuple[Problem, Inputs]:
-        where = self.factors(0.0, problem, here) == 0
+    def edit_problem(
+        self, problem: Problem, inputs: Inputs, site: CallSite
+    ) -> tuple[Problem, Inputs]:
+        where = self.factors(0.0, problem, site) == 0
         inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
         sinks = problem.sinks
         if sinks is not None:
-            _must_be_whole(self, self.rows is not None or self.batch is not None, "sinks")
+            _refuse_rows(self, self.rows is not None or self.batch is not None, "sinks")
             sinks = sinks.masked_fill(where.flatten(), -math.inf)
-        return _with_bias(self, 0.0, replace(problem, sinks=sinks), here), inputs
+        return _with_bias(self, 0.0, replace(problem, sinks=sinks), site), inputs
 
 
-def _with_bias(edit: Edit, factor: float, problem: Problem, here: Here) -> Problem:
-    """The problem with its bias times the factor, for the queries that the edit is about."""
+def _with_bias(edit: Edit, factor: float, problem: Problem, site: CallSite) -> Problem:
+    """Return the problem with its bias times `factor` for the queries that the edit selects."""
     bias = problem.bias
     if bias is None:
         return problem
-    factors = edit.factors(factor, problem, here)
+    factors = edit.factors(factor, problem, site)
     if isinstance(bias, Alibi):
-        _must_be_whole(edit, edit.rows is not None or edit.batch is not None, "ALiBi")
+        _refuse_rows(edit, edit.rows is not None or edit.batch is not None, "ALiBi")
         slopes = bias.of(problem.grid)
         return replace(problem, bias=Alibi(slopes * factors.flatten().to(slopes), bias.align))
     assert isinstance(bias, TensorBias)
@@ -200,14 +215,14 @@ def _with_bias(edit: Edit, factor: float, problem: Problem, here: Here) -> Probl
     return replace(problem, bias=TensorBias(scaled.to(bias.tensor.dtype)))
 
 
-def _must_be_whole(edit: Edit, by_row: bool, what: str) -> None:
+def _refuse_rows(edit: Edit, by_row: bool, what: str) -> None:
     if by_row:
-        raise _not_one_problem(edit, what, "name no rows and no batch: heads can be named.")
+        raise _cannot_differ(edit, what, "rows", "leave out rows and batch; heads are allowed.")
 
 
-def _not_one_problem(edit: Edit, what: str, hint: str) -> BadValue:
+def _cannot_differ(edit: Edit, what: str, parts: str, hint: str) -> BadValue:
     return BadValue(
         f"{edit!r} was applied to a layer with {what}.",
-        f"the edited call has {what} that is the same for all it is about.",
+        f"in one call, {what} cannot differ between {parts}.",
         hint,
     )
