@@ -44,6 +44,7 @@ APART = {"engines", "explorer"}  # whose parts do not import each other
 CHOOSES = {("engines", "choice"), ("explorer", "cells"), ("explorer", "report_files")}
 ABOVE = {("explorer", "serve"), ("explorer", "notebook")}  # they show what their siblings draw
 SHARED = {
+    ("engines", "devices"),
     ("engines", "engine"),
     ("engines", "nonfinite"),
     ("engines", "operators"),

@@ -12,6 +12,7 @@ from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Statistic, parse_stats
 from .cpu import Cpu
+from .devices import CPU
 from .engine import Answer, Engine
 from .gpu.flex import Flex
 from .gpu.triton import Triton
@@ -22,8 +23,8 @@ from .tiled import Tiled
 
 CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
 TRITON, FLEX = Triton(), Flex()
-ENGINES: tuple[Engine, ...] = (CORE, SDPA, TILED, STEPS)
 BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, FLEX, TILED, STEPS)
+ENGINES = tuple(engine for engine in BY_NAME if engine.name in CPU.engines)
 
 
 def order(problem: Problem) -> tuple[Engine, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..problem.nan_safe import cleaned
 from ..problem.problem import Inputs, Problem
 from ..torch_state import has_values
+from .devices import policy_of
 
 
 def compute_cleaned(p: Problem, inputs: Inputs, compute: Callable[[Inputs], Tensor]) -> Tensor:
@@ -32,7 +33,7 @@ def is_finite(*tensors: Tensor) -> bool:
     It is False where values cannot be read without a wait: under a tracer, and on a GPU.
     """
     return has_values(*tensors) and all(
-        x.device.type == "cpu" and bool(torch.isfinite(x.sum())) for x in tensors
+        policy_of(x.device).reads_values and bool(torch.isfinite(x.sum())) for x in tensors
     )
 
 

@@ -15,15 +15,11 @@ from ..masks.key_ranges import UNLIMITED
 from ..problem.biases import TensorBias
 from ..problem.problem import Inputs, Problem
 from ..torch_state import batches_gradients, in_forward_mode, in_transform
+from .devices import CPU, CUDA, policy_of
 from .engine import Engine
 from .nonfinite import compute_cleaned, is_finite
 from .sdpa_backends import Gpu, backends_decline, gpu_of, listed
 
-# The most bytes of a mask that is written out as a matrix, on a CPU and on other devices. On a CPU
-# `tiled` computes what exceeds it, in 0.3 to 1.7 of the time.
-MOST_MASK_BYTES, MOST_ELSEWHERE = 2**28, 2**32
-MOST_UNFUSED_BYTES = 2**26  # of the weights that torch stores on a GPU without a fused kernel
-MOST_WEIGHTS_BYTES = 2**30  # of float64 weights with gradients
 FUSED = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -53,7 +49,7 @@ class Sdpa(Engine):
         if _needs_matrix(p):
             # Two bytes for booleans, and torch's copy as numbers (measured: 10 bytes in float64).
             need = (2 + p.dtype.itemsize) * p.all_pairs
-            if need > (MOST_MASK_BYTES if p.device.type == "cpu" else MOST_ELSEWHERE):
+            if need > policy_of(p.device).mask_bytes:
                 reasons.append(f"would store the mask as a matrix of {need / 1e9:.1f} GB")
         if _on_gpu(p) and not _bias_is_exact(p):
             dtype = str(p.dtype).removeprefix("torch.")
@@ -67,7 +63,7 @@ class Sdpa(Engine):
         large that storing them is refused; else an empty list."""
         p = problem
         declined = backends_decline(p, gpu, _needs_matrix(p))
-        if not all(declined.values()) or _weights_bytes(p) <= MOST_UNFUSED_BYTES:
+        if not all(declined.values()) or _weights_bytes(p) <= CUDA.weights_bytes:
             return []
         return [
             f"none of torch's fused kernels can compute it ({listed(declined)}), and without one "
@@ -134,8 +130,10 @@ def _call_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, rule: Mapping[str, 
     # kernel, which stores the weights, can do so. It is also the only one with a gradient for a
     # bias, and inside a transform torch does not notice that the bias needs one.
     needs_math = p.dtype == torch.float64 or (p.bias is not None and in_transform())
-    is_plain = p.grad and needs_math and p.device.type == "cpu" and _weights_fit(p)
-    is_large = _on_gpu(p) and _weights_bytes(p) > MOST_UNFUSED_BYTES
+    is_plain = (
+        p.grad and needs_math and p.device.type == "cpu" and p.all_pairs * 8 <= CPU.weights_bytes
+    )
+    is_large = _on_gpu(p) and _weights_bytes(p) > CUDA.weights_bytes
     if is_large:  # torch's fused kernels require a contiguous last dimension
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
 
@@ -168,10 +166,6 @@ def _call_fused(p: Problem, call: Callable[[], Tensor]) -> Tensor:
             "warnings list what each kernel requires.",
             "pass engine='triton' or engine='tiled', or enable torch's other kernels.",
         ) from error
-
-
-def _weights_fit(p: Problem) -> bool:
-    return p.all_pairs * 8 <= MOST_WEIGHTS_BYTES
 
 
 def _weights_bytes(p: Problem) -> int:

@@ -11,6 +11,7 @@ import torch
 from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
+from ..devices import policy_of
 from ..engine import Answer, Engine
 from ..operators import in_kernels, why_not_operator, with_own_buffers
 from .extension import (
@@ -46,7 +47,7 @@ class Cpu(Engine):
         reasons = []
         if not level():
             reasons.append(level_error())
-        if p.device.type not in ("cpu", "meta"):
+        if self.name not in policy_of(p.device).engines:
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:
             dtype = str(p.dtype).removeprefix("torch.")

@@ -21,6 +21,7 @@ from ...masks.values import query_positions
 from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import in_forward_mode, in_transform, is_tracing
+from ..devices import policy_of
 from ..engine import Engine
 from ..nonfinite import compute_cleaned, is_finite
 
@@ -38,7 +39,7 @@ class Flex(Engine):
     def why_not(self, problem: Problem) -> list[str]:
         p = problem
         reasons = []
-        if p.device.type != "cuda":
+        if self.name not in policy_of(p.device).engines:
             return ["FlexAttention is used only on CUDA devices"]
         if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             reasons.append("FlexAttention computes only float32, bfloat16 and float16")

@@ -15,6 +15,7 @@ import torch
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
 from ....stats import Partial, Statistic, lse_alone
+from ...devices import policy_of
 from ...engine import Answer, Engine
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import gpu_of, why_not_torch
@@ -43,7 +44,7 @@ class Triton(Engine):
         reasons = []
         if p.device.type == "cpu" and not _interprets():
             return ["the Triton kernels compute on a GPU"]
-        if p.device.type not in ("cpu", "cuda", "meta"):
+        if p.device.type != "cpu" and self.name not in policy_of(p.device).engines:
             reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
         if not INSTALLED:
             reasons.append(f"triton is not installed: {how_to_install('gpu')}")
