@@ -200,13 +200,13 @@ VALUES = {
         lambda: ch.explain(Q, K, V)["masked"],
         """There is no step 'masked' in this trace.
   Rule: a trace holds the steps that happened: query, key, value, scores, scaled, weights, output.
-  Hint: ask for one of these; a step such as 'capped' is there only if it was requested.""",
+  Hint: name one of these; a step such as 'capped' needs its keyword in the call.""",
     ),
     "a step without its axes": (
         lambda: ch.Step("mine", "x", "Why.", "q k", torch.zeros(2, 3, 4)),
         """Step 'mine' has axes 'q k' and a tensor of shape (2, 3, 4).
-  Rule: a step names every dimension of its tensor, one letter each.
-  Hint: name them all, for example axes='b h q k'.""",
+  Rule: a step names every dimension of its tensor by one letter.
+  Hint: name all dimensions, for example axes='b h q k'.""",
     ),
 }
 
@@ -214,19 +214,19 @@ TYPES = {
     "a keyword of torch's function": (
         lambda: call(is_causal=True),
         """attention got is_causal=True.
-  Rule: that is a keyword of torch's scaled_dot_product_attention. Here a mask is mask=, a matrix that is added bias=, dropout is dropout=, and grouped heads need no flag.
+  Rule: this is a keyword of torch's function; clearhead has mask=, bias= and dropout=, and groups heads without a flag.
   Hint: pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.""",
     ),
     "an unknown keyword of a call that takes more": (
         lambda: ch.look(Q, K, V, stat=["lse"]),
         """look got stat=['lse'].
-  Rule: it takes stats, mask, bias, scale, softcap, sinks, dropout, seed and engine.
+  Rule: look takes stats, mask, bias, scale, softcap, sinks, dropout, seed and engine.
   Hint: did you mean 'stats'?""",
     ),
     "an unknown keyword": (
         lambda: ch.plan(Q, K, V, causal=True),
         """plan got causal=True.
-  Rule: it takes mask, bias, scale, softcap, sinks, dropout, seed and engine.
+  Rule: plan takes mask, bias, scale, softcap, sinks, dropout, seed and engine.
   Hint: see help(clearhead.plan).""",
     ),
     "a list": (
@@ -347,7 +347,7 @@ TYPES = {
         lambda: call(bias=torch.nested.nested_tensor([Q[0], Q[1]])),
         """bias is nested.
   Rule: bias is a dense tensor with strides.
-  Hint: pass it padded, as bias.to_padded_tensor(0) gives it.""",
+  Hint: pad it: bias.to_padded_tensor(0).""",
     ),
     "sparse sinks": (
         lambda: call(sinks=torch.ones(6).to_sparse()),

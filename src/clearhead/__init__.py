@@ -17,14 +17,12 @@ def _in_subinterpreter() -> bool:
     return False
 
 
-if (
-    _in_subinterpreter()
-):  # asked before torch is imported, which would hang here or raise SystemError
+# Before torch is imported, which would hang in a subinterpreter or raise SystemError.
+if _in_subinterpreter():
     raise ImportError(
         "clearhead was imported in a subinterpreter.\n"
-        "  Rule: torch keeps one state for a process, and can be imported in its main interpreter "
-        "only.\n"
-        "  Hint: import clearhead in the main interpreter, or in a process of its own."
+        "  Rule: torch can be imported only in the main interpreter of a process.\n"
+        "  Hint: import clearhead in the main interpreter, or in another process."
     )
 
 from . import distributed, hf, nn
@@ -115,8 +113,10 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:
-    """The explorer, also called `views`, is imported when it is first used: so `import clearhead`
-    waits for no HTML, no terminal and no plots."""
+    """Import the explorer, also called `views`, when it is first used, and explain removed names.
+
+    So `import clearhead` loads nothing of HTML, the terminal or plots.
+    """
     if name in ("explorer", "views"):
         return importlib.import_module(".explorer", __name__)
     if name == "flow":

@@ -1,4 +1,4 @@
-"""`python -m clearhead` is `clearhead`."""
+"""Run the command line: `python -m clearhead` is the command `clearhead`."""
 
 from clearhead_cli import main
 

@@ -1,7 +1,7 @@
-"""How numbers, sizes, tokens and results are written: in a terminal, as JSON, in a notebook.
+"""Format numbers, sizes and tokens for the terminal, JSON and notebooks.
 
-Tokens come from outside and may hold any character. As labels nothing in them is invisible, breaks
-the line or reorders it.
+Tokens come from users and may hold any character. A label shows invisible characters, and no
+character in it breaks the line or reorders it.
 """
 
 import importlib
@@ -21,13 +21,13 @@ AXES = {
     "e": "embedding feature",
 }
 
-MAP_SIDE = 256  # cells a side of a map, which is about 600 pixels wide on a screen
+MAP_SIDE = 256  # cells on a side of a pooled map, which is about 600 pixels wide on a screen
 PLURAL = {"query": "queries"}
 UNITS = "", "k", "M", "G", "T", "P"
 
 
 def number(x: float, decimals: int) -> str:
-    """A number with so many digits after the point, in exponential form from a million on.
+    """Write a number with `decimals` digits after the point, in exponential form from a million on.
 
     >>> number(-0.00001, 4), number(float("-inf"), 4), number(2.5e9, 2)
     ('0.0000', '−∞', '2.50e+09')
@@ -51,7 +51,7 @@ def si(x: float) -> str:
 
 
 def axis_size(size: int, letter: str) -> str:
-    """The size of an axis with its name, by the axis' letter.
+    """Write the size of an axis with the name of the axis, given by its letter.
 
     >>> axis_size(5, "q"), axis_size(1, "k")
     ('5 queries', '1 key')
@@ -61,7 +61,7 @@ def axis_size(size: int, letter: str) -> str:
 
 
 def ends(size: int, most: int) -> list[int | None]:
-    """Positions 0 to size - 1; if these are more than `most`, the first and last, around a None.
+    """Return positions 0 to size - 1, or only the first and last `most`, around None.
 
     >>> ends(3, 4), ends(9, 4)
     ([0, 1, 2], [0, 1, None, 7, 8])
@@ -73,7 +73,7 @@ def ends(size: int, most: int) -> list[int | None]:
 
 
 def evenly(size: int, most: int) -> list[int]:
-    """At most `most` positions (two or more), evenly spaced, with both ends.
+    """Return at most `most` (two or more) evenly spaced positions, with both ends.
 
     >>> evenly(3, 4), evenly(10, 4)
     ([0, 1, 2], [0, 3, 6, 9])
@@ -84,7 +84,7 @@ def evenly(size: int, most: int) -> list[int]:
 
 
 def without_nan(value: Any, write: Callable[[float], object]) -> Any:
-    """Nested dicts and lists for JSON, which has neither NaN nor infinity: each is `write(x)`.
+    """Replace NaN and infinity, which JSON lacks, by `write(x)` in nested dicts and lists.
 
     >>> without_nan({"a": (1.0, float("inf"))}, str)
     {'a': [1.0, 'inf']}
@@ -97,12 +97,14 @@ def without_nan(value: Any, write: Callable[[float], object]) -> Any:
 
 
 REORDER = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-MARKS = "\u200e\u200f\u061c"  # direction marks, whose bidirectional class is that of letters
+MARKS = "\u200e\u200f\u061c"  # direction marks, which have the bidirectional class of letters
 
 
 def visible(token: str, longest: int = 16) -> str:
-    """A token as a label of at most `longest` characters: spaces at its ends are shown, and what is
-    invisible, breaks the line or reorders it is written as its code point.
+    """Write a token as a label of at most `longest` characters.
+
+    Spaces at its ends become ␣. A character that is invisible, breaks the line or reorders it
+    becomes its code point.
 
     >>> visible("a\\nb"), visible(" the"), visible("\\u202egnp"), visible("")
     ('a␊b', '␣the', '⟨202E⟩gnp', '∅')
@@ -110,13 +112,15 @@ def visible(token: str, longest: int = 16) -> str:
     parts = _parts(token, joined=False)
     if len(parts) > longest:
         parts = [*parts[: longest - 1], "…"]
-    return _held("".join(parts))
+    return _on_own_base("".join(parts))
 
 
 def visible_in_browser(token: str) -> str:
-    """The same at full length for a browser, which shortens labels itself. It keeps zero-width
-    joiners, which a browser draws: in emoji of families, in Indian scripts."""
-    return _held("".join(_parts(token, joined=True)))
+    """Write a token as a label of full length for a browser, which shortens labels itself.
+
+    It keeps zero-width joiners, which browsers draw in emoji of families and in Indian scripts.
+    """
+    return _on_own_base("".join(_parts(token, joined=True)))
 
 
 def _parts(token: str, joined: bool) -> list[str]:
@@ -126,9 +130,8 @@ def _parts(token: str, joined: bool) -> list[str]:
     return ["␣"] * before + [_written_out(char, joined) for char in body] + ["␣"] * after
 
 
-def _held(label: str) -> str:
-    """The label; a combining mark at its start gets a circle to stand on, so that it does not join
-    the text before it."""
+def _on_own_base(label: str) -> str:
+    """Put a circle before a combining mark that begins the label, so it joins no text before it."""
     if not label:
         return "∅"
     return "◌" + label if unicodedata.category(label[0]) in ("Mn", "Me", "Mc") else label
@@ -146,8 +149,11 @@ def _written_out(char: str, joined: bool) -> str:
 
 
 class ShownInNotebook:
-    """A value that a notebook shows as HTML. The explorer draws it, and is imported when a notebook
-    asks for it: nothing below the explorer imports it."""
+    """A value that a notebook shows as HTML, which the explorer draws.
+
+    The explorer is imported when a notebook shows the value, because modules below it must not
+    import it.
+    """
 
     def _repr_html_(self) -> str:
         cells = importlib.import_module("clearhead.explorer.cells")

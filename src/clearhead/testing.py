@@ -1,6 +1,6 @@
-"""Named problems and the yardstick, for tests and benchmarks of engines.
+"""Define named problems, and the error that an engine may make, for tests and benchmarks.
 
-Sizes are distinct primes and Tq differs from Tk, so a swapped dimension cannot hide.
+Sizes are distinct primes and Tq differs from Tk, so swapped dimensions cannot pass a test.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .problem.check import Options, make_problem
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Tensors and keywords for `attention`, and the tensors whose gradients are wanted."""
+    """Tensors and keywords for `attention`. `learn` are the keywords' tensors with a gradient."""
 
     q: Tensor
     k: Tensor
@@ -43,31 +43,34 @@ def make(
     Dv: int = 5,
     **keywords: object,
 ) -> Callable[[torch.dtype, int], Case]:
-    """A problem of these sizes. A tuple for `bias` or `sinks` is the shape of a tensor
-    that is drawn and learns; all else is asked as it is."""
+    """Return a function that draws a problem of these sizes, from a dtype and a seed.
+
+    A tuple for `bias` or `sinks` is the shape of a tensor to draw, which gets a gradient. Other
+    keywords are passed to `attention` as they are.
+    """
 
     def build(dtype: torch.dtype, seed: int = 0) -> Case:
         source = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int) -> Tensor:
-            # Drawn in the narrow dtype first, so that every dtype gets the same numbers.
+            # Drawn as float32 for every dtype, so that each gets the same numbers, rounded.
             return torch.randn(*shape, generator=source).to(dtype)
 
         tensors = draw(B, H, Tq, D), draw(B, G, Tk, D), draw(B, G, Tk, Dv)
-        made, learn = {}, []
+        passed, learn = {}, []
         for name, value in keywords.items():
             if name in ("bias", "sinks") and isinstance(value, tuple):
                 tensor = draw(*value)
                 learn.append(tensor)
                 value = bias(tensor) if name == "bias" else tensor
-            made[name] = value
-        return Case(*tensors, keywords=made, learn=tuple(learn))
+            passed[name] = value
+        return Case(*tensors, keywords=passed, learn=tuple(learn))
 
     return build
 
 
 def _scattered() -> Tensor:
-    """Which cells a dense mask keeps: about half, and none in row 3."""
+    """Return the cells that a dense mask keeps: about half, and none in row 3."""
     keep = torch.rand(2, 1, 13, 17, generator=torch.Generator().manual_seed(1)) < 0.5
     keep[:, :, 3] = False
     return keep
@@ -81,7 +84,7 @@ PROBLEMS: dict[str, Callable[[torch.dtype, int], Case]] = {
     "square causal": make(Tq=17, mask=Causal()),
     "causal from the start": make(mask=Causal(align="start")),
     "causal to the end": make(mask=Causal(align="end")),
-    "causal to the end, blind queries": make(Tq=17, Tk=13, mask=Causal(align="end")),
+    "causal to the end, fully masked queries": make(Tq=17, Tk=13, mask=Causal(align="end")),
     "causal from a position": make(mask=Causal(align=[3, 2])),
     "window": make(Tq=17, mask=window(before=3, after=2)),
     "window to the end": make(mask=Causal(align="end") & window(before=5, align="end")),
@@ -99,7 +102,7 @@ PROBLEMS: dict[str, Callable[[torch.dtype, int], Case]] = {
     "alibi": make(Tq=17, bias=alibi(), mask=Causal()),
     "soft cap": make(softcap=1.5, scale=1.0),
     "sinks": make(sinks=(6,), mask=Causal(align="end")),
-    "sinks and blind queries": make(Tq=17, Tk=13, G=3, sinks=(6,), mask=Causal(align="end")),
+    "sinks and fully masked queries": make(Tq=17, Tk=13, G=3, sinks=(6,), mask=Causal(align="end")),
     "everything at once": make(
         G=3,
         mask=Causal(align="end") & window(before=7, align="end"),
@@ -131,10 +134,10 @@ def naive_attention(
     dropout: float = 0.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Attention as one would write it in torch without clearhead, in the dtype of the inputs.
+    """Compute attention in plain torch, as it is usually written, in the dtype of the inputs.
 
-    The yardstick: an engine may err twice as much as this. Dropout takes its cells from the
-    reference, because a random draw has no second opinion.
+    An engine may err twice as much as this. Dropout drops the same weights as clearhead, because
+    random draws cannot be compared.
     """
     (B, H, Tq, D), Tk = q.shape, k.shape[2]
     k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
@@ -156,11 +159,11 @@ def naive_attention(
 
 
 def within_yardstick(got: Tensor, true: Tensor, yardstick: Tensor, size: float) -> tuple[bool, str]:
-    """Is `got` at most twice as far from the float64 `true` as `yardstick`, plus a rounding band?
+    """Is `got` at most twice as far from the float64 `true` as `yardstick`, plus four roundings?
 
-    The band is four roundings of `size`, the largest number that is mixed: scores, weights, sum and
-    output each round once. Returns the verdict and the figures. All three have one shape, `got`
-    and `yardstick` one dtype.
+    Scores, weights, sum and output each round once, by at most eps times `size`, the largest number
+    in them. Returns the verdict, and the error with its limit as text. All three tensors have one
+    shape; `got` and `yardstick` have one dtype.
     """
     got, true, yardstick = got.detach(), true.detach(), yardstick.detach()
     if not true.numel():

@@ -1,4 +1,4 @@
-"""What torch is doing around a call: compiling, tracing, transforming, recording gradients."""
+"""Find out what torch does around a call: compile, trace, transform, record gradients."""
 
 import os
 import sys
@@ -36,8 +36,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def loadable(kind: Class) -> Class:
-    """Let `torch.load` read what `torch.save` wrote of this class, as data, by default: that is
-    with ``weights_only=True``."""
+    """Let `torch.load` read saved values of this class with its default, ``weights_only=True``."""
     torch.serialization.add_safe_globals([kind])
     return kind
 
@@ -63,14 +62,14 @@ def in_functionalize() -> bool:
 
 
 def is_functionalized() -> bool:
-    """Is it one of the transforms of a call that runs eagerly?"""
+    """Is torch.func.functionalize among the transforms of a call that runs eagerly?"""
     return in_transform() and any(
         x.key() == TransformType.Functionalize for x in get_interpreter_stack()
     )
 
 
-# What `torch.compiler.assume_constant_result` sets, without importing the compiler:
-# torch.compile 2.10 cannot trace this function, and guards on its result.
+# torch.compile 2.10 cannot trace this function. The attribute makes it guard on the result, as
+# `torch.compiler.assume_constant_result` does, without importing the compiler.
 _has_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
@@ -85,13 +84,16 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 
 
 def records_grad(*tensors: Tensor | None) -> bool:
-    """Does autograd record what is done to these now?"""
+    """Does autograd now record operations on one of these?"""
     return torch.is_grad_enabled() and requires_grad(*tensors)
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Can these values be read now? Not on the meta device, while tracing, under vmap, while torch
-    makes them functional, or on a GPU while a graph is captured, which would end the capture."""
+    """Can the values of these tensors be read now?
+
+    They cannot on the meta device, while torch traces, under vmap, in torch.func.functionalize, or
+    while a CUDA graph is captured, which reading would end.
+    """
     return (
         not torch.compiler.is_compiling()
         and not is_tracing()
@@ -105,8 +107,10 @@ def _is_captured(x: Tensor) -> bool:
 
 
 def without_repeats(x: Tensor) -> Tensor:
-    """The same with size 1 in the dimensions that `expand` made, in which one slice is repeated. To
-    be broadcast: any copy of `x` itself would write the repetitions out."""
+    """Return `x` with size 1 in the dimensions in which `expand` repeats one slice.
+
+    The result broadcasts to the shape of `x`, and a copy of it does not hold the repetitions.
+    """
     for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
         if stride == 0 and size > 1:
             x = x.narrow(dim, 0, 1)
@@ -114,12 +118,12 @@ def without_repeats(x: Tensor) -> Tensor:
 
 
 def is_batched(*tensors: Tensor) -> bool:
-    """Is one of these a batch of tensors that vmap shows as one?"""
+    """Is one of these a batch that vmap presents as a single example?"""
     return any(map(_is_batched, tensors))
 
 
 def is_unbatched(*tensors: Tensor | None) -> bool:
-    """`is_plain`, and not `is_batched`."""
+    """Are these `is_plain`, and not `is_batched`?"""
     return is_plain(*tensors) and not is_batched(*(x for x in tensors if x is not None))
 
 
@@ -130,7 +134,7 @@ def _is_batched(x: Tensor) -> bool:
 
 
 def _unwrapped(x: Tensor) -> Iterator[Tensor]:
-    """The tensor, and the tensors inside its functorch wrappers, from the outermost in."""
+    """Yield the tensor and the tensors inside its functorch wrappers, from the outermost in."""
     yield x
     while is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
@@ -138,7 +142,7 @@ def _unwrapped(x: Tensor) -> Iterator[Tensor]:
 
 
 def is_tracing() -> bool:
-    """Is torch.jit.trace, make_fx or a fake tensor mode recording the operations?"""
+    """Does torch.jit.trace, make_fx or a fake tensor mode record the operations?"""
     return (
         _get_tracing_state() is not None
         or is_included(PRE_DISPATCH)
@@ -147,37 +151,39 @@ def is_tracing() -> bool:
 
 
 def is_onnx_export() -> bool:
-    """Is torch.onnx.export recording the operations?"""
+    """Does torch.onnx.export record the operations?"""
     traced = torch.compiler.is_compiling() or _get_tracing_state() is not None
     return traced and torch.onnx.is_in_onnx_export()
 
 
 def is_autocast(device: torch.device) -> bool:
-    """Is autocast enabled for this device? (Not every device has it: meta has none.)"""
+    """Is autocast enabled for this device? Some devices, such as meta, do not support it."""
     kind, some = device.type, torch._C._is_any_autocast_enabled()
     return some and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which matrix products keep the dtype of their arguments."""
+    """Return a context in which matrix products keep the dtype of their arguments."""
     if not is_autocast(device):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def in_backward() -> bool:
-    """Is this the backward pass, in which a checkpoint recomputes its layers?"""
+    """Does the backward pass run now? In it, activation checkpoints recompute layers."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def ends_recomputation(error: BaseException) -> bool:
-    """Does a checkpoint raise this, where a recomputation has come to the last tensor it needs?"""
+    """Is this the error by which a checkpoint ends a recomputation, at the last tensor it needs?"""
     return type(error).__name__ == "_StopRecomputationError"
 
 
 def in_autograd_function() -> bool:
-    """Does the forward of a `torch.autograd.Function` run, as in a checkpoint with
-    ``use_reentrant=True``? What is computed there has no gradients."""
+    """Does the forward of a `torch.autograd.Function` run? Its operations record no gradients.
+
+    A checkpoint with ``use_reentrant=True`` is such a function.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -189,14 +195,18 @@ def in_autograd_function() -> bool:
 
 
 def batches_gradients() -> bool:
-    """Is this a backward pass of is_grads_batched=True or jacobian(vectorize=True)? Few operations
-    of torch have a batching rule there."""
+    """Is this a backward pass of is_grads_batched=True or jacobian(vectorize=True)?
+
+    Few operations of torch have a batching rule in it.
+    """
     return in_backward() and is_included(LEGACY_VMAP)
 
 
 def in_forward_mode() -> bool:
-    """Is forward-mode differentiation (jvp, jacfwd) active? A kernel without a forward-mode rule
-    would drop its tangents silently."""
+    """Is forward-mode differentiation (jvp, jacfwd) active?
+
+    A kernel without a forward-mode rule would then drop the tangents silently.
+    """
     return forward_ad._current_level >= 0
 
 
@@ -206,8 +216,10 @@ def has_tangents(*tensors: Tensor) -> bool:
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Are these ordinary tensors with memory, and is nothing compiling or intercepting the call?
-    Then a kernel may be called with their addresses."""
+    """Can a kernel be called with the addresses of these tensors?
+
+    They must be ordinary tensors with memory, and nothing may compile or intercept the call.
+    """
     return (
         not torch.compiler.is_compiling()
         and not is_intercepted()
@@ -217,7 +229,7 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 
 def is_intercepted() -> bool:
-    """Does something trace, dispatch or transform the operations of an eager call?"""
+    """Does a mode or a transform intercept the operations of an eager call?"""
     return (
         _get_tracing_state() is not None
         or _len_torch_dispatch_stack() != 0
@@ -227,7 +239,7 @@ def is_intercepted() -> bool:
 
 
 def sees_functions() -> bool:
-    """Does a `TorchFunctionMode` see the functions of torch that an eager call calls?"""
+    """Does a `TorchFunctionMode` intercept the functions of torch in an eager call?"""
     return not torch.compiler.is_compiling() and _len_torch_function_stack() != 0
 
 
@@ -244,8 +256,11 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 
 def one_thread_after_fork() -> None:
-    """In a forked child, set torch to one thread, at the first call. The threads of its pool do not
-    survive a fork, and an operation that waits for them would never return."""
+    """Set torch to one thread at the first call in a forked child.
+
+    The threads of its pool do not survive a fork, and an operation that waits for them never
+    returns.
+    """
     global _forked
     if _forked:
         _forked = False
@@ -253,7 +268,7 @@ def one_thread_after_fork() -> None:
 
 
 def compiled_parts(model: nn.Module) -> list[str]:
-    """The names of the modules of a model that torch.compile has compiled, "" for itself."""
+    """Return the names of the modules that torch.compile has compiled, "" for the model itself."""
     return [name for name, part in model.named_modules() if _is_compiled(part)]
 
 

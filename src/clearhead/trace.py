@@ -1,6 +1,6 @@
-"""The steps of one attention call, named: pure data, no arithmetic.
+"""Hold the named steps of one attention call, as data.
 
-The views draw a `Step` from its `axes` alone, so a new step is one more `Step`.
+Views draw a `Step` from its `axes` alone, so they also draw steps that are added later.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from .torch_state import loadable
 @loadable
 @dataclass(frozen=True, eq=False, repr=False)
 class Step:
-    """One named tensor on the way from the inputs to the output.
+    """One named tensor between the inputs and the output, with its formula.
 
     `axes` names each dimension of `tensor` by a letter of `AXES`, for example
-    ``"b h q k"`` for the weights; `why` is one sentence of reason.
+    ``"b h q k"`` for the weights; `why` is a sentence that gives the reason for the step.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Step:
             raise BadValue(
                 f"Step {self.name!r} has axes {self.axes!r} and a tensor of shape "
                 f"{tuple(self.tensor.shape)}.",
-                "a step names every dimension of its tensor, one letter each.",
-                "name them all, for example axes='b h q k'.",
+                "a step names every dimension of its tensor by one letter.",
+                "name all dimensions, for example axes='b h q k'.",
             )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of its axes."""
+        """The shape of the tensor."""
         return tuple(self.tensor.shape)
 
     def axis_name(self, letter: str) -> str:
-        """The name of one of its axes. Before the projections, queries and keys are tokens."""
+        """Return the name of an axis. Before the projections, queries and keys are tokens."""
         if letter in "qk" and set(self.axes.split()) <= {"b", letter, "e"}:
             return "token"
         return AXES.get(letter, letter)
@@ -55,14 +55,14 @@ class Step:
 @loadable
 @dataclass(frozen=True, eq=False)
 class Trace(ShownInNotebook):
-    """The steps of one attention call, in order. `trace["weights"]` is a tensor, `trace.steps` all.
+    """The steps of one attention call, in order: `trace["weights"]` is the tensor of a step.
 
-    The tensors may be those that were passed in: read them, and write to copies.
+    A tensor may be an argument of the call itself, so do not write to it.
 
-    `queries` and `keys` are the tokens that label the rows and the columns, or None where none were
-    given. `about` describes the call in a line, and `settings` for programs (mask, scale, softcap,
-    bias, dropout, seed). `first` is for a trace that is part of a larger one: by the letter of an
-    axis, the number of its first position there.
+    `queries` and `keys` are the tokens that label rows and columns, or None. `about` describes the
+    call in a line; `settings` holds its mask, scale, softcap, bias, dropout and seed. `first` maps
+    the letter of an axis to the number of its first position, in a trace that is part of a larger
+    one.
     """
 
     steps: tuple[Step, ...]
@@ -78,14 +78,14 @@ class Trace(ShownInNotebook):
         return tuple(step.name for step in self.steps)
 
     def step(self, name: str) -> Step:
-        """The `Step` of that name. Raises `BadValue` if the trace has none."""
+        """Return the `Step` of this name. Raises `BadValue` if the trace has no such step."""
         for step in self.steps:
             if step.name == name:
                 return step
         raise BadValue(
             f"There is no step {name!r} in this trace.",
             "a trace holds the steps that happened: " + ", ".join(self.names) + ".",
-            "ask for one of these; a step such as 'capped' is there only if it was requested.",
+            "name one of these; a step such as 'capped' needs its keyword in the call.",
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -101,30 +101,29 @@ class Trace(ShownInNotebook):
         return len(self.steps)
 
     def before(self, *steps: Step) -> "Trace":
-        """The same trace with `steps` in front: how query, key and value were computed."""
+        """Return this trace with `steps` in front, which compute query, key and value."""
         return replace(self, steps=(*steps, *self.steps))
 
-    def made_by(self, **formulas: str) -> "Trace":
-        """The same trace with other formulas for some steps, by name: for example the projection by
-        which a layer computed its query."""
+    def with_formulas(self, **formulas: str) -> "Trace":
+        """Return this trace with other formulas for some steps: ``query="x W_Q"``."""
         steps = (
             replace(s, formula=formulas[s.name]) if s.name in formulas else s for s in self.steps
         )
         return replace(self, steps=tuple(steps))
 
     def sequence(self, which: int) -> "Trace":
-        """The same trace of one sequence of a batch, counted from 0: views show the first.
+        """Return the trace of one sequence of a batch, counted from 0. Views show the first.
 
-        Raises `BadValue` for a sequence that is not there.
+        Raises `BadValue` if the batch has no such sequence.
         """
         index, count = self._index(which, "b", "Sequence", "holds")
         about = self.about if count == 1 else f"{self.about}, sequence {index}"
         return replace(self._only({"b": index}), about=about)
 
     def head(self, which: int) -> "Trace":
-        """The same trace of one query head, counted from 0, and of the key head that it reads.
+        """Return the trace of one query head, counted from 0, and of the key head that it reads.
 
-        Raises `BadValue` for a head that is not there.
+        Raises `BadValue` if there is no such head.
         """
         index, H = self._index(which, "h", "Head", "has")
         indices = {"h": index, "g": index // (H // (self.size("g") or 1))}
@@ -132,13 +131,13 @@ class Trace(ShownInNotebook):
         return replace(self._only(indices), first={**(self.first or {}), **first})
 
     def _index(self, which: int, letter: str, name: str, holds: str) -> tuple[int, int]:
-        """An index into an axis, counted from 0, and the axis's size: 1 where no step has it."""
+        """Return an index into an axis, counted from 0, and the axis's size (1 if it is absent)."""
         count = self.size(letter) or 1
         rule = f"this trace {holds} {count}, counted from 0."
-        return as_index(name, which, count, rule, "ask for one of these."), count
+        return as_index(name, which, count, rule, "pass one of these."), count
 
     def _only(self, indices: dict[str, int]) -> "Trace":
-        """One index of each axis in `indices`; these axes stay, with size 1."""
+        """Return one index of each axis in `indices`. These axes remain, with size 1."""
         steps = []
         for step in self.steps:
             tensor = step.tensor
@@ -149,21 +148,21 @@ class Trace(ShownInNotebook):
         return replace(self, steps=tuple(steps))
 
     def size(self, letter: str) -> int | None:
-        """The size of the axis of that letter, None where no step has it."""
+        """Return the size of an axis, by its letter; None if no step has this axis."""
         for step in self.steps:
             if letter in step.axes.split():
                 return step.shape[step.axes.split().index(letter)]
         return None
 
     def labels(self, letter: str, size: int) -> list[str]:
-        """The labels of an axis: tokens if it has any, else numbers."""
+        """Return the labels of an axis: its tokens if it has any, else numbers."""
         tokens = {"q": self.queries, "k": self.keys}.get(letter)
         if tokens and len(tokens) == size:
             return list(tokens)
         return [str(self.number(letter, i)) for i in range(size)]
 
     def number(self, letter: str, index: int) -> int:
-        """The number that views show for an index of an axis: counted from 0, or from `first`."""
+        """Return the number that views show for an index of an axis, counted from 0 or `first`."""
         return index + (self.first or {}).get(letter, 0)
 
     def __repr__(self) -> str:

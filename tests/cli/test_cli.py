@@ -253,8 +253,8 @@ def test_dropout_and_seed_are_reproducible(run):
      "these letters themselves, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
      "it shows, for at most 2048 tokens.\n  Hint: pass a shorter text."),
-    (["explain", "a b", "--head", "2"], "Head 2 was asked for.\n  Rule: this trace has 2, "
-     "counted from 0.\n  Hint: ask for one of these."),
+    (["explain", "a b", "--head", "2"], "Head 2 was requested.\n  Rule: this trace has 2, "
+     "counted from 0.\n  Hint: pass one of these."),
 
     (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "
      "'causl' (did you mean 'causal'?).\n  Rule: a mask is "
@@ -288,12 +288,12 @@ def test_dropout_and_seed_are_reproducible(run):
     (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: No such "
      "file or directory.\n  Rule: a model is trained on a file of UTF-8 text."
      "\n  Hint: check the path, or convert the file to UTF-8."),
-    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be made: Not a "
+    (["train", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be created: Not a "
      "directory.\n  Rule: checkpoints, weights and pictures are written to a folder.\n  "
      "Hint: pass another folder."),
     (["measure", "/nowhere"], None),
     (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "
-     "made: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Hint: pass "
+     "created: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Hint: pass "
      "another folder with --out."),
     (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal was asked about Tq=3 "
      "queries and Tk=5 keys.\n  Rule: when the numbers differ, the corner must be named: where do "

@@ -539,7 +539,9 @@ def test_agrees_with_jax(name, problem):
         scale=case.keywords.get("scale"),
     )
     theirs = torch.from_numpy(np.array(theirs)).transpose(1, 2)
-    theirs = theirs.masked_fill(~keep.any(-1, keepdim=True), 0.0)  # JAX averages for blind queries
+    theirs = theirs.masked_fill(
+        ~keep.any(-1, keepdim=True), 0.0
+    )  # JAX averages for fully masked queries
     ours = ch.attention(*case.tensors, engine=name, **case.keywords)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 

@@ -588,7 +588,7 @@ def test_a_page_opens_at_the_requested_query(visit):
     assert visit(full_trace()).evaluate("chosen.query") == 4
     assert visit(full_trace(), query=1).evaluate("chosen.query") == 1
     assert visit(full_trace(), query=-1).evaluate("chosen.query") == 4
-    with pytest.raises(BadValue, match="Query 5 was asked for"):
+    with pytest.raises(BadValue, match="Query 5 was requested"):
         page(full_trace(), query=5)
 
 

@@ -226,7 +226,7 @@ def test_no_figure_is_kept_and_no_window_opened():
 def test_missing_steps_and_heads_are_refused():
     with pytest.raises(ch.BadValue, match="There is no step 'capped'"):
         plot.heads(trace(), "capped")
-    with pytest.raises(ch.BadValue, match="Head 4 was asked for"):
+    with pytest.raises(ch.BadValue, match="Head 4 was requested"):
         plot.steps(trace(), head=4)
     empty = torch.zeros(0, 3)
     with pytest.raises(ch.BadValue, match="here are none"):

@@ -468,7 +468,7 @@ def test_follow_finds_a_query_by_token_position_or_written_position():
     with pytest.raises(ch.BadValue, match=r"\[31m") as error:
         printed(text.follow, trace, "\x1b[31m")
     assert "\x1b" not in str(error.value)
-    with pytest.raises(ch.BadValue, match="Head 1 was asked for"):
+    with pytest.raises(ch.BadValue, match="Head 1 was requested"):
         printed(text.follow, trace, 0, head=1)
 
 

@@ -72,7 +72,7 @@ def test_products(problem, narrow_strips):
         torch.testing.assert_close(A @ every_head, weights @ every_head)
 
 
-@pytest.mark.parametrize("problem", ["full", "lengths", "sinks and blind queries"])
+@pytest.mark.parametrize("problem", ["full", "lengths", "sinks and fully masked queries"])
 def test_log_sum_exp(problem, narrow_strips):
     A, _, trace = both(problem)
     scores = trace["masked"] if "masked" in trace else trace["scaled"]
@@ -229,21 +229,21 @@ ERRORS = {
     "a row too far": (
         lambda A: A.rows([0, 5]),
         ch.BadValue,
-        """query 5 was asked for.
+        """query 5 was requested.
   Rule: there are 5, counted from 0; -1 is the last.
   Hint: pass an int, a slice or a list of ints, from -5 to 4.""",
     ),
     "a column too far back": (
         lambda A: A.cols(-8),
         ch.BadValue,
-        """key -8 was asked for.
+        """key -8 was requested.
   Rule: there are 7, counted from 0; -1 is the last.
   Hint: pass an int, a slice or a list of ints, from -7 to 6.""",
     ),
     "a row by its token": (
         lambda A: A.rows(["cat"]),
         ch.BadType,
-        """query 'cat' was asked for.
+        """query 'cat' was requested.
   Rule: there are 5, counted from 0; -1 is the last.
   Hint: pass an int, a slice or a list of ints, from -5 to 4.""",
     ),

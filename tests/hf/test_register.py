@@ -70,7 +70,7 @@ def test_a_layer_that_is_not_there(checkpoint):
     with pytest.raises(BadValue) as error:
         checkpoint.explain(TEXT, 6)
     assert str(error.value) == (
-        "layer 6 was asked for.\n  Rule: this model has 6 layers that call attention, numbered "
+        "layer 6 was requested.\n  Rule: this model has 6 layers that call attention, numbered "
         "from 0.\n  Hint: pass a layer from 0 to 5."
     )
 

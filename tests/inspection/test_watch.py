@@ -178,9 +178,9 @@ def test_a_failing_layer_does_not_leave_its_name_behind():
 @pytest.mark.parametrize("call, said", [
     (lambda m: ch.watch(7), "watch got an int.\n  Rule: watch records the modules of a model.\n"
      "  Hint: pass a torch.nn.Module; for one attention call, use look(...)."),
-    (lambda m: ch.watch(m, heads=[3]), "head 3 was asked for.\n  Rule: this layer has 3 query "
+    (lambda m: ch.watch(m, heads=[3]), "head 3 was requested.\n  Rule: this layer has 3 query "
      "heads, numbered from 0.\n  Hint: pass heads from 0 to 2."),
-    (lambda m: ch.watch(m, to="/dev/null/x"), "The folder '/dev/null/x' cannot be made: Not a "
+    (lambda m: ch.watch(m, to="/dev/null/x"), "The folder '/dev/null/x' cannot be created: Not a "
      "directory.\n  Rule: statistics are written to a folder.\n  Hint: pass another folder as "
      "to=."),
 ])  # fmt: skip

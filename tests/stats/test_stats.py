@@ -347,7 +347,9 @@ def cuts(size):
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    name=st.sampled_from(["sinks and blind queries", "everything at once", "documents", "lengths"]),
+    name=st.sampled_from(
+        ["sinks and fully masked queries", "everything at once", "documents", "lengths"]
+    ),
     data=st.data(),
 )
 def test_parts_merge_to_the_whole_in_any_order(name, data, small_tiles):
@@ -462,7 +464,7 @@ def score(results, only):
 
 @pytest.mark.parametrize("only", LEARNED)
 @pytest.mark.parametrize(
-    "name", ["full", "sinks and blind queries", "everything at once", "lengths", "no keys"]
+    "name", ["full", "sinks and fully masked queries", "everything at once", "lengths", "no keys"]
 )
 def test_gradients_equal_autograd_through_dense_weights(name, only, small_tiles):
     case, problem, inputs = learning(name)

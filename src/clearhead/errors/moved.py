@@ -1,7 +1,7 @@
-"""Modules by the names that they had before version 0.2.
+"""Import modules by the names that they had before version 0.2.
 
-Public ones can still be imported, with a warning that names the new place; the others raise an
-error that names it.
+Old names of public modules import the new ones, with a warning. Old names of internal modules raise
+an error that names the new module.
 """
 
 import importlib
@@ -49,13 +49,16 @@ class _Moved(MetaPathFinder, Loader):
 
 
 class _CallableReport(ModuleType):
-    """The old module `clearhead.report`, whose name is that of the function `clearhead.report`."""
+    """The old module `clearhead.report`, which has the name of the function `clearhead.report`.
+
+    It can be called like the function, and has the attributes of the modules that replaced it.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        for place in ("inspection.report", "explorer"):
-            found = importlib.import_module(f"clearhead.{place}")
-            if hasattr(found, name):
-                return getattr(found, name)
+        for new in ("inspection.report", "explorer"):
+            module = importlib.import_module(f"clearhead.{new}")
+            if hasattr(module, name):
+                return getattr(module, name)
         raise AttributeError(f"clearhead.report has no {name!r}")
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -63,5 +66,5 @@ class _CallableReport(ModuleType):
 
 
 def keep_old_names() -> None:
-    """Let the old names of modules be imported."""
+    """Make the old names of modules importable."""
     sys.meta_path.append(_Moved())

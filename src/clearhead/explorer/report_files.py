@@ -24,7 +24,7 @@ def write(found: Report, out: str | Path, *, beside: Report | None = None) -> di
     which the page compares; None is none.
 
     Returns their paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
-    folder that cannot be made.
+    folder that cannot be created.
     """
     out = writable_folder(out, "the page and the pictures are")
     stem = file_stem(found.name)

@@ -249,7 +249,7 @@ class MultiHeadAttention(nn.Module):
         value = projection_formula(U, "W_value", self.W_value)
         if self.rotary is not None:
             query, key = f"rotated({query})", f"rotated({key})"
-        trace = trace.made_by(query=query, key=key, value=value)
+        trace = trace.with_formulas(query=query, key=key, value=value)
         trace = trace.before(*(input_step(t, *names) for t, *names in given if t is not None))
         joined = _join_heads(trace["output"])
         axes = "b q e" if joined.dim() == 3 else "q e"

@@ -50,7 +50,7 @@ class OneHead(nn.Module, ABC):
         """
         q, k, v, mask, scale, dropout, _ = self._with_head(self.project(x, mask))
         trace = explain(q, k, v, tokens=tokens, mask=mask, scale=scale, dropout=dropout)
-        return trace.made_by(**self.formulas()).before(input_step(x))
+        return trace.with_formulas(**self.formulas()).before(input_step(x))
 
     @staticmethod
     def _with_head(inputs: AttentionInputs) -> AttentionInputs:

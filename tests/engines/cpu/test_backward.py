@@ -252,7 +252,7 @@ def test_the_log_sum_exp_has_a_gradient(sinks, level):
     mask = ch.Causal(align="end") & ch.lengths(queries=29)
     out, lse = core_with_lse(q, k, v, mask=mask, sinks=extra)
     grad_out, of_lse = draw(*out.shape, seed=8), draw(*lse.shape, seed=9)
-    of_lse[..., 29:] = 0  # blind queries have -inf there
+    of_lse[..., 29:] = 0  # fully masked queries have -inf there
     leaves = (q, k, v, *([extra] if sinks else []))
     got = torch.autograd.grad((out, lse), leaves, (grad_out, of_lse))
 

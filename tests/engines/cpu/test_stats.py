@@ -212,7 +212,7 @@ def with_leaves(case, dtype):
 
 @pytest.mark.parametrize("only", LEARNED)
 @pytest.mark.parametrize(
-    "name", ["full", "sinks and blind queries", "everything at once", "lengths"]
+    "name", ["full", "sinks and fully masked queries", "everything at once", "lengths"]
 )
 def test_gradients_equal_autograd_through_dense_weights(name, only):
     results = []

@@ -15,9 +15,9 @@ from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
 
 CASES = [
-    "causal to the end, blind queries", "window", "documents", "scattered and causal",
+    "causal to the end, fully masked queries", "window", "documents", "scattered and causal",
     "nobody sees anything", "grouped", "bias per key", "alibi", "soft cap",
-    "sinks and blind queries", "everything at once", "wide values",
+    "sinks and fully masked queries", "everything at once", "wide values",
     *(pytest.param(name, marks=pytest.mark.slow)
       for name in ("full", "one query", "prefix", "not causal")),
 ]  # fmt: skip

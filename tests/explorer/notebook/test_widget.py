@@ -105,7 +105,7 @@ def test_what_is_not_there_is_refused_and_what_was_chosen_stays(shown):
     ]:
         with pytest.raises(kind) as error:
             setattr(shown, name, value)
-        assert error.value.gave in (gave, f"{gave} was asked for.")
+        assert error.value.gave in (gave, f"{gave} was requested.")
         assert (error.value.rule, error.value.hint) == (rule, hint)
         assert (shown.head, shown.query, shown.address) == ((1, 3), 5, "#layer=1&head=3&query=5")
 

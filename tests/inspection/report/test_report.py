@@ -601,7 +601,7 @@ def test_everything_is_written(checkpoint, tmp_path):
     assert all(path.stat().st_size > 1000 for path in paths.values())
     assert json.loads(paths["numbers"].read_text())["layers"][5]["layer"] == 5
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadValue, match="cannot be made"):
+    with pytest.raises(BadValue, match="cannot be created"):
         write(report(checkpoint.folder, TEXT), tmp_path / "file" / "out")
 
 

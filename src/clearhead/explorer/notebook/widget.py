@@ -87,7 +87,7 @@ class Explorer(anywidget.AnyWidget):
         position = self._position(given)
         if position is None:
             way = did_you_mean(given, self._tokens) or way
-            raise BadValue(f"Query {given!r} was asked for.", rule, way)
+            raise BadValue(f"Query {given!r} was requested.", rule, way)
         return position
 
     @traitlets.observe("address")

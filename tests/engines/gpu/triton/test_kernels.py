@@ -446,7 +446,7 @@ def truth(*qkv, statistics=None, **keywords):
 
 
 SOON = {
-    "prefix", "scattered and causal", "sinks and blind queries", "everything at once",
+    "prefix", "scattered and causal", "sinks and fully masked queries", "everything at once",
     "dropout by seed", "no queries", "no keys",
 }  # fmt: skip
 
