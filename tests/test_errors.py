@@ -163,14 +163,14 @@ VALUES = {
     "tokens of another number": (
         lambda: ch.explain(Q, K, V, tokens=["the", "cat"]),
         """tokens has 2 entries for 5 positions.
-  Rule: tokens label the positions, one each.
-  Hint: pass 5 of them, or none.""",
+  Rule: every position has one token as its label.
+  Hint: pass 5 tokens, or none.""",
     ),
     "an explanation too large": (
         lambda: ch.explain(*(torch.zeros(1, 1, 1, 1).expand(1, 9, 9000, 1),) * 3),
-        """explain was asked about B=1 H=9 Tq=9000 Tk=9000 D=1, float32 on cpu: it would hold about 6 matrices of 1x9x9000x9000 (17.5 GB, more than 4.3 GB).
+        """explain got B=1 H=9 Tq=9000 Tk=9000 D=1, float32 on cpu: it would hold about 6 matrices of 1x9x9000x9000 (17.5 GB, more than 4.3 GB).
   Rule: explain holds every matrix it shows.
-  Hint: explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds only what is asked for.""",
+  Hint: explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds only the requested rows.""",
     ),
     "explain by an unknown engine": (
         lambda: ch.explain(Q, K, V, engine="warp"),
@@ -187,13 +187,13 @@ VALUES = {
     "a statistic of a look, misspelt": (
         lambda: ch.look(Q, K, V, stats=["entropy"]).entropi,
         """This look has no 'entropi'.
-  Rule: a look holds what was asked for: out, entropy.
+  Rule: a look holds what was requested: out, entropy.
   Hint: did you mean 'entropy'?""",
     ),
     "a statistic of a look that was not asked for, although another is spelt nearly so": (
         lambda: ch.look(Q, K, V, stats=[ch.pooled(2, 2)]).max,
         """This look has no 'max'.
-  Rule: a look holds what was asked for: out, pooled.
+  Rule: a look holds what was requested: out, pooled.
   Hint: ask for it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), "received", pooled(rows, cols), exact_rows([queries]).""",
     ),
     "a step that did not happen": (

@@ -74,7 +74,6 @@ UNFINISHED: tuple[str, ...] = (
     "src/clearhead/distributed/",
     "src/clearhead/engines/",
     "src/clearhead/explorer/",
-    "src/clearhead/functional/",
     "src/clearhead/hf/",
     "src/clearhead/inspection/",
     "src/clearhead/masks/",

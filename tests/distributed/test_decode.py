@@ -177,5 +177,5 @@ def test_what_cannot_be_decoded(tmp_path):
         assert "Rank 0 of 2 has 16 keys, and Layout(0:15, 29:35; 15:29) gives it 21." in said[0]
         assert said[1] == "decode got dropout."
         assert said[2] == "engine='tiled' was asked for inside of distributed.sharded."
-        assert said[3] == "look was called inside of distributed.sharded."
+        assert said[3] == "look was called inside distributed.sharded."
         assert said[4].startswith("The ranks made different calls: softcap is 3.0 on")

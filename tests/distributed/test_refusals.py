@@ -196,7 +196,7 @@ def compiled(rank: int) -> list[str]:
 
 def test_a_compiled_model_is_refused(tmp_path):
     here, there = on_processes(2, compiled, tmp_path)
-    refusal = "A model compiled by torch.compile ran inside of distributed.sharded."
+    refusal = "A model compiled by torch.compile ran inside distributed.sharded."
     assert set(there) == set(here[:4]) == {refusal}
     assert here[4] == f"Rank 1 left its block of distributed.sharded: {refusal}"
 

@@ -505,7 +505,7 @@ def test_an_error_in_full():
     assert str(caught.value) == (
         "attn_mask has shape (11, 5); the scores are (2, 6, 5, 11).\n"
         "  Rule: attn_mask broadcasts to the scores, (..., Hq, L, S).\n"
-        "  Hint: give each of its dimensions that size or 1."
+        "  Hint: make each of its dimensions that size or 1."
     )
 
 

@@ -223,8 +223,8 @@ ERRORS = {
         lambda A: A.to_dense(most=100),
         ch.BadValue,
         """The matrix has 210 cells (0.0 GB in fp32).
-  Rule: to_dense writes at most 100 cells unless it is told more.
-  Hint: ask for rows, cols, a block or a product, or say to_dense(most=210).""",
+  Rule: to_dense writes at most 100 cells, its argument most=.
+  Hint: compute rows, cols, a block or a product, or call to_dense(most=210).""",
     ),
     "a row too far": (
         lambda A: A.rows([0, 5]),
@@ -251,15 +251,15 @@ ERRORS = {
         lambda A: A @ torch.randn(2, 3, 5, 4),
         ch.BadValue,
         """A @ x got x of shape (2, 3, 5, 4) for a matrix (2, 3, 5, 7).
-  Rule: x has as many dimensions as q and one row for each of the 7 keys.
-  Hint: pass x with second-to-last size 7.""",
+  Rule: x has as many dimensions as q, and one row for each of the 7 keys.
+  Hint: pass x with the second-to-last size 7.""",
     ),
     "values without a batch": (
         lambda A: A.T @ torch.randn(5, 4),
         ch.BadValue,
         """A.T @ x got x of shape (5, 4) for a matrix (2, 3, 5, 7).
-  Rule: x has as many dimensions as q and one row for each of the 5 queries.
-  Hint: pass x with second-to-last size 5.""",
+  Rule: x has as many dimensions as q, and one row for each of the 5 queries.
+  Hint: pass x with the second-to-last size 5.""",
     ),
 }
 

@@ -272,7 +272,7 @@ def test_what_has_no_right_number_is_refused():
     assert found.metric == "hits"
     with torch.inference_mode(), pytest.raises(BadValue, match="has no gradient"):
         ch.effects(net, ids())
-    with pytest.raises(BadValue, match="effects was called inside of"):
+    with pytest.raises(BadValue, match="effects was called inside"):
         with computed_by(SimpleNamespace()):
             ch.effects(net, ids())
     net.blocks[0].compile(backend="eager")

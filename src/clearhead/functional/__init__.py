@@ -1,1 +1,1 @@
-"""One call of attention, and what can be asked of it."""
+"""Compute one attention call, its steps, its statistics, its matrix or its plan."""

@@ -1,7 +1,8 @@
-"""What an attention call depends on besides its arguments, as one value that it reads once.
+"""Hold what an attention call depends on besides its arguments, as one value that it reads once.
 
-`watch`, reports and checkpoints listen; `intervene` edits; `distributed.sharded` sets the ranks
-that compute together; the masks of transformers say where in its text a call stands.
+`watch`, reports and checkpoints set listeners, `intervene` sets editors, and `distributed.sharded`
+sets the ranks that compute together. The masks of transformers set the position of a call in its
+text.
 """
 
 import threading
@@ -21,93 +22,107 @@ from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic
 
-# How attention of a model comes to be seen, edited and computed on ranks, for errors.
+# For errors: how to run a model so that clearhead computes its attention.
 THROUGH_CLEARHEAD = (
     "run it inside `with clearhead.compat.patched():` if it calls torch's function "
     "(torch.nn.MultiheadAttention does with need_weights=False), load it with "
     'attn_implementation="clearhead", or build it from clearhead.nn'
 )
 
-# Called after each call: the problem whose weights are those of the call, its inputs, its output.
+# A listener is called after each attention call with the problem that has its weights (after
+# edits), its inputs and its output.
 OnCall: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
 class EditedCall:
-    """What an editor makes of one call: the problem and inputs to compute instead, and what follows
-    once an engine has computed them. Here nothing follows."""
+    """One call as an editor changed it: the problem and inputs to compute instead.
+
+    An editor that also changes the output, or that leaves the computed problem without its edit,
+    overrides the methods.
+    """
 
     problem: Problem
     inputs: Inputs
 
     def visible(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
-        """The problem whose weights are those of the edited call, from the one that is computed,
-        which all editors have edited."""
+        """Return the problem that has the weights of the edited call.
+
+        `problem` and `inputs` are those that are computed, after all editors.
+        """
         return problem, inputs
 
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        """The output to return instead of what the engine computed."""
+        """Return the output that replaces the engine's output."""
         return out
 
 
 class Editor(Protocol):
-    """Changes attention calls. What it knows of a call is in the `EditedCall`."""
+    """Changes attention calls. It keeps the state of one call in the `EditedCall`."""
 
     def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        """The call as it is edited."""
+        """Edit a new call."""
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        """The same for `matrix`, which computes weights of the last call and is not a call."""
+        """Repeat the edits of the last call for `matrix`, which computes its weights."""
 
 
 class Ranks(Protocol):
-    """What computes attention calls in `distributed.sharded`, where q, k and v are shards.
+    """Computes attention calls inside `distributed.sharded`, where q, k and v are shards.
 
-    Listeners are then called with the problem of the whole sequence, and the inputs of this rank.
-    `sharding` has functions for code that calls attention, inside of the block or not."""
+    A listener gets the problem of the full sequence and the inputs of this rank. Layers and
+    `inspection` call the functions of `sharding`, which work inside and outside the block.
+    """
 
     @property
     def tokens_before(self) -> int | None:
-        """How many tokens came before those that are decoded; None while the sequence is cut."""
+        """The number of tokens before those that are decoded; None while ranks share a sequence."""
 
     def positions_from(self, start: int, count: int) -> Tensor:
-        """Where the `count` tokens of a layer's call stand in the sequence, (count,). While the
-        sequence is cut: at this rank's positions, `start` further on, and as many as it holds,
-        whatever `count` says. While decoding: after the tokens that came before, whatever `start`
-        says, which counts those of this rank's cache."""
+        """Return the positions in the sequence of the `count` tokens of a layer's call, (count,).
+
+        While ranks share a sequence, these are the positions of this rank plus `start`, and `count`
+        is ignored. While decoding, they follow the tokens before, and `start` is ignored, because
+        it counts only the tokens in this rank's cache.
+        """
 
     def cached_part(self, x: Tensor) -> Tensor:
-        """Of keys or values of new tokens, (..., t, D), those that a cache on this rank keeps."""
+        """Return the new keys or values that this rank's cache stores, from all, (..., t, D)."""
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: "Ambient"
     ) -> Tensor:
-        """The output of these queries over the keys of all ranks."""
+        """Compute the output of these queries over the keys of all ranks."""
 
     def statistics(
         self, problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
     ) -> dict[str, Result]:
-        """Statistics of a problem of the whole sequence, on every rank."""
+        """Compute statistics of a problem of the full sequence, on every rank."""
 
     def masses(
         self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """As `sharding.masses_of`, on every rank."""
+        """Compute `sharding.masses_of` on every rank."""
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
-        """The tensor of the whole sequence, on every rank, from those of the ranks."""
+        """Return the tensor of the full sequence, on every rank, from the parts of the ranks."""
 
     def must_be_one_text(self, ids: Tensor) -> None:
-        """Raise `BadValue` if the document `ids` (B, t) name more than one text. Positions that
-        jump because of the layout name none."""
+        """Raise `BadValue` if the document `ids` (B, t) name more than one text.
+
+        Positions that jump because of the layout do not begin a text.
+        """
 
     def refuse(self, error: BadValue) -> BadValue:
-        """The error, which the end of the block repeats on every rank if nobody raises it."""
+        """Return the error, and raise it on every rank at the end of the block if it was caught."""
 
 
 class CallPosition(NamedTuple):
-    """What a mask says of a call: the columns of its query 0 (None: as the mask says) and of its
-    key 0, before which a cache has dropped the others, and the padding of its keys."""
+    """The position of a call in its text: the columns of its query 0 and key 0, and its padding.
+
+    `start` None means that the mask aligns the queries. Before `first_key`, a cache has dropped the
+    keys.
+    """
 
     start: int | None = None
     first_key: int = 0
@@ -118,8 +133,10 @@ UNKNOWN_POSITION = CallPosition()
 
 
 class Ambient(NamedTuple):
-    """The ambient state of a call. `editors` and `listeners` are in the order in which they act;
-    `traced` says that torch.compile traces the call, which then depends on nothing else here."""
+    """The ambient state of a call, with its editors and listeners in the order of their calls.
+
+    While torch.compile traces, `traced` is True and all other fields have their defaults.
+    """
 
     ranks: Ranks | None = None
     listeners: tuple[OnCall, ...] = ()
@@ -133,15 +150,18 @@ class Ambient(NamedTuple):
         return bool(self.listeners or self.editors)
 
 
-ALONE = Ambient()  # an eager call that nothing listens to, edits, or computes on many ranks
+ALONE = Ambient()  # an eager call without listeners, editors and ranks
 _TRACED = Ambient(traced=True)
 _ambient: ContextVar[Ambient] = ContextVar("ambient", default=ALONE)  # of this thread
 _open: list[Ranks] = []  # of the blocks of all threads; torch.compile guards on it
 
 
 def ambient() -> Ambient:
-    """The ambient state of a call that is made now. Raises `BadValue` where a block of
-    `distributed.sharded` is open and its ranks would not compute the call."""
+    """Return the ambient state of a call that begins now.
+
+    Raises `BadValue` if a block of `distributed.sharded` is open and its ranks would not compute
+    the call.
+    """
     if torch.compiler.is_compiling():
         if _open:
             # Without fullgraph=True the compiler then runs the call eagerly, which comes here.
@@ -155,32 +175,30 @@ def ambient() -> Ambient:
 
 
 def compiled_in_block() -> BadValue:
-    """The error for torch.compile inside `distributed.sharded`."""
+    """Return the error for torch.compile inside `distributed.sharded`."""
     return BadValue(
-        "A model compiled by torch.compile ran inside of distributed.sharded.",
-        "a compiled graph computes attention of this rank's part alone, and the ranks compute it "
-        "together.",
-        "run the model uncompiled inside of the block.",
+        "A model compiled by torch.compile ran inside distributed.sharded.",
+        "a compiled graph cannot compute attention together with other ranks.",
+        "run the model without torch.compile inside the block.",
     )
 
 
 def _in_other_thread() -> BadValue:
     return BadValue(
-        f"Attention was called in the thread {threading.current_thread().name!r} while another one "
-        "is inside of distributed.sharded.",
-        "the ranks compute the calls of the thread that entered the block; another thread would "
-        "compute attention of this rank's part alone.",
-        "run the model in the thread of the block; autograd computes checkpoints on a GPU again in "
-        "a thread of its own, so leave checkpoints out there.",
+        f"Attention was called in the thread {threading.current_thread().name!r} while another "
+        "thread is inside distributed.sharded.",
+        "the ranks compute only the calls of the thread that entered the block.",
+        "run the model in the thread of the block; on a GPU, use no activation checkpoints, which "
+        "autograd recomputes in another thread.",
     )
 
 
-# Blocks end in any order, so each takes back what it set and leaves the rest.
+# Blocks may end in any order, so each one removes only what it set.
 
 
 @contextmanager
 def computed_by(ranks: Ranks) -> Iterator[None]:
-    """Inside the `with` block, `ranks` compute the attention calls."""
+    """Let `ranks` compute the attention calls inside the `with` block."""
     before = _ambient.get().ranks
     _ambient.set(_ambient.get()._replace(ranks=ranks))
     _open.append(ranks)
@@ -219,7 +237,7 @@ def editing(editor: Editor) -> Iterator[None]:
 
 @contextmanager
 def at_position(position: CallPosition) -> Iterator[None]:
-    """Attention calls inside the `with` block stand there."""
+    """Set the position in the text of attention calls inside the `with` block."""
     before = _ambient.get().position
     _ambient.set(_ambient.get()._replace(position=position))
     try:
@@ -231,7 +249,7 @@ def at_position(position: CallPosition) -> Iterator[None]:
 def visible(
     edits: Sequence[EditedCall], problem: Problem, inputs: Inputs
 ) -> tuple[Problem, Inputs]:
-    """The problem whose weights are those of a call, from the one that is computed."""
+    """Return the problem that has the weights of a call, from the one that is computed."""
     for edit in edits:
         problem, inputs = edit.visible(problem, inputs)
     return problem, inputs
@@ -240,8 +258,10 @@ def visible(
 def capture_call(
     run: Callable[[], object], number: int
 ) -> tuple[tuple[Problem, Inputs] | None, int]:
-    """The attention call of this number, from 0, among those that `run` makes (None if it makes
-    fewer), and how many it makes. Only that one is kept in memory."""
+    """Return attention call `number` of `run`, counted from 0, and the number of its calls.
+
+    The call is None if `run` makes fewer. Only this call stays in memory.
+    """
     captured: tuple[Problem, Inputs] | None = None
     count = 0
 

@@ -33,7 +33,7 @@ def attention(
     engine: str = "auto",
     **unknown: NoReturn,
 ) -> Tensor:
-    """Scaled dot-product attention: ``softmax(scale * Q K^T + ...) V``.
+    """Compute scaled dot-product attention: ``softmax(scale * Q K^T + ...) V``.
 
     The order is scale, soft cap, bias, mask, softmax (in fp32 or wider), dropout, values.
 
@@ -44,40 +44,40 @@ def attention(
 
     Args:
         q: queries, (B, H, Tq, D). Leading dimensions may be missing from q, k and v alike. Under
-            autocast, three of one dtype keep it, and mixed ones are narrowed.
+            autocast, tensors of different dtypes are converted to the dtype of autocast.
         k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads key head i // (H // G).
         v: values, (B, G, Tk, Dv).
-        mask: who may look at whom, for example `causal`; None means everyone at everything.
+        mask: which keys each query may look at, for example `causal`; None means all keys.
         bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`;
             None adds nothing.
         scale: multiplies Q K^T; None means 1/sqrt(D), and 1 is the unscaled attention.
-        softcap: scores become softcap * tanh(scores / softcap); None means no cap, and so does one
-            of 2^100 or more, which would change nothing.
-        sinks: one extra logit per query head, (H,), that takes weight and gives no value; None
+        softcap: scores become softcap * tanh(scores / softcap); None means no cap. A cap of 2^100
+            or more changes nothing and is ignored.
+        sinks: one extra logit per query head, (H,), that takes weight and adds no value; None
             means no such logit.
         dropout: the probability that a weight is dropped; the others are scaled by 1 / (1 - p).
             None means 0.
-        seed: makes dropout a function of (seed, b, h, q, k); it needs `dropout`, which may be 0, as
-            outside of training. None means torch's generator decides:
-            it draws up to 65536 weights (B H Tq Tk) one by one, as `nn.Dropout` would, and for more
-            it draws a seed where the C++ core answers.
-        engine: "auto", or an engine by name, which then answers or raises, and never falls back.
-        unknown: no other keyword is taken; one of torch's function is refused with its name here.
+        seed: makes dropout a function of (seed, b, h, q, k). It needs `dropout`, which may be 0 for
+            evaluation. None means that torch's generator draws: up to 65536 weights (B H Tq Tk) one
+            by one, as `nn.Dropout` does, and a seed for more weights if the C++ core computes them.
+        engine: "auto", or the name of an engine, which then computes the call or raises.
+        unknown: raises `BadType`, which names the keyword to use for a keyword of torch's function.
 
     Returns:
-        (B, H, Tq, Dv), in the dtype of q. A query that may see nothing gets 0. Sums over keys are
-        divided by the sum of the weights at the end, so values whose sum leaves the range of fp32
-        (1e38 over four keys) give infinity. What stands behind
-        the mask changes nothing, NaN and infinity too; a row that sees an infinity is what the
-        formula gives, but on `sdpa` under a mask (float64, GPU) it is NaN.
+        (B, H, Tq, Dv), in the dtype of q. A fully masked query gets 0. Masked positions never
+        affect the result, even if they contain NaN or infinity. An unmasked infinity propagates as
+        in the formula; the engine `sdpa` with a mask (float64, GPU) returns NaN instead. The sum
+        over keys is divided by the sum of the weights at the end, so it is infinite if it leaves
+        the range of fp32.
 
-        From the C++ core (fp32, bf16, fp16 on a CPU), on one instruction-set level, an example has
-        the same bits for any number of threads, and alone or in a batch, forward and backward.
-        Other numbers of heads or queries may change last bits. The other engines are made of
-        torch's products, whose last bits follow all of these.
+        The C++ core (fp32, bf16 and fp16 on a CPU) returns the same bits for an example with any
+        number of threads, alone or in a batch, forward and backward, on one instruction-set level.
+        The numbers of heads and queries may change last bits. The last bits of other engines depend
+        on all of these, as torch's do.
 
     Raises:
-        BadValue, BadType: shapes, dtypes or values that do not fit, an engine that cannot answer.
+        BadValue, BadType: shapes, dtypes or values that do not fit; an engine that cannot compute
+            the call.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need"; heads that share keys Ainslie et al.
     2023, "GQA"; the soft cap Gemma Team 2024, "Gemma 2"; sinks Xiao et al. 2023, "Efficient
@@ -85,7 +85,7 @@ def attention(
     """
     if unknown:
         refuse_keywords(attention, unknown)
-    # 1. A call like an earlier one goes to the core at once.
+    # 1. A call that repeats an earlier one goes to the core without checks.
     around, signature = ambient(), None
     plain = bias is sinks is seed is None
     undropped = dropout is None or (type(dropout) is float and dropout == 0.0)
@@ -93,11 +93,11 @@ def attention(
         signature = repeated_calls.signature(q, k, v, mask, scale, softcap)
         if signature is not None and (out := repeated_calls.replay(signature, q, k, v)) is not None:
             return out
-    # 2. Inside `distributed.sharded` the ranks answer together.
+    # 2. Inside `distributed.sharded` the ranks compute together.
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     if around.ranks is not None:
         return around.ranks.attention(q, k, v, options, engine, around)
-    # 3. Any other is checked, answered by the engine that is chosen, and remembered if it can be.
+    # 3. Any other call is checked, computed by the chosen engine, and stored for repetition.
     problem, inputs = make_problem(q, k, v, options)
     if signature is None:
         return problem.shape_back(_output(problem, inputs, engine, around))
@@ -110,35 +110,34 @@ def attention(
 
 
 def _output(problem: Problem, inputs: Inputs, engine: str | Engine, around: Ambient) -> Tensor:
-    """The output, (B, H, Tq, Dv), by the first engine that can."""
-    if inputs.q.is_meta:  # only shapes: nothing to compute
+    """Compute the output, (B, H, Tq, Dv), by the first engine that can."""
+    if inputs.q.is_meta:  # a shape without numbers
         _chosen(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         return problem.with_zero_grad(out, *inputs) if problem.grad else out
-    return answered(problem, inputs, engine, around).out
+    return compute(problem, inputs, engine, around).out
 
 
 def _chosen(problem: Problem, engine: str | Engine) -> Engine:
     return engine if isinstance(engine, Engine) else choose(problem, engine)
 
 
-class Answered(NamedTuple):
-    """A call that was answered: the problem that was computed, with the active edits, the output,
-    (B, H, Tq, Dv), and the statistics, None if none were requested."""
+class Computed(NamedTuple):
+    """The edited problem, its output (B, H, Tq, Dv), and its statistics (None if not requested)."""
 
     problem: Problem
     out: Tensor
     stats: Partial | None
 
 
-def answered(
+def compute(
     problem: Problem,
     inputs: Inputs,
     engine: str | Engine,
     around: Ambient,
     statistics: tuple[Statistic, ...] = (),
-) -> Answered:
-    """Choose an engine, compute with it under the edits of `around`, then call its listeners."""
+) -> Computed:
+    """Apply the editors of `around`, choose an engine, compute, and call the listeners."""
     edits: list[EditedCall] = []
     for editor in around.editors:
         edits.append(editor.edit(problem, inputs))
@@ -159,4 +158,4 @@ def answered(
         out = edit.output(out, problem, inputs, chosen.name)
     for on_call in around.listeners:
         on_call(*seen, out)
-    return Answered(problem, out, stats)
+    return Computed(problem, out, stats)

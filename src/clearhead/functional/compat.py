@@ -1,5 +1,4 @@
-"""`scaled_dot_product_attention` with the signature of torch's own, and `patched`, which puts it in
-the place of torch's own."""
+"""Replace torch's `scaled_dot_product_attention` by a function with the same signature."""
 
 import functools
 import math
@@ -34,21 +33,21 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, with the same meaning.
+    """Compute `torch.nn.functional.scaled_dot_product_attention` on clearhead.
 
-    `query` is (..., Hq, L, E), `key` (..., H, S, E), `value` (..., H, S, Ev), with any leading
-    dimensions, which broadcast. A boolean `attn_mask` has True where a query may look; a floating
-    one, of the dtype of `query` or float32, is added to the scaled scores; both broadcast to
-    (..., Hq, L, S). `is_causal` is aligned at the start (the top-left corner); together with
-    `attn_mask` both apply, as in torch's fused kernel for a CPU. `dropout_p` always applies,
-    outside training too. On a CPU it drops the same weights as torch if there are at most 65536 of
-    them; of more it drops those of a seed that torch's generator draws, several times as fast (see
-    `attention`). `scale=None` means 1/sqrt(E). `enable_gqa` lets the heads of key and of value
-    divide Hq. Autocast applies as it does to torch's function.
+    `query` is (..., Hq, L, E), `key` (..., H, S, E) and `value` (..., H, S, Ev); leading dimensions
+    broadcast. `attn_mask` broadcasts to (..., Hq, L, S): a boolean mask has True where a query may
+    look, and a floating mask, of the dtype of `query` or float32, is added to the scaled scores.
+    `is_causal` counts both positions from 0, so query i sees keys 0 to i; `attn_mask` and
+    `is_causal` can both apply. `scale=None` means 1/sqrt(E). With `enable_gqa` the heads of key and
+    of value divide Hq. Autocast applies as it does to torch's function.
 
-    Where torch's result depends on its kernel, this one is defined: a row that may see nothing
-    gives 0, and NaN or infinity at a masked position (False, or -inf in a floating mask) does not
-    leak. Raises `BadValue` and `BadType` where torch raises RuntimeError.
+    `dropout_p` applies outside training too. On a CPU it drops the same weights as torch if there
+    are at most 65536. For more weights torch's generator draws a seed (see `attention`).
+
+    Some results of torch depend on its kernel; here they are defined. A fully masked query gets 0,
+    and NaN or infinity at a masked position (False or -inf) does not affect the output. Raises
+    `BadValue` and `BadType` where torch raises RuntimeError.
     """
     _check(query, key, value, attn_mask)
     dtype = None
@@ -66,7 +65,7 @@ def scaled_dot_product_attention(
         x.expand(*lead, h, *x.shape[-2:]).reshape(math.prod(lead), h, *x.shape[-2:])
         for x, h in zip(three, heads, strict=True)
     )
-    if heads[1] != heads[2]:  # `attention` takes as many value heads as key heads; torch need not
+    if heads[1] != heads[2]:  # torch allows this, and `attention` does not
         k, v = (_repeat(x, heads[0]) for x in (k, v))
 
     mask: Mask = Causal(align="start") if is_causal else everything
@@ -91,10 +90,10 @@ _originals: list[tuple[ModuleType, str, Callable[..., Any], Callable[..., Any]]]
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """Inside the `with` block, `torch.nn.functional.scaled_dot_product_attention` is clearhead's.
+    """Replace torch's `scaled_dot_product_attention` by clearhead's inside the `with` block.
 
-    So whatever calls it runs on clearhead and can be watched: `torch.nn.TransformerEncoder`, timm,
-    diffusers, transformers models with ``attn_implementation="sdpa"``.
+    Models that call it then run on clearhead and can be watched: `torch.nn.TransformerEncoder`,
+    timm, diffusers, and transformers with ``attn_implementation="sdpa"``.
 
     >>> import torch, clearhead as ch
     >>> model = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
@@ -103,16 +102,16 @@ def patched() -> Iterator[None]:
     >>> seen[0].entropy.shape
     torch.Size([1, 2, 5])
 
-    It holds in the thread (or task) that entered the block, not in others and not in threads that
-    are started inside; blocks nest; torch's function is back when the last one ends, after an error
-    too. ``@ch.compat.patched()`` before a function is the same block around each of its calls. What
-    `torch.compile` compiles while a block is open anywhere takes clearhead into its graph, and is
-    compiled again outside.
+    The block applies to the thread (or task) that entered it, and to no other thread, even if it is
+    started inside. Blocks nest, and the end of the last one restores torch's function, after errors
+    too. ``@ch.compat.patched()`` wraps each call of a function in a block. Graphs that
+    `torch.compile` compiles while a block is open in any thread contain clearhead; outside they are
+    compiled again.
 
-    torch's fused paths for `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation mode,
-    which call no such function, are off inside the block. `nn.MultiheadAttention` with
-    ``need_weights=True``, its default, computes its weights without it, and modules that imported
-    the function by name before (``from torch.nn.functional import ...``) keep torch's.
+    The block also switches off torch's fused paths for `nn.TransformerEncoder` and
+    `nn.MultiheadAttention` in evaluation mode, which bypass the function. Two cases stay on torch:
+    `nn.MultiheadAttention` with ``need_weights=True``, its default, and modules that imported the
+    function by name before (``from torch.nn.functional import ...``).
     """
     outer = _inside.get()
     _count_blocks(1)
@@ -125,7 +124,7 @@ def patched() -> Iterator[None]:
 
 
 def _count_blocks(change: int) -> None:
-    """Count the open blocks: the first one replaces torch's functions, the last restores them."""
+    """Count the open blocks. The first one replaces torch's functions, the last restores them."""
     global _open_blocks
     with _lock:
         if not _open_blocks:
@@ -140,17 +139,17 @@ def _count_blocks(change: int) -> None:
         _open_blocks += change
         if not _open_blocks:
             for module, name, choosing, original in _originals:
-                if getattr(module, name) is choosing:  # else somebody replaced it meanwhile
+                if getattr(module, name) is choosing:  # else other code has replaced it
                     setattr(module, name, original)
             _originals.clear()
 
 
 def _ours_inside(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `ours` inside a block and the original in every other thread."""
+    """Return a function that calls `ours` inside a block, and the original elsewhere."""
 
     @functools.wraps(original)
     def choosing(*args: Any, **keywords: Any) -> Any:
-        # torch.compile cannot read a ContextVar, so a graph takes ours while any block is open.
+        # torch.compile cannot read a ContextVar, so a graph calls ours while any block is open.
         inside = _open_blocks if torch.compiler.is_compiling() else _inside.get()
         return (ours if inside else original)(*args, **keywords)
 
@@ -158,14 +157,14 @@ def _ours_inside(ours: Callable[..., Any], original: Callable[..., Any]) -> Call
 
 
 def _four_dimensions(attn_mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The mask for scores of `shape`, its leading dimensions flattened into one, if it has any."""
+    """Return the mask for scores of `shape`, with its leading dimensions flattened into one."""
     missing = len(shape) - attn_mask.dim()
     sizes = (1,) * missing + tuple(attn_mask.shape)
     if missing < 0 or any(m != 1 and m != s for m, s in zip(sizes, shape, strict=True)):
         raise BadValue(
             f"attn_mask has shape {tuple(attn_mask.shape)}; the scores are {shape}.",
             "attn_mask broadcasts to the scores, (..., Hq, L, S).",
-            "give each of its dimensions that size or 1.",
+            "make each of its dimensions that size or 1.",
         )
     if not records_grad(attn_mask):
         attn_mask = without_repeats(attn_mask)
@@ -236,7 +235,7 @@ def _check_mask_dtype(attn_mask: Tensor, dtype: torch.dtype) -> None:
     if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
         raise BadType(
             f"attn_mask has dtype {attn_mask.dtype} and query {dtype}.",
-            "attn_mask is boolean (True = may look), or floating (added to the scores) with the "
-            "dtype of query or float32.",
-            "pass attn_mask.bool() if 1 means may look, attn_mask.to(query.dtype) if it is added.",
+            "a mask is boolean (True means may look), or has the dtype of query or float32 and is "
+            "added to the scores.",
+            "pass attn_mask.bool() if 1 means may look, or attn_mask.to(query.dtype) to add it.",
         )

@@ -1,4 +1,4 @@
-"""`explain`: attention step by step, every matrix of it in a `Trace`."""
+"""`explain`: compute attention step by step, and return every matrix in a `Trace`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,25 +35,26 @@ def explain(
     engine: str = "auto",
     **unknown: NoReturn,
 ) -> Trace:
-    """Attention step by step: a `Trace` with every intermediate matrix.
+    """Compute attention step by step, and return a `Trace` with every intermediate matrix.
 
     The steps are `query`, `key`, `value`, `scores`, `scaled`, `capped`, `biased`, `masked`,
-    `weights` (the softmax), `dropped` and `output` (the context vectors), without those that the
-    call does not need.
+    `weights` (the softmax), `dropped` and `output` (the context vectors). A step that the call does
+    not need is left out.
 
     Args:
-        tokens: the names of the queries, and of the keys where Tq = Tk and `key_tokens` is None;
+        tokens: labels of the queries, and of the keys if Tq = Tk and `key_tokens` is None;
             None means numbers.
-        key_tokens: the names of the keys.
-        engine: the reference computes the steps; another engine, by name, computes `output`.
+        key_tokens: labels of the keys.
+        engine: the name of an engine that computes `output`; the reference computes all other
+            steps.
 
-    All other arguments are those of `attention`: three dimensions are (H, T, D), so a batch of one
-    head is x.unsqueeze(1).
+    All other arguments are those of `attention`. Three dimensions are (H, T, D), so pass a batch of
+    one head as x.unsqueeze(1).
 
     Raises:
-        BadValue, BadType: as `attention`; tokens that are no list of words, or not one for each
-            query or key; matrices that would not fit in memory; meta tensors; with another engine,
-            dropout without a seed, as each engine makes its own draw.
+        BadValue, BadType: as `attention`; labels that are not a list with one string for each
+            position; matrices that do not fit in memory; meta tensors; dropout without a seed with
+            another engine, because each engine draws for itself.
     """
     if unknown:
         refuse_keywords(explain, unknown)
@@ -70,34 +71,34 @@ def explain_problem(
     key_tokens: Sequence[str] | None = None,
     engine: str = "auto",
 ) -> Trace:
-    """`explain` for a problem that is checked already, such as one that a listener was given."""
+    """Explain a problem that is already checked, such as one that a listener received."""
     must_have_values(problem, "explain")
     named = None if engine in ("auto", "steps") else choose(problem, engine)
     if named is not None and problem.dropout and problem.seed is None:
         raise BadValue(
-            f"explain was asked about dropout={problem.dropout} without a seed, and of {engine!r}.",
-            "without a seed each engine makes its own draw, so the output would not be that of the "
-            "weights that are shown.",
+            f"explain got dropout={problem.dropout} without a seed, and engine={engine!r}.",
+            "without a seed each engine draws for itself, so the output would not match the shown "
+            "weights.",
             "pass a seed=, or leave engine= out.",
         )
     if reasons := reference.too_large(problem):
         raise BadValue(
-            f"explain was asked about {problem.describe()}: it {reasons[0]}.",
+            f"explain got {problem.describe()}: it {reasons[0]}.",
             "explain holds every matrix it shows.",
             "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
-            "only what is asked for.",
+            "only the requested rows.",
         )
     queries, keys = _labels(problem, tokens, key_tokens)
     if engine == "auto" and problem.dropout and problem.seed is None and not CORE.why_not(problem):
         problem = replace(problem, seed=int(draw_seed()))  # as the core does
-    made: list[Step] = []
+    steps: list[Step] = []
     with no_autocast(problem.device):
         for step in reference.steps(problem, inputs):
             if step.name == "output" and named is not None:
                 step = replace(step, tensor=named.answer(problem, inputs).output)
             if step.name == "weights":
                 step = replace(step, why=step.why + _note_on_sums(problem, step.tensor))
-            made.append(_without_added_dims(step, problem.given_dims))
+            steps.append(_without_added_dims(step, problem.given_dims))
     answered = "" if named is None else f", answered by {named.name}"
     settings = {
         "mask": repr(problem.mask),
@@ -107,23 +108,23 @@ def explain_problem(
         "dropout": problem.dropout,
         "seed": problem.seed,
     }
-    return Trace(tuple(made), queries, keys, problem.describe() + answered, settings)
+    return Trace(tuple(steps), queries, keys, problem.describe() + answered, settings)
 
 
 def _note_on_sums(problem: Problem, weights: Tensor) -> str:
-    """A note on rows of these weights that do not sum to 1."""
+    """Return a note on rows of these weights that do not sum to 1, or ""."""
     note = "" if problem.sinks is None else " What is missing went to the sink."
     if problem.masked and bool((weights == 0).all(-1).any()):
         note += " A query that may see nothing gives 0."
     return note
 
 
-def wrong_count(name: str, given: int, size: int) -> BadValue:
-    """The error for `given` labels of `size` positions."""
+def wrong_count(name: str, count: int, size: int) -> BadValue:
+    """Return the error for `count` labels of `size` positions."""
     return BadValue(
-        f"{name} has {given} entries for {size} positions.",
-        "tokens label the positions, one each.",
-        f"pass {size} of them, or none.",
+        f"{name} has {count} entries for {size} positions.",
+        "every position has one token as its label.",
+        f"pass {size} tokens, or none.",
     )
 
 
@@ -132,18 +133,18 @@ def _labels(
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     if key_tokens is None and tokens is not None and problem.Tq == problem.Tk:
         key_tokens = tokens
-    for name, given, size in (
+    for name, labels, size in (
         ("tokens", tokens, problem.Tq),
         ("key_tokens", key_tokens, problem.Tk),
     ):
-        if isinstance(given, str) or not (given is None or hasattr(given, "__len__")):
+        if isinstance(labels, str) or not (labels is None or hasattr(labels, "__len__")):
             raise BadType(
-                f"{name} is {'one string, ' * isinstance(given, str)}{given!r}.",
+                f"{name} is {'one string, ' * isinstance(labels, str)}{labels!r}.",
                 "tokens are a list of strings, one for each position.",
                 f"split it first, for example {name}=text.split().",
             )
-        if given is not None and len(given) != size:
-            raise wrong_count(name, len(given), size)
+        if labels is not None and len(labels) != size:
+            raise wrong_count(name, len(labels), size)
     return (
         None if tokens is None else tuple(map(_label, tokens)),
         None if key_tokens is None else tuple(map(_label, key_tokens)),
@@ -155,11 +156,9 @@ def _label(token: object) -> str:
 
 
 def _without_added_dims(step: Step, rank: int) -> Step:
-    """The step without the leading dimensions that the caller's tensors did not have."""
+    """Remove the leading dimensions that the caller's tensors did not have."""
     drop = 4 - rank
-    if (
-        not drop
-    ):  # the same tensor that the output was computed from, so that it can have a gradient
+    if not drop:  # keep the tensor from which the output was computed, for its gradient
         return step
     tensor = step.tensor.reshape(step.tensor.shape[drop:])
     return replace(step, axes=" ".join(step.axes.split()[drop:]), tensor=tensor)

@@ -1,4 +1,4 @@
-"""`look`: the output of attention, and exact statistics of its weights."""
+"""`look`: compute the output of attention and exact statistics of its weights."""
 
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
@@ -24,7 +24,7 @@ from ..stats import (
 from ..stats.parse import how_to_request, must_fit
 from ..torch_state import loadable
 from .ambient import ambient
-from .attention import answered
+from .attention import compute
 from .sharding import must_not_be_sharded
 
 
@@ -44,9 +44,9 @@ def look(
     engine: str = "auto",
     **unknown: NoReturn,
 ) -> "Look":
-    """The output of `attention`, the same bits, and exact statistics of its weights.
+    """Compute the output of `attention`, with the same bits, and exact statistics of its weights.
 
-    Nothing of the size Tq x Tk is formed. `stats` names statistics of the masked logits x and the
+    No tensor of the size Tq x Tk is formed. `stats` names statistics of the masked logits x and the
     weights w = softmax(x):
 
     ====================  ====================================  ==================
@@ -63,21 +63,20 @@ def look(
     `exact_rows([...])`   w of some queries                     (B, H, n, Tk)
     ====================  ====================================  ==================
 
-    The first six need one sweep over the keys, the last three a second. Weights never carry
-    dropout. torch.compile breaks its graph here and gives the same bits; with ``["lse"]`` alone the
-    core stays in the graph. Other arguments as in `attention`.
+    The first six need one sweep over the keys, the last three a second sweep. The weights are those
+    before dropout. torch.compile breaks its graph at this call, with the same bits, except for
+    ``["lse"]`` alone. Other arguments are those of `attention`.
 
     Args:
-        stats: names, or statistics that take arguments, as in the table; a list of them. `watch`
-            has the same default.
+        stats: a list of names, and of statistics that take arguments, as in the table. `watch` has
+            the same default.
 
     Returns:
         A `Look`: `.out`, (B, H, Tq, Dv), and one attribute for each statistic.
 
     Raises:
-        BadValue, BadType: as `attention`; statistics that are unknown, do not fit or are no list
-            (a `topk`, or a span of `mass`, of more keys than there are); meta tensors; a call
-            inside of `distributed.sharded`.
+        BadValue, BadType: as `attention`; `stats` that is not a list; unknown statistics; a `topk`
+            or `mass` of more keys than Tk; meta tensors; a call inside `distributed.sharded`.
     """
     if unknown:
         refuse_keywords(look, unknown)
@@ -96,42 +95,42 @@ def look(
 def _look(
     problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
 ) -> "Look":
-    problem, out, stats = answered(problem, inputs, engine, ambient(), statistics)
+    problem, out, stats = compute(problem, inputs, engine, ambient(), statistics)
     return Look(problem, out, {} if stats is None else stats.finish())
 
 
 class NotRequested(BadValue, AttributeError):
-    """A statistic that is not in this look."""
+    """The look does not contain this statistic."""
 
 
 @loadable
 class Look(ShownInNotebook):
-    """The output of attention and the statistics asked for beside it.
+    """The output of attention and the requested statistics.
 
-    `look.out` is the output; every statistic is an attribute under its name: `look.lse`,
-    `look.topk.weights`, `look.topk.keys`, `look.mass["sink"]`. `look.names` lists them. Leading
-    dimensions that the inputs did not have are not there.
+    `look.out` is the output. Every statistic is an attribute under its name: `look.lse`,
+    `look.topk.weights`, `look.topk.keys`, `look.mass["sink"]`; `look.names` lists them. All have
+    the leading dimensions of the inputs.
     """
 
     out: Tensor
     names: tuple[str, ...]
 
-    def __init__(self, problem: Problem, out: Tensor, found: Mapping[str, Result]):
+    def __init__(self, problem: Problem, out: Tensor, statistics: Mapping[str, Result]):
         self.out = problem.shape_back(out)
-        self.names = tuple(found)
-        # In a graph for every length, the words would make one for each.
+        self.names = tuple(statistics)
+        # A description with the sizes would compile a graph for each length.
         compiling = torch.compiler.is_compiling()
         self.about = "a compiled call" if compiling else problem.describe()
-        self._found = {name: map_tensors(x, problem.shape_back) for name, x in found.items()}
+        self._results = {name: map_tensors(x, problem.shape_back) for name, x in statistics.items()}
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
-        found = self.__dict__.get("_found", {})
-        if name in found:
-            return found[name]
+        results = self.__dict__.get("_results", {})
+        if name in results:
+            return results[name]
         raise NotRequested(
             f"This look has no {name!r}.",
-            f"a look holds what was asked for: {', '.join(['out', *found])}.",
-            how_to_request(name, ["out", *found]),
+            f"a look holds what was requested: {', '.join(['out', *results])}.",
+            how_to_request(name, ["out", *results]),
         )
 
     def __dir__(self) -> list[str]:
@@ -144,9 +143,9 @@ class Look(ShownInNotebook):
         return "\n".join([f"look at {self.about}", *body])
 
     def table(self) -> list[tuple[str, str, str]]:
-        """Name, shape and summary of the output and of every statistic."""
+        """Return name, shape and summary of the output and of every statistic."""
         lines = [("out", self.out)]
-        for name, result in self._found.items():
+        for name, result in self._results.items():
             if isinstance(result, TopWeights):
                 lines += [(name, result.weights)]
             elif isinstance(result, dict):
@@ -157,7 +156,7 @@ class Look(ShownInNotebook):
 
 
 def _summary(x: Tensor) -> str:
-    """Smallest, mean and largest of the finite numbers, and how many are not finite."""
+    """Write the range and mean of the finite numbers, and how many are not finite."""
     x = x.detach()
     finite = x[torch.isfinite(x)].double()
     if not x.numel():

@@ -1,8 +1,7 @@
-"""`matrix`: the attention matrix, computed part by part: exact rows, columns, blocks and products.
+"""`matrix`: compute exact rows, columns, blocks and products of the attention matrix on demand.
 
 A weight is exp(score - max) / sum, with the maximum and the sum of its query over all keys. Only
-these two are kept, O(Tq); everything else is computed on demand. `A @ x` is attention with x as the
-values, so an engine computes it.
+these two are stored, O(Tq). `A @ x` is attention with x as the values, so an engine computes it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +33,7 @@ from .sharding import must_not_be_sharded
 if TYPE_CHECKING:
     import numpy as np
 
-MANY_RUNS = 16  # a run of keys costs about as much as this many consecutive keys
+MANY_RUNS = 16  # a separate run of keys costs about as much as this many consecutive keys
 ALL = slice(None)
 
 
@@ -52,19 +51,19 @@ def matrix(
     engine: str = "auto",
     **unknown: NoReturn,
 ) -> "Matrix":
-    """The attention matrix, lazy and exact: ``A[b, h] = softmax(scale * Q K^T + ...)``, the weights
-    that `attention` sums the values with.
+    """Return the exact weights ``softmax(scale * Q K^T + ...)`` of `attention` as a lazy matrix.
 
-    It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Nothing
-    of the size Tq x Tk is formed but by `to_dense()` and ``np.asarray(A)``. Weights never carry
-    dropout, so `dropout` and `seed` are checked and change nothing. `engine` computes `A @ x`;
-    blocks are computed as the reference does. Other arguments as in `attention`.
+    It has `rows`, `cols`, `block`, `A @ x`, `A.T @ x`, `lse`, `entropy`, `topk` and `pool`. Only
+    `to_dense()` and ``np.asarray(A)`` form a tensor of the size Tq x Tk. The weights are those
+    before dropout, so `dropout` and `seed` are checked but have no effect. `engine` computes
+    `A @ x`, and the formula of the reference all other parts. Other arguments are those of
+    `attention`.
 
     Returns:
-        A `Matrix` of shape (B, H, Tq, Tk), each row of which sums to 1, or to less beside a sink.
+        A `Matrix` of shape (B, H, Tq, Tk). Each row sums to 1, or to less with a sink.
 
     Raises:
-        BadValue, BadType: as `attention`; meta tensors; a call inside of `distributed.sharded`.
+        BadValue, BadType: as `attention`; meta tensors; a call inside `distributed.sharded`.
     """
     if unknown:
         refuse_keywords(matrix, unknown)
@@ -83,11 +82,10 @@ def matrix(
 
 
 class Matrix(ShownInNotebook):
-    """The weights softmax(...) of one attention call, (B, H, Tq, Tk), computed on demand.
+    """The weights of one attention call before dropout, (B, H, Tq, Tk), computed on demand.
 
-    Weights never carry dropout. Every result has the leading dimensions of q and k, is in fp32
-    or wider, and carries gradients if they require them. q and k are not copied: do not
-    change them while the matrix is in use.
+    Every result has the leading dimensions of q and k, is in fp32 or wider, and has a gradient if
+    q or k requires one. The matrix does not copy q and k, so do not change them while it is in use.
     """
 
     def __init__(self, problem: Problem, inputs: Inputs, engine: str = "auto"):
@@ -102,60 +100,66 @@ class Matrix(ShownInNotebook):
 
     @property
     def lse(self) -> Tensor:
-        """The natural log-sum-exp of each query's scores and its sink, (B, H, Tq); -inf if there
-        are none."""
+        """The natural log-sum-exp of each query's scores and its sink, (B, H, Tq).
+
+        It is -inf for a fully masked query without a sink.
+        """
         sums = self._sums(slice(0, self._problem.Tq))
         return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
 
     def rows(self, queries: int | slice | Sequence[int]) -> Tensor:
-        """The exact weights of some queries, (B, H, n, Tk)."""
+        """Compute the exact weights of some queries, (B, H, n, Tk)."""
         return self._weights(queries, ALL)
 
     def cols(self, keys: int | slice | Sequence[int]) -> Tensor:
-        """The exact weights that some keys receive, (B, H, Tq, n)."""
+        """Compute the exact weights that some keys receive, (B, H, Tq, n)."""
         return self._weights(ALL, keys)
 
     def block(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
     ) -> Tensor:
-        """The exact weights of some queries on some keys, (B, H, q, k)."""
+        """Compute the exact weights of some queries on some keys, (B, H, q, k)."""
         return self._weights(queries, keys)
 
     def entropy(self) -> Tensor:
-        """-Σ w log w of each query's weights, in nats, (B, H, Tq); 0 where it sees nothing."""
+        """Compute -Σ w log w of each query's weights, in nats, (B, H, Tq); 0 if fully masked."""
         return self._statistic("entropy")
 
     def topk(self, n: int) -> TopWeights:
-        """The n largest weights of each query and their keys, (B, H, Tq, n) both; ties go to the
-        lower key. Where a query sees fewer keys, the rest have weight 0 and key -1. Raises
-        `BadValue` for an n below 1 or above Tk."""
+        """Find the n largest weights of each query, and their keys, (B, H, Tq, n) both.
+
+        Among equal weights the lower key comes first. If a query sees fewer keys, the other entries
+        have weight 0 and key -1. Raises `BadValue` for an n below 1 or above Tk.
+        """
         statistic = topk(n)
         statistic.must_fit(self._problem.grid)
         return self._statistic(statistic)
 
     def pool(self, rows: int, cols: int) -> Tensor:
-        """A map of at most rows x cols, (B, H, rows, cols): the mean, over the queries of a bin, of
-        the weight they put into a bin of keys."""
+        """Compute a map of at most rows x cols, (B, H, rows, cols).
+
+        A cell is the weight that a query puts on a bin of keys, averaged over a bin of queries.
+        """
         return self._statistic(pooled(rows, cols))
 
     def to_dense(self, most: int = MOST_DENSE_CELLS) -> Tensor:
-        """The whole matrix. Raises `BadValue` above `most` cells, unless told a larger number."""
+        """Compute the full matrix. Raises `BadValue` if it has more than `most` cells."""
         p = self._problem
         cells = p.all_pairs
         if not cells <= most:
             raise BadValue(
                 f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",
-                f"to_dense writes at most {most:,} cells unless it is told more.",
-                f"ask for rows, cols, a block or a product, or say to_dense(most={cells}).",
+                f"to_dense writes at most {most:,} cells, its argument most=.",
+                f"compute rows, cols, a block or a product, or call to_dense(most={cells}).",
             )
         return self._weights(ALL, ALL)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
-        """`to_dense()` for NumPy, without gradients: ``np.asarray(A)``, a new array each time."""
+        """Return `to_dense()` as a new NumPy array without gradients, for ``np.asarray(A)``."""
         if copy is False:
             raise BadValue(
-                "The matrix was asked for as an array without a copy.",
-                "it is computed on demand, so each array of it is new.",
+                "copy=False was passed for an array of the matrix.",
+                "the matrix is computed on demand, so each array of it is new.",
                 "pass copy=None, or use np.asarray(A).",
             )
         return self.to_dense().detach().cpu().numpy().astype(dtype, copy=False)
@@ -163,24 +167,24 @@ class Matrix(ShownInNotebook):
     def __getitem__(self, which: object) -> NoReturn:
         raise BadType(
             f"The matrix was indexed with {which!r}, or iterated over.",
-            "it is computed on demand, and its parts have names.",
-            "call rows, cols or block, or index A.to_dense().",
+            "the matrix is computed on demand, by the methods rows, cols and block.",
+            "call one of them, or index A.to_dense().",
         )
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """A @ x for x of shape (B, G or H, Tk, n): attention with other values."""
+        """Compute A @ x for x of shape (B, G or H, Tk, n): attention with x as the values."""
         p = self._problem
         x = self._operand(x, p.Tk, "keys", "A @ x")
         grad = p.grad or (x.requires_grad and torch.is_grad_enabled())
         problem = replace(p, G=p.H, Dv=x.shape[-1], dtype=p.wide, grad=grad)
-        # Second derivatives are supported here, and the core has none.
+        # `Matrix` supports second derivatives, which the core does not.
         engine = choose(problem, "tiled" if grad and self._engine == "auto" else self._engine)
         with no_autocast(p.device):
             return p.shape_back(engine.answer(problem, p.widen(self._inputs._replace(v=x))).output)
 
     @property
     def T(self) -> "Transposed":
-        """The transpose: `A.T @ x` sums, for each key, over the queries that look at it."""
+        """The transpose. `A.T @ x` sums, for each key, over the queries that look at it."""
         return Transposed(self)
 
     def _transposed_matmul(self, x: Tensor) -> Tensor:
@@ -214,8 +218,11 @@ class Matrix(ShownInNotebook):
     def _weights(
         self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
     ) -> Tensor:
-        """Some queries on some keys, in the order given: a block for each run of consecutive keys.
-        Where there are many runs, whole rows cost less, and the keys are picked out of them."""
+        """Compute the weights of some queries on some keys, in their order.
+
+        It computes a block for each run of consecutive keys. For many runs, full rows cost less,
+        from which it selects the keys.
+        """
         p = self._problem
         columns = _runs(keys, p.Tk, "key")
         positions = [key for column in columns for key in range(column.start, column.stop)]
@@ -233,8 +240,11 @@ class Matrix(ShownInNotebook):
     def _block(
         self, queries: slice, keys: slice, sums: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """exp(score - max) / sum, 0 for a query that may see nothing; and the block of the mask.
-        `sums` are those of the queries over all keys, if they are known."""
+        """Compute the weights of a block, and return them with the block of the mask.
+
+        A weight is exp(score - max) / sum, or 0 for a fully masked query. `sums` holds max and sum
+        of the queries over all keys, if they are known.
+        """
         p = self._problem
         scores, keep = self._logits(queries, keys)
         if sums is None and keys == slice(0, p.Tk):
@@ -246,10 +256,10 @@ class Matrix(ShownInNotebook):
         return weights.masked_fill(scores == online_softmax.MASKED, 0.0), keep
 
     def _sums(self, queries: slice) -> State:
-        """The maximum and the sum of some queries over all keys.
+        """Return the maximum and the sum of some queries over all keys.
 
-        Kept once they were computed for all queries, except with gradients: their graph is freed by
-        the first backward pass.
+        Those of all queries are stored, unless they have a gradient, because the first backward
+        pass frees their graph.
         """
         p = self._problem
         if self._sums_of_all is not None and not p.records_grad:
@@ -266,7 +276,7 @@ class Matrix(ShownInNotebook):
         return partial.rows
 
     def _strips(self, queries: slice) -> Iterator[slice]:
-        """The queries in strips whose rows over all keys hold at most about `STRIP_CELLS` cells."""
+        """Yield the queries in strips, whose rows have at most about `STRIP_CELLS` cells."""
         p = self._problem
         size = max(1, STRIP_CELLS // max(1, p.B * p.H * p.Tk))
         if queries.start == queries.stop:
@@ -295,14 +305,14 @@ class Matrix(ShownInNotebook):
         if not fits:
             raise BadValue(
                 f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
-                f"x has as many dimensions as q and one row for each of the {length} {what}.",
-                f"pass x with second-to-last size {length}.",
+                f"x has as many dimensions as q, and one row for each of the {length} {what}.",
+                f"pass x with the second-to-last size {length}.",
             )
         return repeat_heads(as_4d(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)
 
 
 class Transposed:
-    """`A.T`. `A.T @ x`, with x of shape (B, H, Tq, n), is the sum over the queries for each key."""
+    """The transpose of a `Matrix`: `A.T @ x`, for x of shape (B, H, Tq, n), sums over queries."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -317,7 +327,7 @@ class Transposed:
         return (*lead, Tk, Tq)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
-        """As `Matrix` for NumPy, with queries and keys exchanged."""
+        """Return the transposed matrix as a new NumPy array without gradients."""
         return self._matrix.__array__(dtype, copy).swapaxes(-1, -2)
 
     def __repr__(self) -> str:
@@ -328,8 +338,7 @@ class Transposed:
 
 
 def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
-    """The positions as runs of consecutive ones, in the order given; an empty one if there are
-    none."""
+    """Split positions into runs of consecutive ones, in their order; none become an empty run."""
     return [slice(r.start, r.stop) for r in runs_of(_positions(which, size, name)) or [range(0)]]
 
 
@@ -337,7 +346,7 @@ def _positions(which: int | slice | Sequence[int], size: int, name: str) -> Sequ
     if isinstance(which, slice):
         return range(*which.indices(size))
     one = not isinstance(which, Iterable) or (isinstance(which, Tensor) and not which.dim())
-    given: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # told apart above
+    indices: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # by `one`
     rule = f"there are {size}, counted from 0; -1 is the last."
     hint = f"pass an int, a slice or a list of ints, from {-size} to {size - 1}."
-    return [as_index(name, i, size, rule, hint) for i in given]
+    return [as_index(name, i, size, rule, hint) for i in indices]

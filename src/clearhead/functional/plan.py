@@ -1,4 +1,4 @@
-"""`plan`: which engine would compute a call, why others decline, and what it costs."""
+"""`plan`: report which engine would compute a call, why others cannot, and what it costs."""
 
 from dataclasses import dataclass
 from typing import NoReturn
@@ -20,10 +20,10 @@ TILE = 256
 @loadable
 @dataclass(frozen=True, repr=False)
 class Plan(ShownInNotebook):
-    """Which engine computes a call and why; what it costs. Prints itself.
+    """The engine that computes a call, the reasons, and the costs, as data that prints as text.
 
-    `flops` counts the two products over the pairs that may look, `bytes` q, k, v and the output
-    once. `tiles` says how many 256 x 256 blocks are full under the mask, partial, or empty.
+    `flops` counts the two products over the pairs that may look, and `bytes` counts q, k, v and the
+    output once. `tiles` counts the 256 x 256 blocks that are full, partial or empty under the mask.
     """
 
     problem: str
@@ -77,10 +77,10 @@ def plan(
     engine: str = "auto",
     **unknown: NoReturn,
 ) -> Plan:
-    """Which engine would compute this call, why others decline, and what it costs.
+    """Report which engine would compute this call, why others cannot, and what the call costs.
 
-    Arguments as in `attention`. Nothing is computed but the mask. If no engine can compute it, the
-    plan says so; only an unknown engine name or arguments that do not fit raise.
+    Arguments are those of `attention`; only the mask is computed. A plan also reports that no
+    engine can compute the call. Raises as `attention` for an unknown engine or invalid arguments.
     """
     if unknown:
         refuse_keywords(plan, unknown)
@@ -90,7 +90,7 @@ def plan(
 
 
 def plan_of(problem: Problem, engine: str) -> Plan:
-    """`plan` for a problem that is checked already."""
+    """Plan a problem that is already checked."""
     chosen, declined = engines.first_capable(problem, engine)
     order = engines.order(problem)
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
@@ -110,7 +110,7 @@ def plan_of(problem: Problem, engine: str) -> Plan:
 
 
 def _count_tiles(problem: Problem) -> dict[str, int]:
-    """Blocks in which the mask allows every pair, in every batch and head; some; and none."""
+    """Count blocks in which the mask allows all, some or no pairs, over all batches and heads."""
     columns = -(-problem.Tk // TILE)
     if not problem.masked:
         return {"full": -(-problem.Tq // TILE) * columns, "partial": 0, "empty": 0}

@@ -1,4 +1,4 @@
-"""What dividing by sqrt(d) does to softmax, as data: `why_scale` measures it, views draw it."""
+"""Hold the effect of dividing by sqrt(d) on softmax, which `why_scale` measures and views draw."""
 
 import math
 import textwrap
@@ -12,11 +12,11 @@ from ..torch_state import loadable
 @loadable
 @dataclass(frozen=True, eq=False, repr=False)
 class Scaling:
-    """What scaling does, by head size: one entry of `sizes` per list entry; `raw` is unscaled.
+    """The effect of scaling for each head size in `sizes`; `raw` is without scaling.
 
-    `variance` is that of the scores, `gradient` the mean Frobenius norm of d weights / d scores of
-    one query, `entropy` that of the weights in nats (at most log(keys)). `weights` are one query's,
-    at head size `size`, sorted from the largest.
+    `variance` is the variance of the scores. `gradient` is the mean Frobenius norm of
+    d weights / d scores of one query. `entropy` is the entropy of the weights in nats, at most
+    log(keys). `weights` are the weights of one query at head size `size`, in falling order.
     """
 
     keys: int
@@ -53,9 +53,9 @@ class Scaling:
             f"{scaled:.4f} scaled (1/{self.keys} = {1 / self.keys:.4f} would be uniform).",
             "Unscaled, scores grow with d: their variance goes from "
             f"{self.variance_raw[0]:.1f} to {self.variance_raw[-1]:.1f}. Softmax then saturates: "
-            "nearly all weight lies on one key, and the gradient, by which the others could gain, "
-            f"goes from {self.gradient_raw[0]:.3f} to {self.gradient_raw[-1]:.3f}. Divided by "
-            "sqrt(d), all three stay where they are.",
+            "nearly all weight is on one key, and the gradient goes from "
+            f"{self.gradient_raw[0]:.3f} to {self.gradient_raw[-1]:.3f}. Divided by sqrt(d), "
+            "variance, entropy and gradient stay about the same.",
             f"Entropy is in nats, at most ln {self.keys} = {math.log(self.keys):.2f}; the gradient "
             "is the norm of the derivatives of the weights by the scores.",
         ]

@@ -1,4 +1,4 @@
-"""What code around attention does in the same way inside and outside of `distributed.sharded`."""
+"""Functions for code around attention that work inside and outside `distributed.sharded`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,30 +17,30 @@ from .ambient import ambient
 
 
 def must_not_be_sharded(verb: str) -> None:
-    """Raises `BadValue` inside `distributed.sharded`: `verb` needs the whole sequence."""
+    """Raise `BadValue` inside `distributed.sharded`, because `verb` needs the full sequence."""
     if ambient().ranks is not None:
         raise BadValue(
-            f"{verb} was called inside of distributed.sharded.",
-            "there a rank holds a part of the text, and only attention is answered by all of them.",
-            f"call {verb} outside of it; distributed.look gives statistics of shards.",
+            f"{verb} was called inside distributed.sharded.",
+            "in the block each rank has a part of the text, and only attention combines the parts.",
+            f"call {verb} outside the block; distributed.look computes statistics of shards.",
         )
 
 
 def token_positions(start: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Where the tokens of a layer's call stand in the sequence, (count,), after `start` others."""
+    """Return the positions in the sequence of a layer's tokens, (count,), after `start` others."""
     if (ranks := ambient().ranks) is None:
         return torch.arange(start, start + count, dtype=dtype, device=device)
     return ranks.positions_from(start, count).to(device, dtype)
 
 
 def cached_part(x: Tensor) -> Tensor:
-    """Of keys or values of new tokens, (..., t, D), those that a cache here keeps."""
+    """Return the new keys or values that a cache stores here, from all, (..., t, D)."""
     ranks = ambient().ranks
     return x if ranks is None else ranks.cached_part(x)
 
 
 def full_output(out: Tensor) -> Tensor:
-    """A copy of the output of a call, of all queries; of many ranks without a gradient."""
+    """Return a copy of the output of all queries; without a gradient inside `sharded`."""
     ranks = ambient().ranks
     return out.clone() if ranks is None else ranks.unshard(out.detach())
 
@@ -48,7 +48,7 @@ def full_output(out: Tensor) -> Tensor:
 def statistics_of(
     problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
 ) -> dict[str, Result]:
-    """Statistics of a call that a listener was given, all queries on all keys."""
+    """Compute statistics of a call that a listener received, over all queries and keys."""
     if (ranks := ambient().ranks) is not None:
         return ranks.statistics(problem, inputs, statistics)
     return compute_stats(problem, inputs, statistics).finish()
@@ -57,8 +57,11 @@ def statistics_of(
 def masses_of(
     p: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The weight of the queries at some positions, (n,), on groups of keys that differ from query
-    to query: `cells` are (..., n, Tk), and the result (B, H, n)."""
+    """Compute the weight of some queries on groups of keys, which differ from query to query.
+
+    `queries` are positions, (n,). `cells` holds booleans (..., n, Tk) for each group; its result
+    is (B, H, n).
+    """
     if (ranks := ambient().ranks) is not None:
         return ranks.masses(p, inputs, queries, cells)
     every, like = slice(0, p.Tk), torch.empty((), dtype=p.wide, device=p.device)
@@ -66,5 +69,5 @@ def masses_of(
     added = None if p.bias is None else bias(p.bias.block(p.grid, queries, every, like))
     part = replace(p, Tq=len(queries), mask=dense(keep=keep), bias=added)
     groups = mass({name: dense(keep=keep) for name, keep in cells.items()})
-    found = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), [groups]).finish()
-    return cast(dict[str, Tensor], found["mass"])
+    results = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), [groups]).finish()
+    return cast(dict[str, Tensor], results["mass"])

@@ -1,8 +1,8 @@
-"""Why divide by sqrt(d)? Softmax over random queries and keys, with and without the scaling.
+"""`why_scale`: measure softmax over random queries and keys, with and without scaling.
 
-A dot product of d independent terms of variance 1 has variance d. Unscaled, scores therefore spread
-as sqrt(d), softmax puts all its weight on one key, and its gradient vanishes; scaled, the variance
-stays 1 whatever d is. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
+A dot product of d independent terms of variance 1 has variance d. Without scaling, softmax puts
+nearly all weight on one key when d is large, and its gradient vanishes. With scaling, the variance
+is 1 for every d. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,8 @@ def why_scale(
 ) -> Scaling:
     """Measure scores, weights and gradients over random normal queries and keys, by `explain`.
 
-    `size` is the head size whose weights are shown; it joins `sizes`. Raises `BadValue` if a size
-    or a count is below 1.
+    `size` is the head size whose weights are shown, and is added to `sizes`. Raises `BadValue` if a
+    size or a count is below 1.
     """
     rule = "a seed is a whole number from 0 to 2^63 - 1."
     seed = as_count("seed", seed, rule, "pass for example seed=0.", most=MOST_SEED)
@@ -42,7 +42,7 @@ def why_scale(
     if whole_number(keys) == 1:
         raise BadValue(
             "keys=1.",
-            "of one key the weight is 1, whatever its score: there is nothing to scale.",
+            "the weight of a single key is 1 for every score, so scaling has no effect.",
             "pass keys=2 or more.",
         )
     size, keys, queries = _size("size", size), _size("keys", keys), _size("queries", queries)
@@ -52,7 +52,7 @@ def why_scale(
         for what in ("variance", "gradient", "entropy")
         for kind in ("raw", "scaled")
     }
-    shown: dict[str, Tensor] = {}
+    of_size: dict[str, Tensor] = {}  # by kind, one query's weights at the head size `size`
     source = torch.Generator("cpu").manual_seed(seed)
     for d in sizes:
         q, k = (
@@ -68,9 +68,9 @@ def why_scale(
             entropy = torch.special.entr(weights).sum(-1)
             columns[f"entropy_{kind}"].append(float(entropy.mean()))
             if d == size:
-                shown[kind] = weights[0].sort(descending=True).values
+                of_size[kind] = weights[0].sort(descending=True).values
     return Scaling(
-        keys, size, sizes, weights_raw=shown["raw"], weights_scaled=shown["scaled"], **columns
+        keys, size, sizes, weights_raw=of_size["raw"], weights_scaled=of_size["scaled"], **columns
     )
 
 
@@ -80,9 +80,9 @@ def _size(name: str, value: object) -> int:
 
 
 def _jacobian_norm(weights: Tensor) -> Tensor:
-    """|diag(w) - w w^T| of each row, the derivative of softmax, in closed form.
+    """Compute the Frobenius norm of diag(w) - w w^T, the derivative of softmax, for each row.
 
-    Its squared Frobenius norm is sum(w_i^2) - 2 sum(w_i^3) + sum(w_i^2)^2.
+    Its square is sum(w_i^2) - 2 sum(w_i^3) + sum(w_i^2)^2.
     """
     squares = weights.square().sum(-1)
     return (squares - 2 * weights.pow(3).sum(-1) + squares.square()).clamp(min=0).sqrt()
