@@ -13,6 +13,7 @@ from ..errors import BadType, kind_of
 from ..torch_state import compiled_parts
 from .inspect_model import asks_for_mask, calls_interface, computes_attention, misreads_masks
 from .passed_keywords import refused_keywords
+from .projections import without_projection
 from .register import NAME, register, transformers
 
 # Packages whose modules call the interface in their own code, if they do.
@@ -44,7 +45,8 @@ def supports(model: Any) -> Support:
     on the meta device. Nothing is run: the answer is read from the code of the model's modules, and
     "cannot tell" is the answer where that does not show it. Where only some layers hand their
     attention to transformers' interface, the answer is yes, and the reason names those that do not:
-    they run as ever and are not watched.
+    they run as ever and are not watched. The reason also says where it is not known what the heads
+    write into the residual stream.
     Raises `BadType` for anything else, and `Missing` if transformers is not installed.
     """
     library = transformers()
@@ -83,6 +85,8 @@ def _of_modules(model: nn.Module) -> Support:
             if obstacle is not None:
                 return obstacle
         rest = f"; not in {_list(own)}, where nothing is watched" if own else ""
+        if unknown := without_projection(model):
+            rest += f"; what its heads write is not known: {unknown}"
         return Support(True, f"{name} hands over its attention in {_list(answered)}{rest}.")
     if own:
         itself = f"{name} computes its attention itself ({_list(own)}).{_hint(own)}"

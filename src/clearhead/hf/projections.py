@@ -1,0 +1,206 @@
+"""What a module writes with: the matrix after the heads of an attention call, W_O.
+
+The attention call of a module returns z, (B, H, T, Dv). What its heads write is
+``sum_h z[:, h] @ W_O[h] + bias``. The matrix is found by its name and its width, and `check`
+compares what it gives with what the model computed.
+
+Letters: B batch, T tokens, H query heads, Dv value size, d model size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadValue, kind_of
+from ..nn.simple import OneHead
+from .inspect_model import calls_interface
+
+# The last part of the names that libraries give to the projection of the joined heads.
+NAMES = (  # in lower case
+    "o_proj", "out_proj", "c_proj", "o", "wo", "w_o", "dense", "out_lin", "proj", "projection",
+    "linear_out", "proj_out", "to_out", "output_projection", "output_proj", "attention_output",
+    "projection_layer",
+)  # fmt: skip
+# In the names of modules that change the output of attention before the projection reads it.
+_CHANGES = ("gate", "sub_norm", "o_norm", "inner_attn_ln")
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_TOKENS_CHECKED = 8
+
+
+@dataclass(frozen=True, repr=False)
+class OutputProjection:
+    """What the heads of an attention call write into the residual stream, in fp32.
+
+    `weight` is (H, Dv, d): head h writes ``z[:, h] @ weight[h]``. `bias`, (d,), belongs to no head;
+    None if there is none. `module` is the name of the module that computes the sum. A norm, a gate
+    or a dropout after it is not part of it.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    module: str
+
+    def __repr__(self) -> str:
+        bias = "" if self.bias is None else ", with a bias"
+        return f"OutputProjection({self.module or 'the model'}: {tuple(self.weight.shape)}{bias})"
+
+    def check(self, z: Tensor, returned: object) -> None:
+        """Raise `BadValue` unless `returned`, what `module` returned, is what the heads `z`,
+        (B, H, T, Dv), write, within rounding. Compares a few tokens."""
+        if isinstance(returned, tuple):  # torch.nn.MultiheadAttention: the output and the weights
+            returned = returned[0]
+        B, H, T, Dv = z.shape
+        d = self.weight.shape[-1]
+        assert isinstance(returned, Tensor)
+        if returned.numel() != B * T * d:
+            raise self._disagrees(f"of shape {tuple(returned.shape)}")
+        tokens = torch.linspace(0, B * T - 1, min(B * T, _TOKENS_CHECKED)).long().to(z.device)
+        heads = z.detach().transpose(1, 2).reshape(B * T, H, Dv)[tokens].double()
+        weight = self.weight.double()
+        wanted, most = (
+            torch.einsum("thv,hvd->td", f(heads), f(weight)) for f in (Tensor.clone, Tensor.abs)
+        )
+        if self.bias is not None:
+            wanted, most = wanted + self.bias.double(), most + self.bias.double().abs()
+        actual = returned.detach()
+        if actual.dim() == 3 and actual.shape[:2] == (T, B) != (B, T):
+            actual = actual.transpose(0, 1)  # torch's layout with batch_first=False
+        error = (actual.reshape(B * T, d)[tokens].double() - wanted).abs()
+        tolerance = max(1e-5, 4 * torch.finfo(returned.dtype).eps)
+        if not bool((error <= tolerance * most).all()):
+            raise self._disagrees(f"other numbers, off by {float((error / most).max()):.1g}")
+
+    def _disagrees(self, what: str) -> BadValue:
+        return BadValue(
+            f"{self.module or 'The model'} returned {what} where the heads times its weights were "
+            "expected.",
+            "what a head writes is known where the projection reads the output of attention as it "
+            "is; a gate or a norm before it, an adapter, or another order of the heads changes "
+            "that.",
+            "merge adapters into the weights; a module with a gate (Qwen3-Next) or a norm there is "
+            "not supported.",
+        )
+
+
+def output_projection(model: nn.Module, name: str, heads: int, size: int) -> OutputProjection:
+    """The projection after the attention calls of a module: `name` is the one that calls attention,
+    with `heads` query heads and values of `size` Dv.
+
+    Reads nn.Linear, Conv1D of transformers, torch.nn.MultiheadAttention and layers of clearhead.nn;
+    a layer without projection writes its head as it is. Values that several heads share are
+    no matter: each head has its own part. Raises `BadValue` where no projection is found, and for
+    weights that are quantised, sharded, on the meta device, or of another kind of module. Whether
+    the model computes what was found, `OutputProjection.check` tells.
+    """
+    module = model.get_submodule(name)
+    if isinstance(module, OneHead):
+        return OutputProjection(torch.eye(size, device=_device(module))[None], None, name)
+    path, linear = next(iter(_candidates(model, name, heads * size)), (None, None))
+    if path is None or linear is None:
+        raise BadValue(
+            f"No output projection was found for {name or 'the model'}, {kind_of(module)}.",
+            f"it is a linear module with {heads} x {size} = {heads * size} input features, inside "
+            f"the module that calls attention or beside it, named {', '.join(NAMES)}.",
+            "use a statistic that does not need it, or rename the projection of the model.",
+        )
+    weight, bias = matrix_of(linear, path)
+    runs = name if isinstance(module, nn.MultiheadAttention) else path  # it calls no out_proj
+    return OutputProjection(weight.reshape(heads, size, -1), bias, runs)
+
+
+def without_projection(model: nn.Module) -> str | None:
+    """Why what heads carry is not known in this transformers model, as far as its modules tell
+    before it runs; None if nothing is in the way."""
+    for name, module in model.named_modules():
+        if not calls_interface(type(module)):
+            continue
+        kind = type(module).__name__
+        _, linear = next(iter(_candidates(model, name, None)), (None, None))
+        if linear is None:
+            return f"{kind} has no output projection with a name that is known"
+        if obstacle := _obstacle(linear):
+            return f"the output projection of {kind} {obstacle}"
+        children = dict(module.named_children())
+        changes = [n for n in children if any(part in n for part in _CHANGES)]
+        width = input_width(linear)
+        if width and getattr(children.get("q_proj"), "out_features", None) == 2 * width:
+            changes.append("the second half of q_proj")  # Qwen3-Next
+        if changes:
+            return f"{kind} changes its output by {changes[0]} before the projection"
+    return None
+
+
+def matrix_of(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
+    """The matrix (in, out) and the bias (out,) of a linear module, in fp32. Raises `BadValue` for
+    weights that do not hold their numbers."""
+    weight = getattr(linear, "weight", None)
+    on_meta = isinstance(weight, Tensor) and weight.is_meta
+    if obstacle := _obstacle(linear) or ("is on the meta device" if on_meta else ""):
+        raise BadValue(
+            f"The projection {name!r}, {kind_of(linear)}, {obstacle}.",
+            "what a head writes is computed from whole weights in fp32, fp64, bf16 or fp16.",
+            "load the model unquantised on one device; merge adapters into the weights.",
+        )
+    assert isinstance(weight, Tensor)
+    bias = getattr(linear, "bias", None)
+    matrix = weight.detach().T if isinstance(linear, nn.Linear) else weight.detach()
+    return matrix.float(), None if bias is None else bias.detach().float()
+
+
+def input_width(module: nn.Module) -> int | None:
+    """The input features of a linear module, also of a quantised or wrapped one; None for another
+    module."""
+    width = getattr(module, "nx" if is_conv1d(module) else "in_features", None)
+    return width if isinstance(width, int) else None
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Is it transformers' `Conv1D`, a linear module whose matrix is not transposed?"""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
+
+
+def _candidates(model: nn.Module, name: str, width: int | None) -> Iterator[tuple[str, nn.Module]]:
+    """The linear modules of that input width (None: any) whose name is an output projection's: of
+    the module itself, then of those that its parent runs after it."""
+    module = model.get_submodule(name)
+    places = [(name, module)]
+    if name:
+        parent, _, own = name.rpartition(".")
+        siblings = list(model.get_submodule(parent).named_children())
+        later = siblings[[n for n, _ in siblings].index(own) + 1 :]
+        places += [(f"{parent}.{n}".lstrip("."), sibling) for n, sibling in later]
+    for place, part in places:
+        linears = {
+            f"{place}.{path}".strip("."): x
+            for path, x in part.named_modules()
+            if (x is not module) and input_width(x) is not None and width in (None, input_width(x))
+        }
+        for wanted in NAMES:
+            yield from (
+                (path, x) for path, x in linears.items() if _last_word(path).lower() == wanted
+            )
+
+
+def _last_word(path: str) -> str:
+    """The last part of a name that is not a number: to_out of attn.to_out.0."""
+    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+
+
+def _obstacle(linear: nn.Module) -> str:
+    """Why the numbers of a linear module cannot be read; "" if they can."""
+    weight = getattr(linear, "weight", None)
+    if not isinstance(linear, nn.Linear) and not is_conv1d(linear):
+        return "is not an nn.Linear or a Conv1D"
+    if hasattr(weight, "device_mesh"):  # a DTensor, whose import takes long
+        return "is sharded over devices"
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return "has no matrix of weights; it is sharded or packed"
+    if weight.dtype not in _DTYPES:
+        return f"holds quantised weights of {weight.dtype}"
+    return ""
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
