@@ -111,9 +111,9 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     assert "previous token" in labels
     legend = " ".join(out.split())
     assert (
-        "The labels antecedent, previous word, subject were measured on held-out stories and hold "
-        "for every text; the others, such as previous token, only say where the weight lies on "
-        "this text."
+        "The labels antecedent, previous word, subject were measured on held-out stories and apply "
+        "to every text; the others, such as previous token, describe the weights on this text "
+        "only."
     ) in legend
 
 
@@ -199,7 +199,7 @@ def test_a_text_of_one_token_has_no_effects_and_its_report_is_written(run, tmp_p
     pytest.importorskip("transformers")
     model = save_gpt2(tmp_path / "model", predicts=True)
     code, out, _ = run("look", "w8", "--model", model, "--effects", "--out", tmp_path / "out")
-    assert code == 0 and "No effects. The loss of the next token was asked for" in out
+    assert code == 0 and "No effects. The next-token loss was requested" in out
     assert (tmp_path / "out" / "gpt2.html").stat().st_size > 1000
 
 
@@ -499,7 +499,7 @@ def test_a_page_keeps_a_joined_emoji_in_its_title(run, tmp_path):
 
 def test_a_table_of_heads_fits_a_terminal(run, tmp_path):
     _, out, _ = run("look", "Long ago there lived a funny mouse.", "--out", tmp_path)
-    table = out[out.index("layer head") : out.index("by: the share")]
+    table = out[out.index("layer head") : out.index("by: the fraction")]
     assert max(map(len, table.splitlines())) <= 80
 
 

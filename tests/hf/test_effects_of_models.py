@@ -247,10 +247,10 @@ def test_positions_under_left_padding_are_said_and_not_altered():
     ("kind", "inputs", "error", "says"),
     [
         ("bert", {"input_ids": ids()}, BadValue, "In the BertForMaskedLM a token looks at those"),
-        ("t5", {"input_ids": ids(), "decoder_input_ids": ids()}, BadValue, "an encoder and a dec"),
-        ("bart", {"input_ids": ids()}, BadValue, "is an encoder and a decoder"),
+        ("t5", {"input_ids": ids(), "decoder_input_ids": ids()}, BadValue, "an encoder-dec"),
+        ("bart", {"input_ids": ids()}, BadValue, "is an encoder-decoder"),
         ("t5", {"input_ids": ids()}, BadValue, "nothing for its decoder"),
-        ("vit", {"pixel_values": torch.randn(2, 3, 8, 8)}, BadType, "without ids"),
+        ("vit", {"pixel_values": torch.randn(2, 3, 8, 8)}, BadType, "have no ids"),
         ("llama", {"input_ids": ids(), "logits_to_keep": 1}, BadValue, r"logits \(2, 1, 50\)"),
         ("llama", {"input_ids": ids(), "attention_mask": torch.ones(2, 1, 7, 7).tril() > 0},
          BadValue, r"attention_mask of shape \(2, 1, 7, 7\)"),

@@ -305,7 +305,7 @@ def test_it_is_drawn():
             BadValue,
             "The Linear made no attention call through clearhead",
         ),
-        (lambda: ch.effects(nn.Linear(2, 2), torch.ones(1, 2)), BadType, "without ids"),
+        (lambda: ch.effects(nn.Linear(2, 2), torch.ones(1, 2)), BadType, "have no ids"),
         (
             lambda: ch.effects(nn.Embedding(9, 2), torch.ones(1, 2).long()),
             BadValue,

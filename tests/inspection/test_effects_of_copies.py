@@ -302,14 +302,14 @@ def test_the_loss_is_of_a_decoder():
     with pytest.raises(BadValue, match="In the Encoder a token looks at those after it") as error:
         ch.effects(Encoder(False).eval(), ids())
     assert "labels=" in error.value.hint and "logit_difference" in error.value.hint
-    with pytest.raises(BadValue, match="The inputs hold labels, and the Encoder gave no loss"):
+    with pytest.raises(BadValue, match="The inputs have labels, and the Encoder returned no loss"):
         ch.effects(Encoder(True).eval(), {"input_ids": ids(), "labels": ids()})
     with pytest.raises(BadValue, match="attention_mask of shape"):
         given = {"input_ids": ids(), "attention_mask": torch.ones(B, 1, T, T)}
         ch.effects(Encoder(True).eval(), given)
     with pytest.raises(BadValue, match=r"logits \(2, 1, 13\) for ids \(2, 7\)"):
         ch.effects(Wrapped(lambda x: x[:, -1:]), ids())
-    with pytest.raises(BadType, match="without ids"):
+    with pytest.raises(BadType, match="have no ids"):
         ch.effects(ch.nn.TransformerBlock(6, HEADS, causal=True).eval(), torch.randn(B, T, 6))
 
 

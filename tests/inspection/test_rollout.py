@@ -44,7 +44,7 @@ def test_rows_in_any_order_and_only_those_asked_for_of_the_last_layer():
         (lambda: ch.rollout("run"), BadType, "got a str"),
         (lambda: ch.rollout(ch.Recording()), BadValue, "without calls"),
         (lambda: ch.rollout(record(rows=None)), BadValue, "recorded without rows"),
-        (lambda: ch.rollout(record(rows=[2, 3])), BadValue, "5 queries that are needed"),
+        (lambda: ch.rollout(record(rows=[2, 3])), BadValue, "5 required queries"),
         (lambda: ch.rollout(record(), [T]), BadValue, "Row 7"),
         (lambda: ch.rollout(record(), residual=1.5), BadValue, "residual=1.5"),
         (lambda: ch.rollout(record(), residual="x"), BadType, "residual='x'"),

@@ -1,4 +1,4 @@
-"""Does a model count positions from the first column of a padded batch?"""
+"""Detect models that count positions from the first column of a left-padded batch."""
 
 import inspect
 import warnings
@@ -15,10 +15,10 @@ from .copies import fresh
 
 
 def warn_of_column_positions(model: nn.Module, inputs: Any) -> None:
-    """Warn if texts are padded on the left, no positions are passed, and the model looks positions
-    up by column, so that a padded text is read at other positions than the text alone.
+    """Warn if the model gives a left-padded text other positions than the text alone.
 
-    The model runs once more for that, if there is padding on the left.
+    This happens if no positions are passed and the model looks positions up by column. If there is
+    padding on the left, the model runs once more to find out.
     """
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if not isinstance(mask, Tensor) or mask.dim() != 2 or inputs.get("position_ids") is not None:
@@ -37,19 +37,19 @@ def warn_of_column_positions(model: nn.Module, inputs: Any) -> None:
     hint = "pad on the right, or run each text alone"
     if first == 0 and "position_ids" in inspect.signature(model.forward).parameters:
         count = "(attention_mask.cumsum(-1) - 1).clamp(min=0)"
-        if isinstance(ids, Tensor) and ids.shape != mask.shape:  # a cache holds the others
+        if isinstance(ids, Tensor) and ids.shape != mask.shape:  # the others are in a cache
             count += f"[:, -{ids.shape[1]}:]"
         hint = f"pass position_ids={count} in the inputs, or pad on the right"
     warnings.warn(
         f"texts are padded on the left, and without position_ids the {type(model).__name__} counts "
-        "positions from the first column: it reads a padded text otherwise than the text alone. "
-        f"Effects are of model(**inputs) as it is. For those of the texts alone, {hint}.",
+        "positions from the first column, so a padded text has other positions than the text "
+        f"alone. The effects are those of model(**inputs). For those of the texts alone, {hint}.",
         stacklevel=3,
     )
 
 
 class _Lookups(TorchFunctionMode):
-    """Notes what is looked up in tables: the indices of embeddings and of rows."""
+    """Records the indices of all lookups of embeddings and rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,8 +76,11 @@ def _same(x: Tensor, ids: object) -> bool:
 
 
 def _first_column(at: Tensor, real: Tensor) -> int | None:
-    """The position of the first column, if these indices, of (T,), (1, T) or (B, T) positions,
-    count the columns with which `real`, (B, past + T), ends, where that is true; else None."""
+    """Return the position of the first column, if `at` counts columns; None if it does not.
+
+    `at` has shape (T,), (1, T) or (B, T). It counts columns if it grows by 1 over the last T
+    columns of `real`, (B, past + T), wherever those are True.
+    """
     B, columns = real.shape
     T = at.shape[-1] if at.dim() else 0
     if at.dim() == 1 and T > columns and T % B == 0:  # all rows in one

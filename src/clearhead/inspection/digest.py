@@ -1,4 +1,4 @@
-"""Digests of values by what they hold: two that are equal hold the same, in any run of Python."""
+"""Compute digests of values by their content, which are the same in every run of Python."""
 
 import functools
 import hashlib
@@ -23,21 +23,18 @@ NAMED = (type, types.BuiltinFunctionType)  # the same name is the same thing
 
 class Digests:
     """Digests of numbers, tensors, modules, edits, masks, recordings, functions, and lists and
-    dicts of them. What is none of these gets another digest each time, so that it is never taken
-    for the same.
+    dicts of them. Any other value gets a new digest each time, so it never equals an earlier one.
 
-    A function is its code, its defaults, and the variables that it refers to; a function of another
-    module that it refers to is its name.
-
-    Each value is read once, however many others hold it.
+    The digest of a function covers its code, its defaults, and the variables that it refers to.
+    Functions of other modules are identified by name. Each object is read once.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, str]] = {}  # a value that is kept keeps its id
+        self._known: dict[int, tuple[object, str]] = {}  # the reference keeps the id valid
 
     def of(self, value: object) -> str:
         if id(value) not in self._known:
-            self._known[id(value)] = value, "itself"  # where a function refers to itself
+            self._known[id(value)] = value, "itself"  # for a function that refers to itself
             digest = hashlib.sha256(
                 f"{type(value).__module__}.{type(value).__qualname__} ".encode()
             )
@@ -74,7 +71,7 @@ class Digests:
             yield f"{value.__module__}.{value.__qualname__}".encode()
         elif isinstance(value, Edit | Mask | Recording | Call):
             for name, part in vars(value).items():
-                if not name.startswith("_"):  # what it keeps for itself, made of the others
+                if not name.startswith("_"):  # private attributes derive from the others
                     yield f"{name} {self.of(part)} ".encode()
         else:
             yield os.urandom(16)
@@ -99,6 +96,6 @@ class Digests:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The global names that code may refer to, that of functions inside of it included."""
+    """Return the global names that code may refer to, including those in nested functions."""
     inner = (x for x in code.co_consts if isinstance(x, types.CodeType))
     return list(dict.fromkeys([*code.co_names, *(name for x in inner for name in _names(x))]))

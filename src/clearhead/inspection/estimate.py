@@ -12,7 +12,7 @@ from ..errors import BadValue
 from ..functional.ambient import EditedCall
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
-from .edits.edit import CallSite, Edit, in_order
+from .edits.edit import Edit, EditSite, in_order
 from .layers import Layers
 
 
@@ -22,7 +22,7 @@ class UneditedCall(NamedTuple):
     `zeros` were added to the output `out`; their gradient is the gradient of the output.
     """
 
-    site: CallSite
+    site: EditSite
     problem: Problem
     inputs: Inputs
     out: Tensor
@@ -41,7 +41,7 @@ class Recorder:
             return EditedCall(problem, inputs)
         layer, name = self.layers.next_call()
         number = sum(call.site.layer == layer for call in self.calls)
-        site = CallSite(layer, name, number, self.layers.texts.positions(problem))
+        site = EditSite(layer, name, number, self.layers.texts.positions(problem))
         return _RecordedCall(problem, inputs, site, self)
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
@@ -50,7 +50,7 @@ class Recorder:
 
 @dataclass(frozen=True, eq=False)
 class _RecordedCall(EditedCall):
-    site: CallSite
+    site: EditSite
     recorder: Recorder
 
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:

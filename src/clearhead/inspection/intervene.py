@@ -15,7 +15,7 @@ from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_backward
-from .edits.edit import CallSite, Edit, in_order
+from .edits.edit import Edit, EditSite, in_order
 from .layers import (
     Layers,
     check_layers,
@@ -197,10 +197,10 @@ class _Editor:
             return EditedCall(problem, inputs)
         layer, name = self.layers.next_call()
         self._calls[layer] += 1
-        site = CallSite(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
+        site = EditSite(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
         return self._at(site, problem, inputs)
 
-    def _recomputed(self, problem: Problem) -> CallSite | None:
+    def _recomputed(self, problem: Problem) -> EditSite | None:
         """Return the site of the call that a checkpoint recomputes; None if it is not in the block.
 
         If several sites are possible, all must be edited alike: any of them is returned. Raises
@@ -210,7 +210,7 @@ class _Editor:
             return None
         at = self.layers.texts.positions(problem)
         candidates = [
-            CallSite(layer, self.layers.names[layer], call, at)
+            EditSite(layer, self.layers.names[layer], call, at)
             for layer in self.layers.recomputed()
             if self._calls[layer]
             for call in sorted({0, self._calls[layer] - 1})
@@ -239,9 +239,9 @@ class _Editor:
         if last is None:
             return EditedCall(problem, inputs)
         at = self.layers.texts.positions(problem)
-        return self._at(CallSite(*last, self._calls[last[0]] - 1, at), problem, inputs)
+        return self._at(EditSite(*last, self._calls[last[0]] - 1, at), problem, inputs)
 
-    def _at(self, site: CallSite, problem: Problem, inputs: Inputs) -> EditedCall:
+    def _at(self, site: EditSite, problem: Problem, inputs: Inputs) -> EditedCall:
         applied = {number: self.edits[number] for number in in_order(self.edits, problem, site)}
         unchanged = set()
         for number, edit in applied.items():
@@ -259,7 +259,7 @@ class _EditedCall(EditedCall):
     `unchanged` are the edits that remove no visible edge.
     """
 
-    site: CallSite
+    site: EditSite
     edits: Mapping[int, Edit]
     unchanged: frozenset[int]
     done: Intervention

@@ -1,4 +1,4 @@
-"""What is read off a model's output: numbers that `effects` measures, and the next words."""
+"""Read a model's output: the metrics of `effects`, and the most probable next words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue, as_index, kind_of, whole_number
 from ..errors.limits import MASK_QUERIES_AT_ONCE
 from ..problem.problem import Problem
-from .edits.edit import CallSite
+from .edits.edit import EditSite
 
 Metric = Callable[[Any], Tensor]
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits (B, T, words) in what a model gave: its output, or a part named `logits`."""
+    """Return the logits (B, T, words) of a model's output: the output, or its part `logits`."""
     if isinstance(output, Mapping):
         logits = output.get("logits", output)
     else:
@@ -24,7 +24,7 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         what = f"of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else kind_of(logits)
         raise BadValue(
-            f"The model gave {what}.",
+            f"The model returned {what}.",
             "this metric reads logits, (B, T, words).",
             "pass a function of the output as metric=.",
         )
@@ -35,16 +35,17 @@ CHOICES = (
     "pass labels= in the inputs for the model's own loss, metric=logit_difference(...), or a "
     "function of the output as metric=."
 )
-LABELS = ("label", "start_positions", "end_positions")  # in the names of what a loss is computed of
+LABELS = ("label", "start_positions", "end_positions")  # in the names of inputs of a loss
 
 
 def loss_metric(
-    model: nn.Module, inputs: Any, output: Any, calls: Sequence[tuple[Problem, CallSite]]
+    model: nn.Module, inputs: Any, output: Any, calls: Sequence[tuple[Problem, EditSite]]
 ) -> tuple[str, Metric]:
-    """The metric "loss" and its name: the model's own loss if it gives one, as it does for labels;
-    else the loss of the next token, of a decoder. `output` and `calls` are of the unedited run.
+    """Return the name of the metric "loss", and the metric.
 
-    Raises `BadValue` or `BadType` for anything else.
+    It is the model's own loss if its output has one, as it does with labels; otherwise, for a
+    decoder, the next-token loss. `output` and `calls` are those of the unedited run. Raises
+    `BadValue` or `BadType` for any other model or inputs.
     """
 
     def own_loss(output: Any) -> Tensor:
@@ -58,9 +59,8 @@ def loss_metric(
     kind = type(model).__name__
     if labels := [n for n, x in named.items() if x is not None and any(p in n for p in LABELS)]:
         raise BadValue(
-            f"The inputs hold {' and '.join(labels)}, and the {kind} gave no loss.",
-            'of inputs with labels, "loss" is the loss that the model itself computes: its output '
-            "has one, as `loss`.",
+            f"The inputs have {' and '.join(labels)}, and the {kind} returned no loss.",
+            'with labels, "loss" is the loss that the model itself computes and returns as `loss`.',
             "leave the labels out, or pass a function of the output as metric=.",
         )
     metric = next_token_loss(inputs)
@@ -68,35 +68,37 @@ def loss_metric(
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) or any(
         name.startswith("decoder_") and x is not None for name, x in named.items()
     ):
-        raise _no_next_token(f"The {kind} is an encoder and a decoder")
+        raise _no_next_token(f"The {kind} is an encoder-decoder")
     own = [(problem, site) for problem, site in calls if problem.Tq == ids.shape[1]]
     if any(problem.Tk == problem.Tq and sees_later(problem, site) for problem, site in own):
         raise _no_next_token(f"In the {kind} a token looks at those after it")
     if calls and all(sees_later(problem, site) for problem, site in own):
-        raise _no_next_token(f"Of the {kind} it is not known whether a token sees those after it")
+        raise _no_next_token(f"It is unknown whether a token of the {kind} looks at those after it")
     return "loss", metric
 
 
 def _no_next_token(gave: str) -> BadValue:
     return BadValue(
         f"{gave}, and its inputs have no labels.",
-        '"loss" is the model\'s own loss if the inputs have labels, and without them the loss of '
-        "the next token, of a decoder, whose tokens see none after them.",
+        'without labels, "loss" is the next-token loss of a decoder, where no token looks at those '
+        "after it.",
         CHOICES,
     )
 
 
 def own_loss_of(model: nn.Module, output: Any) -> Tensor | None:
-    """The loss in what a model gave: its part `loss`, or of a transformers model that returns a
-    tuple, the number that this begins with. None if it has none."""
+    """Return the loss in a model's output, or None.
+
+    It is the part `loss`; in a tuple of a transformers model, a first item that is one number.
+    """
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(output, tuple) and output and hasattr(model, "config") and loss is None:
         loss = output[0] if isinstance(output[0], Tensor) and not output[0].dim() else None
     return loss if isinstance(loss, Tensor) else None
 
 
-def sees_later(problem: Problem, site: CallSite) -> bool:
-    """May a query look at a key that stands after it?"""
+def sees_later(problem: Problem, site: EditSite) -> bool:
+    """Return whether a query may look at a key after it."""
     column = problem.Tk - problem.Tq if site.at.column is None else site.at.column
     queries = torch.arange(problem.Tq, device=problem.device) - site.at.dropped
     queries = queries + torch.tensor(column, device=problem.device).reshape(-1, 1, 1)
@@ -114,22 +116,24 @@ def sees_later(problem: Problem, site: CallSite) -> bool:
 
 
 def next_token_loss(inputs: Any) -> Metric:
-    """The mean loss of the next token, in nats, over the ids (B, T) in `inputs` that are not
-    padding: ``-log softmax(logits[b, t])[ids[b, t + 1]]``. Padding is what `attention_mask`, (B, T)
-    or (B, past + T), marks with 0."""
+    """Return the metric "mean next-token loss", in nats, of the ids (B, T) in `inputs`.
+
+    The loss of a token is ``-log softmax(logits[b, t])[ids[b, t + 1]]``. Padding, which is 0 in
+    `attention_mask`, (B, T) or (B, past + T), does not count.
+    """
     named = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
     ids, real = named.get("input_ids"), named.get("attention_mask")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
         raise BadType(
-            "The loss of the next token was asked for, of inputs without ids (B, T).",
-            "the next token is known from the ids that the model reads.",
+            "The inputs have no ids (B, T), from which to compute the next-token loss.",
+            "the next token is one of the ids that the model reads.",
             CHOICES,
         )
     B, T = ids.shape
     if T < 2:
         raise BadValue(
-            f"The loss of the next token was asked for, of ids {tuple(ids.shape)}.",
-            "the first token follows no other, so it takes two.",
+            f"The next-token loss was requested for ids {tuple(ids.shape)}.",
+            "the first token has no loss, so the loss needs two tokens or more.",
             "pass a longer text, or a function of the output as metric=.",
         )
     if real is None:
@@ -140,39 +144,40 @@ def next_token_loss(inputs: Any) -> Metric:
     else:
         what = f"of shape {tuple(real.shape)}" if isinstance(real, Tensor) else kind_of(real)
         raise BadValue(
-            f"The loss of the next token was asked for, with an attention_mask {what}.",
-            f"which of the ids {tuple(ids.shape)} are padding is known from a mask (B, T).",
-            "pass labels= in the inputs, -100 where a token does not count, or a function of the "
-            "output as metric=.",
+            f"The next-token loss was requested with an attention_mask {what}.",
+            f"the mask marks padding of the ids {tuple(ids.shape)}, so it has shape (B, T).",
+            "pass labels= in the inputs, with -100 for padding, or a function of the output as "
+            "metric=.",
         )
 
     def loss(output: Any) -> Tensor:
         logits = logits_of(output)
         if logits.shape[:2] != ids.shape:
             raise BadValue(
-                f"The model gave logits {tuple(logits.shape)} for ids {tuple(ids.shape)}.",
-                "the loss of the next token needs logits (B, T, words), of every token.",
+                f"The model returned logits {tuple(logits.shape)} for ids {tuple(ids.shape)}.",
+                "the next-token loss needs logits (B, T, words) of every token.",
                 "leave out logits_to_keep=, pass labels= in the inputs, or a function of the "
                 "output as metric=.",
             )
         flat = logits[:, :-1].flatten(0, 1).float()
-        each = F.cross_entropy(flat, ids[:, 1:].flatten(), reduction="none")
-        return (each * counts.flatten()).sum() / counts.sum()
+        losses = F.cross_entropy(flat, ids[:, 1:].flatten(), reduction="none")
+        return (losses * counts.flatten()).sum() / counts.sum()
 
     return loss
 
 
 def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> Metric:
-    """A metric for `effects`: ``logits[b, at, right] - logits[b, at, wrong]``, the mean over b.
+    """Return a metric for `effects`: the mean of ``logits[b, at, right] - logits[b, at, wrong]``.
 
-    `right` and `wrong` are ids of tokens, one or one per text (B,); `at` is the position whose next
-    token is guessed. Raises `BadType` for what is no id, and `BadValue` for ids below 0 and for one
-    id twice; the metric raises `BadValue` for ids and positions that the logits do not have.
+    `right` and `wrong` are token ids, one for all texts or one per text, (B,). `at` is the position
+    whose next token is predicted. Raises `BadType` for anything that is not an id, and `BadValue`
+    for negative ids or if both are equal. The metric raises `BadValue` for ids and positions that
+    the logits do not have.
     """
-    for name, given in (("right", right), ("wrong", wrong)):
-        if not _is_ids(given) and whole_number(given) is None:
+    for name, value in (("right", right), ("wrong", wrong)):
+        if not _is_ids(value) and whole_number(value) is None:
             raise BadType(
-                f"logit_difference got {name}={given!r}.",
+                f"logit_difference got {name}={value!r}.",
                 "it is the id of a token, or one id per text, (B,).",
                 "pass whole numbers.",
             )
@@ -182,42 +187,42 @@ def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> 
     if least < 0 or len(texts) > 1 or bool((ids[0] == ids[1]).any()):
         raise BadValue(
             f"logit_difference got right={right!r} and wrong={wrong!r}.",
-            "they are the ids of two tokens, from 0 on, or of two for each text.",
+            "they are two different ids, from 0 on, or two for each text.",
             "pass two ids, for example from a tokenizer.",
         )
 
     def difference(output: Any) -> Tensor:
         logits = logits_of(output)
         B, T, words = logits.shape
-        place = as_index("Position", at, T, f"the logits have {T}.", "pass one of them as at=.")
+        position = as_index("Position", at, T, f"the logits have {T}.", "pass one of them as at=.")
         if most >= words or not texts <= {B}:
             raise BadValue(
                 f"logit_difference has right={right!r} and wrong={wrong!r}; the logits are "
                 f"{tuple(logits.shape)}.",
-                f"an id is below the number of words, {words}, and there is one for all texts or "
-                "one for each.",
+                f"an id is less than the number of words, {words}, and there is one for all texts "
+                "or one for each.",
                 "pass ids of this model's words.",
             )
-        of_each = torch.arange(B, device=logits.device)
-        picked = [logits[of_each, place, x.to(logits.device)] for x in ids]
+        texts_of_batch = torch.arange(B, device=logits.device)
+        picked = [logits[texts_of_batch, position, x.to(logits.device)] for x in ids]
         return (picked[0] - picked[1]).float().mean()
 
     return difference
 
 
 def _is_ids(x: object) -> bool:
-    """Is it a tensor of ids, one for each text?"""
+    """Return whether `x` is a tensor of ids, one per text."""
     if not isinstance(x, Tensor) or x.dim() != 1 or not len(x):
         return False
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def vectors_of(output: Any) -> Tensor:
-    """The vectors after the last layer, (B, T, d), in what a model without logits gave."""
+    """Return the vectors after the last layer, (B, T, d), of a model's output without logits."""
     vectors = getattr(output, "last_hidden_state", output)
     if not isinstance(vectors, Tensor) or vectors.dim() != 3:
         raise BadValue(
-            f"The model gave {kind_of(output)}.",
+            f"The model returned {kind_of(output)}.",
             "this metric reads the vectors after the last layer, (B, T, d).",
             "pass a function of the output as metric=.",
         )
@@ -225,15 +230,16 @@ def vectors_of(output: Any) -> Tensor:
 
 
 def turns(unedited: Any, edited: Any) -> Tensor:
-    """How far the vector of each token after the last layer turns between two outputs of a model:
-    ``1 - cosine``, from 0 to 2, (B, T)."""
+    """Return how far each token's vector after the last layer turns between two outputs.
+
+    This is ``1 - cosine``, from 0 to 2, (B, T).
+    """
     before, after = (vectors_of(output).double() for output in (unedited, edited))
     return 1 - F.cosine_similarity(after, before, dim=-1)
 
 
 def turn(unedited: Any) -> Metric:
-    """How far the vectors after the last layer turn from those of `unedited`, a model's output:
-    the mean of `turns` over tokens."""
+    """Return a metric: the mean over tokens of `turns` from `unedited`, a model's output."""
 
     def turn(output: Any) -> Tensor:
         return turns(unedited, output).mean()
@@ -244,10 +250,13 @@ def turn(unedited: Any) -> Metric:
 def most_probable(
     logits: Tensor, words: Sequence[str], count: int
 ) -> tuple[tuple[tuple[str, float], ...], ...]:
-    """The `count` most probable words of each row of logits (T, words), with probabilities. Logits
-    beyond the words, which some models have for padding, share in the softmax and are not shown."""
+    """Return the `count` most probable words of each row of logits, (T, words), with probabilities.
+
+    Logits beyond the words, which some models have for padding, count in the softmax but are not
+    returned.
+    """
     top = logits.float().softmax(-1)[:, : len(words)].topk(min(count, len(words)))
     return tuple(
-        tuple((words[i], p) for i, p in zip(ids, shares, strict=True))
-        for ids, shares in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        tuple((words[i], p) for i, p in zip(ids, probabilities, strict=True))
+        for ids, probabilities in zip(top.indices.tolist(), top.values.tolist(), strict=True)
     )

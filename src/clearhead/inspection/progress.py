@@ -1,4 +1,4 @@
-"""The bar that long work shows on stderr."""
+"""Show a progress bar on stderr."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,9 +9,11 @@ from contextlib import contextmanager
 def progress_bar(
     doing: str, total: int | None, progress: bool | None, *, done: int = 0
 ) -> Iterator[Callable[[], None]]:
-    """A function that advances a bar by one step; without `progress` it does nothing, and None
-    means only in a terminal. `total` is None where the number of steps is not known, and `done`
-    were done before."""
+    """Yield a function that advances a progress bar by one step.
+
+    With ``progress=False`` there is no bar; None shows it only in a terminal. `total` is None if
+    the number of steps is unknown, and `done` steps are already complete.
+    """
     if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda: None
         return

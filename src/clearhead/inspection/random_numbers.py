@@ -1,4 +1,4 @@
-"""Does a model draw random numbers, so that two runs differ without an edit?"""
+"""Refuse models that draw random numbers, because their runs differ without an edit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,14 @@ from ..errors import BadValue
 
 @contextmanager
 def no_random_numbers(model: nn.Module) -> Iterator[None]:
-    """Raises `BadValue` if the body draws random numbers, on the CPU or on the model's GPUs, and
-    before it for batch normalisation in training mode, which a run changes."""
+    """Raise `BadValue` if the body draws random numbers, on the CPU or the model's GPUs.
+
+    Batch normalisation in training mode, which changes in each run, is refused at the start.
+    """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:
             raise _not_repeatable(
-                model, f"in training mode {name} normalises by the batch, and keeps its statistics"
+                model, f"in training mode {name} normalises by the batch, and stores its statistics"
             )
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     before = _states(devices)
@@ -32,7 +34,7 @@ def _states(devices: list[int]) -> list[Tensor]:
 
 def _not_repeatable(model: nn.Module, why: str) -> BadValue:
     return BadValue(
-        f"The {type(model).__name__} does not compute the same twice: {why}.",
-        "an effect is the difference of two runs that differ in an edit and in nothing else.",
-        "call model.eval(); if it draws in that mode, too, pass what it draws as an input.",
+        f"Two runs of the {type(model).__name__} differ: {why}.",
+        "an effect compares two runs that differ only in an edit.",
+        "call model.eval(); if it still draws random numbers, pass them as an input.",
     )

@@ -1,4 +1,4 @@
-"""Attention over several layers: rollout, how much of each input token reaches a token."""
+"""Combine the attention of several layers: `rollout`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,43 +14,44 @@ from .recording import Call, Recording
 def rollout(
     recording: Recording, rows: Sequence[int] | None = None, *, residual: float = 0.5
 ) -> Tensor:
-    """The share of each input token in each token after the last layer, (B, n, T), where T are
-    the columns of the batch.
+    """Compute how much each input token contributes to each token after the last layer.
+
+    The result is (B, n, T), for n queries and the T columns of the batch.
 
     ``R = A_L ... A_2 A_1`` with ``A_l = residual I + (1 - residual) mean over heads of W_l``: in
-    every layer a token keeps a share of itself (the residual connection) and takes the rest from
-    where its heads look. The rows of R sum to 1. It follows weights alone: values, projections and
-    feed-forward layers are not in it.
+    every layer a token keeps the fraction `residual` of itself (the residual connection) and takes
+    the rest from the tokens that its heads look at. The rows of R sum to 1. Only weights count:
+    values, projections and feed-forward layers are ignored.
 
-    >>> with ch.watch(model, exact_rows=range(T)) as seen:  # whole matrices  # doctest: +SKIP
+    >>> with ch.watch(model, exact_rows=range(T)) as recording:  # doctest: +SKIP
     ...     model(x)
-    >>> ch.rollout(seen, rows=[-1])  # what the last token is made of  # doctest: +SKIP
+    >>> ch.rollout(recording, rows=[-1])  # contributions to the last token  # doctest: +SKIP
 
-    For n queries a row of T numbers is carried down through the layers, so no product of two
-    matrices is formed: beyond the recording it takes n T numbers.
+    Each of the n rows is multiplied by one layer after another, so no product of two matrices is
+    formed: memory is n T numbers beside the recording.
 
     Args:
-        recording: what ``watch(model, exact_rows=range(T))`` recorded of self-attention layers. The
-            last layer needs only the queries in `rows`. Where a layer ran several times, the last
-            call counts.
-        rows: the queries asked for, counted as in `watch`; None means all that the last layer
-            recorded. Of a text that has no such row the result is 0.
-        residual: the share that a token keeps in each layer, from 0 to 1. Half, as in the source,
-            is a choice: the model itself adds the two, with lengths of their own.
+        recording: a recording of self-attention layers by ``watch(model, exact_rows=range(T))``.
+            The last layer needs only the queries in `rows`. If a layer ran several times, its last
+            call is used.
+        rows: the queries to return, counted as in `watch`; None means all that were recorded in the
+            last layer. The result is 0 for a text that has no such row.
+        residual: the fraction of itself that a token keeps in each layer, from 0 to 1. The source
+            uses 0.5, which is a choice: the model adds two vectors of different lengths.
 
     Raises:
-        BadType, BadValue: what is no recording, rows that were not recorded, layers of other sizes,
-            a share outside 0 to 1.
+        BadType, BadValue: an object that is not a recording, rows that were not recorded, layers of
+            different sizes, a fraction outside 0 to 1.
 
     Source: Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers".
     """
     layers, requested = _layers(recording, rows, residual)
     T = layers[0].weights.shape[-1]
-    share = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0].weights)
-    share = share.expand(len(layers[0].weights), -1, -1)
+    mixed = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0].weights)
+    mixed = mixed.expand(len(layers[0].weights), -1, -1)
     for layer in reversed(layers):
-        share = residual * share + (1 - residual) * (share[..., layer.queries] @ layer.weights)
-    return share
+        mixed = residual * mixed + (1 - residual) * (mixed[..., layer.queries] @ layer.weights)
+    return mixed
 
 
 class _Layer(NamedTuple):
@@ -61,27 +62,27 @@ class _Layer(NamedTuple):
 def _layers(
     recording: object, rows: Sequence[int] | None, residual: object
 ) -> tuple[list[_Layer], Tensor]:
-    """The layers of a recording from the first to the last, and the queries asked for, by their
-    columns, (B|1, n); -1 where a text has no such row."""
+    """Return the layers of a recording in order, and the columns of the requested rows, (B|1, n);
+    -1 if a text has no such row."""
     if not isinstance(recording, Recording):
         raise BadType(
             f"rollout got {kind_of(recording)}.",
-            "rollout follows weights that watch recorded.",
-            "pass what `with watch(model, exact_rows=range(T)) as recording` gives.",
+            "rollout combines weights that watch recorded.",
+            "pass the recording of `with watch(model, exact_rows=range(T)) as recording`.",
         )
     as_number(
         "rollout got residual",
         residual,
-        "it is the share of itself that a token keeps in a layer.",
+        "it is the fraction of itself that a token keeps in a layer.",
         "pass a number from 0 to 1, such as 0.5.",
-        lambda share: 0 <= share <= 1,
+        lambda fraction: 0 <= fraction <= 1,
     )
     calls = list({call.layer: call for call in recording}.values())
     if not calls:
         raise BadValue(
             "rollout got a recording without calls.",
-            "rollout follows weights that watch recorded in memory.",
-            "run the model inside of watch(model, exact_rows=range(T)), without to=.",
+            "rollout combines weights that watch recorded in memory.",
+            "run the model inside watch(model, exact_rows=range(T)), without to=.",
         )
     layers = [_layer(call) for call in calls]
     T, last = layers[0].weights.shape[-1], calls[-1]
@@ -98,34 +99,34 @@ def _layers(
         if size != T or bool(missing.any()):
             raise BadValue(
                 f"Layer {call.layer} was recorded for {size} keys and {len(call.queries or ())} "
-                f"queries; {int(missing.any(0).sum())} queries that are needed are missing.",
-                f"rollout follows self-attention over the same {T} tokens in every layer, all rows "
-                "of every layer but the last.",
-                "record watch(model, exact_rows=range(T)), with layers= where a model has others.",
+                f"queries; {int(missing.any(0).sum())} required queries are missing.",
+                f"rollout needs self-attention over the same {T} tokens in every layer, with all "
+                "rows of every layer but the last.",
+                "record watch(model, exact_rows=range(T)), with layers= to leave out others.",
             )
         needed = call.at.is_real(T)[:, 0]
     return layers, requested
 
 
 def _layer(call: Call) -> _Layer:
-    """A layer with its rows at their columns. On padding, where a text has no row, it is 0."""
+    """Return a layer with its rows in their columns; 0 on padding, where a text has no row."""
     weights = _mean_over_heads(call)
     queries = call.queries or ()
     if not call.at.padded:
         return _Layer(list(queries), weights)
     B, n, T = weights.shape
-    at = call.at.rows(queries, T).to(weights.device) % (T + 1)  # those of no text come last
+    at = call.at.rows(queries, T).to(weights.device) % (T + 1)  # column T takes the -1
     every = weights.new_zeros(B, T + 1, T)
     every.scatter_(1, at.unsqueeze(-1).expand(B, n, T), weights)
     return _Layer(list(range(T)), every[:, :T])
 
 
 def _mean_over_heads(call: Call) -> Tensor:
-    """The recorded rows, (B, n, T)."""
+    """Return the mean over heads of the recorded rows, (B, n, T)."""
     if call.queries is None:
         raise BadValue(
             f"Layer {call.layer} was recorded without rows.",
-            "rollout follows the exact weights of every layer.",
+            "rollout needs the exact weights of every layer.",
             "record watch(model, exact_rows=range(T)).",
         )
     rows = call.statistics["exact_rows"]
@@ -136,7 +137,7 @@ def _mean_over_heads(call: Call) -> Tensor:
 def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:
     count = int(at.is_real(T).sum(-1).max())
     rule = f"there are {count} tokens, numbered from 0; -1 is the last."
-    hint = f"ask for rows from 0 to {count - 1}."
+    hint = f"use rows from 0 to {count - 1}."
     for row in rows:
         as_index("Row", row, count, rule, hint)
     return tuple(map(int, rows))

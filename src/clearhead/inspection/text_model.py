@@ -1,4 +1,4 @@
-"""What a model that reads text offers: a transformers checkpoint, or the model that ships."""
+"""The protocol of models that read text: a transformers checkpoint, or the included model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +11,10 @@ from .report.result import Report
 
 
 class Remark(NamedTuple):
-    """A sentence about a text, and the head of a layer's `trace` that shows it; None where the
-    sentence is about no head."""
+    """A sentence about a text, and the `trace` of the layer and head that shows it.
+
+    `trace` is None if the sentence is not about a head.
+    """
 
     sentence: str
     trace: Trace | None = None
@@ -21,12 +23,17 @@ class Remark(NamedTuple):
 
 
 class TextModel(Protocol):
-    """A model with its tokenizer. `hf.Checkpoint` and `demo.Storyteller` are of this kind.
+    """A model with its tokenizer, such as `hf.Checkpoint` and `demo.Storyteller`.
 
-    `path` is its folder or file, None if it came with clearhead. `module` runs on a text, and
-    `predictor` gives logits of the next token, None if the model was not trained to. `depth` is the
-    number of layers, None if unknown; `words` has the token of each id. `is_small` says that it
-    runs so quickly that `clearhead look` measures the effects of its heads unasked.
+    Attributes:
+        path: its folder or file; None for the included model.
+        module: the module that runs on a text.
+        predictor: the module that returns logits of the next token; None if the model was not
+            trained to predict it.
+        depth: the number of layers; None if unknown.
+        words: the token of each id.
+        is_small: whether it is fast enough for `clearhead look` to measure the effects of its heads
+            by default.
     """
 
     @property
@@ -45,17 +52,17 @@ class TextModel(Protocol):
     def is_small(self) -> bool: ...
 
     def tokens_and_inputs(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
-        """The tokens of a text, and the inputs of `module` for it."""
+        """Return the tokens of a text, and the inputs of `module` for it."""
 
     def run(self, inputs: dict[str, Tensor], *, predict: bool = False) -> Any:
-        """What `module` returns for inputs; with `predict` the `predictor`, if there is one."""
+        """Return the output of `module`; with `predict`, that of `predictor` if there is one."""
 
     def explain(self, text: str, layer: int = 0) -> Trace:
-        """The `Trace` of one layer on a text."""
+        """Return the `Trace` of one layer on a text."""
 
     def annotate(self, report: Report) -> Report:
-        """A report on this model with what is known of it besides: measured labels, unknown words,
+        """Return the report of this model with what the model adds: measured labels, unknown words,
         the model itself for the page."""
 
     def remarks(self, text: str) -> Sequence[Remark]:
-        """What else there is to say of a text."""
+        """Return further sentences about a text."""

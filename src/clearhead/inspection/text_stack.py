@@ -1,8 +1,7 @@
-"""Which modules of a model are running, and what they say of the positions of their texts.
+"""Track the running modules of a model, and find the positions of their attention calls in texts.
 
-Padding is read from 2-D masks alone: the `attention_mask` of a transformers model, the
-`key_padding_mask` of torch.nn.MultiheadAttention, and `lengths`. It is never inferred from the
-cells of a mask.
+Padding is read only from the `attention_mask` of a transformers model, the `key_padding_mask` of
+torch.nn.MultiheadAttention, and `lengths`. It is never inferred from the cells of a mask.
 """
 
 import inspect
@@ -23,7 +22,7 @@ from ..masks.without import WithoutEdges
 from ..problem.problem import Problem
 from ..torch_state import has_values, in_backward
 
-# The arguments by which modules are given another text, for cross-attention.
+# The arguments that pass another text to a module, for cross-attention.
 OTHER_TEXT = (
     "context",
     "memory",
@@ -34,7 +33,7 @@ OTHER_TEXT = (
 
 
 class Running(NamedTuple):
-    """A module that runs, with its arguments."""
+    """A running module with its arguments."""
 
     name: str
     module: nn.Module
@@ -42,15 +41,15 @@ class Running(NamedTuple):
     kwargs: Mapping[str, Any]
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments by name; None where they are left out."""
+        """Return the arguments by name; None for those that were left out."""
         forward = self.module.forward
         names = _parameters(getattr(forward, "__func__", forward))
         names = names[1:] if hasattr(forward, "__func__") else names
-        given = {**dict(zip(names, self.args, strict=False)), **self.kwargs}
-        return {**dict.fromkeys(names), **given}
+        passed = {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+        return {**dict.fromkeys(names), **passed}
 
     def has_other_text(self) -> bool:
-        """Was it given another text, for cross-attention?"""
+        """Return whether another text was passed to the module, for cross-attention."""
         if getattr(self.module, "is_cross_attention", False) is True:
             return True
         tensors = {n: x for n, x in self.arguments().items() if isinstance(x, Tensor)}
@@ -75,7 +74,7 @@ class _OwnText(NamedTuple):
 
 
 class TextStack:
-    """The modules that run, outermost first, and where their attention calls stand in texts."""
+    """The running modules, outermost first, and the positions of their attention calls in texts."""
 
     def __init__(self) -> None:
         self.running: list[Running] = []
@@ -99,40 +98,42 @@ class TextStack:
 
     @property
     def crosses(self) -> bool:
-        """Is a call of the running module cross-attention?"""
+        """Whether an attention call of the running module is cross-attention."""
         if not self.running:
             return False
         inner = self.running[-1]
         if not isinstance(inner.module, nn.MultiheadAttention):
             return inner.has_other_text()
-        given = inner.arguments()
-        query, key = given["query"], given["key"]
+        arguments = inner.arguments()
+        query, key = arguments["query"], arguments["key"]
         return query is not key and (query.shape != key.shape or self.in_decoder)
 
     @property
     def in_decoder(self) -> bool:
-        """Was one of the running modules given another text?"""
+        """Whether another text was passed to one of the running modules."""
         return any(at.has_other_text() for at in self.running)
 
     def positions(self, problem: Problem) -> Positions:
-        """Where a call that is being answered stands in its texts. Raises `BadValue` in a backward
-        pass that may be of several calls which stand elsewhere."""
+        """Return the positions of the current call in its texts.
+
+        Raises `BadValue` in a backward pass if several calls with different positions are possible.
+        """
         name = self.running[-1].name if self.running else ""
         known = self._known.setdefault((name, problem.grid), set())
         if not in_backward():
-            found = self._positions(problem)
+            positions = self._positions(problem)
             if self.crosses or (
                 ambient().position is UNKNOWN_POSITION and self._transformer is not None
             ):
-                known.add(found)  # which modules around it say
-            return found
-        # A checkpoint runs a part of the model again, and not the modules around it.
+                known.add(positions)  # they depend on the arguments of outer modules
+            return positions
+        # A checkpoint reruns a part of the model, without the modules around it.
         if len(known) > 1:
             raise BadValue(
-                f"{name or 'The model'} was run on texts that are padded differently, and a "
-                "checkpoint runs one of these calls again.",
-                "in the backward pass a checkpoint does not say which call it repeats, so where "
-                "its texts begin is not known.",
+                f"{name or 'The model'} was run on texts with different padding, and a checkpoint "
+                "recomputes one of these calls.",
+                "a checkpoint does not reveal which call it recomputes, so the first columns of "
+                "its texts are unknown.",
                 "open a with block for each run, and call backward() in it.",
             )
         return next(iter(known)) if known else self._positions(problem)
@@ -157,7 +158,8 @@ class TextStack:
             key = per_text(lambda first: position.first_key - first, padding.first)
         if crosses and (own := self._positions_of_queries(problem.Tq)) is not None:
             return own._replace(first_key=key, dropped=position.first_key)
-        # More keys than queries, and no word on where these stand, may be those of another text.
+        # If there are more keys than queries, and the position of the queries is unknown, the keys
+        # may be those of another text.
         one_text = not crosses and (stated or position is not UNKNOWN_POSITION)
         start, length = column, None
         if padding is not None and column is not None and one_text:
@@ -165,13 +167,15 @@ class TextStack:
             length = per_text(operator.sub, padding.after, padding.first)
         if queries is not None:
             length = per_text(operator.add, queries, start or 0)
-        found = Positions(start, key, length, column, position.first_key, stated)
+        positions = Positions(start, key, length, column, position.first_key, stated)
         if not crosses:
-            self._own_text = _OwnText([at.module for at in self.running[:-1]], problem.Tq, found)
-        return found
+            around = [at.module for at in self.running[:-1]]
+            self._own_text = _OwnText(around, problem.Tq, positions)
+        return positions
 
     def _positions_of_queries(self, Tq: int) -> Positions | None:
-        """In cross-attention: where the last call of the decoder's own text stood."""
+        """Return the positions of the last self-attention call of the decoder, for
+        cross-attention."""
         own = self._own_text
         if own is None or own.Tq != Tq:
             return None
@@ -179,7 +183,7 @@ class TextStack:
         return own.positions if any(at.has_other_text() for at in shared) else None
 
     def _module_padding(self, crosses: bool, problem: Problem) -> Padding | None:
-        """The padding of the keys that a running module was given; None if it was given none."""
+        """Return the padding of the keys from a running module's arguments, or None."""
         if not self.running:
             return None
         inner = self.running[-1]
@@ -197,30 +201,33 @@ class TextStack:
 
     @property
     def _transformer(self) -> Running | None:
-        """The innermost model of transformers that is running."""
+        """The innermost running transformers model; None if there is none."""
         models = (at for at in reversed(self.running) if hasattr(at.module, "base_model_prefix"))
         return next(models, None)
 
 
 def _column_of(problem: Problem) -> PerText | None:
-    """Where query 0 stands among the keys, as the mask says."""
+    """Return the column of query 0 among the keys, from the alignment of the mask."""
     column = common_align(problem.mask, problem.grid)
     return per_text(int, tuple(column.tolist())) if isinstance(column, Tensor) else column
 
 
 def _lengths_of(mask: Mask, grid: Grid) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """How many keys and queries of each text are real, where `lengths` says so."""
+    """Return the numbers of real keys and queries of each text, from `lengths` in the mask.
+
+    Either is None if `lengths` does not shorten it.
+    """
     if isinstance(mask, WithoutEdges):
         return _lengths_of(mask.rule, grid)
     parts = mask.parts if isinstance(mask, And) else (mask,)
-    found: list[tuple[int, ...] | None] = []
+    real: list[tuple[int, ...] | None] = []
     for name, size in (("keys", grid.Tk), ("queries", grid.Tq)):
         numbers = [getattr(x, name) for x in parts if isinstance(x, lengths)]
         counts = [_counts(n, size) for n in numbers if n is not None]
         least = per_text(lambda *n: min(n), *counts) if counts else size
         least = (least,) if isinstance(least, int) else least
-        found.append(None if min(least) >= size else least)
-    return found[0], found[1]
+        real.append(None if min(least) >= size else least)
+    return real[0], real[1]
 
 
 def _counts(number: Any, most: int) -> PerText:
@@ -232,5 +239,5 @@ def _counts(number: Any, most: int) -> PerText:
 
 
 def names_lengths(mask: Mask, grid: Grid) -> bool:
-    """Would `positions` read a padding from this mask?"""
+    """Return whether `TextStack.positions` would read padding from this mask."""
     return any(x is not None for x in _lengths_of(mask, grid))

@@ -64,7 +64,7 @@ def test_a_label_says_for_how_many_queries_it_speaks():
     T = 29
     q, k = pointing(T, lambda i: max(i - 1, 0))
     head = head_of(q, k, [f"w{i}" for i in range(T)])
-    assert (head.label, head.evidence) == ("previous token", f"So look 28 of {T} queries.")
+    assert (head.label, head.evidence) == ("previous token", f"28 of {T} queries look there most.")
     assert head.withheld == ""
 
 
@@ -75,7 +75,7 @@ def test_much_weight_of_few_queries_gives_no_label():
     q = torch.where(torch.arange(T)[:, None] % 5 < 2, q, 0)
     head = head_of(q, k, [f"w{i}" for i in range(T)])
     assert head.shares["previous"] > 0.35 and head.label != "previous token"
-    assert head.withheld.startswith("Not called previous token: 1")
+    assert head.withheld.startswith("Not called previous token: only 1")
 
 
 def test_on_a_short_text_no_head_is_a_sink():
@@ -84,7 +84,7 @@ def test_on_a_short_text_no_head_is_a_sink():
         q, k = pointing(T, lambda i: 0)
         heads[T] = head_of(q, k, [f"w{i}" for i in range(T)], mask=ch.causal)
     assert heads[40].label == "first token (sink)" and heads[13].label == "sharp"
-    assert "with 13 queries one cannot tell" in heads[13].withheld
+    assert "with only 13 queries it is unknown" in heads[13].withheld
 
 
 def test_random_heads_have_no_label_of_place():
@@ -98,6 +98,6 @@ def test_random_heads_have_no_label_of_place():
 def test_what_chance_may_explain_names_no_head():
     shares, uniform = {"same": 0.6}, {"same": 0.28}
     kept = label_of(shares, uniform, 0.5, {"same": Count(30, 40)})
-    assert kept[:3] == ("same token", 0.6, "So look 30 of 40 queries.")
+    assert kept[:3] == ("same token", 0.6, "30 of 40 queries look there most.")
     dropped = label_of(shares, uniform, 0.5, {"same": Count(3, 4)})
     assert dropped.label == "mixed" and "may be chance" in dropped.withheld

@@ -125,12 +125,12 @@ def test_induction_and_duplicate_token_heads_are_labelled():
     found = report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1), tokens=tokens)
     assert [head.label for head in found.heads] == list(made)
     assert found[0, 0].number > 0.9 and found[0, 0].shares["first"] > 0.3
-    assert "where a token occurred before" in str(found)
+    assert "if a token occurred before" in str(found)
     short = report(
         AttentionCalls((q[:, :, :8], k[:, :, :8], {})), torch.zeros(1), tokens=tokens[:8]
     )
     assert not {"induction", "duplicate"} & {*short[0, 0].shares}  # too few queries
-    assert "where a token occurred before" not in str(short)
+    assert "if a token occurred before" not in str(short)
 
 
 def test_in_a_long_text_queries_with_an_earlier_copy_are_sampled_evenly():
@@ -336,7 +336,9 @@ def test_a_decoder_is_labelled_with_its_own_tokens():
 
 def test_decoder_tokens_without_a_decoder():
     x = normal(1, 6, 8)
-    with pytest.raises(BadValue, match=r"decoder_tokens has 6 entries(?s:.*)no call of this model"):
+    with pytest.raises(
+        BadValue, match=r"decoder_tokens has 6 entries(?s:.*)made no cross-attention call"
+    ):
         report(ch.nn.MultiHeadAttention(8, 2), x, decoder_tokens=list("abcdef"))
     with pytest.raises(BadValue, match="decoder_tokens has 5 entries for 6 positions"):
         given = {"source": x, "target": x}
@@ -344,7 +346,7 @@ def test_decoder_tokens_without_a_decoder():
     given = {"source": normal(1, 9, 8), "target": x}
     with pytest.raises(BadValue, match="pass them as decoder_tokens=") as error:
         report(Blocked(), given, tokens=list("abcdef"))
-    assert "as many as the text that looks into another has." in str(error.value)
+    assert "the length of the decoder's text." in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])
@@ -450,7 +452,7 @@ def test_the_answers_do_not_change():
         ((AttentionCalls((torch.ones(2, 1, 3, 2), torch.ones(2, 1, 3, 2), {})), 1), "batch of 2"),
         (("nowhere", "a text"), "not a checkpoint folder"),
         ((3, "a text"), "got an int for a model"),
-        ((AttentionCalls(), [1, 2]), r"was given a list\.(.|\n)*torch\.tensor\(\[ids\]\)"),
+        ((AttentionCalls(), [1, 2]), r"got a list for the module(.|\n)*torch\.tensor\(\[ids\]\)"),
     ],
 )
 def test_what_cannot_be_reported(arguments, says):
@@ -546,14 +548,14 @@ def test_a_checkpoint_that_predicts_says_what_and_what_its_heads_cause(tmp_path)
     assert found[1, 2].effect == pytest.approx(float(without - loss), abs=1e-5)
     plain = report(folder, text)
     assert plain.effect_metric == "" and plain[1, 2].effect is None
-    with pytest.raises(BadValue, match="it takes two"):
+    with pytest.raises(BadValue, match="two tokens or more"):
         report(folder, "w8", effects="loss")
 
 
 def test_a_text_of_one_token_has_a_report_and_says_why_it_has_no_effects(tmp_path):
     found = report(save_gpt2(tmp_path, predicts=True), "w8", effects=True)
     assert found.effect_metric == "" and found[1, 2].effect is None and len(found.guesses) == 1
-    why = "The loss of the next token was asked for, of ids (1, 1): the first token follows no"
+    why = "The next-token loss was requested for ids (1, 1): the first token has no loss"
     assert found.effects_withheld.startswith(why)
     assert found.to_json()["effects_withheld"] == found.effects_withheld
     assert f"No effects. {why}" in str(found).replace("\n", " ")
@@ -590,7 +592,7 @@ def test_a_module_is_measured_by_the_metric_that_is_given():
         without = size(model(x)) - size(plain(x))
     assert found.effect_metric == "size" and "how much size changes without" in str(found)
     assert found[0, 1].effect == pytest.approx(float(without), rel=1e-4)
-    with pytest.raises(BadType, match="loss of the next token"):
+    with pytest.raises(BadType, match="next-token loss"):
         report(model, x, effects=True)
 
 
@@ -685,7 +687,7 @@ def test_a_report_of_a_model_with_nan_is_written(tmp_path):
     assert head.label == "NaN" and math.isnan(head.effective) and math.isnan(head.entropy)
     row = next(line for line in str(found).splitlines() if line.startswith("0     1 "))
     assert row.split()[:5] == ["0", "1", "NaN", "nan", "nan"]
-    assert "NaN: its weights are not numbers" in str(found)
+    assert "NaN: its attention weights are NaN" in str(found)
 
 
 def test_nan_in_one_head_leaves_the_others_alone():

@@ -7,7 +7,7 @@ from ... import masks
 from ...errors import BadType, BadValue, as_count, as_number, kind_of
 from ...errors.limits import MOST_HEADS_OFF, MOST_MASK_LETTERS, MOST_SEED
 from ...inspection import edits as edit
-from ...inspection.edits.edit import CallSite
+from ...inspection.edits.edit import EditSite
 from ...problem.problem import Inputs, Problem
 from ..html.edits import EDITS, fits
 
@@ -28,7 +28,7 @@ class settings(edit.Edit):
         return [*given, f"seed={self.seed}"] if self.dropout else given
 
     def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: CallSite
+        self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         changes: dict[str, float | int] = {}
         if self.scale is not None:

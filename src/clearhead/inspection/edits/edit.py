@@ -13,9 +13,9 @@ from ...problem.problem import Inputs, Problem
 from ..layers import checked_list, is_selected
 
 
-class CallSite(NamedTuple):
-    """The call that an edit applies to: its layer, the number of earlier calls of that layer, and
-    the positions of its columns."""
+class EditSite(NamedTuple):
+    """The attention call that edits apply to: its layer, the number of earlier calls of that layer,
+    and the positions of its columns."""
 
     layer: int
     module: str
@@ -73,12 +73,12 @@ class Edit:
         return []
 
     def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: CallSite
+        self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         """Return the problem and inputs to compute instead."""
         return problem, inputs
 
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: CallSite) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
         """Return the output that replaces `out`, (B, H, Tq, Dv)."""
         return out
 
@@ -90,19 +90,19 @@ class Edit:
         return None
 
     def visible_problem(
-        self, problem: Problem, inputs: Inputs, site: CallSite
+        self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         """Return the problem whose weights are those of the edited call, for `watch`."""
         return problem, inputs
 
-    def reads(self, site: CallSite) -> tuple[int, ...]:
+    def reads(self, site: EditSite) -> tuple[int, ...]:
         """Identify the recorded data that the edit reads for this call.
 
         If two calls of the same problem have equal identifiers, the edit changes them alike.
         """
         return ()
 
-    def applies(self, problem: Problem, site: CallSite) -> bool:
+    def applies(self, problem: Problem, site: EditSite) -> bool:
         """Return whether the edit selects a query of this call."""
         where = self.where(problem, site)
         return where is None or bool(where.any())
@@ -135,7 +135,7 @@ class Edit:
         existing = sorted((b for b in range(-B, B) if b in self.batch), key=self.batch.index)
         return list(dict.fromkeys(b % B for b in existing))
 
-    def where(self, problem: Problem, site: CallSite) -> Tensor | None:
+    def where(self, problem: Problem, site: EditSite) -> Tensor | None:
         """Return booleans for the selected queries, (B|1, H|1, Tq|1); None if all are selected."""
         parts = []
         if self.heads is not None:
@@ -151,7 +151,7 @@ class Edit:
             selected = selected & part.to(problem.device)
         return selected
 
-    def _rows_of(self, problem: Problem, site: CallSite) -> Tensor | None:
+    def _rows_of(self, problem: Problem, site: EditSite) -> Tensor | None:
         if self.rows is None:
             return None
         Tq, start = problem.Tq, site.at.start
@@ -170,7 +170,7 @@ class Edit:
             selected = selected | torch.isin(query + _column(start), torch.tensor(named))
         return selected & site.at.is_real(Tq)
 
-    def factors(self, factor: float, problem: Problem, site: CallSite) -> Tensor:
+    def factors(self, factor: float, problem: Problem, site: EditSite) -> Tensor:
         """Return `factor` for the selected queries and 1 for the others, (B|1, H|1, Tq|1) in the
         wide dtype."""
         where = self.where(problem, site)
@@ -178,7 +178,7 @@ class Edit:
         return one * factor if where is None else torch.where(where, factor, one)
 
 
-def in_order(edits: Sequence[Edit], problem: Problem, site: CallSite) -> list[int]:
+def in_order(edits: Sequence[Edit], problem: Problem, site: EditSite) -> list[int]:
     """Return the indices of the edits that apply to this call, in the order of application."""
     numbers = [
         number
@@ -193,7 +193,7 @@ def replaced(
     out: Tensor,
     value: Tensor,
     problem: Problem,
-    site: CallSite,
+    site: EditSite,
     queries: Tensor | None = None,
 ) -> Tensor:
     """Return `out` with `value` in the heads, rows and texts that the edit selects.

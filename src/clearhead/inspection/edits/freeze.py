@@ -11,7 +11,7 @@ from ...masks import dense
 from ...problem.biases import TensorBias
 from ...problem.nan_safe import weighted_sum
 from ...problem.problem import Inputs, Problem
-from .edit import CallSite, replaced
+from .edit import EditSite, replaced
 from .recorded import FromRecording, call_for, check_columns, heads_in, other_sizes, texts_in
 
 
@@ -33,7 +33,7 @@ class freeze(FromRecording):
 
     stage = 1
 
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: CallSite) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
         weights, queries = self._weights(problem, site)
         v = inputs.v if self.batch is None else inputs.v[self.batch_of(problem)]
         heads = torch.tensor(self.heads_of(problem), device=v.device)
@@ -43,7 +43,7 @@ class freeze(FromRecording):
         return replaced(self, out, value, problem, site, queries)
 
     def visible_problem(
-        self, problem: Problem, inputs: Inputs, site: CallSite
+        self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         """Return a problem with the frozen weights as a bias, since softmax(log w) = w.
 
@@ -73,7 +73,7 @@ class freeze(FromRecording):
         inputs = inputs._replace(q=inputs.q.masked_fill(frozen, 0.0))
         return replace(problem, mask=dense(keep=keep), bias=TensorBias(bias)), inputs
 
-    def _weights(self, problem: Problem, site: CallSite) -> tuple[Tensor, Tensor]:
+    def _weights(self, problem: Problem, site: EditSite) -> tuple[Tensor, Tensor]:
         """Return the recorded rows of the selected texts and heads, (B|1, n, queries, Tk), and
         their columns in the call, (B|1, queries); -1 if a text has no such row."""
         call = call_for(self, self.recording, site)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ..recording import Recording
-from .edit import CallSite, Edit, finite_number, replaced
+from .edit import Edit, EditSite, finite_number, replaced
 from .recorded import (
     FromRecording,
     call_for,
@@ -66,10 +66,10 @@ class ablate(Edit):
         zero = isinstance(self.by, str) and self.by == "zero"
         return [] if zero else [f"by={_printed(self.by)}", *over]
 
-    def reads(self, site: CallSite) -> tuple[int, ...]:
+    def reads(self, site: EditSite) -> tuple[int, ...]:
         return () if self.over is None else (site.layer,)
 
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: CallSite) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
         if isinstance(self.by, Tensor):
             return replaced(self, out, self.by, problem, site)
         if self.over is not None:
@@ -77,7 +77,7 @@ class ablate(Edit):
         where = self.where(problem, site)
         return torch.zeros_like(out) if where is None else out.masked_fill(where.unsqueeze(-1), 0.0)
 
-    def _mean(self, problem: Problem, site: CallSite) -> Tensor:
+    def _mean(self, problem: Problem, site: EditSite) -> Tensor:
         """Return the mean of each head over the reference set, (n, 1, Dv)."""
         total, count = torch.zeros(()), torch.zeros(())
         for call in calls_of(self, self.over, site):
@@ -110,7 +110,7 @@ class scale(Edit):
     def arguments(self) -> list[str]:
         return [f"{self.factor:g}"]
 
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: CallSite) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
         scaled = out * self.factors(self.factor, problem, site).unsqueeze(-1)
         return scaled.to(out.dtype)
 
@@ -135,7 +135,7 @@ class patch(FromRecording):
 
     stage = 2
 
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: CallSite) -> Tensor:
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
         call = call_for(self, self.recording, site)
         replacement = output_of(self, call)
         if replacement.shape[2:] != out.shape[2:]:

@@ -9,7 +9,7 @@ from ...errors import BadType, BadValue, kind_of
 from ...masks.text_positions import Positions, per_text
 from ...problem.problem import Problem
 from ..recording import Call, Recording
-from .edit import CallSite, Edit
+from .edit import Edit, EditSite
 
 
 def check_recording(edit: Edit, name: str, recording: object) -> None:
@@ -28,7 +28,7 @@ def check_recording(edit: Edit, name: str, recording: object) -> None:
         )
 
 
-def calls_of(edit: Edit, recording: Recording | None, site: CallSite) -> list[Call]:
+def calls_of(edit: Edit, recording: Recording | None, site: EditSite) -> list[Call]:
     """Return the recorded calls of the layer. Raises `BadValue` if there are none."""
     assert recording is not None
     calls = [call for call in recording if call.layer == site.layer]
@@ -42,7 +42,7 @@ def calls_of(edit: Edit, recording: Recording | None, site: CallSite) -> list[Ca
     return calls
 
 
-def call_for(edit: Edit, recording: Recording, site: CallSite) -> Call:
+def call_for(edit: Edit, recording: Recording, site: EditSite) -> Call:
     """Return the recorded call that matches this one. Raises `BadValue` if there is none."""
     calls = calls_of(edit, recording, site)
     if len(calls) == 1:
@@ -74,7 +74,7 @@ class FromRecording(Edit):
         one = all(len(x) == 1 for call in self.recording for x in _recorded(call))
         return super().for_copy(batch) if one else None
 
-    def reads(self, site: CallSite) -> tuple[int, ...]:
+    def reads(self, site: EditSite) -> tuple[int, ...]:
         several = sum(call.layer == site.layer for call in self.recording) > 1
         return (site.layer, site.call) if several else (site.layer,)
 
@@ -105,7 +105,7 @@ def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor
     return recorded[texts]
 
 
-def check_columns(edit: Edit, call: Call, problem: Problem, site: CallSite) -> None:
+def check_columns(edit: Edit, call: Call, problem: Problem, site: EditSite) -> None:
     """Raise `BadValue` unless the edit's texts begin in the same columns as in the recording."""
     recorded, current = (_first_columns(at, problem) for at in (call.at, site.at))
     for b in edit.batch_of(problem):

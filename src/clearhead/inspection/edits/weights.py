@@ -14,7 +14,7 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_values
 from ..text_stack import names_lengths
-from .edit import CallSite, Edit, finite_number
+from .edit import Edit, EditSite, finite_number
 
 MOST_SHOWN = 80  # characters of a mask in the repr of an edit
 
@@ -67,7 +67,7 @@ class knock_out(Edit):
         return None if "B" in self.mask.sizes() else super().for_copy(batch)
 
     def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: CallSite
+        self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         rule, grid = problem.mask, problem.grid
         at = grid, problem.device, site.at
@@ -134,9 +134,8 @@ class temperature(Edit):
     Below 1 the weights become sharper, above 1 flatter. All logits are divided: x after scale, soft
     cap and bias, and the logit of a sink.
 
-    Raises `BadValue` unless t > 0. It also raises it if `rows` or `batch` is set in a call with
-    sinks or ALiBi, which are the same for all rows, and if `heads`, `rows` or `batch` is set in a
-    call with a soft cap, which is the same for the layer.
+    Raises `BadValue` unless t > 0. In a call with sinks or ALiBi, which are the same for all rows,
+    it raises it if `rows` or `batch` is set. In a call with a soft cap, it also does if `heads` is.
     """
 
     t: float
@@ -158,7 +157,7 @@ class temperature(Edit):
         return None  # with a soft cap or sinks it applies to complete layers or heads only
 
     def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: CallSite
+        self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         factor, softcap = 1 / self.t, problem.softcap
         by_row = self.rows is not None or self.batch is not None
@@ -189,7 +188,7 @@ class uniform(Edit):
         return None  # with sinks it applies to complete heads only
 
     def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: CallSite
+        self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         where = self.factors(0.0, problem, site) == 0
         inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
@@ -200,7 +199,7 @@ class uniform(Edit):
         return _with_bias(self, 0.0, replace(problem, sinks=sinks), site), inputs
 
 
-def _with_bias(edit: Edit, factor: float, problem: Problem, site: CallSite) -> Problem:
+def _with_bias(edit: Edit, factor: float, problem: Problem, site: EditSite) -> Problem:
     """Return the problem with its bias times `factor` for the queries that the edit selects."""
     bias = problem.bias
     if bias is None:

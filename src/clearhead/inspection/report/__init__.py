@@ -1,7 +1,7 @@
-"""What every layer and head of a model does with a text, from one run of the model.
+"""Report what every layer and head of a model does with a text, from one run of the model.
 
-While the model computes, statistics of each attention call are streamed, so nothing of the size
-Tq x Tk is formed, and a text may be as long as the model can read.
+Statistics of each attention call are computed tile by tile, so no Tq x Tk matrix is formed, and a
+text may be as long as the model's context.
 """
 
 from .exact_weights import tile

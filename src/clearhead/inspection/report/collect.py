@@ -1,4 +1,4 @@
-"""From an attention call to a `Layer` of the report: statistics, largest weights, steps."""
+"""Collect a `Layer` of the report from an attention call: statistics, largest weights, steps."""
 
 import math
 from collections.abc import Sequence
@@ -26,17 +26,18 @@ from .head_label import LABELS, REPEAT_GROUPS, label_of, separators
 from .induction import repeat_shares
 from .label_counts import label_counts
 
-LINKS = 8  # weights kept of each query
-STRONGEST = 10  # links listed for each head
+LINKS = 8  # weights per query
+STRONGEST = 10  # links per head
 
 
 @dataclass(frozen=True, eq=False)
 class _Statistics:
     """The statistics of one call on one text, without a batch dimension.
 
-    `entropy` is (H, Tq). `active`, (Tq,), says which queries may look at anything; `count` is how
-    many these are, 1 if there are none. `shares` are (H,), of all weight, for each group of keys.
-    `pooled` is (H, r, c), `received` (H, Tk), and `top` (H, Tq, n), on the CPU, or None.
+    `entropy` is (H, Tq). `active`, (Tq,), is True for queries that are not fully masked; `count` is
+    their number, or 1 if there are none. `shares` has the fraction of all weight on each group of
+    keys, (H,). `pooled` is (H, r, c), `received` (H, Tk), and `top` (H, Tq, n), on the CPU, or
+    None.
     """
 
     entropy: Tensor
@@ -49,13 +50,13 @@ class _Statistics:
 
     @property
     def mean_entropy(self) -> float:
-        """Over the heads and the active queries."""
+        """The mean over heads and active queries."""
         return float(self.entropy.mean(0).sum()) / self.count
 
 
 @dataclass
 class Collector:
-    """Makes a `Layer` of each attention call."""
+    """Collects a `Layer` from each attention call."""
 
     texts: TextTracker
     layers: list[Layer]
@@ -66,13 +67,13 @@ class Collector:
         _must_be_one_text(problem)
         site = self.texts.call_site(problem)
         real = _without_padding(problem, site)
-        found = _statistics(real, inputs, site, topk(LINKS))
+        statistics = _statistics(real, inputs, site, topk(LINKS))
         uniform = self.uniform(problem, inputs, site)
-        heads = _heads(len(self.layers), real, site, found, uniform)
+        heads = _heads(len(self.layers), real, site, statistics, uniform)
         trace, traced_heads = _trace(problem, inputs, heads, site)
         linked = {link.query for head in heads for link in head.links}
-        kept = sorted({*evenly(problem.Tq, MOST_RANKED_QUERIES), *linked})
-        assert found.top is not None
+        ranked = sorted({*evenly(problem.Tq, MOST_RANKED_QUERIES), *linked})
+        assert statistics.top is not None
         self.layers.append(
             Layer(
                 number=len(self.layers),
@@ -85,20 +86,22 @@ class Collector:
                 key_heads=problem.G,
                 max_entropy=uniform.mean_entropy,
                 heads=heads,
-                pooled=found.pooled.float().cpu(),
+                pooled=statistics.pooled.float().cpu(),
                 allowed=(uniform.pooled > 0).any(0).cpu(),
-                received=found.received.float().cpu(),
-                kept_queries=tuple(kept),
-                top_weights=found.top.weights[:, kept].float(),
-                top_keys=found.top.keys[:, kept].int(),
+                received=statistics.received.float().cpu(),
+                kept_queries=tuple(ranked),
+                top_weights=statistics.top.weights[:, ranked].float(),
+                top_keys=statistics.top.keys[:, ranked].int(),
                 trace=trace,
                 traced_heads=traced_heads,
             )
         )
 
     def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Statistics:
-        """The statistics of uniform weights under the same mask, from queries that are all 0.
-        Computed once for layers that share their mask."""
+        """Return the statistics of uniform weights under the same mask, from queries that are 0.
+
+        They are computed once for layers with the same mask.
+        """
         key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens, site.at
         for mask, cached_key, cached in self.uniform_cache:
             if mask is problem.mask and cached_key == key:
@@ -117,22 +120,22 @@ class Collector:
         )
         q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
         k = torch.zeros_like(inputs.k[:, :1, :, :1])
-        found = _statistics(zero, Inputs(q, k, k), site)
-        self.uniform_cache.append((problem.mask, key, found))
-        return found
+        statistics = _statistics(zero, Inputs(q, k, k), site)
+        self.uniform_cache.append((problem.mask, key, statistics))
+        return statistics
 
 
 def _must_be_one_text(problem: Problem) -> None:
     if problem.B != 1:
         raise BadValue(
             f"The model was run on a batch of {problem.B}.",
-            "a report is about one text.",
+            "a report describes one text.",
             "pass one text, B = 1; for a batch, use watch(model, stats=[...]).",
         )
     if not problem.Tq or not problem.Tk:
         raise BadValue(
             f"The model was run on {problem.Tq} queries and {problem.Tk} keys.",
-            "a report is about a text, of one token or more.",
+            "a report describes a text of one token or more.",
             "pass a text that is not empty.",
         )
 
@@ -141,11 +144,11 @@ def _statistics(
     problem: Problem, inputs: Inputs, site: CallSite, top: topk | None = None
 ) -> _Statistics:
     stated = common_align(problem.mask, problem.grid)
-    corner = "end" if stated is None else stated
+    align = "end" if stated is None else stated
     groups = {
-        "previous": window(before=1, align=corner) & ~window(before=0, align=corner),
-        "next": window(after=1, align=corner) & ~window(after=0, align=corner),
-        "same": window(before=0, after=0, align=corner),
+        "previous": window(before=1, align=align) & ~window(before=0, align=align),
+        "next": window(after=1, align=align) & ~window(after=0, align=align),
+        "same": window(before=0, after=0, align=align),
     }
     requested: list[str | Statistic] = [
         "entropy",
@@ -162,12 +165,12 @@ def _statistics(
     largest, entropy, received, maps = (
         cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "pooled")
     )
-    active = (largest != -math.inf).any(0)  # NaN counts, so that it is seen in every mean
+    active = (largest != -math.inf).any(0)  # NaN counts, so that it appears in every mean
     count = max(1, int(active.sum()))
     by_query = cast(dict[str, Tensor], numbers.get("mass", {}))
     shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
-    # These groups have the same keys for every query: their share follows from the weight that each
-    # key receives.
+    # These groups have the same keys for every query, so their fraction follows from the weight
+    # that each key receives.
     first = _first_key(site)
     is_separator = separators(site.key_tokens, problem.Tk, first).to(received.device)
     shares["first"] = received[:, first] / count
@@ -183,27 +186,28 @@ def _statistics(
 
 
 def _heads(
-    layer: int, problem: Problem, site: CallSite, found: _Statistics, uniform: _Statistics
+    layer: int, problem: Problem, site: CallSite, statistics: _Statistics, uniform: _Statistics
 ) -> tuple[Head, ...]:
-    """The heads of a layer in numbers, labelled by how they differ from uniform weights."""
-    assert found.top is not None
-    weights, keys = found.top
+    """Return the heads of a layer, labelled by how they differ from uniform weights."""
+    assert statistics.top is not None
+    weights, keys = statistics.top
     max_entropy = uniform.mean_entropy
     uniform_shares = {name: float(share.nanmean()) for name, share in uniform.shares.items()}
-    # A query with one key, or none, has no choice: its weight says nothing about the head.
+    # A query with at most one visible key has no choice, so its weight does not describe the head.
     has_choice = (uniform.entropy.amax(0) > 1e-6).cpu()
     counts = label_counts(
         keys[..., 0],
-        found.active,
+        statistics.active,
         site.key_tokens,
         first=_first_key(site),
         offset=_offset(problem) if _is_one_text(problem, site) else None,
     )
     heads = []
     for h in range(problem.H):
-        shares = {name: float(share[h]) for name, share in found.shares.items()}
+        shares = {name: float(share[h]) for name, share in statistics.shares.items()}
         shares = {n: x for n, x in shares.items() if n not in REPEAT_GROUPS or not math.isnan(x)}
-        entropy = float(found.entropy[h].sum()) / found.count
+        entropy = float(statistics.entropy[h].sum()) / statistics.count
+        effective = float(statistics.entropy[h][statistics.active].exp().sum()) / statistics.count
         evenness = entropy / max_entropy if max_entropy else 0.0
         label = label_of(shares, uniform_shares, evenness, counts[h])
         compared = has_choice[:, None] & ~weights[h].isnan()
@@ -214,7 +218,7 @@ def _heads(
                 label=label.label,
                 number=label.number,
                 entropy=entropy,
-                effective=float(found.entropy[h][found.active].exp().sum()) / found.count,
+                effective=effective,
                 shares=shares,
                 links=_strongest(weights[h].masked_fill(~compared, -1.0), keys[h]),
                 evidence=label.evidence,
@@ -227,8 +231,11 @@ def _heads(
 def _trace(
     problem: Problem, inputs: Inputs, heads: Sequence[Head], site: CallSite
 ) -> tuple[Trace | None, tuple[int, ...]]:
-    """The steps of all heads of a short text, or of the head with the clearest label of a longer
-    one; and which heads these are. A page holds those of all heads while they are small enough."""
+    """Return the steps of some heads, and the indices of these heads.
+
+    For a short text these are all heads; for a longer one, the head with the clearest label; for a
+    long one, none.
+    """
     longest = max(problem.Tq, problem.Tk)
     if longest > MOST_TRACED_TOKENS or ambient().ranks is not None:
         return None, ()
@@ -237,14 +244,16 @@ def _trace(
         return trace, tuple(range(problem.H))
     chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
     one = trace.head(chosen)
-    # Copied, so that the memory of the other heads is freed.
+    # The copy lets the memory of the other heads be freed.
     steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)
     return replace(one, steps=steps), (chosen,)
 
 
 def _is_one_text(problem: Problem, site: CallSite) -> bool:
-    """Do queries and keys belong to one text? Not in cross-attention, where no key is "the token
-    before". It is cross-attention, too, if their numbers differ and every query has the same mask.
+    """Return whether queries and keys belong to one text.
+
+    They do not in cross-attention, where no key is "the token before". A call is also taken for
+    cross-attention if Tq and Tk differ and every query has the same mask.
     """
     if site.cross_attention or problem.Tq == problem.Tk:
         return not site.cross_attention
@@ -256,20 +265,20 @@ def _is_one_text(problem: Problem, site: CallSite) -> bool:
 
 
 def _offset(problem: Problem) -> int:
-    """The position of query 0 among the keys."""
+    """Return the position of query 0 among the keys."""
     stated = common_align(problem.mask, problem.grid)
     return problem.Tk - problem.Tq if stated is None else int(stated)
 
 
 def _first_key(site: CallSite) -> int:
-    """The column of the text's first token among the keys; 0 where it is not among them."""
+    """Return the column of the text's first token among the keys; 0 if it is not among them."""
     first = site.at.first_key
-    assert isinstance(first, int)  # of one text
+    assert isinstance(first, int)  # because there is one text
     return max(0, -first)
 
 
 def _without_padding(problem: Problem, site: CallSite) -> Problem:
-    """The problem in which queries on padding see nothing, so that they count for no number."""
+    """Return the problem with padding queries fully masked, so that no statistic counts them."""
     real = site.at.is_real(problem.Tq)
     if bool(real.all()):
         return problem
@@ -277,7 +286,7 @@ def _without_padding(problem: Problem, site: CallSite) -> Problem:
 
 
 def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:
-    """The largest weight of each query, and of these the largest; ties go to earlier queries."""
+    """Return the largest of the queries' largest weights; ties go to earlier queries."""
     order = weights[:, 0].argsort(descending=True, stable=True)[:STRONGEST].tolist()
-    found = (Link(q, int(keys[q, 0]), float(weights[q, 0])) for q in order)
-    return tuple(link for link in found if link.key >= 0 and link.weight >= 0)
+    strongest = (Link(q, int(keys[q, 0]), float(weights[q, 0])) for q in order)
+    return tuple(link for link in strongest if link.key >= 0 and link.weight >= 0)

@@ -1,4 +1,4 @@
-"""In a model with cross-attention: of which text are the queries and keys of a call?"""
+"""Find the texts of the queries and keys of a call, in a model with cross-attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,11 @@ from ..text_stack import TextStack
 
 @dataclass(frozen=True)
 class CallSite:
-    """The `module` that called attention, whether that was cross-attention, the tokens of both
-    sides, None where they are not known, and where the call stands in their texts."""
+    """The context of an attention call in a model and its texts.
+
+    `module` is the name of the calling module. The tokens are None if unknown, and `at` has the
+    positions of the call in its texts.
+    """
 
     module: str
     cross_attention: bool
@@ -23,20 +26,23 @@ class CallSite:
 
 
 class TextTracker:
-    """Follows a model from module to module. A module that is given another text does
-    cross-attention; what runs inside such a module, or after one, belongs to the decoder."""
+    """Tracks the texts of a model from module to module.
+
+    A module to which another text is passed does cross-attention. Calls inside such a module, or
+    after one, belong to the decoder.
+    """
 
     def __init__(
         self, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None = None
     ) -> None:
-        given = {"tokens": tokens, "decoder_tokens": decoder_tokens}
-        self.tokens = {n: None if x is None else tuple(map(str, x)) for n, x in given.items()}
+        texts = {"tokens": tokens, "decoder_tokens": decoder_tokens}
+        self.tokens = {n: None if x is None else tuple(map(str, x)) for n, x in texts.items()}
         self.lengths: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}
         self.stack = TextStack()
         self.in_decoder = False
 
     def call_site(self, problem: Problem) -> CallSite:
-        """The site of the call that runs now."""
+        """Return the site of the current call."""
         running = self.stack.running
         crosses = self.stack.crosses
         self.in_decoder = self.in_decoder or crosses
@@ -56,22 +62,20 @@ class TextTracker:
         return tokens if tokens is not None and len(tokens) == length else None
 
     def check_tokens(self) -> None:
-        """Raise `BadValue` for tokens that were given and fit no side of any call."""
+        """Raise `BadValue` if the number of `tokens` or `decoder_tokens` fits no call."""
         for name, tokens in self.tokens.items():
             if tokens is None or len(tokens) in self.lengths[name]:
                 continue
             if name == "tokens" and len(tokens) in self.lengths["decoder_tokens"]:
                 raise BadValue(
-                    f"tokens has {len(tokens)} entries, as many as the text that looks into "
-                    "another has.",
-                    "tokens are those of the other text, decoder_tokens of the one that looks.",
+                    f"tokens has {len(tokens)} entries, the length of the decoder's text.",
+                    "tokens are those of the encoder's text, decoder_tokens the decoder's.",
                     "pass them as decoder_tokens=.",
                 )
             if self.lengths[name]:
                 raise wrong_count(name, len(tokens), self.lengths[name][0])
             raise BadValue(
                 f"{name} has {len(tokens)} entries.",
-                "they are the tokens of a text that looks into another, and no call of this model "
-                "does that.",
+                "these are tokens of a decoder, and this model made no cross-attention call.",
                 "leave them out.",
             )

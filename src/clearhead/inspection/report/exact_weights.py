@@ -1,4 +1,4 @@
-"""Exact weights of a part of one head, for a text too long for its full matrix."""
+"""Compute exact weights of a part of one head, for a text too long for a full matrix: `tile`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,22 +31,22 @@ def tile(
 ) -> Trace:
     """Run a model once, and return the exact weights of some queries of one head on some keys.
 
-    A report pools the map of a long text; this is a part of it, cell by cell. The rows are
-    normalised over all their keys, tile by tile, so nothing of the size Tq x Tk is formed.
+    A report pools the map of a long text; this function returns a part of it, cell by cell. The
+    rows are normalised over all their keys, tile by tile, so no Tq x Tk matrix is formed.
 
     Args:
         model, text, tokens, decoder_tokens: as in `report`.
-        layer: which attention call, in the order of the report.
-        head: which query head of it.
+        layer: the number of the layer, as in the report.
+        head: the number of the query head.
         queries, keys: consecutive positions.
 
     Returns:
-        A `Trace` of one step, ``"weights"``, (1, 1, q, k), with the tokens of both sides; every
-        view draws it.
+        A `Trace` of one step, ``"weights"``, (1, 1, q, k), with the tokens of both sides. Every
+        view can draw it.
 
     Raises:
-        BadValue, BadType: what `report` raises; a layer, a head, queries or keys that are not
-            there; more than 2^20 cells.
+        BadValue, BadType: any error of `report`; a layer, a head, queries or keys that do not
+            exist; more than 2^20 cells.
     """
     layer, head = _number("layer", layer), _number("head", head)
     run = prepare(model, text)
@@ -65,9 +65,9 @@ def tile(
         return _exact_weights(*call, sites[layer], head, queries, keys, layer)
 
 
-def _number(what: str, given: int) -> int:
-    rule = f"the {what} is its number in the report, from 0."
-    return as_count(f"tile got {what}", given, rule, "pass a whole number.")
+def _number(what: str, value: int) -> int:
+    rule = f"{what} is its number in the report, from 0."
+    return as_count(f"tile got {what}", value, rule, "pass a whole number.")
 
 
 def _exact_weights(
@@ -86,14 +86,14 @@ def _exact_weights(
         raise BadValue(
             f"The tile has {len(q):,} x {len(k):,} cells.",
             f"a tile is shown cell by cell, so it has at most {MOST_TILE_CELLS:,}.",
-            "ask for fewer queries or keys; the report pools what is larger.",
+            "pass fewer queries or keys; for larger maps use report, which pools them.",
         )
     block = Matrix(problem, inputs).block(slice(q.start, q.stop), slice(k.start, k.stop))
     weights = block.reshape(problem.B, problem.H, len(q), len(k))[:1, head : head + 1]
     step = Step(
         "weights",
         "exp(x − lse)",
-        "The share of each key in the output of a query; lse, the logarithm of the sum of all "
+        "The weight of each key in the output of a query; lse, the logarithm of the sum of "
         "exponentials, is over all keys of the text.",
         "b h q k",
         weights.clone(),
@@ -124,18 +124,18 @@ def _positions(part: slice | range, size: int, name: str) -> range:
     start = 0 if part.start is None else part.start
     stop = size if part.stop is None else part.stop
     if step != 1 or not 0 <= start < stop <= size:
-        given = f"{name} {start} to {stop - 1}" if start < stop else f"no {name}"
+        wanted = f"{name} {start} to {stop - 1}" if start < stop else f"no {name}"
         raise BadValue(
-            f"A tile was asked for with {given}.",
-            f"{name} are consecutive positions from 0 to {size - 1:,}, one at least.",
-            f"ask for example for {name} 0 to {min(size, 64) - 1}.",
+            f"tile got {wanted}.",
+            f"{name} are one or more consecutive positions from 0 to {size - 1:,}.",
+            f"pass for example {name} 0 to {min(size, 64) - 1}.",
         )
     return range(start, stop)
 
 
-def _absent(what: str, given: int, count: int) -> BadValue:
+def _absent(what: str, number: int, count: int) -> BadValue:
     return BadValue(
-        f"tile was asked for {what} {given}.",
-        f"they count from 0, and there are {count}.",
-        f"ask for one below {count}." if count else "pass a model that calls clearhead.",
+        f"tile got {what} {number}.",
+        f"{what}s are numbered from 0, and there are {count}.",
+        f"pass a number below {count}." if count else "pass a model that calls clearhead.",
     )

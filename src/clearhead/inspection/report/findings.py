@@ -1,4 +1,4 @@
-"""What a report holds of every layer and head of a model, as data."""
+"""The contents of a report: every layer and head of a model, as data."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from ...torch_state import loadable
 from ...trace import Trace
 
-# Labels of heads whose weight lies on no group of keys; `NOT_NUMBERS` if the weights are NaN.
+# Labels of heads that no group of keys describes; `NOT_NUMBERS` if the weights are NaN.
 NOT_NUMBERS = "NaN"
 EVENNESS = ("spread", "sharp", "mixed", NOT_NUMBERS)
 
@@ -15,7 +15,7 @@ EVENNESS = ("spread", "sharp", "mixed", NOT_NUMBERS)
 @loadable
 @dataclass(frozen=True)
 class Link:
-    """Query and key by position, and the weight between them."""
+    """The positions of a query and a key, and the weight between them."""
 
     query: int
     key: int
@@ -25,19 +25,22 @@ class Link:
 @loadable
 @dataclass(frozen=True)
 class Head:
-    """One head in numbers; means are over the queries that may look at something.
+    """One head in numbers. Means are over the queries that are not fully masked.
 
-    `label` says in words what the head does, and `number` how much: the share of its weight; for
-    "spread", "sharp" and "mixed" its entropy divided by the largest possible one. `shares` are of
-    its weight: on the token before, the one after, itself, the first, and on punctuation and
-    special tokens (without the first). "duplicate" and "induction" are means over those queries
-    only whose token occurred before (at most 1024 of them, evenly spaced): the weight on its
-    earlier positions, and on the positions right after those. `effective` is the mean of
-    exp(entropy), how many keys it looks at. `measured` says that label and number were measured on
-    held-out words, not on this text. `evidence` says how many queries the label speaks for, and
-    `withheld` why a label that the number alone would give was not given; "" if there is nothing to
-    say. `effect` is how much `Report.effect_metric` changes where the head gives nothing; None if
-    that was not measured.
+    Attributes:
+        label: what the head does, in words.
+        number: the fraction of its weight that fits the label; for "spread", "sharp" and "mixed"
+            its entropy divided by the largest possible entropy.
+        effective: the mean of exp(entropy), the effective number of keys.
+        shares: the fractions of its weight on the token before, the one after, itself, the first,
+            and on punctuation and special tokens (without the first). "duplicate" and "induction"
+            are means over queries whose token occurred before (at most 1024, evenly spaced): the
+            weight on its earlier positions, and on the positions right after those.
+        links: its largest weights.
+        measured: whether label and number were measured on held-out words, not on this text.
+        evidence: the number of queries that fit the label, as text; "" if not counted.
+        withheld: the reason why a label that the number alone suggests was not used; "" if none.
+        effect: the change of `Report.effect_metric` if the head outputs 0; None if not measured.
     """
 
     layer: int
@@ -55,7 +58,7 @@ class Head:
 
     @property
     def share_text(self) -> str:
-        """`number` as text if it is a share of weight or of words, and not of entropy."""
+        """`number` as text if it is a fraction of weight or of words; "" if of entropy."""
         return "" if self.label in EVENNESS else f"{self.number:.2f}"
 
 
@@ -64,13 +67,16 @@ class Head:
 class Layer:
     """One attention call.
 
-    `pooled` is (H, rows, cols), as `stats.pooled` computes it; `received` is (H, Tk).
-    `allowed` is (rows, cols): the cells of the map where the mask allows anything in some head.
-    `max_entropy` is the entropy of uniform weights under the mask. `top_weights` and `top_keys`,
-    (H, n_queries, n), are the largest weights of the queries in `kept_queries` and their keys (-1:
-    none). `trace` holds every step of the heads in `traced_heads`; None for long texts. `module` is
-    the name of the module that called attention, "" outside of any. `query_tokens` and `key_tokens`
-    are None where they are not known.
+    Attributes:
+        module: the name of the module that called attention; "" outside any module.
+        query_tokens, key_tokens: None if unknown.
+        max_entropy: the entropy of uniform weights under the mask.
+        pooled: the attention map, (H, rows, cols), as `stats.pooled` computes it.
+        allowed: the cells of the map, (rows, cols), that the mask allows in any head.
+        received: the weight that each key receives, (H, Tk).
+        kept_queries: the queries whose largest weights are stored.
+        top_weights, top_keys: those weights and their keys, (H, n_queries, n); -1 means no key.
+        trace: every step of the heads in `traced_heads`; None for long texts.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The label of a head: words for where its weight lies, and the number behind them."""
+"""Choose the label of a head, which describes where it looks, and the label's number."""
 
 import math
 import re
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from .findings import NOT_NUMBERS
 
-# A head is labelled by a group of keys if at least this share of its weight lies on the group, and
-# at least so many times the share under uniform weights, which is large in a short text or in one
-# full of commas.
+# A group of keys labels a head if at least this fraction of its weight is on the group. It must
+# also be at least so many times the fraction under uniform weights, which is large in short texts
+# and in texts with many commas.
 MIN_SHARE, TIMES_UNIFORM = 0.3, 2.0
-# And if at least this share of its queries look there most, and chance explains that in at most one
-# head of a thousand.
+# In addition, at least this fraction of its queries must look there most, and the probability of
+# this by chance must be at most one in a thousand.
 MIN_QUERIES, LARGEST_CHANCE = 0.5, 1e-3
-# These groups have few keys: in a short text, many queries may look at one of them for its word and
-# not for its place. So they name a head only if it has so many queries.
+# These groups have few keys. In a short text, many queries may look at one of them because of its
+# word and not its position, so these groups label a head only if it has so many queries.
 FEW_KEYS, FEWEST_QUERIES = ("first", "separators"), 16
-REPEAT_GROUPS = ("induction", "duplicate")  # means over those queries whose token occurred before
-SPREAD, SHARP = 0.8, 0.35  # entropy divided by the largest that the mask allows
+REPEAT_GROUPS = ("induction", "duplicate")  # means over queries whose token occurred before
+SPREAD, SHARP = 0.8, 0.35  # entropy divided by the largest entropy that the mask allows
 LABELS = {
     "induction": "induction",
     "duplicate": "duplicate token",
@@ -36,7 +36,7 @@ LABELS = {
 
 
 def is_separator(token: str) -> bool:
-    """Whether a token is punctuation, a line's end, or special, like [SEP] and </s>.
+    """Return whether a token is punctuation, a line break, or special, like [SEP] and </s>.
 
     >>> [is_separator(t) for t in (",", "Ġ.", "[SEP]", "<|end|>", "Ċ", "##s", "cat")]
     [True, True, True, True, True, False, False]
@@ -48,25 +48,27 @@ def is_separator(token: str) -> bool:
 
 
 def separators(tokens: Sequence[str] | None, Tk: int, first: int) -> Tensor:
-    """Which keys are punctuation or special, (Tk,); none if the tokens are not known. The key
-    `first` is not, as it is a group of its own."""
+    """Return booleans for the keys that are punctuation or special, (Tk,).
+
+    All are False if the tokens are unknown. The key `first` is False, because it is a separate
+    group.
+    """
     if tokens is None:
         return torch.zeros(Tk, dtype=torch.bool)
-    found = torch.tensor([is_separator(token) for token in tokens])
-    found[first] = False
-    return found
+    flags = torch.tensor([is_separator(token) for token in tokens])
+    flags[first] = False
+    return flags
 
 
 class Count(NamedTuple):
-    """Of `of` queries, `queries` have their largest weight on a group of keys."""
+    """The number of `queries`, among `of`, whose largest weight is on a group of keys."""
 
     queries: int
     of: int
 
 
 class Label(NamedTuple):
-    """A label and the number behind it; for how many queries it speaks; and why a label that the
-    number alone would give was withheld, "" if none was."""
+    """A label with its number, `evidence` and `withheld`, as in `findings.Head`."""
 
     label: str
     number: float
@@ -80,11 +82,16 @@ def label_of(
     evenness: float,
     counts: Mapping[str, Count] | None = None,
 ) -> Label:
-    """The label of a head, from its shares of weight, those under uniform weights, its entropy
-    divided by the largest possible one, and `counts` of its queries by group; None: not counted.
+    """Choose the label of a head.
 
-    A group names a head if it holds much of its weight, if most of its queries look there most, and
-    if neither chance nor the shortness of the text explains that.
+    A group of keys labels a head if it gets much of the weight, if most queries look there most,
+    and if neither chance nor a short text explains this.
+
+    Args:
+        shares: the fraction of the head's weight on each group.
+        uniform: the same for uniform weights.
+        evenness: the entropy of the head divided by the largest possible entropy.
+        counts: for each group, the number of queries that look there most. None: not counted.
     """
     if math.isnan(evenness):
         return Label(NOT_NUMBERS, evenness)
@@ -93,15 +100,14 @@ def label_of(
         for name, share in shares.items()
         if share >= max(MIN_SHARE, TIMES_UNIFORM * uniform.get(name, 0.0))
     }
-    # An induction head has other shares for queries whose token did not occur before: these do not
-    # name it.
+    # The fractions of the other groups are over all queries, so a repeat group has precedence.
     named = {name: share for name, share in large.items() if name in REPEAT_GROUPS} or large
     withheld = ""
     for group in sorted(named, key=lambda name: -named[name]):
         count = (counts or {}).get(group)
         reason = count and _doubt(group, count, uniform.get(group, 0.0))
         if not reason:
-            evidence = f"So look {count.queries} of {count.of} queries." if count else ""
+            evidence = f"{count.queries} of {count.of} queries look there most." if count else ""
             return Label(LABELS[group], named[group], evidence, withheld)
         withheld = withheld or reason
     if evenness >= SPREAD:
@@ -110,14 +116,14 @@ def label_of(
 
 
 def _doubt(group: str, count: Count, chance: float) -> str:
-    """Why a group does not name a head although it holds much of its weight; "" if it does."""
-    name, share = LABELS[group], count.queries / max(1, count.of)
-    if share < MIN_QUERIES:
-        return f"Not called {name}: {count.queries} of {count.of} queries look there most."
+    """Return why a group with much of the weight does not label a head; "" if it does."""
+    name, fraction = LABELS[group], count.queries / max(1, count.of)
+    if fraction < MIN_QUERIES:
+        return f"Not called {name}: only {count.queries} of {count.of} queries look there most."
     if group in FEW_KEYS and count.of < FEWEST_QUERIES:
         return (
-            f"Not called {name}: with {count.of} queries one cannot tell whether they look there "
-            "for the place or for the word."
+            f"Not called {name}: with only {count.of} queries it is unknown whether they look "
+            "there because of the position or the word."
         )
     if chance_of(count, chance) > LARGEST_CHANCE:
         return f"Not called {name}: {count.queries} of {count.of} queries may be chance."
@@ -125,14 +131,16 @@ def _doubt(group: str, count: Count, chance: float) -> str:
 
 
 def chance_of(count: Count, chance: float) -> float:
-    """At most how probable it is that so many of the queries look there by chance, if one does with
-    probability `chance` on average (Hoeffding 1963, theorem 1).
+    """Return an upper bound of the probability that so many queries look there by chance.
+
+    `chance` is the mean probability of one query (Hoeffding 1963, theorem 1).
 
     >>> round(chance_of(Count(6, 6), 0.5), 6), chance_of(Count(3, 6), 0.5)
     (0.015625, 1.0)
     """
-    share = count.queries / max(1, count.of)
-    if share <= chance or chance <= 0:
+    fraction = count.queries / max(1, count.of)
+    if fraction <= chance or chance <= 0:
         return 1.0 if chance > 0 else 0.0
-    missed = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
-    return math.exp(-count.of * (share * math.log(share / chance) + missed))
+    rest = 1 - fraction
+    missed = rest * math.log(rest / (1 - chance)) if rest > 0 else 0.0
+    return math.exp(-count.of * (fraction * math.log(fraction / chance) + missed))

@@ -1,6 +1,8 @@
-"""Weight on earlier occurrences of the query's token (duplicate-token heads), and on the tokens
-after those (induction heads). A head's share of weight and the count of its queries
-(`label_counts.py`) both ask `repeat_groups`, so they speak of the same keys."""
+"""Measure the weight on earlier occurrences of the query's token, and on the tokens after those.
+
+The first marks duplicate-token heads, the second induction heads. Weights and counts of queries
+(`label_counts.py`) both use `repeat_groups`, so they refer to the same keys.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from ...problem.problem import Inputs, Problem
 
 
 def token_ids(tokens: Sequence[str]) -> Tensor:
-    """A number for each token, (T,); the same token has the same number.
+    """Return a number for each token, (T,); equal tokens have equal numbers.
 
     >>> token_ids(["a", "b", "a"]).tolist()
     [0, 1, 0]
@@ -25,8 +27,9 @@ def token_ids(tokens: Sequence[str]) -> Tensor:
 
 
 def repeated(ids: Tensor, first: int) -> Tensor:
-    """Which tokens occurred before, (T,): at the key `first` or later, and not as the token just
-    before.
+    """Return booleans for the tokens that occurred before, (T,).
+
+    Occurrences count from the key `first` on, except the token just before.
 
     >>> repeated(token_ids("a b b a a".split()), 0).tolist()
     [False, False, False, True, True]
@@ -38,11 +41,12 @@ def repeated(ids: Tensor, first: int) -> Tensor:
 
 
 def repeat_groups(ids: Tensor, queries: Tensor, keys: Tensor, first: int) -> dict[str, Tensor]:
-    """Is the key right after an earlier occurrence of the query's token ("induction"), or is it one
-    ("duplicate")? `queries` and `keys` are positions that broadcast; a key of -1 is none.
+    """Return booleans for the keys of the groups "induction" and "duplicate".
 
-    The key `first`, the query itself and the key before it do not count: a head may look there
-    whatever the token.
+    A key is in "duplicate" if it is an earlier occurrence of the query's token, and in "induction"
+    if it is right after one. `queries` and `keys` are positions that broadcast; a key of -1 means
+    none. The key `first`, the query itself and the key before it do not count, because heads look
+    there for other reasons.
     """
     counts = (keys > first) & (keys < queries - 1)
     return {
@@ -54,20 +58,19 @@ def repeat_groups(ids: Tensor, queries: Tensor, keys: Tensor, first: int) -> dic
 def repeat_shares(
     problem: Problem, inputs: Inputs, tokens: Sequence[str], first: int
 ) -> dict[str, Tensor]:
-    """The mean weight on earlier occurrences of the query's token ("duplicate"), and on the keys
-    right after those ("induction"), (H,) each, over the queries that see such keys.
+    """Return the mean weight on each of the `repeat_groups`, (H,).
 
-    `repeat_groups` says which keys these are. A mean over too few queries is NaN. Source: Olsson et
-    al. 2022, "In-context Learning and Induction Heads"; Wang et al. 2022, "Interpretability in the
-    Wild" (duplicate token heads).
+    The mean is over the queries that may look at such keys; over too few queries it is NaN. Source:
+    Olsson et al. 2022, "In-context Learning and Induction Heads"; Wang et al. 2022,
+    "Interpretability in the Wild" (duplicate token heads).
     """
     p, ids = problem, token_ids(tokens)
-    asked = repeated(ids, first).nonzero().flatten()
-    asked = asked[evenly(len(asked), MOST_REPEAT_QUERIES)].to(p.device)
+    sampled = repeated(ids, first).nonzero().flatten()
+    sampled = sampled[evenly(len(sampled), MOST_REPEAT_QUERIES)].to(p.device)
     ids, keys = ids.to(p.device), torch.arange(p.Tk, device=p.device)
     total = {name: torch.zeros(p.H) for name in ("induction", "duplicate")}
     count = {name: torch.zeros(p.H) for name in total}
-    for queries in asked.split(max(1, REPEAT_CELLS // (p.H * p.Tk))):
+    for queries in sampled.split(max(1, REPEAT_CELLS // (p.H * p.Tk))):
         keep = p.key_ranges.to_bool(queries, slice(0, p.Tk))
         groups = repeat_groups(ids, queries.unsqueeze(-1), keys, first)
         cells = {name: group & keep for name, group in groups.items()}

@@ -1,4 +1,4 @@
-"""For how many queries does a group of keys hold the largest weight?"""
+"""Count the queries whose largest weight is on a group of keys."""
 
 from collections.abc import Sequence
 
@@ -17,32 +17,36 @@ def label_counts(
     first: int,
     offset: int | None,
 ) -> list[dict[str, Count]]:
-    """For each head and group, how many queries have their largest weight there, of how many.
+    """Count, for each head and group, the queries whose largest weight is on the group.
 
-    `best` is (H, Tq), the key of each query's largest weight, -1 if there is none; `active`, (Tq,),
-    says which queries may look at anything. `first` is the first key, and `offset` is the position
-    of query 0 among the keys; None if queries and keys are different texts. Induction and duplicate
-    count those queries only whose token is `repeated`.
+    Args:
+        best: the key of each query's largest weight, (H, Tq); -1 if there is none.
+        active: True for queries that are not fully masked, (Tq,).
+        tokens: the tokens of the keys; None if unknown.
+        first: the first key of the text.
+        offset: the position of query 0 among the keys; None if queries and keys are different
+            texts.
+
+    Induction and duplicate count only queries whose token is `repeated`.
     """
     queries = torch.arange(best.shape[-1])
     every = active.cpu() & (best >= 0).any(0)
-    holds: dict[str, tuple[Tensor, Tensor]] = {"first": (best == first, every)}
+    hits: dict[str, tuple[Tensor, Tensor]] = {"first": (best == first, every)}
     if tokens is not None:
         is_separator = separators(tokens, len(tokens), first)
-        holds["separators"] = is_separator[best.clamp(min=0)] & (best >= 0), every
+        hits["separators"] = is_separator[best.clamp(min=0)] & (best >= 0), every
     if offset is not None:
-        here = queries + offset
         for name, distance in (("previous", -1), ("next", 1), ("same", 0)):
-            holds[name] = best == here + distance, every
+            hits[name] = best == queries + offset + distance, every
         if tokens is not None and len(tokens) == len(queries):
             ids = token_ids(tokens)
-            counted = every & repeated(ids, first)
+            eligible = every & repeated(ids, first)
             groups = repeat_groups(ids, queries, best, first)
-            holds |= {name: (group, counted) for name, group in groups.items()}
+            hits |= {name: (group, eligible) for name, group in groups.items()}
     return [
         {
-            name: Count(int((x[h] & counted).sum()), int(counted.sum()))
-            for name, (x, counted) in holds.items()
+            name: Count(int((x[h] & eligible).sum()), int(eligible.sum()))
+            for name, (x, eligible) in hits.items()
         }
         for h in range(best.shape[0])
     ]

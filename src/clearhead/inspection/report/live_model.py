@@ -1,4 +1,4 @@
-"""A small model as data, for a page that computes it by itself."""
+"""A small model as data, with which a page can compute other texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +11,17 @@ from ...torch_state import loadable
 @loadable
 @dataclass(frozen=True, eq=False)
 class LiveModel:
-    """A decoder of the storyteller's kind: `weights` by the names of its parameters, its `words` by
-    number, how many `heads` a layer has, and the longest text, `context`. Distances below `near`
-    have a bias each, farther ones share up to `longest`. `why` says of each step what it is for."""
+    """A decoder with the architecture of the storyteller.
+
+    Attributes:
+        words: its vocabulary, in the order of ids.
+        heads: the number of heads of a layer.
+        context: the length of the longest text.
+        near, longest: distances below `near` have one bias each; distances up to `longest` share
+            biases.
+        why: the purpose of each step, by name.
+        weights: its parameters by name.
+    """
 
     words: tuple[str, ...]
     heads: int

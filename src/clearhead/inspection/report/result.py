@@ -1,4 +1,4 @@
-"""A report: what it holds, and how it prints itself and becomes JSON."""
+"""The result of `report`: its data, its printed table, and its JSON."""
 
 import textwrap
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .findings import NOT_NUMBERS, Head, Layer
 from .head_label import LABELS, REPEAT_GROUPS
 from .live_model import LiveModel
 
-# What the metrics of effects say.
+# Descriptions of the metrics of effects, for the legend.
 EFFECTS = {
     "loss": "how much the mean loss of the next token grows, in nats,",
     "turn": "how far the vectors after the last layer turn, as 1 - cosine,",
@@ -22,18 +22,23 @@ EFFECTS = {
 @loadable
 @dataclass(frozen=True, eq=False)
 class Report(ShownInNotebook):
-    """What a model does with a text: `layers`, each with its `heads`. `report` makes it, and views
-    draw it. It prints itself, as a table, and shows itself in a notebook.
+    """What a model does with a text, in `layers` with `heads`. Returned by `clearhead.report`.
 
-    `text` is what was read, "" if only its tokens are known; `unknown` are the positions of tokens
-    that the model does not know. `guesses` holds for each position the most probable next tokens
-    with their probabilities; None if they are not known. `effect_metric` is what the effects of
-    heads are measured in: "loss", the mean loss of the next token in nats, which grows where the
-    text is read worse; "turn", how far the vectors after the last layer turn, as 1 - cosine, the
-    mean over tokens; or the name of a metric; "" if there are no effects. `effects_withheld` says
-    why there are none although they were asked for, "" otherwise. With a `model`, the page computes
-    other texts by itself. `folder` is where the model's files are, "" if it has none.
-    `outputs` is a digest of what every attention call returned, "" if none was taken.
+    It prints as a table and has a notebook view.
+
+    Attributes:
+        text: the text; "" if only its tokens are known.
+        unknown: the positions of tokens that are not in the model's vocabulary.
+        guesses: the most probable next tokens of each position, with probabilities; None if
+            unknown.
+        effect_metric: the metric of the heads' effects. "loss" is the mean next-token loss in nats,
+            which increases if the model predicts the text worse. "turn" is how far the vectors
+            after the last layer turn, as 1 - cosine, the mean over tokens. Otherwise it is the name
+            of a metric, or "" if there are no effects.
+        effects_withheld: why requested effects are missing; "" otherwise.
+        model: a model with which the page computes other texts.
+        folder: the folder of the model's files; "" if it has none.
+        outputs: a digest of the outputs of every attention call; "" if not computed.
     """
 
     name: str
@@ -58,19 +63,18 @@ class Report(ShownInNotebook):
         return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
 
     def __getitem__(self, index: tuple[int, int]) -> Head:
-        """`report[layer, head]`."""
+        """Return a head: ``report[layer, head]``."""
         layer, head = index
         if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
             raise BadValue(
-                f"Head {head} of layer {layer} was asked for.",
+                f"Head {head} of layer {layer} was requested.",
                 f"this report has {self.about}, numbered from 0.",
-                "ask for one of these, as report[layer, head].",
+                "use an existing head, as report[layer, head].",
             )
         return self.layers[layer].heads[head]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the maps and traces, as numbers and words for `json.dumps`. NaN and
-        infinity are None."""
+        """Return the report without maps and traces, for `json.dumps`; NaN and inf are None."""
         layers = [
             {
                 "layer": layer.number,
@@ -105,32 +109,32 @@ class Report(ShownInNotebook):
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *legend])
 
     def _legend(self) -> list[str]:
-        """What the columns and labels mean, as paragraphs."""
+        """Return an explanation of the columns and labels, as paragraphs."""
         measured = {label for x in self.heads if x.measured for label in x.label.split(" and ")}
-        by = "by: the share of its weight on this text"
+        by = "by: the fraction of its weight on this text"
         shares = (
-            "The other columns: the share of its weight on the token before, the next, itself, the "
-            "first, and so on"
+            "The other columns: the fraction of its weight on the token before, the next, itself, "
+            "the first, and so on"
         )
         if any(name in x.shares for x in self.heads for name in REPEAT_GROUPS):
             shares += (
-                "; induction and duplicate, where a token occurred before: on what followed it "
-                "then, and on it"
+                "; induction and duplicate, if a token occurred before: on what followed it "
+                "there, and on it"
             )
         lines = []
         if measured:
             names = ", ".join(sorted(measured))
-            by += f"; for {names} the share of held-out words it was right for"
+            by += f"; for {names} the fraction of held-out words for which it was right"
             lines.append(
-                f"The labels {names} were measured on held-out stories and hold for every text; "
-                "the others, such as previous token, only say where the weight lies on this text."
+                f"The labels {names} were measured on held-out stories and apply to every text; "
+                "the others, such as previous token, describe the weights on this text only."
             )
         if any(x.label == NOT_NUMBERS for x in self.heads):
             lines.append(
-                "NaN: its weights are not numbers, since an input or a weight of the model is NaN "
-                "or infinite."
+                "NaN: its attention weights are NaN, because an input or a weight of the model is "
+                "NaN or infinite."
             )
-        entropy = "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy)."
+        entropy = "entropy: of its weights, in nats. keys: the effective number, exp(entropy)."
         if self.effect_metric:
             caused = EFFECTS.get(self.effect_metric, f"how much {self.effect_metric} changes")
             entropy = f"entropy: of its weights, in nats. effect: {caused} without the head."
@@ -145,7 +149,7 @@ class Report(ShownInNotebook):
         return lines
 
     def __repr__(self) -> str:
-        """A line for each layer: its mean entropy, and how many heads do what."""
+        """Return a line for each layer: its mean entropy, and the number of heads by label."""
         rows = [("layer", "entropy", "heads")]
         for layer in self.layers:
             counts: dict[str, int] = {}

@@ -24,12 +24,12 @@ from .collect import Collector
 from .cross_attention import TextTracker
 from .result import Report
 
-# For a checkpoint, which was loaded to call clearhead already.
+# For a checkpoint, which is already loaded with attn_implementation="clearhead".
 CHECKPOINT_HINT = (
     "run it inside `with clearhead.compat.patched():` if it calls torch's function, or use a model "
-    "that hands its attention to transformers' interface; this one does not."
+    "that uses transformers' attention interface; this one does not."
 )
-GUESSES = 6  # next words that are kept of each position
+GUESSES = 6  # next words per position
 
 
 def report(
@@ -42,28 +42,32 @@ def report(
     effects: bool | str | Metric = False,
     progress: bool | None = None,
 ) -> Report:
-    """Run a model once over one text, and report what each of its heads looks at. A checkpoint that
-    was trained to predict the next token says what it expects, too, unless the text is long.
+    """Run a model once on one text, and report what each of its heads looks at.
+
+    For a checkpoint that predicts the next token, the report also has the most probable next tokens
+    at each position, unless the text is long.
 
     Args:
         model: a checkpoint folder, a GGUF file, a model that reads text (`hf.Checkpoint`,
-            `demo.load()`), or any module whose attention goes through clearhead; it computes what
-            it always computes.
-        text: a text, of which an encoder-decoder's encoder alone is run; for a module its input, a
-            tensor or a dict of them, B = 1.
-        tokens: what a module's input says, one string a position. None means numbers.
+            `demo.load()`), or any module whose attention goes through clearhead. Its output does
+            not change.
+        text: a text; for a module its input, a tensor or a dict of tensors, B = 1. For an
+            encoder-decoder, only the encoder runs on a text.
+        tokens: the tokens of a module's input, one string per position. None means numbers.
         decoder_tokens: in a model with cross-attention, the tokens of the decoder's text; `tokens`
-            are then those of the encoder's. None means numbers. A call belongs to the decoder if
-            its module, or one around it, was given another text (an argument named context,
-            memory, key_value_states, encoder_hidden_states or cross_attention_states), or if such
-            a call came before it.
+            are then those of the encoder's text. None means numbers. A call belongs to the decoder
+            if another text was passed to its module, or to one around it (an argument named
+            context, memory, key_value_states, encoder_hidden_states or cross_attention_states), or
+            after the first such call.
         name: the name of the model in the report. None means that of the checkpoint, or the class.
-        effects: also what each head causes, in another run for each (`clearhead.effects`): a metric
-            as there, or True for "loss", the loss of the next token, of a checkpoint that does not
-            predict it "turn": how far the vectors after the last layer turn without the head, the
-            mean over tokens of 1 - cosine. With True, a text that has no loss, for one token
-            follows no other, gets its report without effects: `effects_withheld` says why.
-        progress: a bar on stderr, one step a layer. None means only in a terminal.
+        effects: also measure the effect of each head, with one run per head (`clearhead.effects`).
+            Pass a metric of `effects`. True means "loss", the next-token loss; for a checkpoint
+            that does not predict the next token it means "turn", how far the vectors after the last
+            layer turn without the head, the mean over tokens of 1 - cosine. If a text has no loss,
+            because it is one token long, True gives a report without effects, with the reason in
+            `effects_withheld`.
+        progress: show a progress bar on stderr, one step per layer. None shows it only in a
+            terminal.
 
     Raises:
         BadValue, BadType: a folder, a text or tokens that do not fit; an id without embedding; a
@@ -82,40 +86,43 @@ def report(
         with module_hooks(run.module, texts.stack.enter, texts.stack.leave), listening(on_call):
             output = run.start()
     if not collector.layers:
-        rule = "a report is about the attention calls that go through clearhead."
+        rule = "a report describes attention calls that go through clearhead."
         raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
     warn_if_compiled(run.module, stacklevel=3)
     texts.check_tokens()
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
-    found = Report(run.name if name is None else name, labels, tuple(collector.layers))
+    result = Report(run.name if name is None else name, labels, tuple(collector.layers))
     if run.reader is not None and isinstance(text, str):
         path = run.reader.path
         folder = "" if path is None else str(path.resolve())
-        found = run.reader.annotate(replace(found, text=text, folder=folder))
+        result = run.reader.annotate(replace(result, text=text, folder=folder))
     if run.words is not None:
         guesses = most_probable(logits_of(output)[0], run.words, GUESSES)
-        found = replace(found, guesses=guesses)
+        result = replace(result, guesses=guesses)
     if effects is True:
-        metric = turn(output) if run.gives_vectors else "loss"
+        metric = turn(output) if run.returns_vectors else "loss"
         try:
-            found = _with_effects(found, run, metric, progress)
+            result = _with_effects(result, run, metric, progress)
         except BadValue as error:
             why = f"{error.gave.removesuffix('.')}: {error.rule}"
-            found = replace(found, effects_withheld=why)
+            result = replace(result, effects_withheld=why)
     elif effects is not False:
-        found = _with_effects(found, run, effects, progress)
-    return found
+        result = _with_effects(result, run, effects, progress)
+    return result
 
 
 class ModelRun(NamedTuple):
     """A model with its text.
 
-    `start` runs the model once, and the report is on the calls of `module` meanwhile. Effects run
-    `runs` on `inputs`, again and again: `module` itself, or the predictor around it. `tokens` are
-    None if they are not known, and `depth` is the number of layers, None if it is not known. A
-    `reader` is what read the text, None of a module; `words` are those that `start` predicts, None
-    if it predicts none.
+    Attributes:
+        module: the module whose attention calls are reported.
+        runs: the module that effects run on `inputs`: `module`, or the predictor around it.
+        tokens: the tokens of the text; None if unknown.
+        start: a function that runs the model once.
+        depth: the number of layers; None if unknown.
+        reader: the model that read the text; None for a plain module.
+        words: the words that `start` predicts; None if it predicts none.
     """
 
     module: nn.Module
@@ -129,13 +136,13 @@ class ModelRun(NamedTuple):
     words: Sequence[str] | None = None
 
     @property
-    def gives_vectors(self) -> bool:
-        """Is it known that the model predicts no next token?"""
+    def returns_vectors(self) -> bool:
+        """Whether the model is known to predict no next token."""
         return self.reader is not None and self.reader.predictor is None
 
 
 def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelRun:
-    """Check a model and its text or inputs. Raises `BadType` for those that do not fit."""
+    """Check a model and its text or inputs. Raises `BadType` if they do not fit."""
     if isinstance(model, (str, Path)):
         model = Checkpoint(model)
     if isinstance(model, nn.Module):
@@ -148,9 +155,9 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
         )
     if not isinstance(text, str):
         raise BadType(
-            f"A checkpoint was given {kind_of(text)}.",
+            f"report got {kind_of(text)} for a checkpoint.",
             "a checkpoint has a tokenizer and reads text.",
-            "pass a string; for token ids pass checkpoint.module itself, and tokens=.",
+            "pass a string; for token ids, pass checkpoint.module and tokens=.",
         )
     tokens, inputs = model.tokens_and_inputs(text)
     predicts = model.predictor is not None and len(tokens) * len(model.words) <= MOST_LOGITS
@@ -170,20 +177,20 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
 def _module_run(model: nn.Module, text: object) -> ModelRun:
     if isinstance(text, str):
         raise BadType(
-            f"A {type(model).__name__} was given a text.",
-            "a module has no tokenizer, and is run on its inputs.",
-            "pass its input, a tensor or a dict of them, and tokens=; or a checkpoint's folder.",
+            f"report got a text for the module {type(model).__name__}.",
+            "a module has no tokenizer and runs on its input.",
+            "pass its input, a tensor or a dict of tensors, and tokens=; or a checkpoint folder.",
         )
     if isinstance(text, (list, tuple)):
         raise BadType(
-            f"A {type(model).__name__} was given {kind_of(text)}.",
-            "a module is run on its input: a tensor, or a dict of them, with a batch of 1.",
+            f"report got {kind_of(text)} for the module {type(model).__name__}.",
+            "a module runs on its input: a tensor or a dict of tensors, with a batch of 1.",
             "pass for example torch.tensor([ids]).",
         )
     if isinstance(text, Tensor) and text.dim() == 1 and hasattr(model, "base_model_prefix"):
         raise BadValue(
             f"The ids are of shape {tuple(text.shape)}.",
-            "a model of transformers reads ids of shape (B, T), with a batch of 1.",
+            "a transformers model reads ids of shape (B, T), with a batch of 1.",
             "pass ids.unsqueeze(0).",
         )
     inputs = cast("Tensor | Mapping[str, Tensor]", text)
@@ -193,16 +200,16 @@ def _module_run(model: nn.Module, text: object) -> ModelRun:
 
 
 def _with_effects(
-    found: Report, run: ModelRun, metric: str | Metric, progress: bool | None
+    report: Report, run: ModelRun, metric: str | Metric, progress: bool | None
 ) -> Report:
-    """The report, and how much each head changes the metric."""
-    caused = measure_effects(run.runs, run.inputs, metric, estimate=False, progress=progress)
-    changes = {(effect.layer, effect.head): effect.exact for effect in caused}
+    """Return the report with the effect of each head on the metric."""
+    measured = measure_effects(run.runs, run.inputs, metric, estimate=False, progress=progress)
+    changes = {(effect.layer, effect.head): effect.exact for effect in measured}
     layers = tuple(
         replace(
             layer,
             heads=tuple(replace(x, effect=changes.get((x.layer, x.head))) for x in layer.heads),
         )
-        for layer in found.layers
+        for layer in report.layers
     )
-    return replace(found, layers=layers, effect_metric=caused.metric)
+    return replace(report, layers=layers, effect_metric=measured.metric)
