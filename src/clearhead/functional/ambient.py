@@ -7,10 +7,10 @@ text.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -57,14 +57,17 @@ class EditedCall:
         return out
 
 
-class Editor(Protocol):
-    """Changes attention calls. It keeps the state of one call in the `EditedCall`."""
+class Editor:
+    """Changes attention calls; this one changes none. It keeps the state of one call in the
+    `EditedCall`."""
 
     def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
         """Edit a new call."""
+        return EditedCall(problem, inputs)
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
         """Repeat the edits of the last call for `matrix`, which computes its weights."""
+        return EditedCall(problem, inputs)
 
 
 class Ranks(Protocol):
@@ -197,53 +200,52 @@ def _in_other_thread() -> BadValue:
 
 
 @contextmanager
+def _with_value(**field: Any) -> Iterator[None]:
+    """Set one field of the ambient state inside the `with` block."""
+    before = {name: getattr(_ambient.get(), name) for name in field}
+    _ambient.set(_ambient.get()._replace(**field))
+    try:
+        yield
+    finally:
+        _ambient.set(_ambient.get()._replace(**before))
+
+
+@contextmanager
+def _with_item(field: str, item: object) -> Iterator[None]:
+    """Append an item to a field of the ambient state inside the `with` block."""
+    changed: dict[str, Any] = {field: (*getattr(_ambient.get(), field), item)}
+    _ambient.set(_ambient.get()._replace(**changed))
+    try:
+        yield
+    finally:
+        changed = {field: tuple(x for x in getattr(_ambient.get(), field) if x is not item)}
+        _ambient.set(_ambient.get()._replace(**changed))
+
+
+@contextmanager
 def computed_by(ranks: Ranks) -> Iterator[None]:
     """Let `ranks` compute the attention calls inside the `with` block."""
-    before = _ambient.get().ranks
-    _ambient.set(_ambient.get()._replace(ranks=ranks))
     _open.append(ranks)
     try:
-        yield
+        with _with_value(ranks=ranks):
+            yield
     finally:
         _open.remove(ranks)
-        _ambient.set(_ambient.get()._replace(ranks=before))
 
 
-@contextmanager
-def listening(on_call: OnCall) -> Iterator[None]:
+def listening(on_call: OnCall) -> AbstractContextManager[None]:
     """Call `on_call(problem, inputs, out)` after every attention call inside the `with` block."""
-    around = _ambient.get()
-    _ambient.set(around._replace(listeners=(*around.listeners, on_call)))
-    try:
-        yield
-    finally:
-        around = _ambient.get()
-        others = tuple(other for other in around.listeners if other is not on_call)
-        _ambient.set(around._replace(listeners=others))
+    return _with_item("listeners", on_call)
 
 
-@contextmanager
-def editing(editor: Editor) -> Iterator[None]:
+def editing(editor: Editor) -> AbstractContextManager[None]:
     """Let `editor` change every attention call inside the `with` block, after the other editors."""
-    around = _ambient.get()
-    _ambient.set(around._replace(editors=(*around.editors, editor)))
-    try:
-        yield
-    finally:
-        around = _ambient.get()
-        others = tuple(other for other in around.editors if other is not editor)
-        _ambient.set(around._replace(editors=others))
+    return _with_item("editors", editor)
 
 
-@contextmanager
-def at_position(position: CallPosition) -> Iterator[None]:
+def at_position(position: CallPosition) -> AbstractContextManager[None]:
     """Set the position in the text of attention calls inside the `with` block."""
-    before = _ambient.get().position
-    _ambient.set(_ambient.get()._replace(position=position))
-    try:
-        yield
-    finally:
-        _ambient.set(_ambient.get()._replace(position=before))
+    return _with_value(position=position)
 
 
 def visible(

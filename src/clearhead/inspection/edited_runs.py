@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors.limits import TOKENS_AT_ONCE
-from ..functional.ambient import EditedCall, editing
+from ..functional.ambient import EditedCall, Editor, editing
 from ..nn.token_ids import run
 from ..problem.problem import Inputs, Problem
 from .copies import Layout, fresh, leaves, repeated
@@ -168,7 +168,7 @@ class _Inseparable(Exception):
     """The reason why copies that ran together cannot be separated."""
 
 
-class BatchSizes:
+class BatchSizes(Editor):
     """An editor that changes nothing and records the batch size of every attention call."""
 
     def __init__(self) -> None:
@@ -176,10 +176,7 @@ class BatchSizes:
 
     def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
         self.sizes.add(problem.B)
-        return EditedCall(problem, inputs)
-
-    def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        return EditedCall(problem, inputs)
+        return super().edit(problem, inputs)
 
 
 def _has_rows(x: object) -> bool:

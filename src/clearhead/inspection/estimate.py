@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..engines import choose
 from ..errors import BadValue
-from ..functional.ambient import EditedCall
+from ..functional.ambient import EditedCall, Editor
 from ..problem.problem import Inputs, Problem
 from ..torch_state import in_backward
 from .edits.edit import Edit, EditSite, in_order
@@ -29,7 +29,7 @@ class UneditedCall(NamedTuple):
     zeros: Tensor | None
 
 
-class Recorder:
+class Recorder(Editor):
     """An editor that changes nothing and records every call; with `grad`, for `estimate`."""
 
     def __init__(self, grad: bool) -> None:
@@ -43,9 +43,6 @@ class Recorder:
         number = sum(call.site.layer == layer for call in self.calls)
         site = EditSite(layer, name, number, self.layers.texts.positions(problem))
         return _RecordedCall(problem, inputs, site, self)
-
-    def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        return EditedCall(problem, inputs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 
 from ..errors import BadType, BadValue, kind_of
-from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, editing
+from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_backward
@@ -178,7 +178,7 @@ class Intervention:
         raise BadValue(f"{idle[0]}.", rule, hint)
 
 
-class _Editor:
+class _Editor(Editor):
     """Edits the calls inside the `with` block, and counts them."""
 
     def __init__(self, edits: tuple[Edit, ...]) -> None:

@@ -53,6 +53,25 @@ class OneRange(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Aligned(OneRange):
+    """A rule about distances. `align` says where query 0 is among the keys, as in `Causal`."""
+
+    align: Align
+
+    def sizes(self) -> dict[str, int]:
+        return fixed_batch(self.align)
+
+    def aligns(self) -> list[Align]:
+        return [] if self.align is None else [self.align]
+
+    def with_align(self, align: Align) -> Mask:
+        return replace(self, align=align) if self.align is None else self
+
+    def shifted(self, shift: Shift) -> Mask:
+        return replace(self, align=_shifted_align(self.align, shift))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Everything(OneRange):
     """Every query may look at every key."""
 
@@ -78,7 +97,7 @@ class Everything(OneRange):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Causal(OneRange):
+class Causal(Aligned):
     """A query may look at its own position and at those before it: k <= q + offset.
 
     `align` says where query 0 stands among the keys: ``"start"`` at key 0 (torch's `is_causal`),
@@ -105,18 +124,6 @@ class Causal(OneRange):
     def formula(self) -> str:
         return f"k <= q{format_offset(self.align)}"
 
-    def sizes(self) -> dict[str, int]:
-        return fixed_batch(self.align)
-
-    def aligns(self) -> list[Align]:
-        return [] if self.align is None else [self.align]
-
-    def with_align(self, align: Align) -> Mask:
-        return replace(self, align=align) if self.align is None else self
-
-    def shifted(self, shift: Shift) -> Mask:
-        return replace(self, align=_shifted_align(self.align, shift))
-
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
         check_align(self, self.align, grid, "Causal")
@@ -138,7 +145,7 @@ class Causal(OneRange):
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class window(OneRange):
+class window(Aligned):
     """A query may look `before` positions back and `after` positions ahead, both inclusive.
 
     ``window(before=0, after=0)`` sees only itself; None leaves that side open. `align` as in
@@ -148,7 +155,6 @@ class window(OneRange):
 
     before: int | None
     after: int | None
-    align: Align
 
     def __init__(
         self,
@@ -188,18 +194,6 @@ class window(OneRange):
         low = "" if self.before is None else f"{q} - {self.before} <= ".replace(" - 0", "")
         high = "" if self.after is None else f" <= {q} + {self.after}".removesuffix(" + 0")
         return f"{low}k{high}" if low or high else Everything.formula
-
-    def sizes(self) -> dict[str, int]:
-        return fixed_batch(self.align)
-
-    def aligns(self) -> list[Align]:
-        return [] if self.align is None else [self.align]
-
-    def with_align(self, align: Align) -> Mask:
-        return replace(self, align=align) if self.align is None else self
-
-    def shifted(self, shift: Shift) -> Mask:
-        return replace(self, align=_shifted_align(self.align, shift))
 
     def check(self, grid: Grid) -> None:
         check_batch(self, self.align, grid)
