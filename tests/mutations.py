@@ -1,0 +1,310 @@
+"""Twenty faults of the core, one at a time, to show that the tests notice them.
+
+    python tests/mutations.py                 list the mutations
+    python tests/mutations.py --run           run the tests on every mutation (or --run 3 7)
+    python tests/mutations.py --apply 3       put number 3 into this tree
+    python tests/mutations.py --revert 3      restore that file from the last commit
+
+`--run` works on the last commit, in a clone of the repository that is removed at the end, so this
+tree never changes, whatever interrupts it. The clone runs the tests of the mutated folder first,
+then the others of the ring, and stops at the first failure. A mutation of the C++ core compiles it
+again, into `out/mutations` (minutes, once for each state of `kernels/`).
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+CORES = ROOT / "out" / "mutations"
+RINGS = {"unit": ["-m", "unit"], "all": []}
+
+
+class Mutation(NamedTuple):
+    """A fault: `old`, which occurs once in `file`, becomes `new`. `breaks` says what goes wrong."""
+
+    area: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.file.startswith("kernels/")
+
+    @property
+    def tests(self) -> str:
+        """The folder of the tests of the mutated folder."""
+        return "tests/engines/cpu" if self.is_compiled else f"tests/{Path(self.file).parts[2]}"
+
+
+MUTATIONS = [
+    Mutation(
+        "kernels",
+        "kernels/generic/epilogue.h",
+        "sum = sum * rescale + exp2_one(float((sink - base) * LOG2E));",
+        "sum = sum * rescale;",
+        "A sink takes no weight.",
+    ),
+    Mutation(
+        "kernels",
+        "kernels/generic/prefill.h",
+        "store(rescale_ + r, exp2<5>(shift));",
+        "store(rescale_ + r, splat(1));",
+        "Prefill does not rescale the sums of earlier key blocks to a new maximum.",
+    ),
+    Mutation(
+        "kernels",
+        "kernels/generic/decode.h",
+        "if (m > row_max || m != m) row_max = m;",
+        "if (m > row_max) row_max = m;",
+        "Where decode splits the keys, a NaN in one split is lost.",
+    ),
+    Mutation(
+        "kernels",
+        "kernels/generic/mask.h",
+        "low_bits(int(hi)) & ~low_bits(int(lo))",
+        "low_bits(int(hi))",
+        "In a block of 64 keys, those before the first visible key are visible, too.",
+    ),
+    Mutation(
+        "gradients",
+        "kernels/generic/backward.h",
+        "total(sum) - dlse;",
+        "total(sum) + dlse;",
+        "The core gives the gradient of the log-sum-exp the wrong sign.",
+    ),
+    Mutation(
+        "masks",
+        "src/clearhead/masks/positions.py",
+        "real = q < batch_column(self.queries, device)",
+        "real = q <= batch_column(self.queries, device)",
+        "The key ranges of lengths(queries=) hold one query too many.",
+    ),
+    Mutation(
+        "masks",
+        "src/clearhead/masks/key_ranges.py",
+        "-(-self.Tk // width), hi // width)",
+        "-(-self.Tk // width), -(-hi // width))",
+        "A tile that a range fills in part counts as full, so its mask is not applied.",
+    ),
+    Mutation(
+        "masks",
+        "src/clearhead/masks/key_ranges.py",
+        "return _without_unused(lo, hi.gather(-1, order))",
+        "return _without_unused(lo, hi)",
+        "Ranges are sorted by their begins, but their ends stay in the old order.",
+    ),
+    Mutation(
+        "masks",
+        "src/clearhead/masks/key_ranges.py",
+        "bits = self.bits & other.bits",
+        "bits = self.bits",
+        "Of two dense masks composed by &, the second is ignored.",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/stats/row_statistics.py",
+        "factor * (self.total + shift * sum)",
+        "factor * self.total",
+        "The entropy is wrong where a later tile raises the maximum.",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/stats/top_scores.py",
+        "by_key = keys.argsort(-1)",
+        "by_key = keys.argsort(-1, descending=True)",
+        "Of equal weights, topk lists the higher key first.",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/stats/statistic.py",
+        "return ((position + 1) * bins - 1) // max(size, 1)",
+        "return position * bins // max(size, 1)",
+        "Positions at the edge of a bin of the pooled matrix fall into the bin before.",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/stats/partial.py",
+        "sums = {name: x + other.sums[name] for name, x in self.sums.items()}",
+        "sums = dict(self.sums)",
+        "Merged chunks of queries count only the weights of the first chunk.",
+    ),
+    Mutation(
+        "gradients",
+        "src/clearhead/engines/cpu/stats_backward.py",
+        "(1 + total.log().masked_fill(total == 0, 0.0))",
+        "total.log().masked_fill(total == 0, 0.0)",
+        "The gradient of the entropy lacks a term.",
+    ),
+    Mutation(
+        "gradients",
+        "src/clearhead/engines/cpu/backward.py",
+        "dk.view(B, G, H // max(G, 1), Tk, D), 2, 1)",
+        "dk.view(B, H // max(G, 1), G, Tk, D), 1, 1)",
+        "Gradients of keys are summed over the wrong query heads.",
+    ),
+    Mutation(
+        "edits",
+        "src/clearhead/inspection/edits/weights.py",
+        "scale=problem.scale / self.t, softcap=softcap / self.t)",
+        "scale=problem.scale / self.t)",
+        "A temperature under a soft cap divides before the cap alone.",
+    ),
+    Mutation(
+        "edits",
+        "src/clearhead/inspection/edits/freeze.py",
+        "heads // (problem.H // problem.G)",
+        "heads % problem.G",
+        "Frozen weights are applied to the values of the wrong key head.",
+    ),
+    Mutation(
+        "edits",
+        "src/clearhead/inspection/edits/edit.py",
+        "selected & site.at.is_real(Tq)",
+        "selected | ~site.at.is_real(Tq)",
+        "An edit of rows changes padding, too.",
+    ),
+    Mutation(
+        "checks",
+        "src/clearhead/problem/check.py",
+        "(G == 0 and H != 0) or (G and H % G)",
+        "G == 0 and H != 0",
+        "Query heads that are not a multiple of the key heads are accepted.",
+    ),
+    Mutation(
+        "checks",
+        "src/clearhead/problem/check.py",
+        "lambda cap: 0 < cap < math.inf",
+        "lambda cap: 0 <= cap < math.inf",
+        "A soft cap of 0 is accepted.",
+    ),
+]
+
+
+def replace_once(root: Path, file: str, old: str, new: str) -> None:
+    path = root / file
+    text = path.read_text()
+    if text.count(old) != 1:
+        sys.exit(f"{file} holds {text.count(old)} times {old!r}, and not once.")
+    path.write_text(text.replace(old, new))
+
+
+def is_changed(file: str) -> bool:
+    status = ["git", "status", "--porcelain", "--untracked-files=no", "--", file]
+    return bool(subprocess.check_output(status, cwd=ROOT, text=True))
+
+
+def clone_commit(folder: Path) -> Path:
+    """Clone the last commit, and let Python import it and not this tree."""
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
+    # An editable installation imports from this tree, whatever PYTHONPATH says.
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "sys.meta_path[:] = [x for x in sys.meta_path if '_editable' not in type(x).__module__]\n"
+    )
+    return clone
+
+
+def installed_core() -> Path:
+    print_path = "import clearhead._kernels as core; print(core.__file__)"
+    return Path(subprocess.check_output([sys.executable, "-c", print_path], text=True).strip())
+
+
+def compiled_core(clone: Path) -> Path:
+    """The core of the clone. It is compiled once for each state of its sources."""
+    sources = sorted([clone / "CMakeLists.txt", *(clone / "kernels").rglob("*.*")])
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    if not (core := CORES / f"{digest}.so").exists():
+        build = clone / "build"
+        python = f"-DPython_EXECUTABLE={sys.executable}"
+        configure = ["cmake", "-S", clone, "-B", build, python]
+        for command in (configure, ["cmake", "--build", build, "--parallel", str(os.cpu_count())]):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        CORES.mkdir(parents=True, exist_ok=True)
+        shutil.copy(next(build.glob("_kernels*.so")), core)
+    return core
+
+
+def failed_test(clone: Path, *arguments: str) -> str:
+    """Run pytest in the clone, and return the first test that fails, or nothing."""
+    pytest = [sys.executable, "-m", "pytest", "-qx", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": f"{clone / 'src'}:{clone.parent}"}
+    done = subprocess.run(
+        [*pytest, *arguments], cwd=clone, env=environment, capture_output=True, text=True
+    )
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if failed is None and done.returncode not in (0, 5):  # 5: no test was selected
+        sys.exit(f"pytest {' '.join(arguments)} did not run:\n{done.stdout[-2000:]}{done.stderr}")
+    return failed[1] if failed else ""
+
+
+def catching_test(clone: Path, mutation: Mutation, ring: str) -> str:
+    """The first test of the ring that fails with the mutation and not without, or nothing."""
+    core = clone / "src" / "clearhead" / "_kernels.abi3.so"
+    always_fail: list[str] = []
+    for folder in ([mutation.tests], []):
+        while True:
+            replace_once(clone, mutation.file, mutation.old, mutation.new)
+            shutil.copy(compiled_core(clone) if mutation.is_compiled else installed_core(), core)
+            without = [f"--deselect={test}" for test in always_fail]
+            test = failed_test(clone, *RINGS[ring], *folder, *without)
+            subprocess.run(["git", "checkout", "--quiet", "."], cwd=clone, check=True)
+            shutil.copy(installed_core(), core)
+            if not test:
+                break
+            if not failed_test(clone, test):
+                return test
+            always_fail.append(test)
+    return ""
+
+
+def run(numbers: list[int], ring: str) -> None:
+    if is_changed("."):
+        print("Changes that are not committed are left out.")
+    survived = []
+    with tempfile.TemporaryDirectory(prefix="clearhead-mutations-") as folder:
+        clone = clone_commit(Path(folder))
+        for number in numbers:
+            mutation = MUTATIONS[number - 1]
+            test = catching_test(clone, mutation, ring)
+            print(f"{number:2}  {mutation.area:10}  {test or 'SURVIVED'}", flush=True)
+            survived += [] if test else [number]
+    print(f"{len(numbers) - len(survived)} of {len(numbers)} were caught by the ring {ring!r}.")
+    sys.exit(1 if survived else 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--run", nargs="*", type=int, metavar="N", help="all without numbers")
+    action.add_argument("--apply", type=int, metavar="N")
+    action.add_argument("--revert", type=int, metavar="N")
+    parser.add_argument("--ring", choices=RINGS, default="unit")
+    options = parser.parse_args()
+    if options.run is not None:
+        run(options.run or list(range(1, len(MUTATIONS) + 1)), options.ring)
+    if number := options.apply:
+        mutation = MUTATIONS[number - 1]
+        if is_changed(mutation.file):
+            sys.exit(f"{mutation.file} has changes that are not committed.")
+        replace_once(ROOT, mutation.file, mutation.old, mutation.new)
+        print("Compile the core: pip install --editable ." if mutation.is_compiled else "Applied.")
+    elif number := options.revert:
+        subprocess.run(["git", "checkout", "--", MUTATIONS[number - 1].file], cwd=ROOT, check=True)
+    else:
+        for number, mutation in enumerate(MUTATIONS, 1):
+            print(f"{number:2}  {mutation.area:10}  {mutation.breaks}\n    {mutation.file}")
+
+
+if __name__ == "__main__":
+    main()
