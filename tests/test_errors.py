@@ -66,15 +66,15 @@ VALUES = {
     ),
     "causal without a corner": (
         lambda: call(mask=ch.causal),
-        """causal was asked about Tq=5 queries and Tk=7 keys.
-  Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Hint: Causal(align='end') if the last query sees the last key (a cache), Causal(align='start') if the first query stands at the first key (torch's is_causal).""",
+        """causal got Tq=5 queries and Tk=7 keys.
+  Rule: if the numbers differ, align= must give the position of the queries.
+  Hint: use Causal(align='end') if the last query is at the last key (a cache), or Causal(align='start') if query 0 is at key 0 (torch's is_causal).""",
     ),
     "alibi without a corner": (
         lambda: call(bias=ch.alibi()),
-        """alibi() was asked about Tq=5 queries and Tk=7 keys.
-  Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Hint: alibi(align='end') if the last query sees the last key (a cache), alibi(align='start') if the first query stands at the first key (torch's is_causal).""",
+        """alibi() got Tq=5 queries and Tk=7 keys.
+  Rule: if the numbers differ, align= must give the position of the queries.
+  Hint: use alibi(align='end') if the last query is at the last key (a cache), or alibi(align='start') if query 0 is at key 0 (torch's is_causal).""",
     ),
     "alibi in two dimensions": (
         lambda: ch.alibi(torch.ones(1, 6)),
@@ -85,8 +85,8 @@ VALUES = {
     "a mask without numbers": (
         lambda: call(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
         """A mask holds a meta tensor of shape (5, 7).
-  Rule: meta tensors have shapes and no numbers to compute with.
-  Hint: make the mask of tensors that hold numbers; only attention(...) of meta tensors needs none.""",
+  Rule: a meta tensor has a shape but no numbers.
+  Hint: make the mask of tensors with numbers, or pass meta tensors to attention(...), for which the shape of the mask is enough.""",
     ),
     "alibi with other heads": (
         lambda: call(bias=ch.alibi([0.5, 0.25], align=0)),
@@ -146,7 +146,7 @@ VALUES = {
         lambda: call(bias=torch.zeros(7, 5)),
         """bias has shape (7, 5); the call has (B, H, Tq, Tk) = (2, 6, 5, 7).
   Rule: a bias broadcasts to (B, H, Tq, Tk).
-  Hint: give each dimension its size or 1; a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk).""",
+  Hint: make each dimension that size or 1; a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk).""",
     ),
     "bias of five dimensions": (
         lambda: call(bias=torch.zeros(1, 1, 1, 5, 7)),
@@ -273,8 +273,8 @@ TYPES = {
     ),
     "dense without a word": (
         lambda: ch.dense(torch.ones(5, 7).bool()),
-        """dense got a Tensor without a word.
-  Rule: a bare boolean does not say what its True means; libraries disagree.
+        """dense got a Tensor without a keyword.
+  Rule: True must be defined, because libraries disagree about its meaning.
   Hint: pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.""",
     ),
     "an additive mask of booleans": (
@@ -376,13 +376,13 @@ TYPES = {
     "complex counts": (
         lambda: ch.lengths(keys=torch.ones(2, dtype=torch.complex64)),
         """lengths got keys with dtype torch.complex64.
-  Rule: keys counts positions or names documents, in whole numbers.
+  Rule: keys holds counts of positions or ids of documents, which are whole numbers.
   Hint: pass integers.""",
     ),
     "booleans & a rule": (
         lambda: torch.ones(5, 5, dtype=torch.bool) & ch.causal,
         """A mask was composed by & with Tensor.
-  Rule: masks compose with masks.
+  Rule: masks compose only with masks.
   Hint: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
     ),
     "a layer of another dtype": (

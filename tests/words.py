@@ -76,7 +76,6 @@ UNFINISHED: tuple[str, ...] = (
     "src/clearhead/engines/",
     "src/clearhead/explorer/",
     "src/clearhead/hf/",
-    "src/clearhead/masks/",
     "src/clearhead/nn/",
     "src/clearhead/problem/",
     "src/clearhead/stats/",

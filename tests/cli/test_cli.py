@@ -257,8 +257,8 @@ def test_dropout_and_seed_are_reproducible(run):
      "counted from 0.\n  Hint: pass one of these."),
 
     (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "
-     "'causl' (did you mean 'causal'?).\n  Rule: a mask is "
-     "made of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
+     "'causl' (did you mean 'causal'?).\n  Rule: a mask "
+     "consists of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
      "documents(...), dense(...), joined by &, | and ~.\n  Hint: write for example 'causal' or "
      "'causal & window(before=3, after=0)'."),
     (["explain", "a b", "--query", "-1"], "There is no query “-1” in this trace.\n  Rule: a query "
@@ -295,11 +295,10 @@ def test_dropout_and_seed_are_reproducible(run):
     (["look", "a b", "--random", "--out", "/dev/null/out"], "The folder '/dev/null/out' cannot be "
      "created: Not a directory.\n  Rule: pictures and page are written to a folder.\n  Hint: pass "
      "another folder with --out."),
-    (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal was asked about Tq=3 "
-     "queries and Tk=5 keys.\n  Rule: when the numbers differ, the corner must be named: where do "
-     "the queries stand?\n  Hint: Causal(align='end') if the last query sees the last key (a "
-     "cache), Causal(align='start') if the first query stands at the first key (torch's "
-     "is_causal)."),
+    (["plan", "--queries", "3", "--keys", "5", "--mask", "causal"], "causal got Tq=3 "
+     "queries and Tk=5 keys.\n  Rule: if the numbers differ, align= must give the position of the "
+     "queries.\n  Hint: use Causal(align='end') if the last query is at the last key (a cache), or "
+     "Causal(align='start') if query 0 is at key 0 (torch's is_causal)."),
     (["explain", "a b", "--model", "/nowhere", "--size", "9"], "--size was given together with "
      "--model.\n  Rule: a checkpoint decides its own size, heads, mask and weights.\n  Hint: "
      "leave --size out, or explain the text without --model."),

@@ -202,7 +202,7 @@ def test_rules_do_not_follow_the_tensors_they_were_made_from():
 def test_a_rule_of_meta_tensors_has_no_numbers_for_others(make):
     q = torch.randn(2, 1, 4, 8)
     rule = make(torch.zeros(4, dtype=torch.long, device="meta"))
-    with pytest.raises(ch.BadValue, match=r"(?s)no numbers.*tensors that hold numbers"):
+    with pytest.raises(ch.BadValue, match=r"(?s)no numbers.*tensors with numbers"):
         ch.attention(q, q, q, mask=rule)
     there = q.to("meta")
     assert "numbers" in repr(rule) or "booleans" in repr(rule)
@@ -242,13 +242,13 @@ def test_only_a_text_is_parsed(given, kind):
 
 
 @pytest.mark.parametrize("text, why", [
-    ("prefix(n=1, n=2)", "prefix(...) is given a keyword twice"),
+    ("prefix(n=1, n=2)", "prefix(...) has a keyword twice"),
     ("causal & window(befor=2)", "window has no 'befor' (did you mean 'before'?)"),
     ("prefix(5, of=2)", "prefix has no 'of' (it takes n)"),
-    ("causal and window(before=2)", "joined by & and |, not by words"),
+    ("causal and window(before=2)", "joined by & and |, not by `and` and `or`"),
     ("windw(before=2)", "no mask is called 'windw' (did you mean 'window'?)"),
-    ("window", "needs its numbers"), ("causal(3)", "takes no numbers"), ("2 + 3", "'2 + 3' is no mask"),
-    ("documents([0] * 9)", "'[0] * 9' is no number"), ("dense(keep=x)", "'x' is no number"),
+    ("window", "needs its numbers"), ("causal(3)", "takes no numbers"), ("2 + 3", "'2 + 3' is not a mask"),
+    ("documents([0] * 9)", "'[0] * 9' is not a number"), ("dense(keep=x)", "'x' is not a number"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_said(text, why):
     with pytest.raises(ch.BadValue, match=re.escape(why)):
@@ -262,7 +262,7 @@ def test_numbers_too_far_are_refused_at_either_end():
 
 
 def test_an_array_is_no_mask_and_a_mask_no_array():
-    with pytest.raises(ch.BadType, match="causal was read as an array"):
+    with pytest.raises(ch.BadType, match="causal was converted to an array"):
         np.asarray(ch.causal)
     for compose in (lambda x: x & ch.causal, lambda x: ch.causal & x):
         with pytest.raises(ch.BadType, match="A mask was composed by & with ndarray"):
@@ -375,7 +375,7 @@ def test_what_a_mask_holds_is_moved_once(monkeypatch):
 
     x.add_(1)
     assert values.to_device(x, there) is not b
-    assert len(values._moved[x]) == 1  # the copies of what it held before are gone
+    assert len(values._copies[x]) == 1  # the copies of what it held before are gone
     kept = weakref.ref(values.to_device(x, there))
     del x
     assert kept() is None and moved is not None
@@ -385,9 +385,9 @@ def test_nothing_moved_is_kept_while_tracing_nor_by_a_graph(monkeypatch):
     there, x = torch.device("meta"), torch.arange(5)
     with FakeTensorMode(allow_non_fake_inputs=True):
         values.to_device(x, there)
-    assert x not in values._moved
+    assert x not in values._copies
     values.to_device(x, there)  # meta has no values, like a GPU during a capture
-    assert not any(copies for _, copies in values._moved[x].values())
+    assert not any(copies for _, copies in values._copies[x].values())
 
 
 def test_one_number_is_not_copied_from_the_host(monkeypatch):
@@ -518,26 +518,26 @@ def test_notation(mask, text):
 # ---------------------------------------------------------------------------------------- why
 
 WHY = {
-    "causal, blocked": (ch.causal, (1, 3), "causal: key position 3 stands after query position 1"),
+    "causal, blocked": (ch.causal, (1, 3), "causal: key position 3 is after query position 1"),
     "causal, allowed": (
         ch.Causal(align=5),
         (1, 6),
-        "Causal(align=5): key position 6 stands at or before query position 6",
+        "Causal(align=5): key position 6 is at or before query position 6",
     ),
     "window": (
         ch.window(before=2, after=1, align="start"),
         (5, 2),
-        "window(before=2, after=1, align='start'): key 2 stands 3 behind the query",
+        "window(before=2, after=1, align='start'): key 2 is 3 behind the query",
     ),
     "window ahead": (
         ch.window(after=1, align=2),
         (0, 4),
-        "window(before=None, after=1, align=2): key 4 stands 2 ahead of the query",
+        "window(before=None, after=1, align=2): key 4 is 2 ahead of the query",
     ),
     "window, itself": (
         ch.window(before=0, after=0),
         (3, 3),
-        "window(before=0, after=0): key 3 stands at the query itself",
+        "window(before=0, after=0): key 3 is at the query itself",
     ),
     "prefix": (ch.prefix(4), (0, 4), "prefix(4): key 4 is beyond the first 4"),
     "lengths": (
@@ -548,7 +548,7 @@ WHY = {
     "documents": (
         ch.documents([8, 9]),
         (0, 1),
-        "documents: query 0 is of document 8, key 1 of document 9",
+        "documents: query 0 is in document 8, key 1 in document 9",
     ),
     "dense": (ch.dense(keep=[[True, False]]), (0, 1), "dense: the cell holds False"),
     "everything": (ch.everything, (0, 0), "everything: nothing is masked"),
@@ -560,7 +560,7 @@ WHY = {
     "and names both": (
         ch.causal & ch.prefix(2),
         (1, 3),
-        "causal: key position 3 stands after query position 1; "
+        "causal: key position 3 is after query position 1; "
         "prefix(2): key 3 is beyond the first 2",
     ),
     "or names the rule that allows": (
@@ -571,7 +571,7 @@ WHY = {
     "not": (
         ~ch.causal,
         (1, 3),
-        "the opposite of: causal: key position 3 stands after query position 1",
+        "the opposite of: causal: key position 3 is after query position 1",
     ),
 }
 
@@ -705,38 +705,38 @@ def test_numbers_come_in_many_kinds():
 ERRORS = {
     "corner": (
         lambda: ch.causal.to_bool(3, 10),
-        """causal was asked about Tq=3 queries and Tk=10 keys.
-  Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Hint: Causal(align='end') if the last query sees the last key (a cache), Causal(align='start') if the first query stands at the first key (torch's is_causal).""",
+        """causal got Tq=3 queries and Tk=10 keys.
+  Rule: if the numbers differ, align= must give the position of the queries.
+  Hint: use Causal(align='end') if the last query is at the last key (a cache), or Causal(align='start') if query 0 is at key 0 (torch's is_causal).""",
     ),
     "corner of a window": (
         lambda: ch.window(before=4).to_bool(3, 10),
-        """window(before=4, after=None) was asked about Tq=3 queries and Tk=10 keys.
-  Rule: when the numbers differ, the corner must be named: where do the queries stand?
-  Hint: window(before=4, after=None, align='end') if the last query sees the last key (a cache), window(before=4, after=None, align='start') if the first query stands at the first key (torch's is_causal).""",
+        """window(before=4, after=None) got Tq=3 queries and Tk=10 keys.
+  Rule: if the numbers differ, align= must give the position of the queries.
+  Hint: use window(before=4, after=None, align='end') if the last query is at the last key (a cache), or window(before=4, after=None, align='start') if query 0 is at key 0 (torch's is_causal).""",
     ),
     "no size": (
         lambda: ch.causal.to_bool(),
-        """causal does not know how many queries and keys there are.
-  Rule: a rule over positions has no size of its own.
+        """The sizes of causal are unknown.
+  Rule: a rule over positions does not fix the numbers of queries and keys.
   Hint: pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).""",
     ),
     "negative size": (
         lambda: ch.causal.to_bool(-3),
-        """causal was asked about Grid(Tq=-3, Tk=-3, B=1, H=1).
+        """causal got Grid(Tq=-3, Tk=-3, B=1, H=1).
   Rule: sizes are 0 or more.
-  Hint: pass how many queries, keys, batches and heads there are.""",
+  Hint: pass the numbers of queries, keys, batches and heads.""",
     ),
     "align": (
         lambda: ch.Causal(align="left"),
-        """align='left' is not a corner.
-  Rule: align is 'start' (query 0 stands at key 0), 'end' (the last query stands at the last key), or the position of query 0.
+        """align='left' is unknown.
+  Rule: align is 'start' (query 0 is at key 0), 'end' (the last query is at the last key), or the position of query 0.
   Hint: pass align='start', align='end' or a whole number.""",
     ),
     "align of half a position": (
         lambda: ch.Causal(align=2.5),
         """a mask got align with dtype torch.float32.
-  Rule: align counts positions or names documents, in whole numbers.
+  Rule: align holds counts of positions or ids of documents, which are whole numbers.
   Hint: pass integers.""",
     ),
     "negative window": (
@@ -748,56 +748,56 @@ ERRORS = {
     "window of half a position": (
         lambda: ch.window(after=1.5),
         """window got after=1.5.
-  Rule: a window is a distance in whole positions, or None for no limit.
+  Rule: a window is a whole number of positions, or None for no limit.
   Hint: pass a whole number, for example after=127.""",
     ),
     "negative prefix": (
         lambda: ch.prefix([3, -1]),
         """prefix got n=-1.
-  Rule: n says how many, so it is 0 or more.
+  Rule: n is a count, so it is 0 or more.
   Hint: pass a number that is not negative.""",
     ),
     "prefix of letters": (
         lambda: ch.prefix("three"),
         """prefix got n='three'.
-  Rule: n counts positions or names documents, in whole numbers.
+  Rule: n holds counts of positions or ids of documents, which are whole numbers.
   Hint: pass integers.""",
     ),
     "window of one bare number": (
         lambda: ch.window(3),
         """window got 3 without a keyword.
-  Rule: a window is given both of its sides, or names them; a side not named has no limit.
-  Hint: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
+  Rule: a window takes both sides, or keywords; a side without a keyword has no limit.
+  Hint: pass window(before=3, after=0) to look only back, or window(before=3) to also look ahead without a limit.""",
     ),
     "window of one bare number, written": (
         lambda: ch.masks.parse("causal & window(3, align='end')"),
         """window got 3 without a keyword.
-  Rule: a window is given both of its sides, or names them; a side not named has no limit.
-  Hint: pass window(before=3, after=0) to look back alone, or window(before=3) to look ahead without a limit, too.""",
+  Rule: a window takes both sides, or keywords; a side without a keyword has no limit.
+  Hint: pass window(before=3, after=0) to look only back, or window(before=3) to also look ahead without a limit.""",
     ),
     "more keys than there are": (
         lambda: (ch.causal & ~ch.lengths(keys=[2, 9])).to_bool(5),
         """lengths(keys=[2, 9]) counts 9 keys, and there are 5.
-  Rule: a length says how many of the keys or queries of the call are real.
-  Hint: pass lengths of these texts; where texts were cut, cut the lengths, too; prefix(9) allows the first 9 keys of however many there are.""",
+  Rule: a length is the number of real keys or queries, at most those of the call.
+  Hint: pass the lengths of these texts, cut as the texts are, or prefix(9) to allow up to 9 keys.""",
     ),
     "lengths as a matrix": (
         lambda: ch.lengths(keys=[[1, 2]]),
         """lengths got keys of shape (1, 2).
   Rule: keys is one number, or one per batch, (B,).
-  Hint: count first, as attention_mask.sum(-1) does where padding stands on the right; mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere.""",
+  Hint: pass attention_mask.sum(-1) for padding on the right, or use mask=dense(keep=attention_mask.bool()[:, None, None, :]) for any padding.""",
     ),
     "lengths of nothing": (
         lambda: ch.lengths(),
         """lengths got neither keys= nor queries=.
-  Rule: lengths says how many keys, queries or both are real and not padding.
-  Hint: pass keys=, queries= or both; use `everything` to mask nothing.""",
+  Rule: lengths needs the number of real keys, queries or both; the others are padding.
+  Hint: pass keys=, queries= or both; use `everything` for no mask.""",
     ),
     "batches": (
         lambda: ch.lengths(keys=[1, 2, 3]).to_bool(4, B=2),
         """lengths(keys=[1, 2, 3]) has numbers for 3 batches, and there are B=2.
-  Rule: a number per batch comes once for each batch.
-  Hint: pass one number, or 2 of them.""",
+  Rule: each batch has one number, or all batches have the same.
+  Hint: pass one number, or 2 numbers.""",
     ),
     "documents of another length": (
         lambda: ch.documents([0, 1]).to_bool(3),
@@ -809,25 +809,25 @@ ERRORS = {
         lambda: ch.documents(torch.zeros(2, 3, 4).long()),
         """documents got ids of shape (2, 3, 4).
   Rule: each position belongs to one document: (T,), or (B, T).
-  Hint: give one id per position.""",
+  Hint: pass one id per position.""",
     ),
     "documents by floats": (
         lambda: ch.documents(torch.zeros(3)),
         """documents got ids with dtype torch.float32.
-  Rule: ids counts positions or names documents, in whole numbers.
+  Rule: ids holds counts of positions or ids of documents, which are whole numbers.
   Hint: pass integers.""",
     ),
     "dense twice": (
         lambda: ch.dense(keep=[True], drop=[False]),
         """dense got both keep= and drop=.
-  Rule: a dense mask is given once, and says what its True means.
+  Rule: a dense mask takes one of the two, which defines its True.
   Hint: pass keep= (True = may look) or drop= (True = must not look).""",
     ),
     "dense of numbers": (
         lambda: ch.dense(drop=torch.zeros(2, 2)),
         """dense got drop= with dtype torch.float32.
   Rule: a dense mask holds booleans.
-  Hint: pass drop=tensor.bool() for a mask of 0 and 1, or write True and False; an additive mask (0 and -inf) goes to bias=.""",
+  Hint: pass drop=tensor.bool() for a mask of 0 and 1; pass an additive mask (0 and -inf) as bias=.""",
     ),
     "dense of ragged rows": (
         lambda: ch.dense(keep=[[True, False], [True]]),
@@ -839,13 +839,13 @@ ERRORS = {
         lambda: ch.dense(keep=torch.ones(1, 1, 1, 1, 1).bool()),
         """dense got a mask with 5 dimensions.
   Rule: a dense mask broadcasts to (B, H, Tq, Tk).
-  Hint: give it 1 to 4 dimensions.""",
+  Hint: pass 1 to 4 dimensions.""",
     ),
     "dense that does not fit": (
         lambda: ch.dense(keep=torch.ones(2, 3).bool()).to_bool(4, 3),
         """dense has a mask of shape (2, 3); the call has (B, H, Tq, Tk) = (1, 1, 4, 3).
   Rule: a dense mask broadcasts to (B, H, Tq, Tk).
-  Hint: give each dimension its size or 1; a mask per batch is (B, 1, Tq, Tk).""",
+  Hint: make each dimension that size or 1; a mask per batch is (B, 1, Tq, Tk).""",
     ),
     "and": (
         lambda: ch.causal and ch.prefix(3),
@@ -856,38 +856,38 @@ ERRORS = {
     "a tensor in a composition": (
         lambda: ch.causal & torch.ones(3, 3).bool(),
         """A mask was composed by & with Tensor.
-  Rule: masks compose with masks.
+  Rule: masks compose only with masks.
   Hint: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
     ),
     "a tile before the first key": (
         lambda: ch.causal.tile(range(0, 2), range(-2, 0), Tq=4, Tk=4),
-        """tile was asked about the keys range(-2, 0), and there are 4.
-  Rule: a tile begins at a position that is there, and may reach beyond the last.
-  Hint: begin at a position from 0 on and below 4, or pass larger sizes.""",
+        """tile got the keys range(-2, 0), and there are 4.
+  Rule: a tile begins at an existing position, and may extend beyond the last one.
+  Hint: begin at a position from 0 to 3, or pass larger sizes.""",
     ),
     "a tile after the last query": (
         lambda: ch.prefix(2).tile(range(6, 8), range(0, 2), Tq=6),
-        """tile was asked about the queries range(6, 8), and there are 6.
-  Rule: a tile begins at a position that is there, and may reach beyond the last.
-  Hint: begin at a position from 0 on and below 6, or pass larger sizes.""",
+        """tile got the queries range(6, 8), and there are 6.
+  Rule: a tile begins at an existing position, and may extend beyond the last one.
+  Hint: begin at a position from 0 to 5, or pass larger sizes.""",
     ),
     "dense of another shape": (
         lambda: ch.dense(keep=[True, False], shape=(3,)),
         """dense got 2 cells and shape=(3,).
-  Rule: a shape says the sizes of the booleans, and has as many cells.
+  Rule: a shape has as many cells as there are booleans.
   Hint: pass a shape that fits, or leave it out.""",
     ),
     "why outside": (
         lambda: ch.causal.why(5, 1, Tq=3),
-        """why was asked about query 5, and there are 3.
+        """why got query 5, and there are 3.
   Rule: positions count from 0 and stay below the size.
-  Hint: ask for a query from 0 to 2, or pass larger sizes Tq= and Tk=.""",
+  Hint: pass a query from 0 to 2, or larger sizes Tq= and Tk=.""",
     ),
     "why of a negative place": (
         lambda: ch.causal.why(0, -1),
-        """why was asked about query 0, key -1, batch 0, head 0.
+        """why got query 0, key -1, batch 0, head 0.
   Rule: positions count from 0.
-  Hint: ask for numbers from 0 on.""",
+  Hint: pass numbers that are not negative.""",
     ),
 }
 KINDS = {
@@ -917,11 +917,11 @@ def test_errors_say_what_was_given_the_rule_and_the_hint(name):
     lambda: ch.lengths(keys=2**70), lambda: ch.prefix([2**62]),
 ])  # fmt: skip
 def test_distances_that_would_overflow_are_refused(make):
-    with pytest.raises(ch.BadValue, match="positions and counts stay within"):
+    with pytest.raises(ch.BadValue, match="positions and counts are at most"):
         make()
 
 
 def test_causal_is_no_function():
-    with pytest.raises(ch.BadType, match="a rule already"):
+    with pytest.raises(ch.BadType, match="already a mask"):
         ch.causal()
     assert ch.window(before=np.int64(3)).before == 3 and ch.Causal(align=np.int64(2)).align == 2

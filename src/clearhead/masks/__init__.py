@@ -1,9 +1,9 @@
-"""Who may look at whom. `True` means "may look", everywhere.
+"""Define which query may look at which key. `True` means "may look", everywhere.
 
-A mask is a small immutable rule over positions. Masks compose with `&`, `|` and `~`; a mask prints
-its formula and its picture, says `why(q, k)` a pair is allowed or blocked, and exports itself.
-Each rule is written twice on purpose, once cell by cell (`allowed`) and once as ranges of keys per
-query (`key_ranges`, what the engines read); the tests compare the two.
+A mask is a small immutable rule over positions. Masks compose with `&`, `|` and `~`. A mask prints
+its formula and its picture, explains with `why(q, k)` why a pair is allowed or blocked, and exports
+itself to other formats. Each rule is written twice on purpose: cell by cell (`allowed`), and as
+ranges of keys per query (`key_ranges`), which the engines read. The tests compare the two.
 """
 
 from .data import Dense, dense, documents

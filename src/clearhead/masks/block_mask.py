@@ -1,7 +1,7 @@
-"""A mask as the `BlockMask` of torch's FlexAttention, made from its key ranges.
+"""Convert key ranges to a `BlockMask` of torch's FlexAttention.
 
-torch's own `create_block_mask` evaluates the rule for every pair, in memory of Tq x Tk. Key ranges
-say which blocks they touch and fill by their ends alone: O(Tq x ranges + blocks).
+torch's own `create_block_mask` evaluates the rule for every pair, in memory of Tq x Tk. The ends of
+key ranges suffice to find the blocks that they touch and fill, in O(Tq x ranges + blocks).
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def block_mask(
     rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     block_size: tuple[int, int],
 ) -> "BlockMask":
-    """`ranges` as blocks of (queries, keys), beside the `rule(b, h, q, k)` for partial blocks."""
+    """Return a `BlockMask` of `ranges`, with `rule(b, h, q, k)` for its partial blocks."""
     from torch.nn.attention.flex_attention import BlockMask
 
     some, full = blocks(ranges, *block_size)
@@ -36,9 +36,11 @@ def block_mask(
 
 
 def blocks(ranges: KeyRanges, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """For each block of `height` queries and `width` keys: (any pair allowed, all pairs allowed),
-    (B|1, H|1, ceil(Tq / height), ceil(Tk / width)) both. A block that reaches beyond Tq or Tk is
-    not full."""
+    """Return (any pair allowed, all pairs allowed) for each block of `height` x `width` cells.
+
+    Both are (B|1, H|1, ceil(Tq / height), ceil(Tk / width)). A block that extends beyond Tq or Tk
+    is not full.
+    """
     strips, columns = -(-ranges.Tq // height), -(-ranges.Tk // width)
     if ranges.bits is not None:
         counts = [_count(ranges, slice(i * height, (i + 1) * height), width) for i in range(strips)]
@@ -50,21 +52,23 @@ def blocks(ranges: KeyRanges, height: int, width: int) -> tuple[Tensor, Tensor]:
         F.pad(x, missing, value=ranges.Tk).unflatten(2, (strips, height)).flatten(3)
         for x in (lo, hi)
     )
-    # No two ranges of a query fill a block together, because they do not touch.
+    # Two ranges of a query never fill a block together, because they do not touch.
     touching = _coverage(lo // width, torch.where(lo < hi, -(-hi // width), 0), columns)
     filling = _coverage(-(-lo // width), hi // width, columns)
     return touching > 0, filling == height
 
 
 def _count(ranges: KeyRanges, queries: slice, width: int) -> Tensor:
-    """How many pairs are allowed in each block of these queries, (B|1, H|1, columns)."""
+    """Count the allowed pairs in each block of these queries, (B|1, H|1, columns)."""
     keys = ranges.to_bool(queries).sum(2)
     return F.pad(keys, (0, -ranges.Tk % width)).unflatten(-1, (-1, width)).sum(-1)
 
 
 def _coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """In how many of the ranges [first, last), (..., n), each of `count` positions lies; ranges
-    whose bounds cross are left out."""
+    """Count, for each of `count` positions, the ranges [first, last), (..., n), that cover it.
+
+    Ranges whose bounds cross are ignored.
+    """
     real = (first < last).int()
     change = torch.zeros(*first.shape[:-1], count + 1, dtype=torch.int32, device=first.device)
     change.scatter_add_(-1, first.clamp(max=count), real)
@@ -73,6 +77,6 @@ def _coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the last dimension are chosen, and their places, the others after them."""
-    places = chosen.int().argsort(dim=-1, descending=True, stable=True)
-    return chosen.sum(-1, dtype=torch.int32), places.int().contiguous()
+    """Count the chosen blocks of each row, and list the indices of its blocks, the chosen first."""
+    indices = chosen.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), indices.int().contiguous()

@@ -1,4 +1,4 @@
-"""Masks given position by position or cell by cell: documents and dense masks."""
+"""Define masks that are listed position by position or cell by cell: documents and dense masks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ from .values import (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class documents(CachedRanges):
-    """Packed documents: a query may look at the keys of its own document, ids equal.
+    """Let a query look only at the keys of its own document, with the same id.
 
-    `ids` names the document of each key, (Tk,) or (B, Tk); `queries` that of each query, and None
-    means the same ids (self-attention, Tq = Tk).
+    `ids` has the document of each key, (Tk,) or (B, Tk). `queries` has the document of each query;
+    None means the same ids (self-attention, Tq = Tk).
     """
 
     ids: "Tensor | Iterable[int]"
@@ -49,7 +49,7 @@ class documents(CachedRanges):
     formula = "document[q] == document[k]"
 
     def _ids(self) -> tuple[Tensor, Tensor]:
-        """Of queries and keys, (B|1, Tq) and (B|1, Tk)."""
+        """Return the ids of queries and keys, (B|1, Tq) and (B|1, Tk)."""
         keys = cast(Tensor, self.ids)
         return keys if self.queries is None else cast(Tensor, self.queries), keys
 
@@ -96,7 +96,7 @@ class documents(CachedRanges):
             int(ids[b if ids.shape[0] > 1 else 0, i])
             for ids, i in zip(self._ids(), (q, k), strict=True)
         )
-        return f"documents: query {q} is of document {of_query}, key {k} of document {of_key}"
+        return f"documents: query {q} is in document {of_query}, key {k} in document {of_key}"
 
 
 def _batches(a: Tensor, b: Tensor) -> int:
@@ -104,8 +104,11 @@ def _batches(a: Tensor, b: Tensor) -> int:
 
 
 def _ranges_of_ids(of_query: Tensor, of_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The ranges of keys with one id, (R + 1, 2), sorted by batch and id, the last empty; and for
-    each query, where the ranges of its document begin and how many they are, (B, Tq)."""
+    """Return the ranges of keys with the same id, and for each query those of its document.
+
+    The ranges, (R + 1, 2), are sorted by batch and id; the last is empty. The ranges of a query's
+    document have a first index and a count, both (B, Tq).
+    """
     B, Tk = of_key.shape
     begins = torch.ones_like(of_key, dtype=torch.bool)
     begins[:, 1:] = of_key[:, 1:] != of_key[:, :-1]
@@ -124,9 +127,10 @@ def _ranges_of_ids(of_query: Tensor, of_key: Tensor) -> tuple[Tensor, Tensor, Te
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(CachedRanges):
-    """A mask given cell by cell; made by `dense(keep=...)` or `dense(drop=...)`.
+    """A mask that lists its cells; `dense(keep=...)` and `dense(drop=...)` return it.
 
-    Up to 4096 cells its `repr` evaluates to the same mask; of a larger one it shows the shape.
+    The `repr` of a mask with at most 4096 cells evaluates to the same mask; that of a larger mask
+    shows only the shape.
     """
 
     bits: Tensor
@@ -136,7 +140,7 @@ class Dense(CachedRanges):
     def __repr__(self) -> str:
         if self.bits.numel() > MOST_SHOWN_VALUES or not has_values(self.bits):
             return f"dense(keep=<{'x'.join(map(str, self.bits.shape))} booleans>)"
-        hidden = 0 in self.bits.shape[:-1]  # a list of nothing does not say the sizes within
+        hidden = 0 in self.bits.shape[:-1]  # an empty list does not show the inner sizes
         shape = f", shape={tuple(self.bits.shape)}" if hidden else ""
         return f"dense(keep={self.bits.tolist()}{shape})"
 
@@ -145,7 +149,7 @@ class Dense(CachedRanges):
         return {n: s for n, s in zip(names, as_4d(self.bits).shape, strict=True) if s != 1}
 
     def shifted(self, shift: Shift) -> Mask:
-        """Of a mask without queries, the keys; `TextEdges` moves one that has both."""
+        """Shift the keys of a mask without queries; `TextEdges` shifts a mask that has both."""
         bits = as_4d(self.bits)
         B, _, Tq, T = bits.shape
         first = torch.tensor(-shift.dropped if B > 1 else shift.keys).reshape(-1, 1)
@@ -182,59 +186,59 @@ def dense(
     drop: object = None,
     shape: Sequence[int] | None = None,
 ) -> Dense:
-    """A mask from booleans that broadcast to (B, H, Tq, Tk), with 1 to 4 dimensions.
+    """Make a mask from booleans that broadcast to (B, H, Tq, Tk), with 1 to 4 dimensions.
 
-    `keep` has True where a query may look, `drop` where it must not; give exactly one. `shape` is
-    for nested lists without a cell, which do not say all of their sizes.
-    Raises `BadType` for anything but booleans and for booleans without a keyword, `BadValue` if
-    both or neither are given, or a shape that does not fit.
+    Pass either `keep`, with True where a query may look, or `drop`, with True where it must not.
+    `shape` is for empty nested lists, which do not show all their sizes. Raises `BadType` for
+    values that are not booleans and for booleans without a keyword, and `BadValue` for both or
+    neither keyword, or for a shape that does not fit.
     """
     if bare is not None:
         raise BadType(
-            f"dense got {kind_of(bare)} without a word.",
-            "a bare boolean does not say what its True means; libraries disagree.",
+            f"dense got {kind_of(bare)} without a keyword.",
+            "True must be defined, because libraries disagree about its meaning.",
             "pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.",
         )
     if (keep is None) == (drop is None):
         raise BadValue(
             "dense got "
             + ("neither keep= nor drop=." if keep is None else "both keep= and drop=."),
-            "a dense mask is given once, and says what its True means.",
+            "a dense mask takes one of the two, which defines its True.",
             "pass keep= (True = may look) or drop= (True = must not look).",
         )
-    word, given = ("drop", drop) if keep is None else ("keep", keep)
+    name, cells = ("drop", drop) if keep is None else ("keep", keep)
     try:
-        bits = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
-        if isinstance(given, list) and not bits.numel():  # torch makes an empty list floating
+        bits = cells if isinstance(cells, Tensor) else torch.as_tensor(cells, device="cpu")
+        if isinstance(cells, list) and not bits.numel():  # torch converts an empty list to float
             bits = bits.bool()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
-            f"dense got {word}={given!r}.",
+            f"dense got {name}={cells!r}.",
             "a dense mask is a tensor of booleans, or nested lists of one shape.",
-            f"pass a boolean tensor as {word}=.",
+            f"pass a boolean tensor as {name}=.",
         ) from error
     if bits.dtype != torch.bool:
         raise BadType(
-            f"dense got {word}= with dtype {bits.dtype}.",
+            f"dense got {name}= with dtype {bits.dtype}.",
             "a dense mask holds booleans.",
-            f"pass {word}=tensor.bool() for a mask of 0 and 1, or write True and False; an "
-            "additive mask (0 and -inf) goes to bias=.",
+            f"pass {name}=tensor.bool() for a mask of 0 and 1; pass an additive mask (0 and -inf) "
+            "as bias=.",
         )
-    must_be_strided(word, bits)
+    must_be_strided(name, bits)
     if shape is not None:
         try:
             bits = bits.reshape(tuple(shape))
         except (TypeError, RuntimeError) as error:
             raise BadValue(
                 f"dense got {bits.numel()} cells and shape={shape!r}.",
-                "a shape says the sizes of the booleans, and has as many cells.",
+                "a shape has as many cells as there are booleans.",
                 "pass a shape that fits, or leave it out.",
             ) from error
     if not 1 <= bits.dim() <= 4:
         raise BadValue(
             f"dense got a mask with {bits.dim()} dimensions.",
             "a dense mask broadcasts to (B, H, Tq, Tk).",
-            "give it 1 to 4 dimensions.",
+            "pass 1 to 4 dimensions.",
         )
     few = without_repeats(bits)
     return Dense(owned(~few if keep is None else few).expand(bits.shape))

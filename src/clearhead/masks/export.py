@@ -1,6 +1,7 @@
-"""What every mask can be written out as: booleans, an additive mask, FlexAttention's function and
-block mask, a picture. `Mask` inherits these methods; they need no more of it than the four methods
-below."""
+"""Export masks to booleans, additive masks, FlexAttention and pictures.
+
+`Mask` inherits these methods, which use only `allowed`, `key_ranges`, `check` and `sizes` of it.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,30 +18,32 @@ from .key_ranges import KeyRanges
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-CPU = torch.device("cpu")  # for what is printed, whatever the default device
+CPU = torch.device("cpu")  # for printed text, also under another default device
 
 
 class Exports(ABC):
-    """A rule over positions, and the forms it can be exported to."""
+    """A rule over positions that can be exported."""
 
     @abstractmethod
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The rule cell by cell: index tensors in (they broadcast), booleans out."""
+        """Return the rule for cells: index tensors that broadcast together -> booleans."""
 
     @abstractmethod
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
-        """The rule as ranges of keys per query, and bits where ranges cannot express it."""
+        """Return the rule as ranges of keys per query, with bits where ranges do not suffice."""
 
     @abstractmethod
     def check(self, grid: Grid) -> None:
         """Raise `BadValue` if the rule has no meaning for these sizes."""
 
     def must_fit(self, grid: Grid) -> None:  # noqa: B027 (most rules hold for any position)
-        """Raise `BadValue` if it counts positions that a call of these sizes does not have. Not a
-        part of `check`: a picture, or a call that is watched, may show fewer."""
+        """Raise `BadValue` if the rule counts positions that a call of these sizes does not have.
+
+        It is not a part of `check`, because a picture or a watched call may have fewer positions.
+        """
 
     def sizes(self) -> dict[str, int]:
-        """The sizes that the rule itself fixes, of "B", "H", "Tq", "Tk"."""
+        """Return the sizes that the rule itself fixes, by "B", "H", "Tq" and "Tk"."""
         return {}
 
     def to_bool(
@@ -52,9 +55,10 @@ class Exports(ABC):
         H: int | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
-        """The mask written out, True = may look: (Tq, Tk), or (B, H or 1, Tq, Tk) if it differs
-        between batches or heads. `Tk=None` means as many keys as queries, `Tq=None` the size that
-        the rule itself fixes.
+        """Return the mask as booleans, True = may look.
+
+        The shape is (Tq, Tk), or (B, H or 1, Tq, Tk) if the mask differs between batches or heads.
+        None means the size that the mask fixes itself; else `Tk=None` means Tk = Tq.
         """
         grid = make_grid(self, Tq, Tk, B, H)
         allowed = self.key_ranges(grid, device).to_bool()
@@ -90,7 +94,7 @@ class Exports(ABC):
         B: int | None = None,
         H: int | None = None,
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The mask as a `mask_mod(b, h, q, k)` for torch's FlexAttention. Sizes as in `to_bool`."""
+        """Return the mask as a `mask_mod(b, h, q, k)` for FlexAttention. Sizes as in `to_bool`."""
         grid = make_grid(self, Tq, Tk, B, H)
 
         def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -108,18 +112,18 @@ class Exports(ABC):
         device: torch.device | None = None,
         block_size: int | tuple[int, int] = 128,
     ) -> "BlockMask":
-        """The mask as a `BlockMask` for torch's FlexAttention, full blocks apart from partial ones.
+        """Return the mask as a `BlockMask` for torch's FlexAttention.
 
-        It is made from key ranges, in O(Tq + blocks) memory, where torch's `create_block_mask`
-        takes Tq x Tk. Sizes as in `to_bool`; `block_size` is that of queries and keys, or
-        (queries, keys). Raises `BadValue` for a block size below 1.
+        It takes O(Tq + blocks) memory, where torch's `create_block_mask` takes Tq x Tk. Sizes are
+        as in `to_bool`; `block_size` is one number, or (queries, keys). Raises `BadValue` for a
+        block size below 1.
         """
         pair = block_size if isinstance(block_size, tuple) else (block_size, block_size)
         sides = [whole_number(side) for side in pair]
         if len(sides) != 2 or any(side is None or side < 1 for side in sides):
             raise BadValue(
                 f"to_block_mask got block_size={block_size!r}.",
-                "a block has 1 query and 1 key at least.",
+                "a block has at least 1 query and 1 key.",
                 "pass one whole number, or (queries, keys); FlexAttention's own is 128.",
             )
         grid = make_grid(self, Tq, Tk, B, H)
@@ -136,7 +140,7 @@ class Exports(ABC):
         B: int | None = None,
         H: int | None = None,
     ) -> str:
-        """ "empty", "full" or "partial": what the rule allows of a block of queries and keys."""
+        """Return "empty", "partial" or "full": what the mask allows of a block of cells."""
         for name, positions in (("q", q), ("k", k)):
             if not isinstance(positions, range) or positions.step != 1:
                 raise BadType(
@@ -148,17 +152,19 @@ class Exports(ABC):
         for name, positions, size in (("queries", q, grid.Tq), ("keys", k, grid.Tk)):
             if positions and not 0 <= positions.start < size:
                 raise BadValue(
-                    f"tile was asked about the {name} {positions}, and there are {size}.",
-                    "a tile begins at a position that is there, and may reach beyond the last.",
-                    f"begin at a position from 0 on and below {size}, or pass larger sizes.",
+                    f"tile got the {name} {positions}, and there are {size}.",
+                    "a tile begins at an existing position, and may extend beyond the last one.",
+                    f"begin at a position from 0 to {size - 1}, or pass larger sizes.",
                 )
         queries, keys = slice(q.start, q.stop), slice(k.start, k.stop)
         allowed = self.key_ranges(grid, CPU).to_bool(queries, keys)
         return "full" if allowed.all() else "partial" if allowed.any() else "empty"
 
     def picture(self, Tq: int | None = None, Tk: int | None = None) -> str:
-        """Rows are queries, columns keys: ■ may look, · may not, ▒ some may: of that
-        block, of the batch or of the heads."""
+        """Draw the mask with a row for each query and a column for each key.
+
+        ■ means may look, · may not, and ▒ that some may: of the block, the batch or the heads.
+        """
         grid = make_grid(self, Tq, Tk, default=8)
         ranges = self.key_ranges(grid, CPU)
         width = max(1, -(-max(grid.Tq, grid.Tk) // 32))

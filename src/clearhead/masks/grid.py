@@ -1,4 +1,4 @@
-"""The sizes that a mask is used with."""
+"""Check the sizes with which a mask is used."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,7 +6,7 @@ from ..errors import BadType, BadValue, whole_number
 
 
 class Grid(NamedTuple):
-    """How many queries and keys there are, in how many batches and heads."""
+    """The numbers of queries, keys, batches and heads."""
 
     Tq: int
     Tk: int
@@ -15,7 +15,7 @@ class Grid(NamedTuple):
 
 
 class Sized(Protocol):
-    """What knows some of its sizes, and which sizes it can be used with."""
+    """A mask that may fix some sizes, and that checks the others."""
 
     def sizes(self) -> dict[str, int]: ...
 
@@ -34,9 +34,11 @@ def make_grid(
     default: int | None = None,
     at_least: tuple[int, int, int] = (0, 1, 1),
 ) -> Grid:
-    """The sizes given, checked. A size that is None is the one that the mask itself fixes; else Tq
-    and Tk are each other, or `default` where neither is known. What nothing fixes of Tq, B and H
-    is `at_least` so large."""
+    """Return checked sizes, and fill in those that are None.
+
+    A size that is None is the one that the mask fixes. Otherwise Tq = Tk, and both are `default` if
+    neither is known. Tq, B and H that are not fixed are at least `at_least`.
+    """
     known = mask.sizes()
     Tq = known.get("Tq") if Tq is None else Tq
     Tk = known.get("Tk", Tq) if Tk is None else Tk
@@ -45,8 +47,8 @@ def make_grid(
         Tq = max(check_int("Tk", Tk), at_least[0])
     if Tq is None or Tk is None:
         raise BadValue(
-            f"{mask!r} does not know how many queries and keys there are.",
-            "a rule over positions has no size of its own.",
+            f"The sizes of {mask!r} are unknown.",
+            "a rule over positions does not fix the numbers of queries and keys.",
             "pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).",
         )
     B = known.get("B", at_least[1]) if B is None else B
@@ -55,9 +57,9 @@ def make_grid(
     grid = Grid(*(check_int(name, size) for name, size in sizes))
     if min(grid) < 0:
         raise BadValue(
-            f"{mask!r} was asked about {grid}.",
+            f"{mask!r} got {grid}.",
             "sizes are 0 or more.",
-            "pass how many queries, keys, batches and heads there are.",
+            "pass the numbers of queries, keys, batches and heads.",
         )
     mask.check(grid)
     if default is None:
@@ -69,7 +71,7 @@ def check_int(name: str, value: object) -> int:
     number = whole_number(value)
     if number is None:
         raise BadType(
-            f"A mask was asked with {name}={value!r}.",
+            f"A mask got {name}={value!r}.",
             "positions and sizes are whole numbers.",
             "pass an int.",
         )

@@ -1,8 +1,7 @@
-"""Which keys each query may look at: a few ranges [lo, hi) per query, and bits where ranges cannot
-express it.
+"""Reduce masks to a few ranges of keys [lo, hi) per query, with bits where ranges do not suffice.
 
-Every mask is reduced to a `KeyRanges`, and everything that computes with masks (tiles, engines,
-pictures, counts) reads a `KeyRanges`; so kernels know ranges and bits, not ten kinds of mask.
+Everything that computes with masks (tiles, engines, pictures, counts) reads a `KeyRanges`, so
+kernels implement ranges and bits instead of ten kinds of masks.
 
 `lo` and `hi` have shape (B or 1, H or 1, Tq or 1, R). The ranges of a query are sorted, and neither
 overlap nor touch. Unused ones are empty and come last, `lo = hi = Tk`, so that the gaps between
@@ -23,7 +22,7 @@ UNLIMITED = 2**60  # farther than any key: a distance without a limit
 
 @dataclass(frozen=True, eq=False)
 class KeyRanges:
-    """A query may look at a key that lies in one of its ranges, if `bits`, where given, agree."""
+    """The ranges of keys for each query. Where there are `bits`, they must also allow a key."""
 
     lo: Tensor
     hi: Tensor
@@ -65,12 +64,14 @@ class KeyRanges:
         lo, hi = torch.cat([zero, self.hi], -1), torch.cat([self.lo, zero + self.Tk], -1)
         return KeyRanges(*_in_order(lo, hi, self.Tk), self.Tq, self.Tk)
 
-    # torch.compile cannot trace ~ on a class of ours: code that may be compiled calls `inverse`.
+    # torch.compile cannot trace ~ on this class, so code that may be compiled calls `inverse`.
     __invert__ = inverse
 
     def to_bool(self, queries: slice | Tensor | None = None, keys: slice | None = None) -> Tensor:
-        """The mask for a block of queries and keys, (B|1, H|1, q, k), True = may look. None means
-        all of them; a tensor gives the positions of the queries."""
+        """Return the mask for a block of queries and keys, (B|1, H|1, q, k), True = may look.
+
+        None means all of them. A tensor has the positions of the queries.
+        """
         # torch.compile 2.10 accepts no slice as a default value.
         queries = slice(0, self.Tq) if queries is None else queries
         keys = keys or slice(0, self.Tk)
@@ -81,7 +82,7 @@ class KeyRanges:
         elif has_values(lo, hi):
             start, stop, step = keys.indices(self.Tk)
             allowed = _inside(lo, hi, start, max(start, stop))[..., ::step]
-        else:  # in a graph or under vmap, where ranges are few
+        else:  # in a graph or under vmap, in which there are few ranges
             allowed = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)
         if self.bits is not None:
             allowed = allowed & _part(_part(self.bits, -2, queries), -1, keys)
@@ -92,10 +93,10 @@ class KeyRanges:
         return _part(self.lo, -2, queries), _part(self.hi, -2, queries)
 
     def tiles(self, queries: slice, width: int) -> tuple[Tensor, Tensor]:
-        """For these queries and each tile of `width` keys: (any pair allowed, all pairs allowed).
+        """Return (any pair allowed, all pairs allowed) for each tile of `width` keys.
 
-        Exact, in O(queries x ranges + tiles); nothing of the size queries x keys is formed unless
-        the mask itself holds bits of that size.
+        It takes O(queries x ranges + tiles) and forms no tensor of queries x keys, unless the mask
+        itself has bits of that size.
         """
         count = -(-self.Tk // width)
         if self.bits is not None:
@@ -110,16 +111,21 @@ class KeyRanges:
         return _coverage(*touched, count) > 0, _coverage(*filled, count) == rows
 
     def _tile_ranges(self, lo: Tensor, hi: Tensor, width: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """The tiles [first, last) in which each range holds keys, and those that it fills; the last
-        tile ends at Tk. No two ranges of a query fill a tile together, because they do not touch.
+        """Return the tiles [first, last) that each range touches, and those that it fills.
+
+        The last tile ends at Tk. Two ranges of a query never fill a tile together, because they do
+        not touch.
         """
         touched = lo // width, torch.where(lo < hi, -(-hi // width), 0)
         end = torch.where(hi == self.Tk, -(-self.Tk // width), hi // width)
         return touched, (-(-lo // width), end)
 
     def tile_lists(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
-        """`tiles` as lists. Where the mask has no values yet, in a graph or under vmap, any tile
-        may hold an allowed pair, and none is known to be full."""
+        """Return `tiles` as lists.
+
+        In a graph or under vmap the mask has no values; then every tile may have an allowed pair,
+        and none is known to be full.
+        """
         if has_values(self.lo, self.hi, *(() if self.bits is None else (self.bits,))):
             some, full = self.tiles(queries, width)
             return some.tolist(), full.tolist()
@@ -127,9 +133,11 @@ class KeyRanges:
         return [True] * count, [False] * count
 
     def count_tiles(self, width: int) -> tuple[int, int]:
-        """How many tiles of `width` queries and keys hold an allowed pair, and in how many all
-        pairs are allowed, over all batches and heads. Counted by the ends of ranges, not tile by
-        tile."""
+        """Count the square tiles of `width` with an allowed pair, and those with all pairs allowed.
+
+        The counts are over all batches and heads. They follow from the ends of ranges, without a
+        loop over tiles.
+        """
         strips = -(-self.Tq // width)
         if self.bits is not None:
             counts = [self._count_in_bits(i * width, width) for i in range(strips)]
@@ -153,7 +161,7 @@ class KeyRanges:
         return int(some.sum()), int((some & full).sum())
 
     def _count_in_ranges(self, queries: slice, strips: int, width: int) -> tuple[int, int]:
-        """The same for `strips` strips of equally many queries."""
+        """Count tiles as `count_tiles` does, in `strips` strips of equally many queries."""
         lo, hi = (
             x.unflatten(2, (strips, -1)).movedim(2, 0).flatten(1) for x in self.ranges_of(queries)
         )
@@ -162,7 +170,7 @@ class KeyRanges:
         return _count_covered(*touched, 1), _count_covered(*filled, rows)
 
     def keys_per_query(self) -> Tensor:
-        """How many keys each query may look at, (B|1, H|1, Tq)."""
+        """Count the keys that each query may look at, (B|1, H|1, Tq)."""
         if self.bits is not None:
             count = _cells(self).sum(-1)
         else:
@@ -170,7 +178,7 @@ class KeyRanges:
         return count.expand(*count.shape[:2], self.Tq)
 
     def keys_seen(self) -> Tensor:
-        """Which keys any query may look at, (B|1, H|1, Tk)."""
+        """Return which keys at least one query may look at, (B|1, H|1, Tk)."""
         if self.bits is not None:
             return _cells(self).any(-2)
         lo, hi = self.lo.flatten(2), self.hi.flatten(2)
@@ -184,7 +192,7 @@ class KeyRanges:
 
 
 def all_keys(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
-    """Every query may look at every key."""
+    """Return ranges that let every query look at every key."""
     lo = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
     return KeyRanges(lo, lo + Tk, Tq, Tk)
 
@@ -192,21 +200,25 @@ def all_keys(Tq: int, Tk: int, device: torch.device | None = None) -> KeyRanges:
 def from_bounds(
     lo: Tensor | None, hi: Tensor | None, Tq: int, Tk: int, device: torch.device | None = None
 ) -> KeyRanges:
-    """One range per query, (B|1, H|1, Tq|1); None means no limit. Bounds are clamped to [0, Tk],
-    and a range whose bounds cross is empty."""
+    """Return one range per query from its bounds, (B|1, H|1, Tq|1); None means no limit.
+
+    Bounds are clamped to [0, Tk], and a range is empty if its bounds cross.
+    """
     if hi is None:
         if lo is None:
             return all_keys(Tq, Tk, device)
-        lo = lo.clamp(0, Tk).unsqueeze(-1)  # an empty range, from Tk on, is in order
+        lo = lo.clamp(0, Tk).unsqueeze(-1)  # an empty range from Tk to Tk is in order
         return KeyRanges(lo, torch.full_like(lo, Tk), Tq, Tk)
     lo = torch.zeros_like(hi) if lo is None else lo.clamp(0, Tk)
     return KeyRanges(*_in_order(lo.unsqueeze(-1), hi.clamp(0, Tk).unsqueeze(-1), Tk), Tq, Tk)
 
 
 def from_bits(bits: Tensor, Tq: int, Tk: int) -> KeyRanges:
-    """A mask given cell by cell, (B|1, H|1, Tq|1, Tk|1) booleans. It becomes ranges if it is the
-    same for all keys, or the same for all queries and has few ranges, so that nothing of the size
-    Tq x Tk is formed later."""
+    """Return the ranges of a mask of booleans, (B|1, H|1, Tq|1, Tk|1).
+
+    It becomes ranges if it is the same for all keys, or if it is the same for all queries and has
+    few ranges. Then no tensor of the size Tq x Tk is formed later.
+    """
     bits = without_repeats(bits)
     if bits.shape[-1] == 1:
         lo = torch.where(bits, 0, Tk)
@@ -229,18 +241,20 @@ def from_bits(bits: Tensor, Tq: int, Tk: int) -> KeyRanges:
 
 
 def scattered(ranges: int, Tk: int) -> bool:
-    """Do so many ranges of a query take more than twice the memory of bits, a byte per key?"""
+    """Do this many ranges per query take more than twice the memory of bits, a byte per key?"""
     return ranges > max(8, Tk // 8)
 
 
 def _many(ranges: int, Tk: int) -> bool:
-    """The same for what is composed, which takes some four times as much meanwhile. Up to 64 are
-    few for any Tk, so that a graph for any Tk needs no guard."""
+    """Are these too many ranges for a composition, which takes about four times their memory?
+
+    Up to 64 are few for every Tk, so that a graph for any Tk needs no guard.
+    """
     return ranges > max(64, Tk // 32)
 
 
 def _in_order(lo: Tensor, hi: Tensor, Tk: int) -> tuple[Tensor, Tensor]:
-    """Disjoint ranges, sorted, and empty ones [Tk, Tk) at the end."""
+    """Sort disjoint ranges, and move empty ones to the end as [Tk, Tk)."""
     empty = lo >= hi
     lo, hi = lo.masked_fill(empty, Tk), hi.masked_fill(empty, Tk)
     if lo.shape[-1] == 1:
@@ -250,7 +264,7 @@ def _in_order(lo: Tensor, hi: Tensor, Tk: int) -> tuple[Tensor, Tensor]:
 
 
 def _without_unused(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-    """Without the last ranges, where all queries have empty ones; in a graph they remain."""
+    """Remove the last ranges if they are empty for all queries; in a graph they remain."""
     if not has_values(lo, hi):
         return lo, hi
     used = max(int((lo < hi).sum(-1).max()), 1) if lo.numel() else 1
@@ -258,35 +272,39 @@ def _without_unused(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _depths(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of ranges in order, along the last dimension, and in how many ranges the positions
-    from each end to the next lie. Where one range ends and another begins, the beginning is first;
-    ranges whose bounds cross are left out."""
+    """Sort the ends of ranges, and count the ranges that cover the positions after each end.
+
+    At the same position a begin comes before an end. Ranges whose bounds cross are ignored.
+    """
     real = (lo < hi).long()
     ends, order = torch.cat([lo, hi], -1).sort(dim=-1, stable=True)
     return ends, torch.cat([real, -real], -1).gather(-1, order).cumsum(-1)
 
 
 def _count_covered(first: Tensor, last: Tensor, least: int) -> int:
-    """How many positions lie in at least `least` of the ranges [first, last) of their row, over all
-    rows."""
+    """Count, over all rows, the positions in at least `least` ranges [first, last) of their row."""
     ends, depth = _depths(first, last)
     return int((ends.diff(dim=-1) * (depth[..., :-1] >= least)).sum())
 
 
 def _coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """In how many of the ranges [first, last) each of `count` positions lies; ranges whose bounds
-    cross are left out."""
+    """Count, for each of `count` positions, the ranges [first, last) that cover it.
+
+    Ranges whose bounds cross are ignored.
+    """
     real = first < last
-    ones = torch.ones_like(first)  # the others begin and end at 0
+    ones = torch.ones_like(first)  # ignored ranges begin and end at 0
     change = torch.zeros(count + 1, dtype=torch.long, device=first.device)
     change = change.index_add(0, torch.where(real, first, 0), ones)
     return change.index_add(0, torch.where(real, last, 0), -ones).cumsum(0)[:count]
 
 
 def _inside(lo: Tensor, hi: Tensor, start: int, stop: int) -> Tensor:
-    """Which positions from `start` to `stop` lie in one of the disjoint ranges, (..., R) ->
-    (..., stop - start): +1 at each begin, -1 at each end, summed up. It takes two bytes for each
-    cell, however many ranges there are."""
+    """Return which positions from `start` to `stop` are in one of the disjoint ranges.
+
+    (..., R) -> (..., stop - start). It sums +1 at each begin and -1 at each end, in two bytes per
+    cell for any number of ranges.
+    """
     count = stop - start
     depth = torch.zeros(*lo.shape[:-1], count + 1, dtype=torch.int8, device=lo.device)
     one = depth.new_ones(()).expand(lo.shape)
@@ -297,7 +315,7 @@ def _inside(lo: Tensor, hi: Tensor, start: int, stop: int) -> Tensor:
 
 
 def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
-    """Those of `a` for the queries where `where` holds, (B|1, H|1, Tq|1, 1), else those of `b`."""
+    """Take the ranges of `a` for queries where `where` (B|1, H|1, Tq|1, 1) is True, else of `b`."""
     if a.bits is not None or b.bits is not None:
         return from_bits(torch.where(where, _cells(a), _cells(b)), a.Tq, a.Tk)
     most = max(a.lo.shape[-1], b.lo.shape[-1])
@@ -310,12 +328,12 @@ def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
 
 
 def _cells(x: KeyRanges) -> Tensor:
-    """The mask written out, (B|1, H|1, Tq|1, Tk), to be broadcast."""
+    """Return the mask as booleans that broadcast, (B|1, H|1, Tq|1, Tk)."""
     return without_repeats(x.to_bool())
 
 
 def _part(x: Tensor, dim: int, part: slice | Tensor) -> Tensor:
-    """Some of the queries (dim -2) or keys (dim -1); a dimension of size 1 stands for all."""
+    """Select queries (dim -2) or keys (dim -1); a dimension of size 1 is for all of them."""
     if x.shape[dim] == 1:
         return x
     return x[..., part, :] if dim == -2 else x[..., part]

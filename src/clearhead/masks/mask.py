@@ -1,4 +1,4 @@
-"""What a mask is, and the masks that are made of masks: And, Or, Not.
+"""Define the base class of masks, and the masks that combine others: And, Or, Not.
 
 Letters: B batch, H query heads, Tq queries, Tk keys; lower case for one index.
 """
@@ -27,55 +27,63 @@ Bounds: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 
 class Mask(ShownInNotebook, Exports):
-    """A rule that says which query may look at which key.
+    """A rule for which query may look at which key.
 
-    It copies the numbers that it is made of. Its own tensors may be changed in place: the rule is
-    what they hold when it is used, in every engine. torch must count the change, as it does for its
-    in-place operations; writes through `.data` or a NumPy array may go unseen.
+    A mask copies its arguments. Its own tensors may be changed in place by operations of torch, and
+    every engine then uses the new values. Writes through `.data` or a NumPy array may be missed,
+    because torch does not count them.
     """
 
-    _tensors: tuple[Tensor, ...]  # of the rule and its parts, once `version` has looked for them
+    _tensors: tuple[Tensor, ...]  # of the rule and its parts, after the first call of `version`
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The rule in a line, in the letters q (query position) and k (key position)."""
+        """The rule as a formula in q (query position) and k (key position)."""
 
     @abstractmethod
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        """Why this cell is allowed or not, for a reader."""
+        """Write why this cell is allowed or not, for a reader."""
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        """(before, after) if the rule is that query q may look at keys q - before to q + after, in
-        every batch and head; else None. Engines need no tensors for it."""
+        """Return (before, after) if query q may look at exactly keys q - before to q + after.
+
+        This must hold in every batch and head; else returns None. Engines need no tensors for it.
+        """
         return None
 
     def bounds(self, grid: Grid, device: torch.device | None) -> Bounds | None:
-        """(lo, hi) if the rule is lo <= k < hi: integers that broadcast to (B, H, Tq) and may lie
-        beyond the keys there are, or None for no limit. Else None."""
+        """Return (lo, hi) if the rule is lo <= k < hi, else None.
+
+        Both are integers that broadcast to (B, H, Tq), or None for no limit. They may be outside
+        the range of the keys.
+        """
         return None
 
     def aligns(self) -> list[Align]:
-        """The `align=` of its parts that have one."""
+        """Return the `align=` of all parts that have one."""
         return []
 
     def with_align(self, align: Align) -> "Mask":
-        """The same rule; parts that leave open where query 0 stands (`align=None`) take this."""
+        """Return this rule with `align` in all parts that have ``align=None``."""
         return self
 
     def shifted(self, shift: Shift) -> "Mask":
-        """The rule about the positions of texts, as a rule about the columns of a call."""
+        """Convert a rule about positions of texts to a rule about the columns of a call."""
         return self
 
     def version(self) -> Hashable:
-        """How often each tensor that it holds was changed in place: what was computed from the mask
-        holds as long as this stays equal. Where torch does not count, it equals nothing."""
+        """Return how often each tensor of the mask was changed in place.
+
+        Results computed from the mask are valid while the version stays equal. For inference
+        tensors, whose changes torch does not count, the version equals no other.
+        """
         try:
             tensors = self._tensors
             if len(tensors) == 1:  # 0.2 us less than a tuple of one
                 return tensors[0]._version
             return tuple([x._version for x in tensors])
-        except AttributeError:  # the first time
+        except AttributeError:  # the first call
             object.__setattr__(self, "_tensors", tuple(_tensors_of(self)))
             return self.version()
         except RuntimeError:  # an inference tensor
@@ -83,7 +91,7 @@ class Mask(ShownInNotebook, Exports):
 
     def __getstate__(self) -> dict[str, object]:
         names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every mask is a dataclass
-        return {name: getattr(self, name) for name in names}  # the rest was computed from these
+        return {name: getattr(self, name) for name in names}  # other attributes follow from these
 
     def __and__(self, other: "Mask") -> "Mask":
         return _composed(And, self, _check_mask(other, "&"))
@@ -107,12 +115,12 @@ class Mask(ShownInNotebook, Exports):
             "write `a & b`, `a | b` or `~a`.",
         )
 
-    __array_ufunc__ = None  # an array composed with a mask is refused as any other operand
+    __array_ufunc__ = None  # so that NumPy leaves `array & mask` to `__rand__`, which refuses it
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
         raise BadType(
-            f"{self!r} was read as an array.",
-            "a mask is a rule; booleans of it have sizes.",
+            f"{self!r} was converted to an array.",
+            "a mask is a rule; an array needs the numbers of queries and keys.",
             "call to_bool(Tq, Tk).",
         )
 
@@ -120,7 +128,7 @@ class Mask(ShownInNotebook, Exports):
         return self.equals(other) if isinstance(other, Mask) else NotImplemented
 
     def equals(self, other: "Mask", read: bool = True) -> bool:
-        """Is it equal? Without `read`, no tensor is read, and only the same tensor is equal."""
+        """Are the two masks equal? With ``read=False``, tensors are compared by identity."""
         names = [f.name for f in fields(self)]  # type: ignore[arg-type]  # every mask is a dataclass
         return type(self) is type(other) and all(
             _equal(getattr(self, name), getattr(other, name), read) for name in names
@@ -131,13 +139,13 @@ class Mask(ShownInNotebook, Exports):
         return hash((type(self), *(x.shape if isinstance(x, Tensor) else x for x in values)))
 
     def __str__(self) -> str:
-        said = f"{self!r}: {self.formula}"
+        line = f"{self!r}: {self.formula}"
         try:
             picture = self.picture()
-        except BadValue:  # for want of sizes that fit all parts, or of numbers (meta tensors)
-            return said
-        told = "\n▒ some may: of the batch, the heads or that block" if "▒" in picture else ""
-        return f"{said}\n{picture}{told}"
+        except BadValue:  # no sizes fit all parts, or meta tensors hold no numbers
+            return line
+        legend = "\n▒ some may: of the batch, the heads or that block" if "▒" in picture else ""
+        return f"{line}\n{picture}{legend}"
 
     def why(
         self,
@@ -149,18 +157,18 @@ class Mask(ShownInNotebook, Exports):
         b: int = 0,
         h: int = 0,
     ) -> str:
-        """Why query `q` may or may not look at key `k`: the answer and the rule that gave it.
+        """Explain whether query `q` may look at key `k`, and by which rule.
 
-        `Tq` and `Tk` are needed only by rules that count from the end; None means "as large as the
-        pair asks, or as the rule itself fixes". Raises `BadValue` for a pair outside the sizes, and
-        `BadType` for what is no whole number.
+        Only rules that count from the end need `Tq` and `Tk`. None means the size that the rule
+        fixes, or else the smallest that has this pair. Raises `BadValue` for a pair outside the
+        sizes, and `BadType` for a value that is not a whole number.
         """
         q, k, b, h = (check_int(n, x) for n, x in (("q", q), ("k", k), ("b", b), ("h", h)))
         if min(q, k, b, h) < 0:
             raise BadValue(
-                f"why was asked about query {q}, key {k}, batch {b}, head {h}.",
+                f"why got query {q}, key {k}, batch {b}, head {h}.",
                 "positions count from 0.",
-                "ask for numbers from 0 on.",
+                "pass numbers that are not negative.",
             )
         grid = make_grid(self, Tq, Tk, default=max(q, k) + 1, at_least=(q + 1, b + 1, h + 1))
         for name, index, size in (
@@ -171,21 +179,24 @@ class Mask(ShownInNotebook, Exports):
         ):
             if index >= size:
                 raise BadValue(
-                    f"why was asked about {name} {index}, and there are {size}.",
+                    f"why got {name} {index}, and there are {size}.",
                     "positions count from 0 and stay below the size.",
-                    f"ask for a {name} from 0 to {size - 1}, or pass larger sizes Tq= and Tk=.",
+                    f"pass a {name} from 0 to {size - 1}, or larger sizes Tq= and Tk=.",
                 )
         verb = "may look" if self.allows(grid, b, h, q, k) else "may not look"
         return f"query {q} {verb} at key {k}: {self.reason(grid, b, h, q, k)}"
 
     def allows(self, grid: Grid, b: int, h: int, q: int, k: int) -> bool:
-        """`allowed` for one cell."""
+        """May query q look at key k, in batch b and head h?"""
         return bool(self.allowed(grid, *(torch.tensor(i, device="cpu") for i in (b, h, q, k))))
 
 
 class Unchanged:
-    """A mask as the key of a cache. It equals the key of an equal mask as long as the tensors of
-    neither were changed in place since."""
+    """A mask as the key of a cache.
+
+    Two keys are equal if their masks are, and if no tensor of either mask was changed in place
+    after its key was made.
+    """
 
     def __init__(self, mask: Mask):
         self.mask, self._version = mask, mask.version()
@@ -195,34 +206,36 @@ class Unchanged:
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Unchanged) and self._holds() and other._holds()
-        return same and self.mask == other.mask  # type: ignore[attr-defined]  # `same` says so
+        return same and self.mask == other.mask  # type: ignore[attr-defined]  # by `same`
 
     def __hash__(self) -> int:
         return hash(self.mask)
 
 
 class CachedRanges(Mask):
-    """A mask that keeps its last key ranges, because they take a while to compute, and the layers
-    of a model ask for the same ones. Not while torch is tracing or transforming. A graph under
-    capture records where they lie in memory: those stay as long as the mask does."""
+    """A mask that stores its last key ranges, which take time and are the same in every layer.
+
+    It stores none while torch traces or transforms. A CUDA graph refers to the memory of the ranges
+    that it captured, so the mask holds those as long as it exists.
+    """
 
     @abstractmethod
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        """`key_ranges`, computed anew."""
+        """Compute `key_ranges`."""
 
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:
         if not is_plain():
             return self.compute_key_ranges(grid, device)
         stream, version = stream_of(device), self.version()
-        of, made_on, cached = self.__dict__.get("_cached", (None, None, None))
-        if of == (grid, device, version) and stream in (made_on, None):
+        key, stream_of_cached, cached = self.__dict__.get("_cached", (None, None, None))
+        if key == (grid, device, version) and stream in (stream_of_cached, None):
             if not has_values(cached.lo):
                 self.__dict__.setdefault("_captured", set()).add(cached)
             return cached
         ranges = self.compute_key_ranges(grid, device)
-        whole = type(ranges.lo) is Tensor and ranges.bits is None
-        # What a graph under capture has made, its next replay writes over.
-        if whole and not ranges.lo.is_inference() and has_values(ranges.lo):
+        storable = type(ranges.lo) is Tensor and ranges.bits is None
+        # Ranges captured in a CUDA graph have no values: its next replay overwrites their memory.
+        if storable and not ranges.lo.is_inference() and has_values(ranges.lo):
             self.__dict__["_cached"] = (grid, device, version), stream, ranges
         return ranges
 
@@ -234,12 +247,12 @@ class _Composition(CachedRanges):
     parts: tuple[Mask, ...]
     sign: ClassVar[str]
     word: ClassVar[str]
-    decides: ClassVar[bool]  # what one part says of a cell that settles it, whatever the others say
+    decides: ClassVar[bool]  # the answer of one part that decides a cell alone
 
     def __repr__(self) -> str:
-        # & binds tighter than |, so only an Or inside of an And needs brackets.
-        shown = (f"({p!r})" if isinstance(p, Or) else repr(p) for p in self.parts)
-        return f" {self.sign} ".join(shown)
+        # & binds tighter than |, so only an Or inside an And needs brackets.
+        parts = (f"({p!r})" if isinstance(p, Or) else repr(p) for p in self.parts)
+        return f" {self.sign} ".join(parts)
 
     @property
     def formula(self) -> str:
@@ -271,7 +284,7 @@ class _Composition(CachedRanges):
 
 
 class And(_Composition):
-    """All parts allow it."""
+    """Allows a cell if all parts allow it."""
 
     sign, word, decides = "&", "and", False
 
@@ -281,8 +294,8 @@ class And(_Composition):
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
         bounds, ranges = [], []
         for part in self.parts:
-            if (found := part.bounds(grid, device)) is not None:
-                bounds.append(found)
+            if (limits := part.bounds(grid, device)) is not None:
+                bounds.append(limits)
             else:
                 ranges.append(part.key_ranges(grid, device))
         if bounds:  # cheaper to intersect than ranges
@@ -302,7 +315,7 @@ class And(_Composition):
 
 
 class Or(_Composition):
-    """At least one part allows it."""
+    """Allows a cell if at least one part allows it."""
 
     sign, word, decides = "|", "or", True
 
@@ -318,7 +331,7 @@ class Or(_Composition):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Not(CachedRanges):
-    """The mask forbids it."""
+    """Allows a cell if the mask forbids it."""
 
     mask: Mask
 
@@ -357,7 +370,7 @@ class Not(CachedRanges):
 
     def bounds(self, grid: Grid, device: torch.device | None) -> Bounds | None:
         lo, hi = self.mask.bounds(grid, device) or (None, None)
-        # What lies outside of a range is one range only if the range has a limit on one side alone.
+        # The complement of a range is one range only if the range has a limit on one side alone.
         return (hi, lo) if (lo is None) != (hi is None) else None
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
@@ -373,7 +386,7 @@ def _intersect(bounds: Sequence[Bounds]) -> Bounds:
 
 
 def _composed(kind: type[_Composition], a: Mask, b: Mask) -> Mask:
-    """The composition of the parts of both, each part once."""
+    """Compose the parts of both masks, each part once."""
     parts = _parts(a, kind)
     new = [x for x in _parts(b, kind) if not any(x.equals(part, read=False) for part in parts)]
     return kind((*parts, *new)) if new else a
@@ -384,7 +397,7 @@ def _parts(mask: Mask, kind: type[_Composition]) -> tuple[Mask, ...]:
 
 
 def common_align(mask: Mask, grid: Grid) -> int | Tensor | None:
-    """The position of query 0 on which all parts of a mask agree that give one; else None."""
+    """Return the position of query 0 if all parts that have an alignment agree; else None."""
     offsets = {
         tuple(x.tolist()) if isinstance(x, Tensor) else shared_offset(x, grid): x
         for x in mask.aligns()
@@ -396,7 +409,7 @@ def common_align(mask: Mask, grid: Grid) -> int | Tensor | None:
 
 
 def _tensors_of(x: object) -> Iterator[Tensor]:
-    """The tensors that a mask holds, those of its parts too."""
+    """Yield all tensors of a mask and of its parts."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, tuple):
@@ -412,7 +425,7 @@ def _check_mask(other: object, sign: str) -> Mask:
         return other
     raise BadType(
         f"A mask was composed by {sign} with {type(other).__name__}.",
-        "masks compose with masks.",
+        "masks compose only with masks.",
         "wrap a boolean tensor first: dense(keep=tensor) if True means may look, "
         "dense(drop=tensor) if it means must not.",
     )

@@ -1,4 +1,4 @@
-"""A mask from its own notation, the text that its repr gives. Nothing else is evaluated."""
+"""Read a mask from its notation, which is its repr, without evaluating other code."""
 
 import ast
 import inspect
@@ -24,17 +24,17 @@ CALLS = {
 
 
 def parse(text: str) -> Mask:
-    """A mask from its own notation, for example ``"causal & window(before=3, after=0)"``.
+    """Read a mask from its notation, for example ``"causal & window(before=3, after=0)"``.
 
     ``parse(repr(mask)) == mask``, except for a mask of more than 4096 cells or numbers, whose repr
-    gives only their shape. Raises `BadValue` for a text that is not a mask, `BadType` for what is
-    no text.
+    shows only their shape. Raises `BadValue` for a string that is not a mask, and `BadType` for
+    other types.
     """
     if not isinstance(text, str):
         raise BadType(
             f"parse got {kind_of(text)}, {text!r}.",
-            "it reads a text, such as the repr of a mask.",
-            "pass a text, for example 'causal & window(before=3, after=0)'.",
+            "parse reads a string, such as the repr of a mask.",
+            "pass a string, for example 'causal & window(before=3, after=0)'.",
         )
     try:
         return _mask(ast.parse(text.strip(), mode="eval").body)
@@ -44,7 +44,7 @@ def parse(text: str) -> Mask:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise BadValue(
             f"The mask {text if len(text) < 80 else text[:80] + '…'!r} cannot be read: {why}.",
-            f"a mask is made of {', '.join([*NAMES, *(f'{c}(...)' for c in CALLS)])}, "
+            f"a mask consists of {', '.join([*NAMES, *(f'{c}(...)' for c in CALLS)])}, "
             "joined by &, | and ~.",
             "write for example 'causal' or 'causal & window(before=3, after=0)'.",
         ) from error
@@ -53,7 +53,7 @@ def parse(text: str) -> Mask:
 def _mask(node: ast.expr) -> Mask:
     match node:
         case ast.Name(id=name):
-            return _look_up(name, NAMES)
+            return _named(name, NAMES)
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             return _mask(left) & _mask(right)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -63,34 +63,34 @@ def _mask(node: ast.expr) -> Mask:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if all(
             k.arg for k in keywords
         ):
-            given = {str(k.arg): _literal(k.value) for k in keywords}
-            if len(given) < len(keywords):
-                raise ValueError(f"{name}(...) is given a keyword twice")
-            make = _look_up(name, CALLS)
-            _must_be_known(name, make, given)
-            return make(*map(_literal, args), **given)  # type: ignore[operator]  # a class or a function
+            named = {str(k.arg): _literal(k.value) for k in keywords}
+            if len(named) < len(keywords):
+                raise ValueError(f"{name}(...) has a keyword twice")
+            make = _named(name, CALLS)
+            _must_be_known(name, make, named)
+            return make(*map(_literal, args), **named)  # type: ignore[operator]  # a class or a function
         case ast.BoolOp():
-            raise ValueError("rules are joined by & and |, not by words")
-    raise ValueError(f"{ast.unparse(node)[:40]!r} is no mask")
+            raise ValueError("rules are joined by & and |, not by `and` and `or`")
+    raise ValueError(f"{ast.unparse(node)[:40]!r} is not a mask")
 
 
 def _literal(node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
-        raise ValueError(f"{ast.unparse(node)[:40]!r} is no number") from None
+        raise ValueError(f"{ast.unparse(node)[:40]!r} is not a number") from None
 
 
-def _must_be_known(name: str, make: object, given: Iterable[str]) -> None:
+def _must_be_known(name: str, make: object, keywords: Iterable[str]) -> None:
     parameters = inspect.signature(make).parameters  # type: ignore[arg-type]  # it is called next
     known = [name for name, x in parameters.items() if x.kind is not x.VAR_POSITIONAL]
-    for keyword in given:
+    for keyword in keywords:
         if keyword not in known:
             hint = did_you_mean(keyword, known) or f"it takes {', '.join(known)}"
             raise ValueError(f"{name} has no {keyword!r} ({hint})")
 
 
-def _look_up(name: str, known: dict[str, Item]) -> Item:
+def _named(name: str, known: dict[str, Item]) -> Item:
     if name in known:
         return known[name]
     if name in CALLS:

@@ -1,4 +1,4 @@
-"""Masks over positions: causal, window, prefix, lengths. Each query looks at one range of keys."""
+"""Define masks with one range of keys for each query: causal, window, prefix, lengths."""
 
 import operator
 from abc import abstractmethod
@@ -35,15 +35,15 @@ from .values import (
     too_far,
 )
 
-# The hint for a tokenizer's attention_mask, which marks positions and does not count them.
+# The hint for a tokenizer's attention_mask, which marks positions instead of counting them.
 PADDED = (
-    "count first, as attention_mask.sum(-1) does where padding stands on the right; "
-    "mask=dense(keep=attention_mask.bool()[:, None, None, :]) hides it anywhere."
+    "pass attention_mask.sum(-1) for padding on the right, or use "
+    "mask=dense(keep=attention_mask.bool()[:, None, None, :]) for any padding."
 )
 
 
 class OneRange(Mask):
-    """Each query may look at one range of keys."""
+    """A mask in which each query may look at one range of keys."""
 
     @abstractmethod
     def bounds(self, grid: Grid, device: torch.device | None) -> Bounds: ...
@@ -54,7 +54,7 @@ class OneRange(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Aligned(OneRange):
-    """A rule about distances. `align` says where query 0 is among the keys, as in `Causal`."""
+    """A rule about distances. `align` is the position of query 0 among the keys, as in `Causal`."""
 
     align: Align
 
@@ -73,7 +73,7 @@ class Aligned(OneRange):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Everything(OneRange):
-    """Every query may look at every key."""
+    """Let every query look at every key."""
 
     formula = "every query may look at every key"
 
@@ -98,11 +98,11 @@ class Everything(OneRange):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Causal(Aligned):
-    """A query may look at its own position and at those before it: k <= q + offset.
+    """Let a query look at its own position and all positions before it: k <= q + offset.
 
-    `align` says where query 0 stands among the keys: ``"start"`` at key 0 (torch's `is_causal`),
-    ``"end"`` so that the last query stands at the last key (a cache), or the position itself, one
-    number or one per batch (B,). None leaves it open, which is an error unless Tq = Tk.
+    `align` is the position of query 0 among the keys: a number, or one per batch (B,). ``"start"``
+    means key 0 (torch's `is_causal`), and ``"end"`` that the last query is at the last key (a
+    cache). None is allowed only if Tq = Tk.
     """
 
     align: Align = None
@@ -113,7 +113,7 @@ class Causal(Aligned):
     def __call__(self, *args: object, **keywords: object) -> None:
         raise BadType(
             "causal was called.",
-            "it is a rule already, for as many queries as keys; other corners have Causal(align=).",
+            "causal is already a mask, for Tq = Tk; Causal(align=...) is for other sizes.",
             "pass mask=clearhead.causal, or mask=clearhead.Causal(align='end').",
         )
 
@@ -141,16 +141,16 @@ class Causal(Aligned):
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         position = q + int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
         side = "after" if k > position else "at or before"
-        return f"{self!r}: key position {k} stands {side} query position {position}"
+        return f"{self!r}: key position {k} is {side} query position {position}"
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class window(Aligned):
-    """A query may look `before` positions back and `after` positions ahead, both inclusive.
+    """Let a query look `before` positions back and `after` positions ahead, both inclusive.
 
-    ``window(before=0, after=0)`` sees only itself; None leaves that side open. `align` as in
-    `Causal`. Without keywords both sides are given, ``window(3, 0)``: one number alone would leave
-    the other side open without saying so, and raises `BadType`.
+    ``window(before=0, after=0)`` sees only itself; None means no limit on that side. `align` is as
+    in `Causal`. Without keywords both sides are required, ``window(3, 0)``; a single number raises
+    `BadType`, because it would leave the other side without a limit.
     """
 
     before: int | None
@@ -166,13 +166,13 @@ class window(Aligned):
         if sides:
             before, after = _both_sides(sides, before, after)
         object.__setattr__(self, "align", as_align(align))
-        for name, given in (("before", before), ("after", after)):
-            value = None if given is None else whole_number(given)
+        for name, side in (("before", before), ("after", after)):
+            value = None if side is None else whole_number(side)
             object.__setattr__(self, name, value)
-            if value is None and given is not None:
+            if value is None and side is not None:
                 raise BadType(
-                    f"window got {name}={given!r}.",
-                    "a window is a distance in whole positions, or None for no limit.",
+                    f"window got {name}={side!r}.",
+                    "a window is a whole number of positions, or None for no limit.",
                     f"pass a whole number, for example {name}=127.",
                 )
             if value is not None and value > FARTHEST:
@@ -226,28 +226,29 @@ class window(Aligned):
         where = "at the query itself"
         if distance:
             where = f"{abs(distance)} {'ahead of' if distance > 0 else 'behind'} the query"
-        return f"{self!r}: key {k} stands {where}"
+        return f"{self!r}: key {k} is {where}"
 
 
 def _both_sides(
     sides: tuple[int | None, ...], before: int | None, after: int | None
 ) -> tuple[int | None, int | None]:
-    """The two sides of a window that were given without keywords."""
+    """Return the two sides of a window that were passed without keywords."""
     if len(sides) == 2 and before is after is None:
         return sides
     raise BadType(
         f"window got {', '.join(map(repr, sides))} without a keyword.",
-        "a window is given both of its sides, or names them; a side not named has no limit.",
-        f"pass window(before={sides[0]!r}, after=0) to look back alone, or window(before="
-        f"{sides[0]!r}) to look ahead without a limit, too.",
+        "a window takes both sides, or keywords; a side without a keyword has no limit.",
+        f"pass window(before={sides[0]!r}, after=0) to look only back, or window(before="
+        f"{sides[0]!r}) to also look ahead without a limit.",
     )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class prefix(OneRange):
-    """Everyone may look at the first `n` keys: k < n. `n` is one number or one per batch (B,).
+    """Let every query look at the first `n` keys: k < n.
 
-    ``causal | prefix(n)`` is the mask of a prefix language model.
+    `n` is one number, or one per batch (B,). ``causal | prefix(n)`` is the mask of a prefix
+    language model.
     """
 
     n: Ints
@@ -284,17 +285,17 @@ class prefix(OneRange):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class lengths(OneRange):
-    """Padding at the end: only the first `keys` keys and the first `queries` queries take part.
+    """Mask padding at the end: only the first `keys` keys and `queries` queries take part.
 
-    Each is one number or one per batch (B,), at most as many as the call has; None means all of
-    them. A query beyond its length sees nothing, and its output is 0.
+    Both are one number, or one per batch (B,), and not larger than the size of the call; None means
+    all. A query beyond its length is fully masked, and its output is 0.
     """
 
     keys: "Ints | None" = None
     queries: "Ints | None" = None
 
-    _largest: ClassVar[tuple[int | None, int | None]] = None, None  # queries and keys, where known
-    _found_at: ClassVar[object] = None  # the version of which they are
+    _largest: ClassVar[tuple[int | None, int | None]] = None, None  # queries and keys, if known
+    _largest_version: ClassVar[object] = None  # the version of the mask when they were computed
 
     def __post_init__(self) -> None:
         for name in ("keys", "queries"):
@@ -304,23 +305,23 @@ class lengths(OneRange):
         if self.keys is None and self.queries is None:
             raise BadValue(
                 "lengths got neither keys= nor queries=.",
-                "lengths says how many keys, queries or both are real and not padding.",
-                "pass keys=, queries= or both; use `everything` to mask nothing.",
+                "lengths needs the number of real keys, queries or both; the others are padding.",
+                "pass keys=, queries= or both; use `everything` for no mask.",
             )
         self._find_largest()
 
     def _find_largest(self) -> None:
         version = None if torch.compiler.is_compiling() else self.version()
         object.__setattr__(self, "_largest", (largest(self.queries), largest(self.keys)))
-        object.__setattr__(self, "_found_at", version)
+        object.__setattr__(self, "_largest_version", version)
 
     def __repr__(self) -> str:
-        given = [
+        arguments = [
             f"{name}={format_numbers(getattr(self, name))}"
             for name in ("keys", "queries")
             if getattr(self, name) is not None
         ]
-        return f"lengths({', '.join(given)})"
+        return f"lengths({', '.join(arguments)})"
 
     @property
     def formula(self) -> str:
@@ -346,15 +347,15 @@ class lengths(OneRange):
             check_batch(self, value, grid)
 
     def must_fit(self, grid: Grid) -> None:
-        if not torch.compiler.is_compiling() and self._found_at != self.version():
+        if not torch.compiler.is_compiling() and self._largest_version != self.version():
             self._find_largest()
         for name, most, size in zip(("queries", "keys"), self._largest, grid[:2], strict=True):
             if most is not None and most > size:
                 raise BadValue(
                     f"{self!r} counts {most} {name}, and there are {size}.",
-                    "a length says how many of the keys or queries of the call are real.",
-                    "pass lengths of these texts; where texts were cut, cut the lengths, too; "
-                    f"prefix({most}) allows the first {most} keys of however many there are.",
+                    "a length is the number of real keys or queries, at most those of the call.",
+                    f"pass the lengths of these texts, cut as the texts are, or prefix({most}) to "
+                    f"allow up to {most} keys.",
                 )
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -385,14 +386,13 @@ class lengths(OneRange):
 
 
 def _moved(count: Ints, by: PerText) -> Ints:
-    """A count of positions as a count of columns, 0 or more."""
+    """Convert a count of positions to a count of columns, 0 or more."""
     n = plus(cast("int | Tensor", count), by)
     return n.clamp(min=0) if isinstance(n, Tensor) else max(n, 0)
 
 
 def _shifted_align(align: Align, shift: Shift) -> Align:
-    """Where query 0 stands among the keys of the call, for a rule that says where it stands in the
-    text. Distances do not change where queries and keys are of one text."""
+    """Convert the position of query 0 in its text to its position among the keys of the call."""
     if align is None or align == "end":
         return align
     by = per_text(operator.sub, shift.keys, shift.queries)
@@ -404,7 +404,7 @@ causal = Causal()
 
 
 def intersect(a: Mask, b: Mask) -> Mask:
-    """``a & b``, without the part that allows everything."""
+    """Return ``a & b``, or only one of them if the other is `everything`."""
     if isinstance(a, Everything):
         return b
     return a if isinstance(b, Everything) else a & b

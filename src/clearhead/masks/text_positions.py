@@ -1,8 +1,8 @@
-"""Where the queries and keys of a call stand in their texts.
+"""Convert between columns of a call and positions in its texts.
 
-The columns of a call are its own queries and keys, from 0 on. The positions of a text count from
-its first real token. They differ where texts are padded, and where a cache holds, or has dropped,
-tokens that came before.
+The columns of a call count its queries and keys from 0. The positions of a text count from its
+first real token. They differ if texts are padded, and if a cache holds, or has dropped, earlier
+tokens.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,17 @@ PerText: TypeAlias = int | tuple[int, ...]  # one number for all texts, or one f
 
 
 class Padding(NamedTuple):
-    """The columns of each text's first real token, and of what follows its last; both are 0 for a
-    text without a real token."""
+    """The column of each text's first real token, and the column after its last real token.
+
+    Both are 0 for a text without a real token.
+    """
 
     first: tuple[int, ...]
     after: tuple[int, ...]
 
 
 def padding_of(real: Tensor) -> Padding | None:
-    """The padding of a batch from (B, T), which is 0 or False on padding; None if there is none."""
+    """Return the padding of a batch, (B, T), with 0 or False on padding; None without padding."""
     if not has_values(real) or not real.numel():
         return None
     tokens = (real.detach() != 0).to("cpu", torch.uint8)
@@ -38,13 +40,13 @@ def padding_of(real: Tensor) -> Padding | None:
 
 @loadable
 class Positions(NamedTuple):
-    """Where a call stands in its texts.
+    """The positions of a call's queries and keys in its texts.
 
-    `start` and `first_key` are the positions of query 0 and of key 0; negative on padding before
-    the text. `start` is None if the call does not say, and `stated` is False if it is a guess.
-    `length` is the number of columns from the first to the last real token of each text, None
-    where no padding is known. `column` and `dropped` are the columns of query 0 and key 0, counted
-    from the first key that a cache ever held.
+    `start` and `first_key` are the positions of query 0 and of key 0, which are negative on padding
+    before the text. `start` is None if it is unknown, and `stated` is False if it is a guess.
+    `length` is the number of columns from the first to the last real token of each text, None if
+    no padding is known. `column` and `dropped` are the columns of query 0 and key 0, counted from
+    the first key of the cache, including keys that it has dropped.
     """
 
     start: PerText | None = 0
@@ -60,7 +62,7 @@ class Positions(NamedTuple):
         return self.length is not None or self.first_key != self.dropped
 
     def real_queries(self, Tq: int) -> tuple[PerText, PerText]:
-        """The first query of the call that is a real token, and the one after the last."""
+        """Return the first query of the call that is a real token, and the one after the last."""
         if self.length is None or self.start is None:
             return 0, Tq
         return (
@@ -69,21 +71,23 @@ class Positions(NamedTuple):
         )
 
     def is_real(self, Tq: int) -> Tensor:
-        """Which queries of the call are not padding, (B|1, 1, Tq)."""
+        """Return which queries of the call are not padding, (B|1, 1, Tq)."""
         first, after = (_column(x) for x in self.real_queries(Tq))
         query = torch.arange(Tq)
         return ((query >= first) & (query < after)).unsqueeze(1)
 
     def rows(self, named: tuple[int, ...], Tq: int) -> Tensor:
-        """The queries of the call that rows are, (B|1, n): row 0 is the first real token in the
-        call, -1 the last. -1 where a text has no such row."""
+        """Convert rows to queries of the call, (B|1, n), or -1 where a text has no such row.
+
+        Row 0 is the first real token in the call, and row -1 the last.
+        """
         first, after = (_column(x) for x in self.real_queries(Tq))
         row = torch.tensor(named, dtype=torch.long).reshape(1, -1)
         query = torch.where(row < 0, after, first) + row
         return torch.where((query >= first) & (query < after), query, -1)
 
     def numbered(self, named: tuple[int, ...], Tq: int) -> tuple[int, ...]:
-        """The rows counted from the first, where the texts of the call are of one length."""
+        """Count rows from the first one, if all texts of the call have the same length."""
         length = per_text(lambda first, after: after - first, *self.real_queries(Tq))
         if isinstance(length, tuple):
             return named
@@ -94,9 +98,11 @@ BY_COLUMN = Positions()  # positions are columns
 
 
 class Shift(NamedTuple):
-    """How a rule over positions moves to the columns of a call: `queries` and `keys` are the
-    columns at which the text begins among them, for keys a negative number if a cache has dropped
-    some. What is given column by column moves by `dropped` alone. `Tk` is the number of keys."""
+    """The shift from positions of texts to columns of a call.
+
+    A text begins at the columns `queries` and `keys`; `keys` is negative if a cache has dropped
+    some. A rule that lists columns shifts by `dropped` alone. `Tk` is the number of keys.
+    """
 
     queries: PerText
     keys: PerText
@@ -105,14 +111,14 @@ class Shift(NamedTuple):
 
 
 def per_text(compute: Callable[..., int], *numbers: PerText) -> PerText:
-    """`compute` of the numbers of each text; one number if it is the same for all texts."""
+    """Apply `compute` to the numbers of each text; return one number if all texts have the same."""
     several = [x for x in numbers if isinstance(x, tuple)]
     if not several:
         return compute(*numbers)
     size = max(map(len, several))
     columns = [x * (size // len(x)) if isinstance(x, tuple) else (x,) * size for x in numbers]
-    found = tuple(compute(*row) for row in zip(*columns, strict=True))
-    return found[0] if len({*found}) == 1 else found
+    results = tuple(compute(*row) for row in zip(*columns, strict=True))
+    return results[0] if len({*results}) == 1 else results
 
 
 def _column(x: PerText) -> Tensor:
@@ -120,7 +126,7 @@ def _column(x: PerText) -> Tensor:
 
 
 def plus(value: "int | Tensor", by: PerText) -> "int | Tensor":
-    """One number, or one for each text, plus another."""
+    """Add two numbers, each of which is one for all texts or one for each text."""
     if isinstance(value, Tensor) or isinstance(by, tuple):
         device = value.device if isinstance(value, Tensor) else torch.device("cpu")
         return value + torch.tensor(by, dtype=torch.long, device=device)

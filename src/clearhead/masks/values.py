@@ -1,6 +1,6 @@
-"""The numbers that masks are made of: counts, document ids, and the offset of the queries.
+"""Check and read the numbers in masks: counts, document ids, and the position of query 0.
 
-Each is checked once when the mask is made, and against the sizes when the mask is used.
+A mask checks them once when it is made, and against the sizes of each call.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ Align: TypeAlias = str | int | Iterable[int] | Tensor | None
 
 
 def format_numbers(value: object) -> str:
-    """Numbers as a repr shows them; only their shape if there are many, or none yet (meta)."""
+    """Write numbers for a repr; only their shape if they are many, or on the meta device."""
     if isinstance(value, Tensor) and (
         value.numel() > MOST_SHOWN_VALUES or value.device.type == "meta"
     ):
@@ -31,7 +31,7 @@ def format_numbers(value: object) -> str:
 
 
 def symbol(value: object, name: str) -> str:
-    """How a formula writes a number: itself, or ``name[b]`` if every batch has its own."""
+    """Write a number for a formula, or ``name[b]`` if each batch has its own."""
     return str(value) if isinstance(value, int) else f"{name}[b]"
 
 
@@ -46,7 +46,7 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
             )
         )
     except (TypeError, ValueError, RuntimeError):
-        pass  # refused below
+        pass  # raises BadType below
     if isinstance(value, Tensor):
         must_be_strided(name, value)
     empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
@@ -56,10 +56,10 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
         or (numbers.is_floating_point() and not empty)
         or numbers.is_complex()
     ):
-        given = f"={value!r}" if numbers is None else f" with dtype {numbers.dtype}"
+        what = f"={value!r}" if numbers is None else f" with dtype {numbers.dtype}"
         raise BadType(
-            f"{rule} got {name}{given}.",
-            f"{name} counts positions or names documents, in whole numbers.",
+            f"{rule} got {name}{what}.",
+            f"{name} holds counts of positions or ids of documents, which are whole numbers.",
             "pass integers.",
         )
     numbers = numbers.long()
@@ -71,8 +71,10 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
 
 
 def owned(x: Tensor) -> Tensor:
-    """A copy, so that a mask does not change when the caller's tensor does. Not an inference
-    tensor, of which torch does not count how often it was changed in place."""
+    """Copy a tensor, so that a mask does not change when the caller's tensor does.
+
+    The copy is not an inference tensor, because torch does not count changes of those.
+    """
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return x.clone()
     with torch.inference_mode(False):
@@ -82,7 +84,7 @@ def owned(x: Tensor) -> Tensor:
 def too_far(gave: str) -> BadValue:
     return BadValue(
         gave,
-        f"positions and counts stay within {FARTHEST}, so that sums of them are exact.",
+        f"positions and counts are at most {FARTHEST}, so that their sums are exact.",
         "pass a smaller number, or None where it means no limit.",
     )
 
@@ -90,7 +92,10 @@ def too_far(gave: str) -> BadValue:
 def as_counts(
     value: object, rule: str, name: str, hint: str = "flatten it to one dimension."
 ) -> int | Tensor:
-    """An int, or (B,) ints, none negative. `hint` is for a tensor of more dimensions."""
+    """Return `value` as an int or as (B,) ints, and check that none is negative.
+
+    `hint` is the hint of the error for a tensor of more dimensions.
+    """
     number = None if isinstance(value, Tensor) else whole_number(value)
     if number is not None:
         if abs(number) > FARTHEST:
@@ -113,33 +118,33 @@ def as_counts(
     if least < 0:
         raise BadValue(
             f"{rule} got {name}={least}.",
-            f"{name} says how many, so it is 0 or more.",
+            f"{name} is a count, so it is 0 or more.",
             "pass a number that is not negative.",
         )
     return counts
 
 
 def largest(counts: object) -> int | None:
-    """The largest of the counts of a mask; None where there are none, or no numbers yet."""
+    """Return the largest of a mask's counts; None without counts, or if they have no values."""
     if isinstance(counts, Tensor):
         return int(counts.max()) if counts.numel() and has_values(counts) else None
     return counts if isinstance(counts, int) else None
 
 
 def as_ids(value: object, name: str) -> Tensor:
-    """(B or 1, T) document ids."""
+    """Return document ids as (B or 1, T)."""
     ids = as_integers(value, "documents", name)
     if ids.dim() not in (1, 2):
         raise BadValue(
             f"documents got {name} of shape {tuple(ids.shape)}.",
             "each position belongs to one document: (T,), or (B, T).",
-            "give one id per position.",
+            "pass one id per position.",
         )
     return ids if ids.dim() == 2 else ids.unsqueeze(0)
 
 
 def as_align(value: object) -> str | int | Tensor | None:
-    """ "start", "end", the position of query 0 as an int or (B,) ints, or None."""
+    """Return an alignment: "start", "end", None, or query 0's position, an int or (B,) ints."""
     if value is None:
         return None
     number = None if isinstance(value, Tensor) else whole_number(value)
@@ -151,9 +156,9 @@ def as_align(value: object) -> str | int | Tensor | None:
         if value in ("start", "end"):
             return value
         raise BadValue(
-            f"align={value!r} is not a corner.",
-            "align is 'start' (query 0 stands at key 0), 'end' (the last query stands at the last "
-            "key), or the position of query 0.",
+            f"align={value!r} is unknown.",
+            "align is 'start' (query 0 is at key 0), 'end' (the last query is at the last key), or "
+            "the position of query 0.",
             "pass align='start', align='end' or a whole number.",
         )
     numbers = as_integers(value, "a mask", "align")
@@ -162,7 +167,7 @@ def as_align(value: object) -> str | int | Tensor | None:
 
 
 def shared_offset(align: object, grid: Grid) -> int | None:
-    """The position of query 0 among the keys; None if every batch has its own."""
+    """Return the position of query 0 among the keys; None if each batch has its own."""
     if isinstance(align, Tensor):
         return None
     if align is None or align == "start":
@@ -171,13 +176,13 @@ def shared_offset(align: object, grid: Grid) -> int | None:
 
 
 def offset_of_batch(align: object, grid: Grid, b: Tensor) -> int | Tensor:
-    """The position of query 0 among the keys in batch `b`."""
+    """Return the position of query 0 among the keys in batch `b`."""
     offset = shared_offset(align, grid)
     return batch_value(align, b) if offset is None else offset
 
 
 def format_offset(align: object) -> str:
-    """What a formula adds to q to place it among the keys."""
+    """Write what a formula adds to q to get its position among the keys."""
     if align is None or align == "start" or (isinstance(align, int) and align == 0):
         return ""
     if isinstance(align, int):
@@ -186,43 +191,47 @@ def format_offset(align: object) -> str:
 
 
 def query_positions(align: object, grid: Grid, device: torch.device | None) -> Tensor:
-    """The position of each query among the keys, (B|1, 1, Tq)."""
+    """Return the position of each query among the keys, (B|1, 1, Tq)."""
     q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
     offset = shared_offset(align, grid)
     return q + (batch_column(align, device) if offset is None else offset)
 
 
 def stream_of(device: torch.device | None) -> int | None:
-    """The stream of a GPU that works on what comes next: another one would not wait for what this
-    one makes. None elsewhere, and while a graph is captured, which is replayed after all that was
-    made before."""
+    """Return the current stream of a GPU, because other streams do not wait for its results.
+
+    Returns None on other devices, and under graph capture: the graph is replayed after all earlier
+    work.
+    """
     if device is None or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-_moved = WeakTensorKeyDictionary()  # what masks hold, on the devices where it was needed
+_copies = WeakTensorKeyDictionary()  # tensors of masks -> their copies on other devices
 
 
 def to_device(x: Tensor, device: torch.device | None) -> Tensor:
-    """A tensor that a mask holds, on this device, where it stays as long as the mask does: a copy
-    from the host waits, and cannot be captured in a graph. Raises `BadValue` if it is a meta tensor
-    and numbers are needed."""
+    """Return a mask's tensor on this device.
+
+    The copy is stored as long as the mask exists, because copying from the host waits and cannot be
+    captured in a graph. Raises `BadValue` if `x` is a meta tensor and `device` is another one.
+    """
     if x.device.type == "meta" and (device is None or device.type != "meta"):
         raise BadValue(
             f"A mask holds a meta tensor of shape {tuple(x.shape)}.",
-            "meta tensors have shapes and no numbers to compute with.",
-            "make the mask of tensors that hold numbers; only attention(...) of meta tensors needs "
-            "none.",
+            "a meta tensor has a shape but no numbers.",
+            "make the mask of tensors with numbers, or pass meta tensors to attention(...), for "
+            "which the shape of the mask is enough.",
         )
-    # An inference tensor does not say when it was changed in place.
+    # torch does not count changes of an inference tensor, so a stored copy could be outdated.
     if device is None or x.device == device or not is_plain(x) or x.is_inference():
         return x.to(device)
     version, stream = x._version, stream_of(device)
-    kept = _moved.setdefault(x, {})
-    if kept.get(device, (None,))[0] != version:
-        kept[device] = version, {}
-    copies: dict[int | None, Tensor] = kept[device][1]
+    by_device = _copies.setdefault(x, {})
+    if by_device.get(device, (None,))[0] != version:
+        by_device[device] = version, {}
+    copies: dict[int | None, Tensor] = by_device[device][1]
     if stream not in copies:
         with torch.inference_mode(False):
             few = without_repeats(x)
@@ -234,29 +243,29 @@ def to_device(x: Tensor, device: torch.device | None) -> Tensor:
 
 
 def batch_value(value: object, b: Tensor) -> int | Tensor:
-    """The number that holds for batch `b`."""
+    """Return the number of batch `b`."""
     if not isinstance(value, Tensor):
-        return int(value)  # type: ignore[call-overload]  # `as_counts` made it an int
+        return int(value)  # type: ignore[call-overload]  # an int, by `as_counts`
     return to_device(value, b.device)[b if value.shape[0] > 1 else torch.zeros_like(b)]
 
 
 def batch_column(value: object, device: torch.device | None) -> Tensor:
-    """The number of each batch, (B|1, 1, 1)."""
+    """Return the number of each batch, (B|1, 1, 1)."""
     if isinstance(value, Tensor):
         return to_device(value, device).reshape(-1, 1, 1)
-    number: int = value  # type: ignore[assignment]  # `as_counts` made it one
+    number: int = value  # type: ignore[assignment]  # an int, by `as_counts`
     return torch.full((1, 1, 1), number, dtype=torch.long, device=device)
 
 
 def fixed_batch(value: object) -> dict[str, int]:
-    """The batch size that one number per batch fixes, as `Mask.sizes` gives it."""
+    """Return the batch size that one number per batch fixes, as an entry of `Mask.sizes`."""
     if isinstance(value, Tensor) and value.shape[0] != 1:
         return {"B": value.shape[0]}
     return {}
 
 
 def as_4d(x: Tensor) -> Tensor:
-    """The same with leading dimensions of size 1, (B, H, Tq, Tk)."""
+    """Add leading dimensions of size 1, up to (B, H, Tq, Tk)."""
     return x.reshape((1,) * (4 - x.dim()) + tuple(x.shape))
 
 
@@ -266,30 +275,31 @@ def check_broadcasts(x: Tensor, grid: Grid, gave: str, what: str, example: str) 
         raise BadValue(
             f"{gave} shape {tuple(x.shape)}; the call has (B, H, Tq, Tk) = {wanted}.",
             f"{what} broadcasts to (B, H, Tq, Tk).",
-            f"give each dimension its size or 1; {example}.",
+            f"make each dimension that size or 1; {example}.",
         )
 
 
 def check_batch(rule: object, value: object, grid: Grid) -> None:
-    # Compared one by one: in a graph for any B, tuples of symbolic sizes cannot be compared.
+    # Two comparisons, because a graph for any B cannot compare tuples of symbolic sizes.
     if isinstance(value, Tensor) and value.shape[0] != 1 and value.shape[0] != grid.B:
         raise BadValue(
             f"{rule!r} has numbers for {value.shape[0]} batches, and there are B={grid.B}.",
-            "a number per batch comes once for each batch.",
-            f"pass one number, or {grid.B} of them.",
+            "each batch has one number, or all batches have the same.",
+            f"pass one number, or {grid.B} numbers.",
         )
 
 
 def check_align(rule: object, align: object, grid: Grid, name: str) -> None:
-    """Raise `BadValue` if `align` is left open although Tq != Tk. `name` is the name of the rule,
-    with which its repr begins."""
+    """Raise `BadValue` if `align` is None although Tq != Tk.
+
+    `name` is the name with which the repr of `rule` begins.
+    """
     if align is None and grid.Tq != grid.Tk:
         numbers = repr(rule)[len(name) + 1 : -1]
         call = f"{name}({numbers}{', ' if numbers else ''}align={{}})"
         raise BadValue(
-            f"{rule!r} was asked about Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
-            "when the numbers differ, the corner must be named: where do the queries stand?",
-            f"{call.format(repr('end'))} if the last query sees the last key (a cache), "
-            f"{call.format(repr('start'))} if the first query stands at the first key "
-            "(torch's is_causal).",
+            f"{rule!r} got Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
+            "if the numbers differ, align= must give the position of the queries.",
+            f"use {call.format(repr('end'))} if the last query is at the last key (a cache), or "
+            f"{call.format(repr('start'))} if query 0 is at key 0 (torch's is_causal).",
         )

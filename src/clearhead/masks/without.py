@@ -1,6 +1,6 @@
-"""A rule without some of its edges: what `knock_out` makes of a model's mask.
+"""Remove edges from a mask, for `knock_out`, and move masks of texts to the columns of a call.
 
-An edge is a pair of query and key that may look. Letters as in `mask.py`.
+An edge is a pair of a query and a key that it may look at. Letters as in `mask.py`.
 """
 
 import operator
@@ -21,9 +21,9 @@ from .values import Align
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WithoutEdges(CachedRanges):
-    """`rule` without the edges that `edges` allows, for the queries where `where` holds.
+    """The mask `rule` without the edges that `edges` allows, for queries where `where` is True.
 
-    `where` is (B|1, H|1, Tq|1) booleans. `words` says what was removed, for a reader.
+    `where` holds booleans (B|1, H|1, Tq|1). `words` describes the removed edges for a reader.
     """
 
     rule: Mask
@@ -36,7 +36,7 @@ class WithoutEdges(CachedRanges):
 
     @property
     def formula(self) -> str:
-        return f"({self.rule.formula}) and not ({self.edges.formula}, for the queries named)"
+        return f"({self.rule.formula}) and not ({self.edges.formula}, for some queries)"
 
     def aligns(self) -> list[Align]:
         return self.rule.aligns()
@@ -66,9 +66,11 @@ class WithoutEdges(CachedRanges):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextEdges(CachedRanges):
-    """The edges of a mask that fixes its queries and keys, position by position of a text, in a
-    call whose query 0 and key 0 stand at `start` and `first_key` of it. Beyond the text it allows
-    none."""
+    """A mask of the positions of a text, in a call that has only some of these positions.
+
+    Query 0 is at `start` and key 0 at `first_key` of the text. `mask` fixes its numbers of queries
+    and keys, and no edge is allowed beyond them.
+    """
 
     mask: Mask
     start: PerText
@@ -120,11 +122,11 @@ class TextEdges(CachedRanges):
         return moved & key_ranges.all_keys(grid.Tq, grid.Tk, lo.device)  # puts empty ranges last
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        return f"{self!r}, of the text from its first token on"
+        return f"{self!r}, counted from the first token of the text"
 
 
 def _rows(x: Tensor, q: Tensor, Tq: int) -> Tensor:
-    """The rows of these queries, (B|1, 1, q, 1), of (B|1, H|1, Tq|1, n)."""
+    """Select the rows of these queries, (B|1, 1, q, 1), from (B|1, H|1, Tq|1, n)."""
     if x.shape[2] == 1:
         return x
     B = max(x.shape[0], q.shape[0])
@@ -137,12 +139,11 @@ def _of_text(number: PerText, b: Tensor) -> int | Tensor:
 
 
 def edges_in_call(edges: Mask, grid: Grid, at: Positions) -> Mask:
-    """The edges that a mask over the positions of texts names in a call of these sizes, which
-    stands `at` them.
+    """Convert a mask over positions of texts to a mask for a call, which is `at` some positions.
 
-    A mask that fixes T x T, or T keys, is about a text of T tokens, position by position. A mask
-    that lists cells for each text of a batch is about the columns of that batch. Raises `BadValue`
-    for a mask that does not fit.
+    A mask that fixes T x T, or T keys, lists the positions of a text of T tokens. A mask that lists
+    cells for each text of a batch counts columns of that batch. Raises `BadValue` for a mask that
+    does not fit.
     """
     sizes = edges.sizes()
     if sizes.get("B", 1) not in (1, grid.B):
@@ -158,7 +159,7 @@ def edges_in_call(edges: Mask, grid: Grid, at: Positions) -> Mask:
     queries: PerText = 0
     if at.start is not None:
         queries = per_text(lambda start: min(max(-start, 0), grid.Tq), at.start)
-        if at.start or grid.Tq != grid.Tk:  # else distances are those of the columns
+        if at.start or grid.Tq != grid.Tk:  # else columns have the distances of positions
             edges = edges.with_align(per_text(operator.add, at.start, queries))
     keys = per_text(operator.neg, at.first_key)
     if queries or keys or sizes.get("Tk", grid.Tk) != grid.Tk:
@@ -171,7 +172,7 @@ def edges_in_call(edges: Mask, grid: Grid, at: Positions) -> Mask:
 
 
 def _lists_columns(mask: Mask) -> bool:
-    """Does the mask list cells, or ids, for each text of a batch?"""
+    """Does the mask list cells or ids for each text of a batch?"""
     if isinstance(mask, Not):
         return _lists_columns(mask.mask)
     if isinstance(mask, And | Or):
