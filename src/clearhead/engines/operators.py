@@ -252,19 +252,25 @@ class OperatorCalls(NamedTuple):
     backward: Callable[..., Any]
 
 
-def under_autograd(
+def define_operator(
     library: torch.library.Library,
     name: str,
     kernels: str,
+    devices: Sequence[str],
+    flags: str,
+    outputs: str,
     attend: Callable[..., Any],
     attend_backward: Callable[..., Any],
+    shapes: Callable[..., Any],
     save: Callable[..., None],
     back: Callable[..., Any],
 ) -> OperatorCalls:
-    """Register the gradient and the vmap rule of the operators `name` and `name`_backward.
+    """Define the operators `name` and `name`_backward, with gradient, vmap rule and fakes.
 
-    `attend` and `attend_backward` compute them. `save` saves a call for `back`, which returns its
-    gradients. `kernels` is the name used in errors.
+    `attend` and `attend_backward` compute them on `devices`. The first takes `SIGNATURE` and
+    `flags`, and returns `outputs`, whose `shapes` are for tracers; the second takes the gradients
+    of the first two outputs, all outputs, and `SIGNATURE`. `save` saves a call for `back`, which
+    returns its gradients. `kernels` is the name used in errors.
 
     The registration by torch.library would suffice, and tracers use it. Eager code uses one of
     three other functions, for reasons in torch 2.13:
@@ -275,6 +281,22 @@ def under_autograd(
       `setup_context`.
     - `AttendBackward`, for the same reason, if gradients are batched or differentiated.
     """
+    tensors = [f"Tensor {output}" for output in outputs.split()]
+    library.define(f"{name}({SIGNATURE}{flags}) -> ({', '.join(['Tensor'] * len(tensors))})")
+    library.define(
+        f"{name}_backward(Tensor dout, Tensor? dlse, {', '.join(tensors)}, {SIGNATURE}, "
+        "bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
+    for device in devices:
+        library.impl(name, attend, device)
+        library.impl(f"{name}_backward", attend_backward, device)
+
+    def backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
+        return gradient_shapes(arguments[2 + len(tensors) : -1], arguments[-1])
+
+    qualified = f"clearhead::{name}"
+    torch.library.register_fake(qualified, shapes, lib=library)
+    torch.library.register_fake(f"{qualified}_backward", backward_shapes, lib=library)
     operator = getattr(torch.ops.clearhead, name)
     operator_backward = getattr(torch.ops.clearhead, f"{name}_backward")
 
@@ -337,7 +359,6 @@ def under_autograd(
         backward = staticmethod(no_second)
         vmap = staticmethod(partial(vmap_rule, call_backward))
 
-    qualified = f"clearhead::{name}"
     torch.library.register_autograd(qualified, back, setup_context=save, lib=library)
     torch.library.register_autograd(f"{qualified}_backward", no_second, lib=library)
     torch.library.register_vmap(qualified, partial(vmap_rule, call), lib=library)

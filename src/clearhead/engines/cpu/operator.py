@@ -13,14 +13,12 @@ from torch import Tensor
 from ...problem.problem import Inputs, Problem
 from ..operators import (  # fmt: skip
     BIAS,
-    SIGNATURE,
     KernelArgs,
-    gradient_shapes,
+    define_operator,
     gradients_by_argument,
     savable,
     save,
     saved,
-    under_autograd,
     with_own_buffers,
     with_rows,
 )
@@ -29,11 +27,6 @@ from .pack import all_plain, args_of, attend
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")
-_library.define(f"attend({SIGNATURE}, bool lse) -> (Tensor, Tensor, Tensor)")
-_library.define(
-    "attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor rounding, "
-    f"{SIGNATURE}, bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
 
 
 def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -93,14 +86,6 @@ def _attend_backward(
     return gradients(q, k, v, KernelArgs(*args), lse, of, bias_grad)
 
 
-_library.impl("attend", _attend, "CPU")
-_library.impl("attend_backward", _attend_backward, "CPU")
-
-
-# --------------------------------------------------------------------------- fake implementations
-
-
-@torch.library.register_fake("clearhead::attend", lib=_library)
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     B, H, Tq, _ = q.shape
     out = q.new_empty((B, H, Tq, v.shape[3]))
@@ -109,14 +94,6 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
         q.new_empty((B, H, Tq) if rest[-1] else (0,), dtype=torch.float64),
         torch.empty_like(out) if rest[-1] and _rounds(q) else q.new_empty(0),
     )
-
-
-@torch.library.register_fake("clearhead::attend_backward", lib=_library)
-def _backward_shapes(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    *arguments, bias_grad = rest
-    return gradient_shapes(arguments, bias_grad)
 
 
 # --------------------------------------------------------------------------------------- gradients
@@ -140,6 +117,8 @@ def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[
     return *gradients_by_argument(grads, args, bias_grad), None
 
 
-_operator = under_autograd(
-    _library, "attend", "the C++ core", _attend, _attend_backward, _save, _back
-)
+_operator = define_operator(
+    _library, "attend", "the C++ core",
+    devices=("CPU",), flags=", bool lse", outputs="out lse rounding",
+    attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
+)  # fmt: skip

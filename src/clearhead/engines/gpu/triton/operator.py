@@ -15,15 +15,13 @@ from ....problem.problem import Inputs, Problem
 from ....torch_state import is_plain
 from ...operators import (  # fmt: skip
     BIAS,
-    SIGNATURE,
     KernelArgs,
-    gradient_shapes,
+    define_operator,
     gradients_by_argument,
     savable,
     save,
     saved,
     tensors_of,
-    under_autograd,
     with_own_buffers,
 )
 from .arguments import args_of
@@ -34,12 +32,6 @@ FOR_GRADIENTS = frozenset({"lse", "max", "share"})
 
 # `Library` must outlive its definitions. The C++ core has defined the namespace.
 _library = torch.library.Library("clearhead", "FRAGMENT")
-_library.define(f"triton_attend({SIGNATURE}) -> (Tensor, Tensor, Tensor, Tensor)")
-_library.define(
-    "triton_attend_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor top, "
-    f"Tensor share, {SIGNATURE}, bool bias_grad) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
 
 
 def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -80,28 +72,10 @@ def _attend_backward(
     return gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
 
 
-for _device in ("CUDA", "CPU"):  # on a CPU by Triton's interpreter
-    _library.impl("triton_attend", _attend, _device)
-    _library.impl("triton_attend_backward", _attend_backward, _device)
-
-
-# --------------------------------------------------------------------------- fake implementations
-
-
-@torch.library.register_fake("clearhead::triton_attend", lib=_library)
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, H, Tq, _ = q.shape
     sums = (q.new_empty((B, H, Tq), dtype=torch.float32) for _ in range(3))
     return q.new_empty((B, H, Tq, v.shape[3])), *sums  # type: ignore[return-value]
-
-
-@torch.library.register_fake("clearhead::triton_attend_backward", lib=_library)
-def _backward_shapes(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    *arguments, bias_grad = rest
-    return gradient_shapes(arguments, bias_grad)
 
 
 # --------------------------------------------------------------------------------------- gradients
@@ -121,6 +95,9 @@ def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple
     return tuple(gradients_by_argument(grads, args, bias_grad))
 
 
-_operator = under_autograd(
-    _library, "triton_attend", "the Triton engine", _attend, _attend_backward, _save, _back
-)
+_operator = define_operator(
+    _library, "triton_attend", "the Triton engine",
+    devices=("CUDA", "CPU"),  # on a CPU by Triton's interpreter
+    flags="", outputs="out lse top share",
+    attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
+)  # fmt: skip
