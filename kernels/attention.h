@@ -41,16 +41,21 @@ struct Mask {
   MatrixView bits;    // uint8, 0 or 1
 };
 
+// A group of keys, whose weights are summed. With `factors`, float32 (b, h, k), the weight of a key is
+// multiplied by its number.
+struct Group { Mask mask; TensorView factors; };
+
 // Statistics of every row (query) that the forward sweep over the keys can leave beside the output:
 // float32 (b, h, q); `max` and `sum` always, the others where their `data` is not null.
 // With s the raw scores, m their maximum and y = (s - m) * logit_scale / ln 2 (Level::logit_scale):
 struct RowStats {
   TensorView max, sum, moment;      // m, sum of 2^y, sum of 2^y y
   int64_t n_top;                    // how many of the largest scores to keep
+  TensorView top_offsets;           // float32 (b, h, k): added to the scores first, or null
   MatrixView top_scores, top_keys;  // (b, h, q, n_top), keys int64; unused entries are -inf and -1
   int64_t n_groups;
-  MatrixView group_sums;  // (b, h, q, n_groups): sum of 2^y over the keys of a group
-  const Mask* group_masks;
+  MatrixView group_sums;  // (b, h, q, n_groups): sum of 2^y * factor over the keys of a group
+  const Group* groups;
 };
 
 // Sums of finished weights w = 2^y * share, added up by a second sweep. Optional ones may be null.
@@ -59,6 +64,7 @@ struct WeightSums {
   TensorView received;         // float32 (b, h, k): sum of w over the queries
   int64_t map_rows, map_cols;  // bin i of n holds the positions from floor(i T / n) on
   MatrixView map;              // float32 (b, h, map_rows, map_cols): sum of w over a bin's pairs
+  TensorView map_factors;      // float32 (b, h, k): what w is multiplied by in `map`, or null
   const int64_t* exact_row;    // for each query, the row of `exact` for its weights, or -1
   MatrixView exact;            // float32 (b, h, n, k)
 };

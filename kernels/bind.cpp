@@ -66,15 +66,15 @@ int attend_packed(nb::bytes problem) {
   return run([&] { return attend(p); });
 }
 
-// The same, with statistics of the rows; `groups` is one packed Mask after another.
+// The same, with statistics of the rows; `groups` is one packed Group after another.
 int attend_with_stats(nb::bytes problem, nb::bytes row_stats, nb::bytes groups) {
   Problem p;
   RowStats stats;
   if (!unpack(problem, &p) || !unpack(row_stats, &stats)) return -1;
-  if (groups.size() != size_t(stats.n_groups) * sizeof(Mask)) return -1;
-  std::vector<Mask> masks(size_t(stats.n_groups));
-  if (stats.n_groups) memcpy((void*)masks.data(), groups.data(), groups.size());
-  stats.group_masks = masks.data();
+  if (groups.size() != size_t(stats.n_groups) * sizeof(Group)) return -1;
+  std::vector<Group> unpacked(size_t(stats.n_groups));
+  if (stats.n_groups) memcpy((void*)unpacked.data(), groups.data(), groups.size());
+  stats.groups = unpacked.data();
   p.row_stats = &stats;
   return run([&] { return attend(p); });
 }

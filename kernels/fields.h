@@ -48,10 +48,11 @@ template <class Visit> void for_each_struct(Visit visit) {
          FIELD(scale), FIELD(softcap), FIELD(mask), FIELD(bias), FIELD(bias_dtype), FIELD(slopes),
          FIELD(slopes_shift), FIELD(sinks), FIELD(dropout), FIELD(seed), FIELD(row_stats))
   STRUCT(Mask, FIELD(before), FIELD(after), FIELD(ranges), FIELD(lo), FIELD(hi), FIELD(bits))
-  STRUCT(RowStats, FIELD(max), FIELD(sum), FIELD(moment), FIELD(n_top), FIELD(top_scores),
-         FIELD(top_keys), FIELD(n_groups), FIELD(group_sums), FIELD(group_masks))
+  STRUCT(RowStats, FIELD(max), FIELD(sum), FIELD(moment), FIELD(n_top), FIELD(top_offsets),
+         FIELD(top_scores), FIELD(top_keys), FIELD(n_groups), FIELD(group_sums), FIELD(groups))
+  STRUCT(Group, FIELD(mask), FIELD(factors))
   STRUCT(WeightSums, FIELD(max), FIELD(share), FIELD(received), FIELD(map_rows), FIELD(map_cols),
-         FIELD(map), FIELD(exact_row), FIELD(exact))
+         FIELD(map), FIELD(map_factors), FIELD(exact_row), FIELD(exact))
   STRUCT(Gradients, FIELD(dout), FIELD(dlse), FIELD(dw_log_w), FIELD(dreceived), FIELD(delta),
          FIELD(dq), FIELD(key_splits), FIELD(dq_split_stride), FIELD(dk), FIELD(dv), FIELD(dbias),
          FIELD(of_these_keys))

@@ -217,7 +217,8 @@ template <class A> class Prefill : BlockScores<A> {
     const int64_t n_top = stats_.n_top;
     float *best = top_scores_ + row * n_top, edge = best[0];
     int64_t* keys = top_keys_ + row * n_top;
-    const F top = lane_max_[row % QUERY_BLOCK];
+    F top = lane_max_[row % QUERY_BLOCK];
+    if (stats_.top_offsets.data) s = add_top_offsets(row_[row], s, &top);
     if (!word(less(splat(edge), top))) return;
     // Most scores of a first block would enter and leave again. The n-th largest of the lane maxima
     // is no larger than the n-th largest score, so a score below it can be skipped.
@@ -231,6 +232,19 @@ template <class A> class Prefill : BlockScores<A> {
         if (s[key] > best[0]) replace_root(best, keys, n_top, s[key], key_block_.lo + key);
       }
     }
+  }
+  // The scores of a row plus the offset of each key, and their lane maxima.
+  const float* add_top_offsets(const Row& x, const float* s, F* top) {
+    *top = splat(-INF);
+    for (int k = begin_; k < end_; k += W) {
+      int64_t key = key_block_.lo + k;
+      F y = load(s + k), offset = load_part(row_at(stats_.top_offsets, task_.b, x.h, key),
+                                            in_vector(p_.Tk - key));
+      y = select(equal(y, splat(-INF)), y, add(y, offset));  // whatever the offset is
+      store(raised_ + k, y);
+      *top = max(*top, y);
+    }
+    return raised_;
   }
   // Replaces the root of a heap of n and restores the heap.
   static void replace_root(float* best, int64_t* keys, int64_t n, float y, int64_t key) {
@@ -274,7 +288,8 @@ template <class A> class Prefill : BlockScores<A> {
                   float rescale) {
     const Row& x = row_[row];
     for (int64_t g = 0; g < stats_.n_groups; g++) {
-      MaskView group(stats_.group_masks[g], p_.Tk);
+      const TensorView& factors = stats_.groups[g].factors;
+      MaskView group(stats_.groups[g].mask, p_.Tk);
       KeyRange hull = group.visible_hull(
           task_.b, x.h, x.q, {key_block_.lo + begin_, min(key_block_.lo + end_, p_.Tk)});
       F sum = zero();
@@ -286,6 +301,10 @@ template <class A> class Prefill : BlockScores<A> {
         F e;
         if constexpr (PER_UNIT == 1) e = load(w + k);
         else e = exp2<5>(mul(sub(load(s + k), from), log2_scale));
+        if (factors.data) {  // a key without weight adds nothing, even if its factor is NaN
+          F weighted = mul(e, load_part(row_at(factors, task_.b, x.h, key), in));
+          e = select(equal(e, zero()), zero(), weighted);
+        }
         sum = add(sum, select(lanes(in_group, 0), e, zero()));
       }
       float& group_sum = group_sums_[row * stats_.n_groups + g];
@@ -395,6 +414,7 @@ template <class A> class Prefill : BlockScores<A> {
   float *moment_, *top_scores_, *group_sums_;
   int64_t* top_keys_;
   alignas(64) float rescale_[PADDED_ROWS];
+  alignas(64) float raised_[KEY_BLOCK + W];  // scores plus top_offsets
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

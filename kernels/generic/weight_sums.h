@@ -103,6 +103,14 @@ template <class A> class WeightSummer : BlockScores<A> {
     }
   }
 
+  // Sums of n columns, times the factors of their keys.
+  F times_factors(const TensorView& factors, int64_t key, int n) const {
+    F x = load_part(bin_sums_ + (key - key_block_.lo), n);
+    if (!factors.data) return x;
+    F y = mul(x, load_part(row_at(factors, task_.b, task_.head, key), n));
+    return select(equal(x, zero()), zero(), y);  // a masked key adds nothing, even if it is NaN
+  }
+
   // Adds sums of columns to their bins.
   void fold_into_map(const WeightSums& sums, float* row) const {
     int64_t key = key_block_.lo + lo_, end = key_block_.lo + hi_;
@@ -110,7 +118,7 @@ template <class A> class WeightSummer : BlockScores<A> {
       next = min(end, bin_start(j + 1, p_.Tk, sums.map_cols));
       F sum = zero();
       for (int64_t k = key; k < next; k += W)
-        sum = add(sum, load_part(bin_sums_ + (k - key_block_.lo), in_vector(next - k)));
+        sum = add(sum, times_factors(sums.map_factors, k, in_vector(next - k)));
       row[j] += total(sum);
     }
   }

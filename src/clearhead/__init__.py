@@ -57,7 +57,7 @@ from .masks import (
 )
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
-from .stats import exact_rows, mass, pooled, topk
+from .stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
 from .trace import Step, Trace
 
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
@@ -70,6 +70,9 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Look",
     "topk",
     "mass",
+    "weighted",
+    "value_weighted",
+    "received",
     "pooled",
     "exact_rows",
     "matrix",

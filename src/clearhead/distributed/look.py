@@ -111,6 +111,12 @@ def looked(
 def must_be_counted(statistics: tuple[Statistic, ...]) -> None:
     """Raises `BadValue` for statistics that ranks cannot count."""
     for s in statistics:
+        if s.by is not None:
+            raise BadValue(
+                f"Statistics over ranks were asked for {s!r}.",
+                "ranks do not multiply weights by numbers.",
+                "ask for it on one machine, or without `by`.",
+            )
         if s.sweep != "first" and s.name not in (*SHARED, "received"):
             raise BadValue(
                 f"Statistics over ranks were asked for {s.name}.",

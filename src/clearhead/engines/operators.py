@@ -106,7 +106,7 @@ def why_not_operator(p: Problem, kernels: str) -> list[str]:
 
 
 # What both kernels compute for statistics: accumulators of rows, and sums of weights.
-ACCUMULATORS = {"", "moment", "top", "groups"}
+ACCUMULATORS = {"", "moment", "top", "groups", "weighted", "value_weighted"}
 SUMS = {"received", "pooled", "exact_rows"}
 
 

@@ -49,22 +49,23 @@ def look(
     No tensor of the size Tq x Tk is formed. `stats` names statistics of the masked logits x and the
     weights w = softmax(x):
 
-    ====================  ====================================  ==================
-    statistic             what it is                            shape
-    ====================  ====================================  ==================
-    ``"lse"``             log of the sum of exp(x), and sink    (B, H, Tq)
-    ``"max"``             the largest logit x                   (B, H, Tq)
-    ``"entropy"``         - sum of w log w over keys, in nats   (B, H, Tq)
-    ``"effective"``       exp(entropy), a number of keys        (B, H, Tq)
-    `topk(n)`             the n largest w, and their keys       (B, H, Tq, n)
-    `mass(groups)`        the sum of w over each group of keys  (B, H, Tq) each
-    ``"received"``        the sum of w over queries             (B, H, Tk)
-    `pooled(rows, cols)`  w, pooled                             (B, H, rows, cols)
-    `exact_rows([...])`   w of some queries                     (B, H, n, Tk)
-    ====================  ====================================  ==================
+    =====================  ====================================  ==================
+    statistic              what it is                            shape
+    =====================  ====================================  ==================
+    ``"lse"``              log of the sum of exp(x), and sink    (B, H, Tq)
+    ``"max"``              the largest logit x                   (B, H, Tq)
+    ``"entropy"``          - sum of w log w over keys, in nats   (B, H, Tq)
+    ``"effective"``        exp(entropy), a number of keys        (B, H, Tq)
+    `topk(n)`              the n largest w, and their keys       (B, H, Tq, n)
+    `mass(groups)`         the sum of w over each group of keys  (B, H, Tq) each
+    `weighted(n, groups)`  the sum of w n over each group        (B, H, Tq) each
+    ``"received"``         the sum of w over queries             (B, H, Tk)
+    `pooled(rows, cols)`   w, pooled                             (B, H, rows, cols)
+    `exact_rows([...])`    w of some queries                     (B, H, n, Tk)
+    =====================  ====================================  ==================
 
-    The first six need one sweep over the keys, the last three a second sweep. The weights are those
-    before dropout. torch.compile breaks its graph at this call, with the same bits, except for
+    The first seven need one sweep over the keys, the last three a second sweep. The weights are
+    those before dropout. torch.compile breaks its graph at this call, with the same bits, except for
     ``["lse"]`` alone. Other arguments are those of `attention`.
 
     Args:

@@ -125,22 +125,26 @@ class Matrix(ShownInNotebook):
         """Compute -Σ w log w of each query's weights, in nats, (B, H, Tq); 0 if fully masked."""
         return self._statistic("entropy")
 
-    def topk(self, n: int) -> TopWeights:
+    def topk(self, n: int, by: Tensor | None = None) -> TopWeights:
         """Find the n largest weights of each query, and their keys, (B, H, Tq, n) both.
 
         Among equal weights the lower key comes first. If a query sees fewer keys, the other entries
-        have weight 0 and key -1. Raises `BadValue` for an n below 1 or above Tk.
+        have weight 0 and key -1. With `by`, a number of 0 or more for every key, they are the
+        largest products of weight and number. Raises `BadValue` for an n below 1 or above Tk.
         """
-        statistic = topk(n)
+        statistic = topk(n, by)
         statistic.must_fit(self._problem.grid)
         return self._statistic(statistic)
 
-    def pool(self, rows: int, cols: int) -> Tensor:
+    def pool(self, rows: int, cols: int, by: Tensor | None = None) -> Tensor:
         """Compute a map of at most rows x cols, (B, H, rows, cols).
 
         A cell is the weight that a query puts on a bin of keys, averaged over a bin of queries.
+        With `by`, a number for every key, weights are multiplied by it.
         """
-        return self._statistic(pooled(rows, cols))
+        statistic = pooled(rows, cols, by)
+        statistic.must_fit(self._problem.grid)
+        return self._statistic(statistic)
 
     def to_dense(self, most: int = MOST_DENSE_CELLS) -> Tensor:
         """Compute the full matrix. Raises `BadValue` if it has more than `most` cells."""

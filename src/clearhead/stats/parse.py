@@ -4,13 +4,15 @@ from collections.abc import Iterable
 
 from ..errors import BadType, BadValue, did_you_mean
 from ..masks import Grid
-from .row_statistics import Effective, Entropy, Largest, LogSumExp, mass, topk
+from .group_statistics import mass, value_weighted, weighted
+from .row_statistics import Effective, Entropy, Largest, LogSumExp, topk
 from .statistic import Statistic
-from .weight_statistics import Received, exact_rows, pooled
+from .weight_statistics import exact_rows, pooled, received
 
 # In the order in which errors name them.
 STATISTICS: tuple[type[Statistic], ...] = (
-    LogSumExp, Largest, Entropy, Effective, topk, mass, Received, pooled, exact_rows
+    LogSumExp, Largest, Entropy, Effective, topk, mass, weighted, value_weighted,
+    received, pooled, exact_rows
 )  # fmt: skip
 BY_NAME: dict[str, Statistic] = {s.name: s() for s in STATISTICS if not s.call}
 EXAMPLES = {s.name: s.example for s in STATISTICS if s.call}

@@ -1,19 +1,18 @@
 """The statistics of a query's weights, which the first sweep knows once all keys have passed."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import BadType, BadValue, whole_number
-from ..masks import Grid, Mask, prefix
-from ..masks.key_ranges import KeyRanges
-from ..problem.online_softmax import MASKED, WeightedSum
+from ..errors import BadValue
+from ..masks import Grid
+from ..problem.online_softmax import MASKED, anchor
 from ..problem.problem import Problem
+from .per_key import Numbers
 from .statistic import FinishedRows, RowStatistic, Tile, TopWeights, checked_count, zeros
 from .top_scores import TopScores, top_of_tile
 
@@ -90,9 +89,14 @@ class topk(RowStatistic):
     keys are allowed, the weight is 0 and the key -1; so it is in `watch` where a call has fewer
     keys, as the first steps of a generation have. In `look` and `matrix`, n is at most Tk. In
     `watch` a key is its position in the text.
+
+    With `by`, a number of 0 or more for every key, (Tk,), (H, Tk) or (B, H, Tk), they are the
+    largest products of weight and number, and `weights` holds the products. "value" in `watch`
+    takes the norms of what each value writes. The numbers receive no gradient.
     """
 
     n: int
+    by: Numbers = None
 
     name, formula, shape = "topk", "the n largest w over k", "B H Tq n"
     call, example = "topk(n)", "topk(8)"
@@ -100,6 +104,7 @@ class topk(RowStatistic):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", checked_count(self.n, "topk", "n"))
+        self.read_by(positive=True)
 
     def must_fit(self, grid: Grid) -> None:
         if self.n > grid.Tk:
@@ -108,6 +113,7 @@ class topk(RowStatistic):
                 "the n largest weights are those of n keys.",
                 f"pass an n up to {grid.Tk}." if grid.Tk else "ask for it where there are keys.",
             )
+        super().must_fit(grid)
 
     def least_keys(self, p: Problem) -> int:
         # torch.topk sorts in part, 5 to 10 times faster, where a row is 64 times what is taken.
@@ -118,110 +124,21 @@ class topk(RowStatistic):
         return TopScores(scores, torch.full_like(scores, -1, dtype=torch.long))
 
     def counter(self, p: Problem) -> Callable[[Tile], TopScores]:
-        return lambda tile: top_of_tile(tile.scores, tile.keys.start, self.n)
+        if self.factors is None:
+            return lambda tile: top_of_tile(tile.scores, tile.keys.start, self.n)
+        offsets = self.factors.of(p).log().unsqueeze(2)
 
-    def finish(self, rows: FinishedRows) -> TopWeights:
-        scores, keys = rows.state.more["top"]
-        below = (scores - scores[..., :1].detach()).masked_fill(keys < 0, MASKED)
-        weights = rows.weight(below.exp().to(rows.share.dtype))
-        missing = (0, self.n - keys.shape[-1])
-        return TopWeights(F.pad(weights, missing), F.pad(keys, missing, value=-1))
-
-
-@dataclass(frozen=True)
-class mass(RowStatistic):
-    """The weight each query puts on groups of keys: name -> mask, or a span (lo, hi) of keys.
-
-    ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``; a span goes up to
-    but not including hi, which is at most Tk (in `watch` a call may have fewer keys). A group may
-    depend on the query, and groups may overlap; keys the mask masks have no weight in any group. In
-    `look`, positions are those of the call's own keys: key 0 is padding if the text is padded on
-    the left, and the oldest key kept if a cache drops what a window has passed. In `watch` they
-    count from the first token of each text, where the call carries its padding.
-    """
-
-    groups: Mapping[str, "Mask | tuple[int, int]"]
-    _spans: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
-
-    name, formula = "mass", "Σₖ w over the keys that the group allows, for each group"
-    call, example = "mass({name: mask})", 'mass({"sink": prefix(1)})'
-    accumulator = "groups"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.groups, Mapping) or not self.groups:
-            raise BadType(
-                f"mass got {self.groups!r}.",
-                "mass sums weights over named groups of keys.",
-                'pass a dict, for example mass({"sink": prefix(1), "title": (3, 9)}).',
-            )
-        masks = {str(name): _group(name, group) for name, group in self.groups.items()}
-        spans = {name: x for name, x in self.groups.items() if not isinstance(x, Mask)}
-        object.__setattr__(self, "groups", masks)
-        object.__setattr__(self, "_spans", spans)
-
-    @property
-    def masks(self) -> list[Mask]:
-        return [group for group in self.groups.values() if isinstance(group, Mask)]
-
-    def check(self, grid: Grid) -> None:
-        for mask in self.masks:
-            mask.check(grid)
-
-    def must_fit(self, grid: Grid) -> None:
-        for mask in self.masks:
-            mask.must_fit(grid)
-        for name, span in self._spans.items():
-            if span[1] > grid.Tk:
-                raise BadValue(
-                    f"mass got {span!r} for the group {name!r}, and there are {grid.Tk} keys.",
-                    "a span (lo, hi) of keys ends at the last key at most.",
-                    f"end it at {grid.Tk}, or leave the group out.",
-                )
-
-    def with_masks(self, change: Callable[[Mask], Mask]) -> "mass":
-        return mass({name: change(_group(name, x)) for name, x in self.groups.items()})
-
-    def ranges(self, p: Problem) -> list[KeyRanges]:
-        return [mask.key_ranges(p.grid, p.device) for mask in self.masks]
-
-    def empty(self, p: Problem, queries: int) -> WeightedSum:
-        return WeightedSum(zeros(p, queries, len(self.groups)))
-
-    def counter(self, p: Problem) -> Callable[[Tile], WeightedSum]:
-        groups = self.ranges(p)
-
-        @lru_cache(maxsize=1)  # the same for all tiles of these queries
-        def tiles(start: int, stop: int, width: int) -> list[tuple[list[bool], list[bool]]]:
-            return [ranges.tile_lists(slice(start, stop), width) for ranges in groups]
-
-        def count(tile: Tile) -> WeightedSum:
-            sums = []
-            lists = tiles(tile.queries.start, tile.queries.stop, tile.width)
-            for ranges, (some, full) in zip(groups, lists, strict=True):
-                if full[tile.index]:
-                    sums.append(tile.sum)
-                elif some[tile.index]:
-                    sums.append((tile.exps * ranges.to_bool(tile.queries, tile.keys)).sum(-1))
-                else:
-                    sums.append(torch.zeros_like(tile.sum))
-            return WeightedSum(torch.stack(sums, -1))
+        def count(tile: Tile) -> TopScores:
+            raised = tile.scores + offsets[..., tile.keys]
+            raised = raised.masked_fill(tile.scores == MASKED, MASKED)  # whatever the number is
+            return top_of_tile(raised, tile.keys.start, self.n)
 
         return count
 
-    def finish(self, rows: FinishedRows) -> dict[str, Tensor]:
-        (sums,) = rows.state.more["groups"]
-        return dict(zip(self.groups, rows.weight(sums).unbind(-1), strict=True))
-
-
-def _group(name: object, group: object) -> Mask:
-    if isinstance(group, Mask):
-        return group
-    span = [whole_number(i) for i in group] if isinstance(group, (tuple, list)) else []
-    if len(span) != 2 or span[0] is None or span[1] is None or not 0 <= span[0] <= span[1]:
-        raise BadValue(
-            f"mass got {group!r} for the group {name!r}.",
-            "a group is a mask, or a span (lo, hi) of keys from lo up to but not including hi.",
-            "pass for example prefix(1), window(before=15) or (3, 9).",
-        )
-    lo, hi = span[0], span[1]
-    return prefix(hi) & ~prefix(lo) if lo else prefix(hi)
+    def finish(self, rows: FinishedRows) -> TopWeights:
+        scores, keys = rows.state.more["top"]
+        largest = scores[..., :1] if self.by is None else anchor(rows.state.max).unsqueeze(-1)
+        below = (scores - largest.detach()).masked_fill(keys < 0, MASKED)
+        weights = rows.weight(below.exp().to(rows.share.dtype))
+        missing = (0, self.n - keys.shape[-1])
+        return TopWeights(F.pad(weights, missing), F.pad(keys, missing, value=-1))

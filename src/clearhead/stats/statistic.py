@@ -8,8 +8,8 @@ row is final, and a second sweep, if a statistic needs it, adds up weights. Lett
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from ..problem.online_softmax import (
 )
 from ..problem.problem import Problem, cached
 from ..torch_state import loadable
+from .per_key import Numbers, PerKey
 
 
 @loadable
@@ -65,13 +66,30 @@ class Statistic(ABC):
     shape: ClassVar[str] = "B H Tq"
     call: ClassVar[str] = ""
     example: ClassVar[str] = ""
+    by: Numbers = None  # what weights are multiplied by, a number for every key
 
     def check(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
         """Raise `BadValue` if it has no meaning for these sizes."""
 
-    def must_fit(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
+    def read_by(self, positive: bool = False) -> None:
+        """Check the numbers that weights are multiplied by; for `__post_init__`."""
+        if self.by is not None:
+            object.__setattr__(self, "by", PerKey(self.by, f"{self.name} by", positive=positive))
+
+    @property
+    def factors(self) -> PerKey | None:
+        """What weights are multiplied by, checked; None means 1."""
+        return cast("PerKey | None", self.by)
+
+    def with_numbers(self, numbers: Tensor) -> "Statistic":
+        """The same statistic, whose weights are multiplied by these numbers."""
+        return replace(self, by=numbers)  # type: ignore[type-var]  # those with `by` are dataclasses
+
+    def must_fit(self, grid: Grid) -> None:
         """Raise `BadValue` if it names more keys than one call of these sizes has. `watch` sees
         calls of many sizes, and does without."""
+        if self.factors is not None:
+            self.factors.must_fit(grid)
 
     def with_masks(self, change: Callable[[Mask], Mask]) -> "Statistic":
         """The same statistic, with every mask in it changed."""

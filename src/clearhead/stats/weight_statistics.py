@@ -11,14 +11,25 @@ from ..masks import Grid
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import MASKED
 from ..problem.problem import Problem
+from .per_key import Numbers
 from .statistic import WeightStatistic, WeightTile, bin_of, bins_of, checked_count, zeros
 
 
 @dataclass(frozen=True)
-class Received(WeightStatistic):
-    """The weight each key receives, summed over the queries, per query head."""
+class received(WeightStatistic):
+    """The weight each key receives, summed over the queries, per query head.
+
+    `received(by=n)` multiplies it by a number for every key, (Tk,), (H, Tk) or (B, H, Tk), which
+    receives no gradient; "value" in `watch` takes the norms of what each value writes. Without
+    `by`, "received" is enough.
+    """
+
+    by: Numbers = None
 
     name, formula, shape = "received", "Σ_q w", "B H Tk"
+
+    def __post_init__(self) -> None:
+        self.read_by()
 
     def empty(self, p: Problem, queries: slice, keys: int) -> Tensor:
         return zeros(p, keys)
@@ -27,7 +38,10 @@ class Received(WeightStatistic):
         total[..., tile.columns] = tile.pooled.sum(2)
 
     def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Tensor:
-        return total
+        if self.factors is None:
+            return total
+        assert self.factors.numbers is not None
+        return (total * self.factors.numbers.to(total)).masked_fill(total == 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -38,10 +52,14 @@ class pooled(WeightStatistic):
     floor((i + 1) T / n). There are never more bins than positions, so a short text is shown as it
     is. Every row of the map sums to 1, like a row of weights (less what a sink takes and blind
     queries miss).
+
+    With `by`, a number for every key, (Tk,), (H, Tk) or (B, H, Tk), weights are multiplied by it;
+    "value" in `watch` takes the norms of what each value writes. It receives no gradient.
     """
 
     rows: int
     cols: int
+    by: Numbers = None
 
     name, formula = "pooled", "mean over the queries of a bin of Σ w over a bin of keys"
     shape = "B H min(rows,Tq) min(cols,Tk)"
@@ -51,6 +69,7 @@ class pooled(WeightStatistic):
     def __post_init__(self) -> None:
         for side in ("rows", "cols"):
             object.__setattr__(self, side, checked_count(getattr(self, side), "pooled", side))
+        self.read_by()
 
     def query_bins(self, p: Problem) -> int:
         return min(self.rows, p.Tq)
@@ -66,6 +85,9 @@ class pooled(WeightStatistic):
         key_bin = bin_of(torch.arange(p.Tk, device=p.device)[tile.keys], p.Tk, self.key_bins(p))
         lo, hi = int(key_bin[0]), int(key_bin[-1]) + 1
         into = (key_bin.unsqueeze(-1) == torch.arange(lo, hi, device=p.device)).to(weights)
+        if self.factors is not None:
+            numbers = self.factors.of(p)[..., None, tile.keys]
+            weights = (weights * numbers).masked_fill(weights == 0, 0.0)
         if tile.members is None:
             total[..., lo:hi] += weights @ into
         else:  # NaN stays in the bin of its key

@@ -10,20 +10,24 @@ import math
 import torch
 from torch import Tensor
 
-from ...problem.online_softmax import Accumulator, State
+from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
-from ...stats import Partial, Statistic, exact_rows, mass, pooled
+from ...stats import Partial, Statistic, exact_rows, pooled, topk
+from ...stats.group_statistics import GroupStatistic
 from ...stats.row_statistics import Moment
-from ...stats.statistic import WeightSums, empty_rows, empty_sums, finish_rows
+from ...stats.statistic import WeightSums, empty_rows, empty_sums, finish_rows, zeros
 from ...stats.top_scores import TopScores
 from ..operators import with_rows
 from .extension import core, layout
-from .pack import MASK, args_of, check, mask_numbers, matrix_view, pack, tensor_view
+from .pack import args_of, check, mask_numbers, matrix_view, pack, tensor_view
 
 (ROW_STATS,) = layout(
-    "RowStats", "max sum moment n_top top_scores top_keys n_groups group_sums group_masks"
+    "RowStats", "max sum moment n_top top_offsets top_scores top_keys n_groups group_sums groups"
 )
-(WEIGHT_SUMS,) = layout("WeightSums", "max share received map_rows map_cols map exact_row exact")
+(GROUP,) = layout("Group", "mask factors")
+(WEIGHT_SUMS,) = layout(
+    "WeightSums", "max share received map_rows map_cols map map_factors exact_row exact"
+)
 LN2 = math.log(2.0)
 
 
@@ -44,24 +48,33 @@ def core_stats_and_max(
     args = args_of(p)  # its tensors must outlive the calls
 
     rows = empty_rows(p, statistics, p.Tq)
-    (moment,), (group_sums,) = (rows.more.get(name, (None,)) for name in ("moment", "groups"))
+    (moment,) = rows.more.get("moment", (None,))
     top_scores, top_keys = rows.more.get("top", (None, None))
-    ranges = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
-    groups = [mask_numbers(0, 0, r.lo, r.hi, r.bits) for r in ranges]
     problem = pack(q, k, v, out, None, args)
+    unit = core.logit_scale(problem)
+    offsets = next((_top_offsets(s, p, unit) for s in statistics if isinstance(s, topk)), None)
+    grouped = [s for s in statistics if isinstance(s, GroupStatistic)]
+    factors = [_numbers(s, p) for s in grouped]
+    ranges = [(r, x) for s, x in zip(grouped, factors, strict=True) for r in s.ranges(p)]
+    group_sums = zeros(p, p.Tq, len(ranges))
+    parts = group_sums.split([len(s.masks) for s in grouped], -1)
+    sums_of = {s.accumulator: WeightedSum(x) for s, x in zip(grouped, parts, strict=True)}
+    rows = rows._replace(more={**rows.more, **sums_of})
     check(
         core.attend_with_stats(
             problem,
             ROW_STATS.pack(
                 *tensor_view(rows.max), *tensor_view(rows.sum), *tensor_view(moment),
-                0 if top_keys is None else top_keys.shape[-1],
+                0 if top_keys is None else top_keys.shape[-1], *tensor_view(offsets),
                 *matrix_view(top_scores), *matrix_view(top_keys),
-                len(groups), *matrix_view(group_sums), 0,
+                len(ranges), *matrix_view(group_sums), 0,
             ),
-            b"".join(MASK.pack(*group) for group in groups),
+            b"".join(
+                GROUP.pack(*mask_numbers(0, 0, r.lo, r.hi, r.bits), *tensor_view(x))
+                for r, x in ranges
+            ),
         )
     )  # fmt: skip
-    unit = core.logit_scale(problem)
     more = {name: _in_nats(x, unit) for name, x in rows.more.items()}
     state = State(rows.max * unit, rows.sum, more)
     sums = None
@@ -70,6 +83,20 @@ def core_stats_and_max(
         sums = _sum_weights(p, statistics, problem, rows.max, share)
     part = Partial.of_all(p, statistics, state, sums)
     return part, rows.max.double() * unit
+
+
+def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
+    """The numbers that a statistic multiplies weights by, (B, H, Tk), as the core reads them."""
+    if statistic.factors is None:
+        return None
+    x = statistic.factors.of(p)
+    return x if x.stride(2) == 1 or x.shape[2] <= 1 else x.contiguous()
+
+
+def _top_offsets(statistic: topk, p: Problem, unit: float) -> Tensor | None:
+    """What is added to the raw scores of the core, so that it ranks by weight times number."""
+    numbers = _numbers(statistic, p)
+    return None if numbers is None else numbers.log() / unit
 
 
 def _in_nats(x: Accumulator, unit: float) -> Accumulator:
@@ -84,9 +111,10 @@ def _sum_weights(
     p: Problem, statistics: tuple[Statistic, ...], problem: bytes, top: Tensor, share: Tensor
 ) -> WeightSums:
     sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
-    bins = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, pooled)] or [
-        (0, 0)
-    ]
+    bins, factors = (0, 0), None
+    for s in statistics:
+        if isinstance(s, pooled):
+            bins, factors = (s.query_bins(p), s.key_bins(p)), _numbers(s, p)
     exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(p.grid)]
     row_of = torch.full((p.Tq,), -1, device="cpu")
     row_of[exact] = torch.arange(len(exact), device="cpu")
@@ -95,7 +123,7 @@ def _sum_weights(
             problem,
             WEIGHT_SUMS.pack(
                 *tensor_view(top), *tensor_view(share), *tensor_view(sums.get("received")),
-                *bins[0], *matrix_view(sums.get("pooled")),
+                *bins, *matrix_view(sums.get("pooled")), *tensor_view(factors),
                 row_of.data_ptr(), *matrix_view(sums.get("exact_rows")),
             ),
         )

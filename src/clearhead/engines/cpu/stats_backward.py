@@ -8,6 +8,7 @@ for second derivatives, torch recomputes the statistics strip by strip (stats/sw
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +95,10 @@ class _CoreStats(torch.autograd.Function):
             if received is not None:
                 more = _of_received(p, inputs, top, total, received, needed[2])
                 result = _sum(result, more)
-            of_rows[1:] = [None] * len(of_rows[1:])
+            weighted = {
+                n: x if "weighted" in n else [None for _ in x] for n, x in rows.more.items()
+            }
+            of_rows[1:] = None, *chain(*weighted.values())
         if any(g is not None for g in (*of_rows, *sums.values())):
             recomputed = sweep_gradients(
                 p,

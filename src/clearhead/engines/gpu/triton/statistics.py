@@ -37,6 +37,8 @@ def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> 
 
 
 def _fits(statistic: Statistic, p: Problem) -> bool:
+    if statistic.by is not None:
+        return False
     if isinstance(statistic, mass):  # groups by ranges, not by bits
         return all(group.bits is None for group in statistic.ranges(p))
     return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP

@@ -1,0 +1,90 @@
+"""A number for every key, which statistics multiply weights by."""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue, kind_of
+from ..masks import Grid
+from ..problem.problem import Problem
+
+# What a user passes: numbers, or the name of those that `watch` computes.
+Numbers: TypeAlias = "Tensor | PerKey | str | None"
+VALUE = "value"  # the norms of what the values write
+
+
+class PerKey:
+    """Numbers n, (Tk,), (H, Tk) or (B, H, Tk); H and B may be 1. They are constants for autograd.
+
+    Made of "value" it has no numbers yet: `watch` computes them for each call. Two are equal if
+    they hold the same numbers, so that partial results can be merged.
+    """
+
+    def __init__(self, numbers: object, argument: str, *, positive: bool = False) -> None:
+        self.argument = argument
+        if isinstance(numbers, PerKey):
+            numbers = numbers.numbers
+        self.numbers: Tensor | None = None
+        if numbers is None or (isinstance(numbers, str) and numbers == VALUE):
+            return
+        if not isinstance(numbers, Tensor) or numbers.dtype.is_complex:
+            raise BadType(
+                f"{argument} got {kind_of(numbers)}.",
+                "it takes a tensor with one real number for every key.",
+                'pass a tensor of shape (Tk,), (H, Tk) or (B, H, Tk), or "value" in watch.',
+            )
+        if not 1 <= numbers.dim() <= 3:
+            raise BadValue(
+                f"{argument} got a tensor of shape {tuple(numbers.shape)}.",
+                "it takes one number for every key: (Tk,), (H, Tk) or (B, H, Tk).",
+                "drop the other dimensions.",
+            )
+        if positive and bool((numbers < 0).any()):
+            raise BadValue(
+                f"{argument} got a negative number.",
+                "the largest products of weights and numbers are found by their logarithms.",
+                "pass absolute values, for example norms.",
+            )
+        self.numbers = numbers.detach().reshape((1,) * (3 - numbers.dim()) + numbers.shape)
+
+    def must_fit(self, grid: Grid) -> None:
+        """Raise `BadValue` unless there is one number for each key of a call of these sizes."""
+        if self.numbers is None:
+            raise BadValue(
+                f"{self.argument} got {VALUE!r} outside a model.",
+                "what a value writes depends on the output projection of its layer.",
+                "use watch(model, stats=[...]), or pass a tensor with a number for every key.",
+            )
+        if self.numbers.shape[-1] != grid.Tk:
+            raise BadValue(
+                f"{self.argument} got {self.numbers.shape[-1]} numbers for {grid.Tk} keys.",
+                "there is one number for every key.",
+                f"pass {grid.Tk} numbers in the last dimension.",
+            )
+
+    def of(self, p: Problem) -> Tensor:
+        """The numbers of this problem, (B, H, Tk), a view; in the dtype of its statistics."""
+        self.must_fit(p.grid)
+        assert self.numbers is not None
+        numbers = self.numbers.to(device=p.device, dtype=p.wide)
+        for size, want, name in zip(numbers.shape, (p.B, p.H), "BH", strict=False):
+            if size not in (1, want):
+                raise BadValue(
+                    f"{self.argument} got a tensor of shape {tuple(numbers.shape)}.",
+                    f"the call has {name} = {want}: the numbers are (Tk,), (H, Tk) or (B, H, Tk).",
+                    "pass numbers for its query heads and batch, or the same for all.",
+                )
+        return numbers.expand(p.B, p.H, -1)
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, PerKey) or self.numbers is None or other.numbers is None:
+            return isinstance(other, PerKey) and self.numbers is other.numbers
+        return torch.equal(self.numbers, other.numbers)
+
+    __hash__ = None  # type: ignore[assignment]  # tensors are compared by their numbers
+
+    def __repr__(self) -> str:
+        if self.numbers is None:
+            return repr(VALUE)
+        return f"<{' x '.join(map(str, self.numbers.shape))} numbers>"
