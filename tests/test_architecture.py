@@ -22,7 +22,7 @@ ROOMS = {
     "explorer": 3000,
     "demo": 510,
     "inspection": 3850,
-    "hf": 1470,  # GGUF files, which transformers reads and misreads; output projections
+    "hf": 1600,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2530,
     "nn": 1160,
     "functional": 1130,
@@ -32,7 +32,7 @@ ROOMS = {
     "problem": 790,
     "masks": 1780,
     "trace": 110,
-    "formatting": 80,
+    "formatting": 110,  # and tokens, with their spelling in a vocabulary
     "torch_state": 160,
     "errors": 260,
 }

@@ -240,6 +240,7 @@ export class Snapshot {
     this.guesses = data.guesses ?? null;
     this.effectMetric = data.effect_metric ?? "";
     this.unknown = new Set(data.unknown ?? []);
+    this.joined = new Set(data.spelling?.joined ?? []);
     this.data = data;
     this.read = data.layers.map(() => null);
     this.findings = new Map((data.heads ?? []).map((it) => [`${it.layer}.${it.head}`, it]));
@@ -247,6 +248,24 @@ export class Snapshot {
 
   get layers() {
     return this.read.length;
+  }
+
+  // Are these labels, of a layer, the tokens of the text?
+  areTokens(labels) {
+    return labels === this.tokens ||
+      (labels.length === this.tokens.length && labels.every((word, i) => word === this.tokens[i]));
+  }
+
+  // Does a label touch the one before it, as the pieces of a word do?
+  touches(labels, position) {
+    return this.joined.has(position) && this.areTokens(labels);
+  }
+
+  // A label in full, as the vocabulary spells it and by its id. Undefined if that is unknown.
+  spelled(labels, position) {
+    const { spelling } = this.data;
+    if (!spelling || !this.areTokens(labels)) return undefined;
+    return `${labels[position]}\nin the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
 
   layer(number) {

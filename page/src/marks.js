@@ -2,7 +2,7 @@
 //
 // Text becomes text nodes, never markup: a token may hold anything.
 
-import { shownTrace } from "./state.js";
+import { shownTrace, snapshot } from "./state.js";
 
 /** @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
 export function make(tag, attributes = {}, ...children) {
@@ -25,12 +25,14 @@ export function clip(text, most) {
 
 // A token. Its direction does not affect the text around it (bdi), and pointing at it shows it in
 // full.
-export function token(text, most = 24) {
-  return make("bdi", { class: "token", title: text.length > 12 ? text : undefined }, clip(text, most));
+export function token(text, most = 24, title = text.length > 12 ? text : undefined) {
+  return make("bdi", { class: "token", title }, clip(text, most));
 }
 
-export const queryToken = (position) => token(shownTrace().queries[position]);
-export const keyToken = (position) => token(shownTrace().keys[position]);
+// The token at a position of a text, with its spelling in the vocabulary for the pointer.
+const tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
+export const queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
+export const keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
 
 export const MINUS = "−";
 

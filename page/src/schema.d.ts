@@ -164,6 +164,16 @@ export interface Begin {
 }
 
 /**
+ * Of each token its spelling in the vocabulary and its id, and the positions of those that
+ * touch the token before them, without a space.
+ */
+export interface Spelling {
+  raw: string[];
+  ids: number[];
+  joined: number[];
+}
+
+/**
  * What a model did with one text.
  */
 export interface Reading {
@@ -174,7 +184,8 @@ export interface Reading {
 /**
  * The same, and what is known of it.
  *
- * `names` are those of the axes, `name` is the model's. `text` is what the text field holds; left
+ * `names` are those of the axes, `name` is the model's. `spelling` is that of the tokens; left
+ * out: they are words. `text` is what the text field holds; left
  * out: the tokens. `about` has the sizes in words. `unknown` are positions of words that the model
  * does not know. `guesses` has, for each position, the most probable next words. `heads` has one
  * entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or a name;
@@ -186,6 +197,7 @@ export interface Snapshot {
   layers: Layer[];
   names?: Record<string, string>;
   name?: string;
+  spelling?: Spelling;
   text?: string;
   about?: string;
   unknown?: number[];
@@ -301,6 +313,7 @@ export interface Page {
   layers: Layer[];
   names?: Record<string, string>;
   name?: string;
+  spelling?: Spelling;
   text?: string;
   about?: string;
   unknown?: number[];

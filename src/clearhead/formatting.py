@@ -7,7 +7,7 @@ character in it breaks the line or reorders it.
 import importlib
 import math
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 AXES = {
@@ -96,6 +96,49 @@ def without_nan(value: Any, write: Callable[[float], object]) -> Any:
     return write(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Token(str):
+    """A token of a text as it was written, with the space before it: ``" Mary"``.
+
+    `raw` is its spelling in the vocabulary (``"ĠMary"``), `id` its number there. `joined` is True
+    if no space is between it and the token before, as in the pieces of one word. Bytes that are a
+    part of a character are written as bytes, and the token that completes the character has it.
+    """
+
+    raw: str
+    id: int
+    joined: bool
+
+    def __new__(cls, text: str, raw: str, id: int, joined: bool = False) -> "Token":
+        token = super().__new__(cls, text)
+        token.raw, token.id, token.joined = raw, id, joined
+        return token
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, int, bool]]:
+        return type(self), (str(self), self.raw, self.id, self.joined)
+
+
+def spelled(tokens: Sequence[str]) -> dict[str, list[Any]]:
+    """The spelling in the vocabulary and the id of each `Token`, for JSON; nothing for strings.
+
+    >>> spelled([Token(" the", "Ġthe", 262)]), spelled([" the"])
+    ({'raw_tokens': ['Ġthe'], 'token_ids': [262]}, {})
+    """
+    known = [token for token in tokens if isinstance(token, Token)]
+    if not tokens or len(known) < len(tokens):
+        return {}
+    return {"raw_tokens": [x.raw for x in known], "token_ids": [x.id for x in known]}
+
+
+def spellings(token: str) -> set[str]:
+    """What a user may call a token: as it was written, as it is shown, as the vocabulary spells it.
+
+    >>> sorted(spellings(Token(" the", "Ġthe", 262)))
+    [' the', 'the', 'Ġthe']
+    """
+    return {str(token), visible_in_browser(token), getattr(token, "raw", str(token))}
+
+
+WRITTEN = {"\n": "↵", "\t": "⇥"}  # which more fonts have than ␊ and ␉
 REORDER = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 MARKS = "\u200e\u200f\u061c"  # direction marks, which have the bidirectional class of letters
 
@@ -104,10 +147,12 @@ def visible(token: str, longest: int = 16) -> str:
     """Write a token as a label of at most `longest` characters.
 
     Spaces at its ends become ␣. A character that is invisible, breaks the line or reorders it
-    becomes its code point.
+    becomes its code point. The one space before the word of a `Token` is left out.
 
     >>> visible("a\\nb"), visible(" the"), visible("\\u202egnp"), visible("")
-    ('a␊b', '␣the', '⟨202E⟩gnp', '∅')
+    ('a↵b', '␣the', '⟨202E⟩gnp', '∅')
+    >>> visible(Token(" the", "Ġthe", 262)), visible(Token(" ", "Ġ", 220))
+    ('the', '␣')
     """
     parts = _parts(token, joined=False)
     if len(parts) > longest:
@@ -124,6 +169,8 @@ def visible_in_browser(token: str) -> str:
 
 
 def _parts(token: str, joined: bool) -> list[str]:
+    if isinstance(token, Token) and token[:1] == " " and token[1:2].strip():
+        token = token[1:]
     body = token.strip(" ")
     before = len(token) - len(token.lstrip(" "))
     after = len(token) - len(body) - before if body else 0
@@ -138,8 +185,10 @@ def _on_own_base(label: str) -> str:
 
 
 def _written_out(char: str, joined: bool) -> str:
+    if char in WRITTEN:
+        return WRITTEN[char]
     if ord(char) < 0x20:
-        return chr(0x2400 + ord(char))  # ␀ ␉ ␊: the pictures of the control characters
+        return chr(0x2400 + ord(char))  # ␀ ␛: the pictures of the control characters
     category = unicodedata.category(char)
     hidden = category in ("Cc", "Cs", "Zl", "Zp") or (
         category in ("Cf", "Cn", "Co")

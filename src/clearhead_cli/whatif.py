@@ -140,14 +140,16 @@ def _ends(edges: str, tokens: list[str]) -> tuple[list[int], list[int]] | None:
 def _positions(given: str, tokens: list[str]) -> list[int]:
     """Every position of a token, or the position that is given as a number."""
     from clearhead.errors import BadValue
+    from clearhead.formatting import spellings, visible
 
     if given.isdecimal() and int(given) < len(tokens):
         return [int(given)]
-    found = [i for i, t in enumerate(tokens) if t.strip("Ġ▁# ").lower() == given.lower()]
+    names = [{name.lower() for name in spellings(token)} for token in tokens]
+    found = [i for i, known in enumerate(names) if given.lower() in known]
     if not found:
         raise BadValue(
             f"The token {given!r} is not in the text.",
-            f"an edge goes from a token to a token: {', '.join(tokens[:20])}.",
+            f"an edge goes from a token to a token: {', '.join(map(visible, tokens[:20]))}.",
             f"name one of these, or its number from 0 to {len(tokens) - 1}.",
         )
     return found

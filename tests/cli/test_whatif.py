@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import clearhead as ch
 import clearhead.demo as st
 from clearhead.errors import BadValue
+from clearhead.formatting import Token
 from clearhead.hf import Checkpoint
 from clearhead.inspection.whatif import whatif
 from clearhead_cli.whatif import _edit
@@ -58,7 +59,7 @@ def test_what_an_edit_is_written_as(said, kind, printed):
 
 
 def test_edges_by_tokens_and_numbers():
-    tokens = ["the", "Ġcat", "the", "##s"]
+    tokens = ["the", Token(" cat", "Ġcat", 5), "the", "s"]
     assert _edit("cat -> the", "knock_out", tokens).mask.bits.nonzero().tolist() == [[1, 0], [1, 2]]
     assert _edit("3 -> 1", "knock_out", tokens).mask.bits.nonzero().tolist() == [[3, 1]]
     with pytest.raises(BadValue, match="'dog' is not in the text"):

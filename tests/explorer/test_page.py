@@ -199,7 +199,7 @@ def test_no_token_can_leave_its_element():
 
 def test_invisible_characters_are_written_out():
     assert [visible(token) for token in ("a\0b", "\n", " the ", "   ", "", "a b", "\u202ex")] == [
-        "a␀b", "␊", "␣the␣", "␣␣␣", "∅", "a b", "⟨202E⟩x",
+        "a␀b", "↵", "␣the␣", "␣␣␣", "∅", "a b", "⟨202E⟩x",
     ]  # fmt: skip
     assert visible("\ud800") == "⟨D800⟩" and visible("\u2028") == "⟨2028⟩"
     assert visible("👩‍💻") == "👩‍💻" and visible("שלום") == "שלום"

@@ -335,7 +335,7 @@ def test_hostile_tokens_are_shown_and_never_executed(width):
         assert not set(body) & set("\x1b\r\u202e\u200f\ud800")
         whole.encode("utf-8")
         if width is None:
-            for shown in ("[red]x[/red]", "␛[31m", "⟨202E⟩gnp⟨200F⟩", "∅", "a␊b", "⟨D800⟩", "[/"):
+            for shown in ("[red]x[/red]", "␛[31m", "⟨202E⟩gnp⟨200F⟩", "∅", "a↵b", "⟨D800⟩", "[/"):
                 assert shown in body
             assert "w" * 15 + "…" in body and "w" * 16 not in body
 

@@ -2,7 +2,7 @@
 // it, and what the model expects next.
 
 import { LEAST, css, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
-import { byId, clip, make, percent, token } from "../marks.js";
+import { byId, clip, keyToken, make, percent, queryToken } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, largestAt, point, queryOr, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
@@ -44,13 +44,19 @@ export function buildStrip() {
 export function fillStrip() {
   const { queries } = shownTrace(), strip = byId("strip");
   const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
-  const words = queries.slice(first, first + MANY_WORDS);
+  const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
   strip.filled = queries;
   byId("unknown").textContent = unknownInWords();
-  strip.replaceChildren(...words.map((word, i) => make("span", {
-    role: "option", id: `word-${first + i}`, "data-position": first + i,
-    class: snapshot().unknown.has(first + i) ? "word unknown" : "word",
-  }, token(word, 24))));
+  const runs = [];
+  words.forEach((_, i) => {
+    if (!i || !touches(first + i)) runs.push([]);
+    const classes = ["word", snapshot().unknown.has(first + i) && "unknown", touches(first + i) && "joined",
+      touches(first + i + 1) && "continued"];
+    runs.at(-1).push(make("span", { role: "option", id: `word-${first + i}`, "data-position": first + i,
+      class: classes.filter(Boolean).join(" ") }, queryToken(first + i)));
+  });
+  const wrapped = (run) => (run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0]);
+  strip.replaceChildren(...runs.map(wrapped));
 }
 
 // What "(?)" at a word means, and how many words the model of this page knows.
@@ -66,7 +72,7 @@ export function drawStrip() {
   if (strip.filled !== trace.queries || (query !== null && !byId(`word-${query}`))) fillStrip();
   const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
   const blocked = query === null ? [] : trace.blocked(head, query);
-  for (const word of strip.children) {
+  for (const word of strip.querySelectorAll(".word")) {
     const position = Number(word.dataset.position), weight = row[position];
     const colour = weight >= LEAST ? shareColour(weight) : null;
     word.style.background = colour ? css(colour) : "";
@@ -120,16 +126,16 @@ export function drawSentence() {
   const words = [];
   if (query === null) {
     const row = trace.received(head), most = largestAt(row);
-    words.push("All queries: ", token(trace.keys[most], 40), ` receives most, ${percent(row[most])} on average.`);
+    words.push("All queries: ", keyToken(most, 40), ` receives most, ${percent(row[most])} on average.`);
   } else {
     const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
     if (!row.some((weight) => weight > 0)) {
-      words.push(token(trace.queries[query], 40), " may look at nothing.");
+      words.push(queryToken(query, 40), " may look at nothing.");
     } else {
       const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
       const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
-      words.push(make("strong", {}, token(trace.queries[query], 40)), " looks at ",
-        make("strong", {}, token(trace.keys[to], 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
+      words.push(make("strong", {}, queryToken(query, 40)), " looks at ",
+        make("strong", {}, keyToken(to, 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
         shown ? `: ${claim}.` : ".");
     }
   }
@@ -158,14 +164,22 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, w
   /** @type {any[][]} */
   const lines = [[]];
   let left = x;
-  shown.forEach((word, i) => {
-    const text = fitted(word, 220, font), wide = widthOf(text, { ...font, bold: true }) + 10;
-    if (left + wide > x + width && left > x) {
+  // The pieces of a word touch, and stay on one line if it has room for them.
+  const pieces = shown.map((word, i) => {
+    const text = fitted(word, 220, font), [joined, continued] = [first + i, first + i + 1].map((at) => side.from.touches(trace.keys, at));
+    const before = joined ? 0 : 5, after = continued ? 0 : 5;
+    return { position: first + i, text, joined, before, middle: widthOf(text, { ...font, bold: !joined && !continued }), after };
+  });
+  const wideOf = (it) => it.before + it.middle + it.after;
+  pieces.forEach((it, i) => {
+    const end = pieces.findIndex((next, j) => j > i && !next.joined);
+    const word = pieces.slice(i, end < 0 ? undefined : end).reduce((sum, part) => sum + wideOf(part), 0);
+    if (left > x && left + (it.joined || word > width ? wideOf(it) : word) > x + width) {
       lines.push([]);
       left = x;
     }
-    lines[lines.length - 1].push({ position: first + i, x: left, width: wide, height: high, text });
-    left += wide + 4;
+    lines[lines.length - 1].push({ ...it, x: left, width: wideOf(it), height: high });
+    left += wideOf(it) + (it.after && 4);
   });
   // As many lines as there is room for: at least that of the query, and that of where it looks most.
   const kept = linesToShow(lines, Math.max(2, Math.floor(most / line)), row, [trace.isOneText ? query : null, key]);
@@ -197,9 +211,9 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, w
     if (position === key) {
       scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
     }
-    scene.text(box.text, box.x + box.width / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
+    scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
       halo: !colour, fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
-    scene.target(box.x, box.y, box.width + 4, box.height,
+    scene.target(box.x, box.y, box.width + (box.after && 4), box.height,
       side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }));
   }
   return top + line;

@@ -146,12 +146,15 @@ def _labels(
         if labels is not None and len(labels) != size:
             raise wrong_count(name, len(labels), size)
     return (
-        None if tokens is None else tuple(map(_label, tokens)),
-        None if key_tokens is None else tuple(map(_label, key_tokens)),
+        None if tokens is None else tuple(map(label, tokens)),
+        None if key_tokens is None else tuple(map(label, key_tokens)),
     )
 
 
-def _label(token: object) -> str:
+def label(token: object) -> str:
+    """A token as a string; a `Token` as it is."""
+    if isinstance(token, str):
+        return token
     return str(token.item() if isinstance(token, Tensor) and token.dim() == 0 else token)
 
 

@@ -2,10 +2,11 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,7 @@ from ..trace import Trace
 from .gguf_file import ABOUT, converted, is_gguf
 from .inspect_model import calls_interface, not_answered
 from .register import NAME, quiet_transformers, register, transformers
-
-Found = TypeVar("Found")
+from .token_text import TokenTexts, Vocabulary
 
 # Names of folders that say nothing about the model.
 _NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
@@ -187,10 +187,9 @@ class Checkpoint:
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     @cached_property
-    def words(self) -> list[str]:
-        """The token of each id."""
-        ids = range(len(self.tokenizer))
-        return [str(token) for token in self.tokenizer.convert_ids_to_tokens(ids)]
+    def words(self) -> Sequence[str]:
+        """The token of each id, as `Token`."""
+        return Vocabulary(TokenTexts(self.tokenizer))
 
     @property
     def longest(self) -> int | None:
@@ -209,9 +208,12 @@ class Checkpoint:
         return getattr(self.model.config, "num_hidden_layers", None)
 
     def tokens_and_inputs(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
-        """The tokens of a text, and the inputs of the model for it."""
+        """The tokens of a text as it was written, each a `Token`, and the inputs of the model."""
         # verbose=False: a text that is too long is an error below, and needs no warning above it.
-        encoded = self.tokenizer(text, return_tensors="pt", verbose=False)
+        is_fast = getattr(self.tokenizer, "is_fast", False)
+        encoded = self.tokenizer(
+            text, return_tensors="pt", verbose=False, return_offsets_mapping=is_fast
+        )
         ids = encoded["input_ids"]
         if not ids.numel() and text.strip():
             raise BadValue(
@@ -232,7 +234,8 @@ class Checkpoint:
                 f"this model has positions for at most {self.longest} tokens.",
                 "pass a shorter text.",
             )
-        tokens = [str(t) for t in self.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+        offsets = encoded["offset_mapping"][0].tolist() if is_fast else None
+        tokens: list[str] = [*TokenTexts(self.tokenizer).tokens(text, ids[0].tolist(), offsets)]
         given = {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
         if getattr(self.model.config, "use_cache", False) and not self.has_decoder:
             # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
@@ -265,9 +268,10 @@ class Checkpoint:
 
     is_small = False
 
-    def annotate(self, report: Found) -> Found:
-        """The report as it is: nothing else is known of a checkpoint."""
-        return report
+    def annotate(self, report: Any) -> Any:
+        """The report with the positions of tokens that the vocabulary lacks."""
+        unknown = TokenTexts(self.tokenizer).unknown(report.tokens)
+        return replace(report, unknown=unknown)
 
     def remarks(self, text: str) -> tuple[()]:
         """None: the report says everything."""

@@ -21,7 +21,7 @@ from . import schema
 from .document import document, encoded, table, write
 from .live import model_data
 from .schema import Host
-from .steps import number_settings, sizes, step_data, trace_data
+from .steps import number_settings, sizes, spelling_of, step_data, trace_data
 
 # Limits in bytes before base64, which makes 4 of 3, so that a page stays below 3 MB.
 MAP_BYTES = 1 << 20
@@ -120,6 +120,8 @@ def snapshot(report: Report) -> schema.Snapshot:
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
     }
+    if spelling := spelling_of(report.tokens):
+        data["spelling"] = spelling
     if report.effect_metric:
         data["effect_metric"] = visible_in_browser(report.effect_metric)
     if report.effects_withheld:

@@ -134,6 +134,15 @@ class Begin(TypedDict, total=False):
     query: int
 
 
+class Spelling(TypedDict):
+    """Of each token its spelling in the vocabulary and its id, and the positions of those that
+    touch the token before them, without a space."""
+
+    raw: list[str]
+    ids: list[int]
+    joined: list[int]
+
+
 class Reading(TypedDict):
     """What a model did with one text."""
 
@@ -144,7 +153,8 @@ class Reading(TypedDict):
 class Snapshot(Reading, total=False):
     """The same, and what is known of it.
 
-    `names` are those of the axes, `name` is the model's. `text` is what the text field holds; left
+    `names` are those of the axes, `name` is the model's. `spelling` is that of the tokens; left
+    out: they are words. `text` is what the text field holds; left
     out: the tokens. `about` has the sizes in words. `unknown` are positions of words that the model
     does not know. `guesses` has, for each position, the most probable next words. `heads` has one
     entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or a name;
@@ -154,6 +164,7 @@ class Snapshot(Reading, total=False):
 
     names: dict[str, str]
     name: str
+    spelling: Spelling
     text: str
     about: str
     unknown: list[int]

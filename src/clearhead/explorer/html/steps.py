@@ -2,17 +2,18 @@
 
 import html
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...errors import BadType, BadValue, as_index, kind_of
-from ...formatting import AXES, MAP_SIDE, ends, evenly, visible_in_browser
+from ...formatting import AXES, MAP_SIDE, ends, evenly, spelled, visible_in_browser
 from ...trace import Step, Trace
 from . import schema
 from .document import document, encoded, table, write
-from .schema import Begin, Host, Layer, Numbers, Snapshot
+from .schema import Begin, Host, Layer, Numbers, Snapshot, Spelling
 
 # Limits on what a page holds of a long text, so that a page of five maps stays below 50 MB.
 MAP_CELLS = 1 << 20  # cells of one step's maps, of all heads together: 4 MB
@@ -82,7 +83,20 @@ def _data(trace: Trace, query: int | None) -> Snapshot:
         rule = f"this trace has {count}, counted from 0; -1 is the last."
         begin["query"] = as_index("Query", query, count, rule, "pass one of these as query=.")
     tokens = _labels(trace, "q", layer["size"]["q"])
-    return {"names": AXES, "tokens": tokens, "layers": [layer], "begin": begin}
+    data: Snapshot = {"names": AXES, "tokens": tokens, "layers": [layer], "begin": begin}
+    if spelling := spelling_of(trace.queries or ()):
+        data["spelling"] = spelling
+    return data
+
+
+def spelling_of(tokens: Sequence[str]) -> Spelling | None:
+    """The spelling of tokens of a vocabulary; None for words."""
+    known = spelled(tokens)
+    if not known:
+        return None
+    raw = [visible_in_browser(token) for token in known["raw_tokens"]]
+    joined = [i for i, token in enumerate(tokens) if getattr(token, "joined", False)]
+    return {"raw": raw, "ids": known["token_ids"], "joined": joined}
 
 
 # ---- the numbers ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ import anywidget
 import traitlets
 
 from ...errors import BadType, BadValue, as_index, did_you_mean, kind_of
-from ...formatting import visible_in_browser
+from ...formatting import spellings
 from ...inspection.text_model import TextModel
 from ...trace import Trace
 from .. import html
@@ -126,8 +126,9 @@ class Explorer(anywidget.AnyWidget):
         not there, or for "none"."""
         if said.isdecimal():
             return int(said) if int(said) < self._queries else None
-        words = [visible_in_browser(token).lower() for token in self._tokens[: self._queries]]
-        return words.index(said.lower()) if said != "none" and said.lower() in words else None
+        words = [{x.lower() for x in spellings(t)} for t in self._tokens[: self._queries]]
+        named = (i for i, word in enumerate(words) if said != "none" and said.lower() in word)
+        return next(named, None)
 
     # ---- what is asked ---------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a7698cd95689a1647d24bd92ccbae44d8dc31e9d417aed64e8724de0a966ff97; do not edit.
+// Made by `make page` from the sources f91585075380af939b16ce7198ae60efd4f836ea46217df3d701b0b4f54791e3; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -278,12 +278,28 @@ var clearhead = (() => {
       this.guesses = data.guesses ?? null;
       this.effectMetric = data.effect_metric ?? "";
       this.unknown = new Set(data.unknown ?? []);
+      this.joined = new Set(data.spelling?.joined ?? []);
       this.data = data;
       this.read = data.layers.map(() => null);
       this.findings = new Map((data.heads ?? []).map((it) => [`${it.layer}.${it.head}`, it]));
     }
     get layers() {
       return this.read.length;
+    }
+    // Are these labels, of a layer, the tokens of the text?
+    areTokens(labels) {
+      return labels === this.tokens || labels.length === this.tokens.length && labels.every((word, i) => word === this.tokens[i]);
+    }
+    // Does a label touch the one before it, as the pieces of a word do?
+    touches(labels, position) {
+      return this.joined.has(position) && this.areTokens(labels);
+    }
+    // A label in full, as the vocabulary spells it and by its id. Undefined if that is unknown.
+    spelled(labels, position) {
+      const { spelling } = this.data;
+      if (!spelling || !this.areTokens(labels)) return void 0;
+      return `${labels[position]}
+in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     layer(number2) {
       return this.read[number2] ??= new Trace(this.data.layers[number2], this.tokens);
@@ -693,11 +709,12 @@ var clearhead = (() => {
     const head = [...text.slice(0, 2 * most + 2)];
     return head.length > most ? head.slice(0, most).join("") + "…" : text;
   }
-  function token(text, most = 24) {
-    return make("bdi", { class: "token", title: text.length > 12 ? text : void 0 }, clip(text, most));
+  function token(text, most = 24, title = text.length > 12 ? text : void 0) {
+    return make("bdi", { class: "token", title }, clip(text, most));
   }
-  var queryToken = (position) => token(shownTrace().queries[position]);
-  var keyToken = (position) => token(shownTrace().keys[position]);
+  var tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
+  var queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
+  var keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
   var MINUS = "−";
   function number(value, digits = 4) {
     if (Number.isNaN(value)) return "NaN";
@@ -1466,15 +1483,27 @@ var clearhead = (() => {
   function fillStrip() {
     const { queries } = shownTrace(), strip = byId("strip");
     const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
-    const words = queries.slice(first, first + MANY_WORDS);
+    const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
     strip.filled = queries;
     byId("unknown").textContent = unknownInWords();
-    strip.replaceChildren(...words.map((word, i) => make("span", {
-      role: "option",
-      id: `word-${first + i}`,
-      "data-position": first + i,
-      class: snapshot().unknown.has(first + i) ? "word unknown" : "word"
-    }, token(word, 24))));
+    const runs = [];
+    words.forEach((_, i) => {
+      if (!i || !touches(first + i)) runs.push([]);
+      const classes = [
+        "word",
+        snapshot().unknown.has(first + i) && "unknown",
+        touches(first + i) && "joined",
+        touches(first + i + 1) && "continued"
+      ];
+      runs.at(-1).push(make("span", {
+        role: "option",
+        id: `word-${first + i}`,
+        "data-position": first + i,
+        class: classes.filter(Boolean).join(" ")
+      }, queryToken(first + i)));
+    });
+    const wrapped = (run) => run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0];
+    strip.replaceChildren(...runs.map(wrapped));
   }
   function unknownInWords() {
     if (!snapshot().unknown.size) return "";
@@ -1486,7 +1515,7 @@ var clearhead = (() => {
     if (strip.filled !== trace.queries || query !== null && !byId(`word-${query}`)) fillStrip();
     const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
     const blocked = query === null ? [] : trace.blocked(head, query);
-    for (const word of strip.children) {
+    for (const word of strip.querySelectorAll(".word")) {
       const position = Number(word.dataset.position), weight = row[position];
       const colour = weight >= LEAST ? shareColour(weight) : null;
       word.style.background = colour ? css(colour) : "";
@@ -1530,18 +1559,18 @@ var clearhead = (() => {
     const words = [];
     if (query === null) {
       const row = trace.received(head), most = largestAt(row);
-      words.push("All queries: ", token(trace.keys[most], 40), ` receives most, ${percent(row[most])} on average.`);
+      words.push("All queries: ", keyToken(most, 40), ` receives most, ${percent(row[most])} on average.`);
     } else {
       const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
       if (!row.some((weight) => weight > 0)) {
-        words.push(token(trace.queries[query], 40), " may look at nothing.");
+        words.push(queryToken(query, 40), " may look at nothing.");
       } else {
         const [claim, holds2] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
         const shown = claim && !store.edited && row[to] > 0.5 && holds2(query, to, trace.queries);
         words.push(
-          make("strong", {}, token(trace.queries[query], 40)),
+          make("strong", {}, queryToken(query, 40)),
           " looks at ",
-          make("strong", {}, token(trace.keys[to], 40)),
+          make("strong", {}, keyToken(to, 40)),
           ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
           shown ? `: ${claim}.` : "."
         );
@@ -1563,14 +1592,21 @@ var clearhead = (() => {
     const high = boxHeight(font.size), line = lineHeight(font.size);
     const lines = [[]];
     let left = x;
-    shown.forEach((word, i) => {
-      const text = fitted(word, 220, font), wide = widthOf(text, { ...font, bold: true }) + 10;
-      if (left + wide > x + width && left > x) {
+    const pieces = shown.map((word, i) => {
+      const text = fitted(word, 220, font), [joined, continued] = [first + i, first + i + 1].map((at) => side.from.touches(trace.keys, at));
+      const before2 = joined ? 0 : 5, after = continued ? 0 : 5;
+      return { position: first + i, text, joined, before: before2, middle: widthOf(text, { ...font, bold: !joined && !continued }), after };
+    });
+    const wideOf = (it) => it.before + it.middle + it.after;
+    pieces.forEach((it, i) => {
+      const end = pieces.findIndex((next, j) => j > i && !next.joined);
+      const word = pieces.slice(i, end < 0 ? void 0 : end).reduce((sum2, part) => sum2 + wideOf(part), 0);
+      if (left > x && left + (it.joined || word > width ? wideOf(it) : word) > x + width) {
         lines.push([]);
         left = x;
       }
-      lines[lines.length - 1].push({ position: first + i, x: left, width: wide, height: high, text });
-      left += wide + 4;
+      lines[lines.length - 1].push({ ...it, x: left, width: wideOf(it), height: high });
+      left += wideOf(it) + (it.after && 4);
     });
     const kept = linesToShow(lines, Math.max(2, Math.floor(most / line)), row, [trace.isOneText ? query : null, key]);
     const boxes = /* @__PURE__ */ new Map();
@@ -1603,7 +1639,7 @@ var clearhead = (() => {
       if (position === key) {
         scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
       }
-      scene.text(box.text, box.x + box.width / 2, box.y + high / 2, {
+      scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, {
         ...font,
         bold: isQuery,
         align: "center",
@@ -1613,7 +1649,7 @@ var clearhead = (() => {
       scene.target(
         box.x,
         box.y,
-        box.width + 4,
+        box.width + (box.after && 4),
         box.height,
         side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position })
       );

@@ -12,7 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ...errors import BadValue
-from ...formatting import ends, number, visible
+from ...formatting import ends, number, spellings, visible
 from ...trace import Trace
 from ..panels import choose_heads, panels
 from .layout import check_trace, indented, print_batch_note, unwrapped
@@ -87,7 +87,7 @@ def find(trace: Trace, query: int | str) -> list[int]:
     size = trace.size("q") or 0
     labels = trace.labels("q", size)
     if isinstance(query, str):
-        positions = [i for i, label in enumerate(labels) if label == query]
+        positions = [i for i, label in enumerate(labels) if query in spellings(label)]
         if positions:
             return positions
         if re.fullmatch("[0-9]+", query):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import BadValue
-from ...functional.explain import wrong_count
+from ...functional.explain import label, wrong_count
 from ...masks.text_positions import Positions
 from ...problem.problem import Problem
 from ..text_stack import TextStack
@@ -36,7 +36,7 @@ class TextTracker:
         self, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None = None
     ) -> None:
         texts = {"tokens": tokens, "decoder_tokens": decoder_tokens}
-        self.tokens = {n: None if x is None else tuple(map(str, x)) for n, x in texts.items()}
+        self.tokens = {n: None if x is None else tuple(map(label, x)) for n, x in texts.items()}
         self.lengths: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}
         self.stack = TextStack()
         self.in_decoder = False

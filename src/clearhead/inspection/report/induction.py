@@ -17,13 +17,15 @@ from ...problem.problem import Inputs, Problem
 
 
 def token_ids(tokens: Sequence[str]) -> Tensor:
-    """Return a number for each token, (T,); equal tokens have equal numbers.
+    """Return a number for each token, (T,); equal tokens have equal numbers. A `Token` is compared
+    by its id.
 
     >>> token_ids(["a", "b", "a"]).tolist()
     [0, 1, 0]
     """
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(token, len(numbers)) for token in tokens])
+    numbers: dict[object, int] = {}
+    names = (getattr(token, "id", token) for token in tokens)
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
 
 
 def repeated(ids: Tensor, first: int) -> Tensor:

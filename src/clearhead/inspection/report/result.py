@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import BadValue
-from ...formatting import ShownInNotebook, visible, without_nan
+from ...formatting import ShownInNotebook, spelled, visible, without_nan
 from ...torch_state import loadable
 from .findings import NOT_NUMBERS, Head, Layer
 from .head_label import LABELS, REPEAT_GROUPS
@@ -89,6 +89,7 @@ class Report(ShownInNotebook):
             "name": self.name,
             "folder": self.folder,
             "tokens": list(self.tokens),
+            **spelled(self.tokens),
             "effect_metric": self.effect_metric,
             "effects_withheld": self.effects_withheld,
             "layers": layers,

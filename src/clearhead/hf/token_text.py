@@ -1,0 +1,175 @@
+"""The tokens of a text as it was written, whatever a vocabulary spells them.
+
+Vocabularies spell a space, a byte and the middle of a word in their own ways: byte-level ones in
+letters that stand for bytes ("ĠMary", "âĢĻ"), SentencePiece with "▁" and "<0xE2>", WordPiece with
+"##". The first two hold all of a text, so that the texts of its tokens joined are the text. The
+others normalise it, and what was written is read from the offsets of their tokens.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..formatting import Token
+from ..torch_state import loadable
+
+loadable(Token)
+UNKNOWN = "(?)"  # after a word that the vocabulary lacks
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def byte_letters() -> dict[str, int]:
+    """GPT-2's letters for bytes: a printable byte is its own character in Latin-1, and the others
+    are the characters from 256 on, in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = [*map(chr, printable), *(chr(256 + n) for n in range(len(others)))]
+    return dict(zip(letters, printable + others, strict=True))
+
+
+def texts_of(pieces: Sequence[bytes]) -> list[str]:
+    """The text of each piece of UTF-8. The piece with the last byte of a character has it; the
+    bytes in pieces before that are written as bytes, and so is what is not UTF-8.
+
+    >>> texts_of([b"a", b"\\xe4\\xbd", b"\\xa0b", b"\\xff"])
+    ['a', '⟨E4 BD⟩', '你b', '⟨FF⟩']
+    """
+    owners = [number for number, piece in enumerate(pieces) for _ in piece]
+    data = b"".join(pieces)
+    parts: list[list[str | bytes]] = [[] for _ in pieces]
+    at = 0
+    for char in data.decode("utf-8", errors="surrogateescape"):
+        broken = 0xDC80 <= ord(char) <= 0xDCFF
+        size = 1 if broken else len(char.encode())
+        last = owners[at + size - 1]
+        for i in range(at, at + size):
+            if broken or owners[i] != last:
+                parts[owners[i]].append(data[i : i + 1])
+        if not broken:
+            parts[last].append(char)
+        at += size
+    return ["".join(map(_written, _runs(part))) for part in parts]
+
+
+def _runs(parts: list[str | bytes]) -> list[str | bytes]:
+    """The parts, with neighbouring bytes in one."""
+    runs: list[str | bytes] = []
+    for part in parts:
+        if isinstance(part, bytes) and runs and isinstance(runs[-1], bytes):
+            runs[-1] += part
+        else:
+            runs.append(part)
+    return runs
+
+
+def _written(part: str | bytes) -> str:
+    return part if isinstance(part, str) else f"⟨{part.hex(' ').upper()}⟩"
+
+
+class TokenTexts:
+    """Writes tokens of one tokenizer of transformers as `Token`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = repr(getattr(backend, "decoder", None))
+        self._letters = byte_letters() if "ByteLevel" in decoder else {}
+        self._keeps_all = bool(self._letters) or "ByteFallback" in decoder
+        self._continues = getattr(getattr(backend, "decoder", None), "prefix", "") or ""
+        self._spelled_out = {*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids}
+
+    def tokens(
+        self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]] | None
+    ) -> list[Token]:
+        """The tokens of a text. `offsets` are their first characters and ends in it, which slow
+        tokenizers do not have."""
+        raw = self.tokenizer.convert_ids_to_tokens(list(ids))
+        texts = texts_of([self._bytes(i, token) for i, token in zip(ids, raw, strict=True)])
+        special = {*self.tokenizer.all_special_ids}
+        if self._keeps_all:
+            self._strip_added_space(text, ids, texts, special)
+        elif offsets is not None:
+            special.discard(self.tokenizer.unk_token_id)
+            texts = self._sliced(text, ids, raw, texts, offsets)
+        tokens: list[Token] = []
+        before = " "  # what the text before ends with
+        for number, token in enumerate(texts):
+            apart = ids[number] in special or before.isspace() or token[:1].isspace()
+            tokens.append(Token(token, str(raw[number]), int(ids[number]), not apart))
+            before = " " if ids[number] in special else token[-1:] or before
+        return tokens
+
+    def unknown(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """The positions of tokens for which the vocabulary has only the unknown token."""
+        unknown = self.tokenizer.unk_token_id
+        known = ((i, token) for i, token in enumerate(tokens) if isinstance(token, Token))
+        return tuple(i for i, token in known if token.id == unknown and token != token.raw)
+
+    def alone(self, id: int) -> Token:
+        """The token of an id, without a text around it."""
+        raw = str(self.tokenizer.convert_ids_to_tokens(id))
+        return Token(texts_of([self._bytes(id, raw)])[0], raw, id)
+
+    def _bytes(self, id: int, raw: str | None) -> bytes:
+        """What a token adds to a text, if the vocabulary alone decides that."""
+        raw = str(raw)
+        if id in self._spelled_out:
+            return raw.encode()
+        if self._letters:
+            known = all(char in self._letters for char in raw)
+            return bytes(self._letters[char] for char in raw) if known else raw.encode()
+        if byte := _BYTE.fullmatch(raw):
+            return bytes.fromhex(byte[1])
+        if self._continues:
+            inside = raw.startswith(self._continues)
+            return (raw.removeprefix(self._continues) if inside else f" {raw}").encode()
+        return raw.replace("▁", " ").encode()
+
+    def _strip_added_space(
+        self, text: str, ids: Sequence[int], texts: list[str], special: set[int]
+    ) -> None:
+        """Leave out the space that a tokenizer puts before the first word of a text."""
+        own = [number for number, i in enumerate(ids) if i not in special]
+        if own and not text.startswith(" ") and texts[own[0]].startswith(" "):
+            texts[own[0]] = texts[own[0]][1:] or " "  # a token of its own is shown
+
+    def _sliced(
+        self,
+        text: str,
+        ids: Sequence[int],
+        raw: Sequence[str],
+        texts: Sequence[str],
+        offsets: Sequence[tuple[int, int]],
+    ) -> list[str]:
+        """What was written where each token is, with the marks after it that were normalised away,
+        and with a space if one is before it. Tokens of one character, as of a fraction that was
+        normalised, are spelled as in the vocabulary."""
+        written = list(texts)
+        spans = [(n, *span) for n, span in enumerate(offsets) if span[0] < span[1]]
+        spans = [span for span in spans if raw[span[0]] != "▁"]  # which has the place of a letter
+        starts = [start for _, start, _ in spans[1:]] + [len(text)]
+        end = 0
+        for (number, start, stop), following in zip(spans, starts, strict=True):
+            body = text[start:stop].strip()
+            if start >= end and body:
+                marks = re.match(r"\S*", text[stop:following])
+                body += marks[0] if marks else ""
+                unknown = ids[number] == self.tokenizer.unk_token_id and body != raw[number]
+                written[number] = body + UNKNOWN * unknown
+                if end and (text[start].isspace() or text[start - 1].isspace()):
+                    written[number] = " " + written[number]
+            end = max(end, stop)
+        return written
+
+
+class Vocabulary(Sequence[Token]):
+    """The token of each id, written when it is read."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts.tokenizer)
+
+    def __getitem__(self, id: Any) -> Any:
+        return self.texts.alone(range(len(self))[id])

@@ -1,0 +1,106 @@
+"""Tokens as text: each family's tokens show what was written, in one way."""
+
+import pickle
+import re
+
+import pytest
+
+from clearhead.formatting import Token, visible
+from clearhead.hf.token_text import TokenTexts, texts_of
+from tests.hf.tokenizer_families import FAMILIES, TEXTS
+
+LOSSLESS = ("gpt2", "llama3", "qwen", "gemma", "llama2")
+BYTES = re.compile(r"⟨((?:[0-9A-F]{2} )*[0-9A-F]{2})⟩")
+
+
+def written(family, text):
+    """The tokens of a text, without those that the tokenizer puts around it."""
+    tokenizer = FAMILIES[family]()
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    tokens = TokenTexts(tokenizer).tokens(text, encoded["input_ids"], encoded["offset_mapping"])
+    assert [token.id for token in tokens] == encoded["input_ids"]
+    raw = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    assert [token.raw for token in tokens] == raw
+    special = {"<|endoftext|>", "<s>", "</s>", "[CLS]", "[SEP]"}
+    return [token for token in tokens if token.raw not in special]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("family", LOSSLESS)
+def test_the_texts_of_the_tokens_joined_are_the_text(family, kind):
+    """But for the bytes of a character before its last token, which are written beside it."""
+    text, tokens = TEXTS[kind], written(family, TEXTS[kind])
+    joined = BYTES.sub("", "".join(tokens))
+    # a token of its own for the space before the first word
+    assert joined == text or (tokens[0].raw == "▁" and joined == f" {text}")
+    if kind in ("arabic", "chinese", "emoji"):
+        assert BYTES.search("".join(tokens))
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("family", LOSSLESS)
+def test_no_token_shows_how_the_vocabulary_spells_it(family, kind):
+    for token in written(family, TEXTS[kind]):
+        assert "Ġ" not in token and "▁" not in token and "<0x" not in token and "�" not in token
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_families_that_normalise_show_what_was_written(family, kind):
+    tokens = written(family, TEXTS[kind])
+    joined = "".join(tokens).replace("(?)", "")
+    assert re.sub(r"\s", "", joined) == re.sub(r"\s", "", TEXTS[kind])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_of_a_word_are_joined_and_words_are_not(family):
+    tokens = written(family, "the unbelievable naïve man")
+    words, shown = [], [visible(token) for token in tokens]
+    for token, text in zip(tokens, shown, strict=True):
+        if token.joined:
+            words[-1] += text
+        elif text != "␣":
+            words.append(text)
+    assert words == ["the", "unbelievable", "naïve", "man"] or "⟨" in "".join(words)
+
+
+def test_signs_for_lone_spaces_tabs_and_ends_of_lines():
+    tokens = written("gpt2", TEXTS["code"])
+    shown = "".join(visible(token) for token in tokens)
+    assert "↵" in shown and "⇥" in shown and "␣" in shown
+    assert {visible(t) for t in tokens if not t.strip()} <= {
+        "␣" * n + m + "␣" * k for n in range(9) for m in ("", "↵", "⇥", "↵↵") for k in range(9)
+    }
+
+
+def test_a_character_is_written_where_its_last_byte_is():
+    assert texts_of(["🙂".encode()[:2], "🙂".encode()[2:3], "🙂!".encode()[3:]]) == [
+        "⟨F0 9F⟩",
+        "⟨99⟩",
+        "🙂!",
+    ]
+    assert texts_of([b"\xf0\x9f", b"x"]) == ["⟨F0 9F⟩", "x"]  # never completed
+    assert texts_of([]) == [] and texts_of([b"", b"a"]) == ["", "a"]
+
+
+def test_words_that_a_vocabulary_lacks_are_marked():
+    tokenizer = FAMILIES["bert"]()
+    tokens = written("bert", "The man كتب")
+    assert [visible(token) for token in tokens][-1] == "كتب(?)"
+    unknown = TokenTexts(tokenizer).unknown(["[CLS]", *tokens])
+    assert unknown == (len(tokens),)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_alone_is_written_as_in_a_text(family):
+    """Next words are written so."""
+    texts = TokenTexts(FAMILIES[family]())
+    for token in written(family, "the man went away")[1:]:
+        assert visible(texts.alone(token.id)) == visible(token)
+
+
+def test_a_token_is_a_string_that_keeps_its_spelling():
+    token = Token(" Mary", "ĠMary", 11, False)
+    again = pickle.loads(pickle.dumps(token))
+    assert token == " Mary" and (again.raw, again.id, again.joined) == ("ĠMary", 11, False)
+    assert visible(token) == "Mary" and visible(Token("  x", "ĠĠx", 1)) == "␣␣x"
