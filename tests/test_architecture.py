@@ -21,7 +21,7 @@ HOUSE = ROOT / "src" / "clearhead"
 ROOMS = {
     "explorer": 3000,
     "demo": 510,
-    "inspection": 3850,
+    "inspection": 4320,  # logit attribution
     "hf": 1600,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2530,
     "nn": 1160,

@@ -39,6 +39,7 @@ from .inspection import edits
 from .inspection.effect_table import Effect, Effects
 from .inspection.effects import effects
 from .inspection.intervene import Intervention, intervene
+from .inspection.logit_attribution import LogitAttribution, logit_attribution
 from .inspection.metrics import logit_difference
 from .inspection.recording import Recording
 from .inspection.report import Report, report
@@ -86,6 +87,8 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Effects",
     "Effect",
     "logit_difference",
+    "logit_attribution",
+    "LogitAttribution",
     "report",
     "Report",
     "rollout",

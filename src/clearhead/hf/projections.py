@@ -135,6 +135,12 @@ def without_projection(model: nn.Module) -> str | None:
 def matrix_of(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
     """The matrix (in, out) and the bias (out,) of a linear module, in fp32. Raises `BadValue` for
     weights that do not hold their numbers."""
+    matrix, bias = readable_matrix(linear, name)
+    return matrix.float(), None if bias is None else bias.float()
+
+
+def readable_matrix(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
+    """As `matrix_of`, in the dtype of the weights, without a copy."""
     weight = getattr(linear, "weight", None)
     on_meta = isinstance(weight, Tensor) and weight.is_meta
     if obstacle := _obstacle(linear) or ("is on the meta device" if on_meta else ""):
@@ -146,7 +152,7 @@ def matrix_of(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
     assert isinstance(weight, Tensor)
     bias = getattr(linear, "bias", None)
     matrix = weight.detach().T if isinstance(linear, nn.Linear) else weight.detach()
-    return matrix.float(), None if bias is None else bias.detach().float()
+    return matrix, None if bias is None else bias.detach()
 
 
 def input_width(module: nn.Module) -> int | None:

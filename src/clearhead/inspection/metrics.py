@@ -207,6 +207,7 @@ def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> 
         picked = [logits[texts_of_batch, position, x.to(logits.device)] for x in ids]
         return (picked[0] - picked[1]).float().mean()
 
+    difference.tokens = ids  # type: ignore[attr-defined]  # a function's own, for logit_attribution
     return difference
 
 

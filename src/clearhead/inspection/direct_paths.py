@@ -1,0 +1,208 @@
+"""The direct paths from what each module writes to the logits, by one run of a model.
+
+The run cuts the graph of autograd at every module that writes into the residual stream, and takes
+the scales of the norms as constants. What remains between a module and the logits is linear. So the
+gradient of a logit with respect to what a module wrote, times what it wrote, is its part of that
+logit, and the parts sum to the logit.
+
+Letters: T tokens, H heads, Dv value size, d model size.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadValue
+from ..functional.ambient import listening
+from ..hf.projections import OutputProjection, input_width, output_projection
+from ..problem.problem import Inputs, Problem
+from .layers import Layers
+
+
+class AttentionCall(NamedTuple):
+    """An attention call, and the projection of its heads' output z, (1, H, T, Dv)."""
+
+    module: str
+    projection: OutputProjection
+    z: Tensor
+    problem: Problem
+    inputs: Inputs
+
+
+class HeadsPart(NamedTuple):
+    """What the heads of an attention call write: the sum is `written`."""
+
+    call: AttentionCall
+    written: Tensor
+
+
+class Part(NamedTuple):
+    """What another module writes, (1, T, d): `calls` is the number of attention calls before."""
+
+    module: str
+    calls: int
+    written: Tensor
+
+
+class LinearCall(NamedTuple):
+    """A call of a linear module, with its input, which is still connected to the parts."""
+
+    name: str
+    module: nn.Module
+    given: Tensor
+    result: Tensor
+
+
+class _Frame(NamedTuple):
+    """How many calls and parts there were when a module began to run."""
+
+    calls: int
+    others: int
+    biases: int
+
+
+class DirectPaths:
+    """Collects the parts of a run, inside of `recorded`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layers = Layers()
+        self.calls = 0
+        self.heads: list[HeadsPart] = []
+        self.others: list[Part] = []
+        self.biases: list[Part] = []  # of norms
+        self.unknown_norms: list[str] = []
+        self.last_linear: LinearCall | None = None
+        self._expected: dict[str, AttentionCall] = {}  # by the module that sums their heads
+        self._frames: list[_Frame] = []
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Inside the `with` block, record a run of the model."""
+        hooks = []
+        for name, module in self.model.named_modules():
+            before, after = self._hooks(name)
+            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append(module.register_forward_hook(after, with_kwargs=True))
+        try:
+            with torch.inference_mode(False), torch.enable_grad(), listening(self._on_call):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for projection, call in self._expected.items():
+            raise _not_projected(call.module, projection)
+
+    def _hooks(self, name: str) -> tuple[Any, Any]:
+        def before(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+            self.layers.enter(name, module, args, kwargs)
+            self._frames.append(_Frame(self.calls, len(self.others), len(self.biases)))
+
+        def after(
+            module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+        ) -> Any:
+            self.layers.leave()
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            return self._leave(name, module, given, result, self._frames.pop())
+
+        return before, after
+
+    def _on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
+        if not self.layers.inside:
+            return
+        _, name = self.layers.next_call()
+        projection = output_projection(self.model, name, problem.H, problem.Dv)
+        if projection.module in self._expected:
+            raise _not_projected(name, projection.module)
+        kept = Inputs(*(x.detach() for x in inputs))
+        call = AttentionCall(name, projection, out.detach(), problem, kept)
+        self._expected[projection.module] = call
+        self.calls += 1
+
+    def _leave(
+        self, name: str, module: nn.Module, given: list[Tensor], result: Any, frame: _Frame
+    ) -> Any:
+        """What a module returns instead: the same numbers, with another graph."""
+        parts = result if isinstance(result, tuple) else (result,)
+        if not parts or not isinstance(parts[0], Tensor) or not parts[0].is_floating_point():
+            return result
+        returned: Tensor = parts[0]
+        if (call := self._expected.pop(name, None)) is not None:
+            call.projection.check(call.z, result)
+            returned = _cut(returned)
+            self.heads.append(HeadsPart(call, returned))
+        elif self.calls > frame.calls:
+            return result  # attention is inside of it
+        elif _is_norm(module):
+            linear = frozen_norm(module, given[0], returned) if len(given) == 1 else None
+            if linear is None:
+                self.unknown_norms.append(name)
+                returned = _cut(returned)
+                self.others.append(Part(name, self.calls, returned))
+            else:
+                if isinstance(bias := getattr(module, "bias", None), Tensor):
+                    constant = _cut(bias.expand_as(linear).to(linear.dtype))
+                    self.biases.append(Part(name, self.calls, constant))
+                    linear = linear + constant
+                # The numbers of the model, with the gradient of the linear map.
+                returned = returned.detach() + (linear - linear.detach()).to(returned.dtype)
+        elif not any(True for _ in module.parameters()) or any(map(_is_norm, module.modules())):
+            return result  # a dropout, or a part of a block with its norm
+        else:
+            if input_width(module) is not None and len(given) == 1:
+                self.last_linear = LinearCall(name, module, given[0], returned)
+            del self.others[frame.others :], self.biases[frame.biases :]  # inside of it
+            returned = _cut(returned)
+            self.others.append(Part(name, self.calls, returned))
+        return (returned, *parts[1:]) if isinstance(result, tuple) else returned
+
+
+def _not_projected(module: str, projection: str) -> BadValue:
+    return BadValue(
+        f"{module or 'The model'} called attention, and {projection} did not run after it.",
+        "what heads write is found by name, and a projection follows each attention call.",
+        "pass a model whose modules call attention once and then their output projection.",
+    )
+
+
+def frozen_norm(module: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
+    """What a norm, which gave `y` for `x`, gives before its bias if its scale is a constant:
+    ``(x - mean) * scale * gain`` for layer norm, ``x * scale * gain`` for RMS norm, where the gain
+    is the weight, or 1 + weight. None if the norm computes something else."""
+    wide = x.double() if x.dtype == torch.float64 else x.float()
+    some = x.detach().reshape(-1, x.shape[-1])[:4]
+    with torch.no_grad():  # a norm that subtracts the mean gives the same for a shifted vector
+        moved = module.forward(some + some.abs().amax(-1, keepdim=True))
+        centres = _close(moved, module.forward(some), 0.2)
+    if centres:
+        wide = wide - wide.mean(-1, keepdim=True)
+    epsilons = (getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon"))
+    eps = next((e for e in epsilons if isinstance(e, float)), 0.0)
+    scaled = wide * torch.rsqrt(wide.detach().square().mean(-1, keepdim=True) + eps)
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    gains = [1.0] if weight is None else [weight.detach().to(wide), 1 + weight.detach().to(wide)]
+    added = 0.0 if bias is None else bias.detach()
+    tolerance = max(1e-5, 4 * torch.finfo(y.dtype).eps)
+    for gain in gains:
+        with torch.no_grad():
+            fits = _close(scaled * gain + added, y, tolerance)
+        if fits:
+            return scaled * gain
+    return None
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    a, b = a.double(), b.double()
+    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max())
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Is it a norm? By its name; whether it computes one, `frozen_norm` finds out."""
+    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
+
+
+def _cut(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_()

@@ -1,0 +1,324 @@
+"""What each part of a model writes toward a token's logit: `logit_attribution`.
+
+Letters: L attention calls (layers), H heads, T tokens, d model size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadType, BadValue, as_index, kind_of
+from ..functional.sharding import must_not_be_sharded, statistics_of
+from ..nn.token_ids import run_with_known_ids
+from ..problem.problem import Inputs, Problem
+from ..stats import exact_rows
+from .direct_paths import AttentionCall, DirectPaths, Part
+from .intervene import refuse_compiled
+from .layers import no_attention_call
+from .metrics import logits_of
+from .random_numbers import no_random_numbers
+from .unembedding import find_unembedding, parse_target, wide_dtype
+
+_TOLERANCE = 1e-4  # of the residue, relative to the sum of absolute parts; more in 16-bit types
+
+
+class _Source(NamedTuple):
+    """What splits the heads of a layer by source token."""
+
+    problem: Problem
+    inputs: Inputs
+    direction: Tensor  # (H, T, Dv): what a unit of each value adds to the logit
+
+
+@dataclass(frozen=True, repr=False)
+class LogitAttribution:
+    """What each part of a model writes toward the target's logit at each position, in logits.
+
+    `heads` is (L, H, T) and `mlps` (L, T), where a layer is a call of attention, as in `watch`, and
+    `modules` names its module. `mlps[l]` is all that writes in the block of layer l beside its
+    heads, with its biases. `embedding`, (T,), is what was in the residual stream before. `bias`,
+    (T,), is what the biases of output projections, norms and the unembedding write. They sum to
+    `logit`, (T,). `target` holds the target's id at each position; for a difference of logits, the
+    id that counts as positive.
+
+    A head's values include the bias of V; so its part does. The parts are exact for the scales of
+    the norms that the run had: if a part were missing, the scales would change too.
+    """
+
+    heads: Tensor
+    mlps: Tensor
+    embedding: Tensor
+    bias: Tensor
+    logit: Tensor
+    target: Tensor
+    modules: tuple[str, ...]
+    _sources: tuple[_Source, ...] = field(repr=False)
+
+    def check(self) -> float:
+        """The largest difference between `logit` and the sum of the parts, relative to the sum of
+        their absolute values."""
+        parts = torch.cat([self.heads.flatten(0, 1), self.mlps, self.embedding[None],
+                           self.bias[None]]).double()  # fmt: skip
+        residue = (parts.sum(0) - self.logit.double()).abs()
+        return float((residue / parts.abs().sum(0).clamp(min=1e-30)).max())
+
+    def sources(self, layer: int, head: int, query: int) -> Tensor:
+        """What a head writes at a query, split by the token that it comes from, (Tk,): the weight
+        of each key times what its value adds to the logit. Sums to ``heads[layer, head, query]``.
+
+        Raises `BadValue` for a layer, head or query that does not exist.
+        """
+        named = {"Layer": layer, "Head": head, "Query": query}
+        layer, head, query = (
+            as_index(what, x, size, f"they are numbered from 0 to {size - 1}.", "pass one of them.")
+            for (what, x), size in zip(named.items(), self.heads.shape, strict=True)
+        )
+        problem, inputs, direction = self._sources[layer]
+        with torch.no_grad():
+            rows = statistics_of(problem, inputs, [exact_rows([query])])["exact_rows"]
+            assert isinstance(rows, Tensor)
+            values = inputs.v[0, head // (problem.H // problem.G)].to(direction.dtype)
+            parts = rows[0, head, 0].to(values) * (values @ direction[head, query])
+        missed = float((parts.sum() - self.heads[layer, head, query]).abs())
+        if missed > 1e-3 * float(parts.abs().sum()) + 1e-6:
+            raise BadValue(
+                f"The sources of head {head} in layer {layer} miss what it writes by {missed:.3g}.",
+                "a head's output is its weights times its values; an edit of the output changed "
+                "it.",
+                "call logit_attribution without edits of outputs.",
+            )
+        return parts
+
+    def __repr__(self) -> str:
+        L, H, T = self.heads.shape
+        named = [("embedding", self.embedding[-1]), ("bias", self.bias[-1])]
+        named += [(f"layer {at}  mlp", x) for at, x in enumerate(self.mlps[:, -1])]
+        named += [
+            (f"layer {at}  head {h}", x)
+            for at, row in enumerate(self.heads[..., -1])
+            for h, x in enumerate(row)
+        ]
+        largest = sorted(named, key=lambda part: -abs(float(part[1])))[:10]
+        lines = [f"  {float(x):+8.3f}  {name}" for name, x in largest]
+        head = f"{L} layers x {H} heads, {T} positions; the largest parts at the last position:"
+        return "\n".join([head, *lines, f"  {float(self.logit[-1]):+8.3f}  the logit"])
+
+
+def logit_attribution(
+    model: nn.Module,
+    ids: Tensor | Mapping[str, Any],
+    target: str | int | Tensor | Callable[..., Tensor] = "next",
+    *,
+    center: bool = False,
+) -> LogitAttribution:
+    """What each head, MLP, embedding and bias writes toward the target's logit, at each position.
+
+    >>> found = ch.logit_attribution(model, ids)  # doctest: +SKIP
+    >>> found.heads[:, :, -1]  # toward the last token, of every head  # doctest: +SKIP
+    >>> found.sources(layer=1, head=3, query=-1)  # from which tokens  # doctest: +SKIP
+
+    The part of head h at position t is ``scale[t] * (z[h, t] @ W_O[h]) @ u``: z is the head's
+    output, u the target's column of the unembedding, and the scale of the final norm, with its
+    gain, is the one that the run had. The same holds for norms after attention or after an MLP
+    (Gemma), and for blocks with the norm after the sum. It is the direct effect: what a head
+    changes by way of later layers is not in it, see `effects`.
+
+    Args:
+        model: gives logits (1, T, words): a transformers model with ``attn_implementation=
+            "clearhead"`` and a head for the next token, or one of `clearhead.nn`. Without dropout.
+        ids: the ids of one text, (T,) or (1, T); or the inputs of the model by name, a dict.
+        target: whose logit. "next" is the token that comes next, so there are T - 1 positions. An
+            id, or ids (T,), one for each position. ``ch.logit_difference(a, b)`` is the logit of a
+            minus that of b at every position; its `at` is not used.
+        center: subtract the mean logit of all words. What every word gets alike is then no part.
+
+    The logit is the one before a final soft cap. Raises `BadValue`, `BadType` where the parts do
+    not sum to the logit within 1e-4 of their absolute sum (16-bit models: within 8 roundings of
+    their type), which names what is in the way: a transform before the unembedding (BERT), a norm
+    that is not known, a gate or a norm before an output projection; and for several texts, a
+    compiled model, random numbers, a model that makes no attention call through clearhead.
+
+    Source: nostalgebraist 2020, "interpreting GPT: the logit lens"; Elhage et al. 2021, "A
+    Mathematical Framework for Transformer Circuits"; Wang et al. 2022, "Interpretability in the
+    Wild".
+    """
+    if not isinstance(model, nn.Module):
+        raise BadType(
+            f"logit_attribution got {kind_of(model)}.",
+            "it runs a model that gives logits.",
+            "pass a torch.nn.Module, then the ids of a text.",
+        )
+    must_not_be_sharded("logit_attribution")
+    refuse_compiled(model)
+    inputs, text = _one_text(ids)
+    paths = DirectPaths(model)
+    with no_random_numbers(model), paths.recorded():
+        logits = logits_of(run_with_known_ids(model, inputs)).detach()
+    if not paths.heads:
+        raise no_attention_call(model, "logit_attribution splits attention calls by head.")
+    if logits.shape[:2] != (1, len(text)):
+        raise BadValue(
+            f"The {type(model).__name__} gave logits {tuple(logits.shape)} for {len(text)} ids.",
+            "every position is attributed: the logits are (1, T, words).",
+            "leave out logits_to_keep=.",
+        )
+    unembedding = find_unembedding(model, paths.last_linear, logits)
+    wanted = parse_target(target, text, logits.shape[-1], center)
+    n = len(wanted.plus)
+    given = unembedding.given[:n]
+    direction = wanted.of_words(unembedding.rows, given.dtype) * unembedding.scale
+    others = [*paths.others, *paths.biases]
+    leaves = [*(part.written for part in paths.heads), *(part.written for part in others)]
+    gradients = torch.autograd.grad((given * direction).sum(), leaves, allow_unused=True)
+    with torch.no_grad():
+        bias = None
+        if unembedding.bias is not None:
+            bias = wanted.of_words(unembedding.bias, given.dtype) * unembedding.scale
+        logit = wanted.of_logits(unembedding.raw[:n]) * unembedding.scale
+        return _assembled(model, paths, gradients, logit, bias, wanted.plus)
+
+
+def _assembled(
+    model: nn.Module,
+    paths: DirectPaths,
+    gradients: Sequence[Tensor | None],
+    logit: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+) -> LogitAttribution:
+    """The parts from the gradients of the logits with respect to what was written: of the heads,
+    of other modules and of the biases of norms, in this order."""
+    n = len(logit)
+    of_heads = gradients[: len(paths.heads)]
+    reached = [
+        (number, part.call, _by_position(gradient, n))
+        for number, (part, gradient) in enumerate(zip(paths.heads, of_heads, strict=True))
+        if gradient is not None
+    ]
+    _check_reached(model, paths, reached)
+    zero = torch.zeros(n, dtype=torch.float64, device=logit.device)
+    rows, sources, biases = [], [], zero if bias is None else bias.double()
+    for _, call, gradient in reached:
+        weight = call.projection.weight.to(wide_dtype(call.z))
+        along = torch.einsum("hvd,td->htv", weight, gradient.to(weight))
+        rows.append(torch.einsum("htv,htv->ht", call.z[0, :, :n].to(weight), along))
+        sources.append(_Source(call.problem, call.inputs, along))
+        if call.projection.bias is not None:
+            biases = biases + (gradient.double() @ call.projection.bias.double())
+    layer_of = _layers_by_block(reached)
+    mlps, embedding = [zero] * len(reached), zero
+    for number, part in enumerate([*paths.others, *paths.biases]):
+        reaches = gradients[len(paths.heads) + number]
+        if reaches is None:
+            continue
+        written = _by_position(reaches.double() * part.written.double(), n).sum(-1)
+        if number >= len(paths.others):
+            biases = biases + written
+        elif (layer := layer_of(part)) is None:
+            embedding = embedding + written
+        else:
+            mlps[layer] = mlps[layer] + written
+    modules = tuple(call.module for _, call, _ in reached)
+    kind = rows[0].dtype
+    found = LogitAttribution(
+        torch.stack(rows), torch.stack(mlps).to(kind), embedding.to(kind), biases.to(kind),
+        logit.to(kind), target, modules, tuple(sources),
+    )  # fmt: skip
+    _check_sum(model, found, paths)
+    return found
+
+
+def _one_text(ids: Tensor | Mapping[str, Any]) -> tuple[Tensor | dict[str, Any], Tensor]:
+    """The inputs of the model, and the ids (T,) that the logits belong to."""
+    named = dict(ids) if isinstance(ids, Mapping) else {"input_ids": ids}
+    text = named.get("decoder_input_ids", named.get("input_ids"))
+    if not isinstance(text, Tensor) or text.is_floating_point() or text.dim() not in (1, 2):
+        raise BadType(
+            f"logit_attribution got {kind_of(text)} as ids.",
+            "it reads the ids of one text, (T,) or (1, T), or the inputs by name with them.",
+            "pass an integer tensor.",
+        )
+    if (text.dim() == 2 and len(text) != 1) or not text.numel():
+        raise BadValue(
+            f"logit_attribution got ids of shape {tuple(text.shape)}.",
+            "it reads one text with at least one token.",
+            "call it once for each text.",
+        )
+    if not isinstance(ids, Mapping):
+        return text.reshape(1, -1), text.flatten()
+    return named, text.flatten()
+
+
+def _check_reached(
+    model: nn.Module, paths: DirectPaths, reached: Sequence[tuple[int, AttentionCall, Tensor]]
+) -> None:
+    """Raise `BadValue` if what heads write does not reach the logits by the residual stream. Those
+    of an encoder reach a decoder through its attention, so they need not."""
+    if len({call.problem.H for _, call, _ in reached}) > 1:
+        counts = ", ".join(str(call.problem.H) for _, call, _ in reached)
+        raise BadValue(
+            f"The layers of the {type(model).__name__} have {counts} heads.",
+            "the parts of heads are one tensor, (L, H, T).",
+            "pass a model with as many heads in every layer.",
+        )
+    numbers = {number for number, _, _ in reached}
+    missing = [part.call.module for i, part in enumerate(paths.heads) if i not in numbers]
+    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and reached
+    if not missing or encodes:
+        return
+    norms = f" The norm {paths.unknown_norms[0]!r} is not known." if paths.unknown_norms else ""
+    raise BadValue(
+        f"In the {type(model).__name__} what the heads of {missing[0]} write does not reach the "
+        f"logits along the residual stream.{norms}",
+        "between the stream and the unembedding there are only norms; a transform there (as in the "
+        "head of BERT) is not linear.",
+        "pass a model whose logits are the unembedding of its normed residual stream.",
+    )
+
+
+def _check_sum(model: nn.Module, found: LogitAttribution, paths: DirectPaths) -> None:
+    """Raise `BadValue` unless the parts sum to the logit."""
+    dtypes = {part.call.z.dtype for part in paths.heads}
+    tolerance = max(_TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in dtypes))
+    residue = found.check()
+    if residue <= tolerance:
+        return
+    raise BadValue(
+        f"In the {type(model).__name__} the parts miss the logit by {residue:.1g} of their "
+        "absolute sum.",
+        "the parts are what heads, other modules and biases write into the residual stream; here "
+        "something else is added to it, or it passes through more than norms.",
+        "load the model in float32 if it is in a smaller type; else it cannot be split this way.",
+    )
+
+
+def _layers_by_block(
+    reached: Sequence[tuple[int, AttentionCall, Tensor]],
+) -> Callable[[Part], int | None]:
+    """Which layer's MLP a part is: that of its block, else of the last attention call before; None
+    if there was none."""
+    last_of = {_block(call.module): layer for layer, (_, call, _) in enumerate(reached)}
+
+    def layer_of(part: Part) -> int | None:
+        block = _block(part.module)
+        if block is not None and block in last_of:
+            return last_of[block]
+        before = [layer for layer, (number, _, _) in enumerate(reached) if number < part.calls]
+        return before[-1] if before else None
+
+    return layer_of
+
+
+def _block(module: str) -> str | None:
+    """The name of the block that a module is in: up to the first number, model.layers.3."""
+    parts = module.split(".")
+    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbered[0] + 1]) if numbered else None
+
+
+def _by_position(x: Tensor, n: int) -> Tensor:
+    """Of one text, the first n positions, (n, d); some models join texts and positions."""
+    return x.reshape(-1, x.shape[-1])[:n]

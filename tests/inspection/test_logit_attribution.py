@@ -1,0 +1,161 @@
+"""`logit_attribution` on the model that ships, on own blocks and on torch's layers."""
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead import demo
+from clearhead.errors import BadType, BadValue
+
+STORY = "Long ago there lived a funny mouse and a famous witch. She always conjured in the swamp."
+
+
+class Small(nn.Module):
+    def __init__(self, norm, after=True):
+        super().__init__()
+        self.embed = ch.nn.TokenEmbedding(19, 12)
+        self.first = ch.nn.TransformerBlock(12, 3, kv_heads=1, causal=True, norm=norm)
+        self.second = ch.nn.TransformerBlock(12, 3, causal=True, norm=norm, qkv_bias=True)
+        self.norm = nn.LayerNorm(12) if after else nn.Identity()
+        self.head = nn.Linear(12, 19)
+
+    def forward(self, ids):
+        return self.head(self.norm(self.second(self.first(self.embed(ids)))))
+
+
+def randomised(model):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for x in model.parameters():
+            x.normal_(std=0.5)
+    return model.eval()
+
+
+def ids(T=7):
+    return torch.randint(19, (T,), generator=torch.Generator().manual_seed(1))
+
+
+def norm(parts, module):
+    """Each part through a layer norm whose scale is that of their sum."""
+    total = sum(parts.values())
+    scale = (total.var(-1, unbiased=False, keepdim=True) + module.eps).rsqrt()
+    made = {n: (x - x.mean(-1, keepdim=True)) * scale * module.weight for n, x in parts.items()}
+    return {**made, "bias": made["bias"] + module.bias}
+
+
+def by_hand(model, text, column):
+    """The parts, with softmax and sums written out, in float64."""
+    model = model.double()
+    x = model.embed(text)
+    T = len(text)
+    parts = {"embedding": x, "bias": torch.zeros_like(x)}
+    for number, block in enumerate([model.first, model.second]):
+        pre = block.norm == "pre"
+        layer = block.attention
+        given = block.norm_1(x) if pre else x
+        G, D = layer.kv_heads, layer.head_size
+        q = layer.W_query(given).unflatten(-1, (3, D))
+        k, v = (f(given).unflatten(-1, (G, D)) for f in (layer.W_key, layer.W_value))
+        for h in range(3):
+            scores = q[:, h] @ k[:, h * G // 3].T / D**0.5
+            scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+            z = scores.softmax(-1) @ v[:, h * G // 3]
+            W = layer.out_proj.weight.T.unflatten(0, (3, D))[h]
+            parts[f"{number} {h}"] = z @ W
+        parts["bias"] = parts["bias"] + layer.out_proj.bias
+        parts = parts if pre else norm(parts, block.norm_1)
+        x = sum(parts.values())
+        parts[f"{number} mlp"] = block.feed_forward(block.norm_2(x) if pre else x)
+        parts = parts if pre else norm(parts, block.norm_2)
+        x = sum(parts.values())
+    if isinstance(model.norm, nn.LayerNorm):
+        parts = norm(parts, model.norm)
+    u = column(model.head.weight)
+    parts = {name: (x * u).sum(-1) for name, x in parts.items()}
+    return {**parts, "bias": parts["bias"] + column(model.head.bias)}
+
+
+@pytest.mark.parametrize(("kind", "after"), [("pre", True), ("pre", False), ("post", False)])
+def test_every_part_is_that_of_float64_by_hand(kind, after):
+    model = randomised(Small(kind, after))
+    found = ch.logit_attribution(model, ids(), ch.logit_difference(3, 4))
+    with torch.no_grad():
+        logits = model(ids()[None])[0]
+        column = lambda W: (W[3] - W[4]).expand(7, *W.shape[1:])  # noqa: E731
+        parts = by_hand(model, ids(), column)
+    most = 1e-5 * sum(x.abs() for x in parts.values())
+    assert torch.allclose(found.logit, logits[:, 3] - logits[:, 4], atol=1e-4)
+    assert found.modules == ("first.attention", "second.attention")
+    for layer in range(2):
+        for head in range(3):
+            assert bool(((found.heads[layer, head] - parts[f"{layer} {head}"]).abs() <= most).all())
+        assert bool(((found.mlps[layer] - parts[f"{layer} mlp"]).abs() <= most).all())
+    assert bool(((found.embedding - parts["embedding"]).abs() <= most).all())
+    assert bool(((found.bias - parts["bias"]).abs() <= most).all())
+
+
+def test_the_model_that_ships():
+    teller = demo.load()
+    text = torch.tensor(teller.encode(STORY).ids)
+    found = ch.logit_attribution(teller.model, text)
+    with torch.no_grad():
+        logits = teller.model(text)
+    T = len(text)
+    assert found.heads.shape == (2, 8, T - 1) and found.check() < 1e-5
+    assert torch.allclose(found.logit, logits[torch.arange(T - 1), text[1:]], atol=1e-4)
+    assert torch.equal(found.target, text[1:])
+    sources = found.sources(0, 7, -1)
+    assert sources.shape == (T,) and sources[-1] == 0  # a later token moves nothing
+    assert torch.allclose(sources.sum(), found.heads[0, 7, -1], atol=1e-5)
+    assert f"{T - 1} positions" in repr(found)
+
+
+def test_the_run_changes_nothing():
+    model = randomised(Small("pre"))
+    with torch.no_grad():
+        before = model(ids()[None])
+    ch.logit_attribution(model, ids())
+    with torch.no_grad(), ch.watch(model) as recording:
+        assert torch.equal(model(ids()[None]), before)
+    assert len(recording) == 2 and all(x.grad is None for x in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_torchs_own_layers(batch_first):
+    class Torch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(19, 12), nn.Linear(12, 19)
+            self.attention = nn.MultiheadAttention(12, 3, batch_first=batch_first)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            x = x if batch_first else x.transpose(0, 1)
+            x = x + self.attention(x, x, x, need_weights=False)[0]
+            return self.head(x if batch_first else x.transpose(0, 1))
+
+    model = randomised(Torch())
+    with ch.compat.patched():
+        found = ch.logit_attribution(model, ids(), 3)
+    assert found.check() < 1e-5 and found.heads.shape == (1, 3, 7)
+    direction = model.head.weight[3]
+    assert torch.allclose(found.embedding, model.embed(ids()) @ direction, atol=1e-4)
+    bias = model.head.bias[3] + model.attention.out_proj.bias @ direction
+    assert torch.allclose(found.bias, bias.expand(7), atol=1e-5)
+
+
+def test_a_model_without_attention_is_refused():
+    model = nn.Sequential(nn.Embedding(19, 12), nn.Linear(12, 19))
+    with pytest.raises(BadValue, match="made no attention call"):
+        ch.logit_attribution(model, ids())
+
+
+def test_what_is_no_model_and_no_text_is_refused():
+    with pytest.raises(BadType, match="got a str"):
+        ch.logit_attribution("model", ids())
+    with pytest.raises(BadType, match="a list as ids"):
+        ch.logit_attribution(randomised(Small("pre")), [1, 2])
+    with pytest.raises(BadValue, match="a text of 1 token"):
+        ch.logit_attribution(randomised(Small("pre")), ids(1))
