@@ -43,8 +43,7 @@ SIGNATURE = (
 
 class KernelArgs(NamedTuple):
     """The arguments besides q, k and v. Query q sees the keys q - before to q + after; with `lo`,
-    it
-    sees the keys of its ranges whose `bits` are set. `slopes` and `shift` are ALiBi's."""
+    it sees the keys of its ranges whose `bits` are set. `slopes` and `shift` are ALiBi's."""
 
     scale: float
     softcap: float  # 0 means none
@@ -152,8 +151,7 @@ def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:
 
 def savable(x: Any) -> Any:
     """Copy a tensor made under torch.inference_mode, which autograd refuses to save; return
-    anything
-    else unchanged."""
+    anything else unchanged."""
     refused = isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference()
     return x.clone() if refused else x
 

@@ -30,8 +30,7 @@ from .stats import core_stats_and_max
 
 def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
     """Return `core_stats` of a problem whose tensors require gradients. Only the inputs, the
-    largest
-    logits and the sums of rows are saved."""
+    largest logits and the sums of rows are saved."""
     bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
     tensors = _CoreStats.apply(p, inputs, statistics, inputs.q, inputs.k, bias, p.sinks)
     rows, sums = _rows_and_sums(p, statistics, tensors)
