@@ -308,8 +308,8 @@ def test_the_largest_products_of_a_float(scale):
 
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter calls another product")
 def test_products_that_differ_in_their_last_bit_give_no_weight_above_its_row(monkeypatch):
-    """As those of turned tiles may. Each key appears twice, so weights are 0 and 0.5, and the last
-    bit of such large products is more than 2^10."""
+    """As those of transposed tiles may. Each key appears twice, so weights are 0 and 0.5, and the
+    last bit of such large products is more than 2^10."""
     from clearhead.engines.gpu.triton import backward
 
     exact = backward.product
@@ -334,10 +334,10 @@ def test_products_that_differ_in_their_last_bit_give_no_weight_above_its_row(mon
     {"mask": ch.window(before=30, align="end") | ch.prefix(5), "softcap": 3.0},
     {"bias": torch.randn(2, 70, 150, generator=torch.Generator().manual_seed(4))},
 ], ids=["lengths", "alibi and dropout", "ranges and cap", "bias"])  # fmt: skip
-def test_a_tile_that_is_turned_gives_the_same_gradients(keywords, turns, monkeypatch):
+def test_transposed_tiles_give_the_same_gradients(keywords, turns, monkeypatch):
     from clearhead.engines.gpu.triton import launch_backward
 
-    monkeypatch.setattr(launch_backward, "turned", lambda device: turns)
+    monkeypatch.setattr(launch_backward, "transposes_tiles", lambda device: turns)
     q, k, v = (x.requires_grad_() for x in draw(Tq=70, Tk=150))
     out, true = triton(q, k, v, **keywords), steps(q, k, v, **keywords)
     seed = torch.randn_like(out)
@@ -358,8 +358,8 @@ def test_gradients_have_the_same_bits_each_time():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_is_not_finite_in_values_is_told_apart(dtype):
-    """Whole columns of one kind, which fill a tile, and columns in which two kinds meet."""
+def test_nan_and_both_infinities_in_values_are_distinguished(dtype):
+    """Columns of one kind, which fill a tile, and columns with two kinds."""
     q, k, v = draw(Tq=130, Tk=150, dtype=dtype)
     nan, inf = float("nan"), float("inf")
     for column, bad in enumerate((nan, inf, -inf)):
@@ -583,7 +583,7 @@ def test_a_gradient_in_forward_mode_names_the_hint():
 
 @pytest.mark.parametrize("keywords, said", [
     ({"dtype": torch.float64}, "no float64"),
-    ({"D": 264}, "heads of up to 256"),
+    ({"D": 264}, "head sizes up to 256"),
 ])  # fmt: skip
 def test_it_says_what_it_cannot(keywords, said):
     with pytest.raises(ch.BadValue, match=said):

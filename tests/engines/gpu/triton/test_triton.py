@@ -112,13 +112,13 @@ def test_tiles_follow_what_a_block_may_have(monkeypatch):
 
 
 @needs_triton
-def test_kinds_tell_apart_what_triton_compiles_apart():
-    """Held against what Triton's own launcher asks of each argument."""
+def test_specialization_separates_what_triton_compiles_separately():
+    """Compared with what Triton's own launcher determines for each argument."""
     from triton._C.libtriton import native_specialize_impl
     from triton.backends.nvidia.compiler import CUDABackend
 
     from clearhead.engines.gpu.triton.arguments import Rows
-    from clearhead.engines.gpu.triton.start import kinds
+    from clearhead.engines.gpu.triton.start import specialization
 
     memory = torch.zeros(64, dtype=torch.int8)
     values = [
@@ -130,8 +130,8 @@ def test_kinds_tell_apart_what_triton_compiles_apart():
     theirs = [native_specialize_impl(CUDABackend, x, False, True, True) for x in values]
     for x, of_x in zip(values, theirs, strict=True):
         for y, of_y in zip(values, theirs, strict=True):
-            assert of_x == of_y or kinds((x,)) != kinds((y,)), (x, y)
-    assert kinds((3, 32, 2.0, Rows(memory, 2, 16, 3, None))) == kinds(
+            assert of_x == of_y or specialization((x,)) != specialization((y,)), (x, y)
+    assert specialization((3, 32, 2.0, Rows(memory, 2, 16, 3, None))) == specialization(
         (5, 64, 3.0, Rows(memory, 7, 48, 9, None))
     )
 

@@ -1,10 +1,10 @@
-"""Kernels for a GPU, in Triton (extra `gpu`), which is imported when the engine first answers.
+"""Kernels for a GPU, in Triton (extra `gpu`), which is imported when the engine first computes.
 
-What the kernels read (`arguments`), what they do with a tile (`tile`), the output and the sums of
-rows (`forward`, `launch_forward`), gradients (`backward`, `launch_backward`), both as operators for
-autograd and tracers (`operator`), statistics (`weight_sums`, `statistics`). With TRITON_INTERPRET=1
-the same kernels run on a CPU, slowly: so the tests hold them against the reference where there is
-no GPU.
+`arguments` defines what the kernels read, and `tile` what they do with a tile. `forward` and
+`launch_forward` compute the output and the sums of rows, `backward` and `launch_backward`
+gradients. `operator` makes operators of both for autograd and tracers. `weight_sums` and
+`statistics` compute statistics. With TRITON_INTERPRET=1 the kernels run on a CPU, slowly; the tests
+compare them with the reference in this way.
 """
 
 import os
@@ -26,7 +26,7 @@ LARGEST_HEAD = 256  # a tile of more would not fit in registers
 
 
 class Triton(Engine):
-    """Exact attention on a GPU, forward and back, for every mask, and statistics in the sweep.
+    """Exact attention on a GPU, forward and backward, for every mask, with statistics.
 
     Source: Dao 2023, "FlashAttention-2"; Dao et al. 2023, "Flash-Decoding".
     """
@@ -51,9 +51,10 @@ class Triton(Engine):
         elif p.device.type == "cuda" and gpu_of(p.device).capability < (8, 0):
             reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
         if p.dtype not in DTYPES:
-            reasons.append(f"the Triton kernels compute no {str(p.dtype).removeprefix('torch.')}")
+            dtype = str(p.dtype).removeprefix("torch.")
+            reasons.append(f"the Triton kernels do not support {dtype}")
         if max(p.D, p.Dv) > LARGEST_HEAD:
-            reasons.append(f"the Triton kernels hold heads of up to {LARGEST_HEAD}")
+            reasons.append(f"the Triton kernels support head sizes up to {LARGEST_HEAD}")
         return reasons + why_not_operator(p, "the Triton kernels")
 
     def skips_tiles(self, problem: Problem) -> bool:
@@ -76,8 +77,8 @@ class Triton(Engine):
             assert lse is not None
             return Answer(out, Partial.of_lse(problem, statistics, lse))
         if statistics and can_count(problem, inputs, statistics):
-            counted = problem if output else problem.without_dropout
-            return Answer(*answer_and_stats(counted, inputs, statistics, output))
+            p = problem if output else problem.without_dropout
+            return Answer(*answer_and_stats(p, inputs, statistics, output))
         return Answer(
             attend_or_record(problem, inputs, False)[0] if output else None,
             super().answer(problem, inputs, statistics, output=False).stats,
@@ -85,5 +86,6 @@ class Triton(Engine):
 
 
 def _interprets() -> bool:
-    """Does Triton run its kernels on a CPU? It reads this once, when a kernel is defined."""
+    """Return whether Triton runs kernels on a CPU. It reads the variable when a kernel is
+    defined."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -1,7 +1,7 @@
-"""What the kernels read: tensors with their strides, and the rule (mask, bias, dropout).
+"""Define what the kernels read: tensors with their strides, and the rule (mask, bias, dropout).
 
-Triton passes a NamedTuple as it is, so a kernel reads `rule.bias.q` where C would read a struct.
-None in a field is known when the kernel is compiled: what was not asked costs nothing.
+Triton passes a NamedTuple like a struct, so a kernel reads `rule.bias.q`. A field that is None is
+known when the kernel is compiled, so features that are not used cost nothing.
 """
 
 import math
@@ -16,11 +16,11 @@ from ....problem.problem import Problem
 from ...operators import KernelArgs, kernel_args
 
 LOG2E = 1 / math.log(2.0)
-FAR = 2**30 - 1  # no distance is larger, and the sum of it and a position stays in 32 bits
+FAR = 2**30 - 1  # exceeds every distance; the sum with a position still fits into 32 bits
 
 
 def args_of(p: Problem) -> KernelArgs:
-    """The problem but for its tensors q, k and v, on its device."""
+    """Return the arguments of a problem besides q, k and v, on its device."""
     if not p.dropout:
         return kernel_args(p, None)
     if p.seed is None:
@@ -32,6 +32,8 @@ def args_of(p: Problem) -> KernelArgs:
 
 
 class Sizes(NamedTuple):
+    """The sizes of a problem besides the head sizes."""
+
     B: int
     H: int
     G: int
@@ -40,10 +42,12 @@ class Sizes(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A (B, H, T, D) tensor whose last dimension is contiguous: address and strides. `even`, 1 or
-    None, says whether all rows begin at a multiple of 16 bytes from the first. Triton sees for
-    itself only that a stride is a multiple of 16 numbers, and heads of 72 would lose their wide
-    loads."""
+    """The address and strides of a (B, H, T, D) tensor whose last dimension is contiguous.
+
+    `even` is 1 if the offsets of all rows are multiples of 16 bytes, else None. Triton detects only
+    strides that are multiples of 16 numbers; without `even`, heads of size 72 would not be read by
+    wide loads.
+    """
 
     at: Any
     b: int
@@ -53,7 +57,8 @@ class Rows(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A (B, H, Tq, x) tensor: address and strides, 0 where a dimension of size 1 broadcasts."""
+    """The address and strides of a (B, H, Tq, x) tensor; 0 where a dimension of size 1
+    broadcasts."""
 
     at: Any
     b: int
@@ -63,8 +68,8 @@ class Cells(NamedTuple):
 
 
 class KernelRule(NamedTuple):
-    """`KernelArgs` as the kernels read it. Logits are in a unit of their own: a logit x counts as
-    exp2(x * unit). Where nothing is done to them, they are the products q k as they come."""
+    """`KernelArgs` as the kernels read it. Logits have their own unit: the power of a logit x is
+    exp2(x * unit). If only a scale is applied, the logits are the unscaled products q k."""
 
     unit: float
     natural: float  # a logit x in nats is x * natural
@@ -81,11 +86,12 @@ class KernelRule(NamedTuple):
     shift: int
     sinks: Any
     seed: Any
-    drop_below: int  # a cell is dropped whose 32-bit hash is below
+    drop_below: int  # a cell with a smaller 32-bit hash is dropped
     keep_factor: float
 
 
 def kernel_rule(rule: KernelArgs) -> KernelRule:
+    """Convert the arguments to what the kernels read."""
     if rule.lo is rule.bias is rule.slopes is rule.sinks is rule.seed is None:
         return _numbers(*rule[:4])
     return _kernel_rule(rule)
@@ -93,14 +99,14 @@ def kernel_rule(rule: KernelArgs) -> KernelRule:
 
 @lru_cache(maxsize=64)
 def _numbers(scale: float, softcap: float, before: int, after: int) -> KernelRule:
-    """Most problems have no tensors there, and many the same numbers."""
+    """Convert arguments without tensors. It is cached, because many calls have the same numbers."""
     return _kernel_rule(KernelArgs(scale, softcap, before, after))
 
 
 def _kernel_rule(rule: KernelArgs) -> KernelRule:
     capped = rule.softcap != 0.0
-    # The largest product is the largest logit if the scale is positive, also when rounded. A unit
-    # above 1 could make an infinity of it, and all weights 0.
+    # If the scale is positive, the largest product is the largest logit, also after rounding. With
+    # a unit above 1 it could overflow to infinity, and all weights would be 0.
     bare = not capped and 1e-30 < rule.scale <= 1 / LOG2E
     bare = bare and rule.bias is None and rule.slopes is None and rule.sinks is None
     return KernelRule(
@@ -130,12 +136,13 @@ def sizes_of(q: Tensor, k: Tensor) -> Sizes:
 
 
 def rows(x: Tensor) -> Rows:
-    """Of a tensor from `with_rows`."""
+    """Return the view of a tensor from `with_rows`."""
     b, h, t, _ = x.stride()
     return Rows(x, b, h, t, None if (b | h | t) * x.element_size() % 16 else 1)
 
 
 def cells(x: Tensor) -> Cells:
+    """Return the view of a tensor, with stride 0 where a dimension has size 1."""
     steps = zip(x.stride(), x.shape, strict=True)
     return Cells(x, *(0 if size == 1 else step for step, size in steps))
 

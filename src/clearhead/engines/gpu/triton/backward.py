@@ -1,13 +1,15 @@
-"""Gradients. The weights of a tile are computed again from the largest logit and the share of each
-row (forward.py), so nothing of the size queries x keys is kept:
+"""Compute gradients, without storing anything of the size queries x keys.
+
+The weights of a tile are recomputed from `max`, the largest logit of each row, and the factor
+`share` (forward.py, `RowSums`):
 
     w = exp2(x - max) share          dV = (drop w)^T dO         dP = drop (dO V^T)
     dx = w (dP - delta)              delta = Σ dO O - dlse      dS = dx (1 - tanh^2) with a soft cap
     dQ = scale dS K                  dK = scale dS^T Q          dbias = Σ dx where it broadcasts
 
-Each of the three kernels owns what it adds up, so there are no atomic additions and the bits are
-the same in every run. Cost: of the five products of a tile, `query_gradients` computes three and
-`key_gradients` four; the two computed twice are the price of the fixed order. Where a bias learns,
+Each program owns the sums that it computes, so there are no atomic additions, and the bits are the
+same in every run. A tile needs five products. `query_gradients` computes three and `key_gradients`
+four of them; computing two twice is the price of the fixed order. If a bias needs a gradient,
 `bias_gradients` computes two more.
 Source: Dao 2023, "FlashAttention-2".
 """
@@ -36,7 +38,8 @@ from .tile import (
 @triton.jit(do_not_specialize=["count"])
 def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
                  M: tl.constexpr):  # fmt: skip
-    """delta = Σ dO O - dlse for each row: M rows a program, two reads of (M, Dv)."""
+    """Compute delta = Σ dO O - dlse of each row. A program computes M rows, and reads (M, Dv)
+    twice."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     real = row < count
     at = tl.minimum(row, count - 1)
@@ -51,38 +54,41 @@ def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_D
 @triton.jit
 def weights_of_tile(
     queries, key_tile, top, share, rule, b, h, t, keys, allowed, real,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """(M, N): the weights, and tanh of the soft cap. Rows that are not real have weight 0. Products
-    of a turned tile may differ from those of forward in their last bit, which at 3e38 is 2e31:
-    hence `x` is bounded by the largest logit of its row. A NaN in either stays."""
-    if TURNED:
+    """Compute the weights, (M, N), and the tanh of the soft cap. Rows that are not `real` have
+    weight 0.
+
+    Products of a transposed tile may differ from those of the forward pass in the last bit, which
+    is 2e31 at 3e38. Therefore `x` is limited to the largest logit of its row; NaN is kept.
+    """
+    if TRANSPOSED:
         products = product(key_tile, tl.trans(queries), None, PRECISION)
     else:
         products = product(queries, tl.trans(key_tile), None, PRECISION)
-    x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED, TURNED)
+    x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED, TRANSPOSED)
     base = anchor(top)
-    x = tl.where(x > of_rows(base, TURNED), of_rows(base, TURNED), x)
-    w = tl.exp2(above(x, base, rule, TURNED)) * of_rows(share, TURNED)
+    x = tl.where(x > of_rows(base, TRANSPOSED), of_rows(base, TRANSPOSED), x)
+    w = tl.exp2(above(x, base, rule, TRANSPOSED)) * of_rows(share, TRANSPOSED)
     if MASKED:
-        w = tl.where((x == float("-inf")) | (of_rows(real, TURNED) == 0), 0.0, w)
+        w = tl.where((x == float("-inf")) | (of_rows(real, TRANSPOSED) == 0), 0.0, w)
     return w, t_cap
 
 
 @triton.jit
 def score_gradients(
     w, t_cap, dout_tile, value_tile, delta, rule, hashes, keys,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr = False,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """(M, N): dx, the gradients of the logits, and dS, those of the scaled products."""
-    if TURNED:
+    """Compute dx, the gradients of the logits, and dS, those of the scaled products, (M, N)."""
+    if TRANSPOSED:
         dp = product(value_tile, tl.trans(dout_tile), None, PRECISION)
     else:
         dp = product(dout_tile, tl.trans(value_tile), None, PRECISION)
     if DROPS:
-        dp = dp * survivors(rule, hashes, keys, TURNED)
-    # A weight of 0 has none, whatever a masked key or value holds.
-    dx = tl.where(w == 0.0, 0.0, w * (dp - of_rows(delta, TURNED)))
+        dp = dp * survivors(rule, hashes, keys, TRANSPOSED)
+    # The gradient is 0 for a weight of 0, also if a masked key or value holds NaN.
+    dx = tl.where(w == 0.0, 0.0, w * (dp - of_rows(delta, TRANSPOSED)))
     ds = dx
     if rule.cap is not None:
         ds = tl.where(w == 0.0, 0.0, dx * (1.0 - t_cap * t_cap))
@@ -96,17 +102,17 @@ def query_gradients(
     M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ of M queries of one head: the walk of the forward sweep, once more."""
-    place = tl.program_id(0)
-    tile = tiles - 1 - place % tiles
-    place = place // tiles
-    b = place // sizes.H
+    """Compute dQ of M queries of one head, by the same walk over keys as the forward pass."""
+    program = tl.program_id(0)
+    tile = tiles - 1 - program % tiles
+    program = program // tiles
+    b = program // sizes.H
     t = tile * M + tl.arange(0, M)
     real = t < sizes.Tq
     t = tl.minimum(t, sizes.Tq - 1)
-    h = place % sizes.H + t * 0
-    g = place % sizes.H // (sizes.H // sizes.G)
-    at = place.to(tl.int64) * sizes.Tq + t
+    h = program % sizes.H + t * 0
+    g = program % sizes.H // (sizes.H // sizes.G)
+    at = program.to(tl.int64) * sizes.Tq + t
 
     queries = load_rows(q, b, h, t, D, BLOCK_D)
     dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
@@ -150,7 +156,7 @@ def walk_keys(
     N: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add dS K of the tiles of N keys from `start` up to `stop`."""
+    """Add dS K of the tiles of N keys from `start` to `stop`."""
     for begin in range(start, stop, N):
         keys = begin + tl.arange(0, N)
         allowed = (keys >= 0)[None, :]
@@ -181,19 +187,20 @@ def key_gradients(
     splits, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of N keys of one key head: over `chunk` of the heads that read it, the queries that
-    see one of these keys. `first` and `last` say for each range of the mask which queries that may
-    be. `dk` and `dv` are
-    (splits, B, G, Tk, ...)."""
-    place = tl.program_id(0)
-    tile = place % tiles
-    place = place // tiles
-    split = place % splits
-    place = place // splits
-    g = place % sizes.G
-    b = place // sizes.G
+    """Compute dK and dV of N keys of one key head, (splits, B, G, Tk, ...).
+
+    A program sums over `chunk` of the query heads that read this key head, and over the queries
+    that may see one of the keys: for each range of the mask, those from `first` to `last`.
+    """
+    program = tl.program_id(0)
+    tile = program % tiles
+    program = program // tiles
+    split = program % splits
+    program = program // splits
+    g = program % sizes.G
+    b = program // sizes.G
     keys = tile * N + tl.arange(0, N)
     real_key = keys < sizes.Tk
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
@@ -219,27 +226,27 @@ def key_gradients(
                 stop = tl.load(last.at + line + tile * last.q + j * last.k)
                 full_start, full_stop = stop, stop
                 if rule.bits is None:
-                    # Where all queries see the same keys, as with padding, they may see all N.
+                    # If all queries see the same keys, as with padding, they may see all N.
                     lo, hi = key_range(rule, sizes, b, h, h * 0, j, BAND)
-                    whole = (tl.max(lo) <= tile * N) & (tl.min(hi) >= tile * N + N)
-                    whole = whole & (rule.lo.q == 0) & (rule.hi.q == 0)
-                    full_start = tl.where(whole, start, stop)
-                    full_stop = tl.where(whole, stop // M * M, stop)
+                    covered = (tl.max(lo) <= tile * N) & (tl.min(hi) >= tile * N + N)
+                    covered = covered & (rule.lo.q == 0) & (rule.hi.q == 0)
+                    full_start = tl.where(covered, start, stop)
+                    full_stop = tl.where(covered, stop // M * M, stop)
             state = walk_queries(
                 state, start, full_start, key_tile, value_tile, q, dout, top, share, delta,
                 rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True,
-                DROPS, PRECISION, TURNED,
+                DROPS, PRECISION, TRANSPOSED,
             )  # fmt: skip
             if rule.bits is None:
                 state = walk_queries(
                     state, full_start, full_stop, key_tile, value_tile, q, dout, top, share, delta,
                     rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    False, DROPS, PRECISION, TURNED,
+                    False, DROPS, PRECISION, TRANSPOSED,
                 )  # fmt: skip
                 state = walk_queries(
                     state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta,
                     rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    True, DROPS, PRECISION, TURNED,
+                    True, DROPS, PRECISION, TRANSPOSED,
                 )  # fmt: skip
     dk_acc, dv_acc = state
     at = ((split * sizes.B + b).to(tl.int64) * sizes.G + g) * sizes.Tk + keys
@@ -260,18 +267,18 @@ def walk_queries(
     b, h, at_head, keys, j,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr, TURNED: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Add dS^T Q and w^T dO of the tiles of M queries from `start` up to `stop`."""
+    """Add dS^T Q and w^T dO of the tiles of M queries from `start` to `stop`."""
     dk_acc, dv_acc = state
     for begin in range(start, stop, M):
         t = begin + tl.arange(0, M)
         real = t < sizes.Tq
         t = tl.minimum(t, sizes.Tq - 1)
-        allowed = of_keys(keys >= 0, TURNED)
+        allowed = of_keys(keys >= 0, TRANSPOSED)
         if MASKED:
             lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
-            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi, TURNED)
+            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi, TRANSPOSED)
         wanted = True
         if MASKED and rule.bits is not None:
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
@@ -282,23 +289,23 @@ def walk_queries(
             hashes = row_hash(rule, b, h, t) if DROPS else t
             w, t_cap = weights_of_tile(
                 queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed, real, MASKED,
-                PRECISION, TURNED,
+                PRECISION, TRANSPOSED,
             )  # fmt: skip
             _, ds = score_gradients(
                 w, t_cap, dout_tile, value_tile, tl.load(delta + at_head + t), rule, hashes, keys,
-                DROPS, PRECISION, TURNED,
+                DROPS, PRECISION, TRANSPOSED,
             )  # fmt: skip
             if DROPS:
-                w = w * survivors(rule, hashes, keys, TURNED)
+                w = w * survivors(rule, hashes, keys, TRANSPOSED)
             if MASKED:
-                # NaN in a row reaches the keys that it sees, and no other.
+                # NaN in a row must reach only the keys that it sees.
                 bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
-                w = tl.where(of_rows(bad, TURNED) & (w != 0.0), float("nan"), w)
+                w = tl.where(of_rows(bad, TRANSPOSED) & (w != 0.0), float("nan"), w)
                 dout_tile, queries = cleaned(dout_tile), cleaned(queries)
             w = w.to(dout_tile.dtype)
-            dv_acc = product(w if TURNED else tl.trans(w), dout_tile, dv_acc, PRECISION)
+            dv_acc = product(w if TRANSPOSED else tl.trans(w), dout_tile, dv_acc, PRECISION)
             ds = ds.to(queries.dtype)
-            dk_acc = product(ds if TURNED else tl.trans(ds), queries, dk_acc, PRECISION)
+            dk_acc = product(ds if TRANSPOSED else tl.trans(ds), queries, dk_acc, PRECISION)
     return dk_acc, dv_acc
 
 
@@ -310,19 +317,19 @@ def bias_gradients(
     PER_H: tl.constexpr, PER_Q: tl.constexpr, PER_K: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dbias: a program owns M x N entries; of a dimension that broadcasts it adds up all there is.
-    `dbias` is contiguous, (B, H, Tq, Tk) with 1 where it broadcasts."""
-    place = tl.program_id(0)
-    own_k = place % k_tiles if PER_K else place * 0
-    place = place // k_tiles if PER_K else place
-    own_q = place % q_tiles if PER_Q else place * 0
-    place = place // q_tiles if PER_Q else place
-    own_h = place % sizes.H if PER_H else place * 0
-    own_b = place // sizes.H if PER_H else place
+    """Compute dbias, contiguous, (B, H, Tq, Tk) with 1 where the bias broadcasts. A program owns
+    M x N entries, and sums over the dimensions that broadcast."""
+    program = tl.program_id(0)
+    own_k = program % k_tiles if PER_K else program * 0
+    program = program // k_tiles if PER_K else program
+    own_q = program % q_tiles if PER_Q else program * 0
+    program = program // q_tiles if PER_Q else program
+    own_h = program % sizes.H if PER_H else program * 0
+    own_b = program // sizes.H if PER_H else program
     acc = tl.zeros([M, N], tl.float32)
     for head in range(0, (1 if PER_B else sizes.B) * (1 if PER_H else sizes.H)):
         b = own_b + (head if PER_H else head // sizes.H)
-        one_head = own_h if PER_H else place * 0 + head % sizes.H
+        one_head = own_h if PER_H else program * 0 + head % sizes.H
         h = one_head + tl.zeros([M], tl.int32)
         g = one_head // (sizes.H // sizes.G)
         for i in range(0, 1 if PER_Q else q_tiles):
@@ -353,7 +360,7 @@ def bias_gradients(
                         )  # fmt: skip
                         acc += dx
     row, key = own_q * M + tl.arange(0, M), own_k * N + tl.arange(0, N)
-    line = place.to(tl.int64) * (sizes.Tq if PER_Q else 1)
+    line = program.to(tl.int64) * (sizes.Tq if PER_Q else 1)
     width = sizes.Tk if PER_K else 1
     if PER_Q and PER_K:
         at = (line + row)[:, None] * width + key[None, :]

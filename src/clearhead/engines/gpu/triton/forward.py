@@ -1,18 +1,21 @@
-"""The forward sweep: the output, and sums of each row for gradients and statistics.
+"""Compute the output, and sums of each row for gradients and statistics, in one sweep.
 
 A program owns a tile of rows and walks over their keys once, with a running maximum, a running sum
-and a running weighted sum (problem/online_softmax.py). Cost of a tile of M rows and N keys:
+and a running weighted sum (problem/online_softmax.py). A tile of M rows and N keys costs
 
-    2 M N (D + Dv) flops on the matrix units, M N exp2 beside them, N (D + Dv) numbers of keys and
-    values read, which all tiles of a head share through the cache
+    2 M N (D + Dv) flops on the matrix units,
+    M N exp2,
+    N (D + Dv) numbers of keys and values read; the tiles of a head share them through the cache.
 
-so M is as large as registers hold the (M, Dv) sum in fp32, and N only as large as shared memory
-holds two or three tiles of keys and values in flight. Of each range of keys the middle, which all
-rows of the tile see, is computed without a mask; what lies outside of all rows' ranges is never
-loaded. Inside few tiles are empty (none of a window with a prefix), and a test of each would keep
-their loads from being pipelined: only where a mask is given by bits they are tested.
-Where a head has few tiles of queries and many keys, programs split the keys, and `merge_splits`
-joins what they found: for a single query the floor is then one read of the keys and values.
+So M is as large as registers can hold the (M, Dv) sum in float32. N is as large as shared memory
+can hold two or three tiles of keys and values in flight.
+
+Keys outside the ranges of all rows are never loaded. The middle of a range, which all rows of the
+tile see, is computed without a mask. Few other tiles are empty (none with a window and a prefix).
+Testing each would prevent the pipelining of loads, so tiles are tested only if the mask has bits.
+
+If a head has few tiles of queries and many keys, programs split the keys, and `merge_splits` merges
+their results. The lower bound for a single query is then one read of the keys and values.
 Source: Dao 2023, "FlashAttention-2"; Dao, Haziza, Massa & Sizov 2023, "Flash-Decoding".
 """
 
@@ -40,11 +43,11 @@ from .tile import (
 
 
 class RowSums(NamedTuple):
-    """Where the sums of each row go, (splits, B, H, Tq) each; None where it is not requested.
+    """The outputs for the sums of each row, (splits, B, H, Tq) each; None if not requested.
 
-    `max` and `sum` are before the sink (problem/online_softmax.py), `share` and `lse` after it.
-    `max` and `best` are in units of the rule, `moment` in units of log 2. `masses` is
-    (..., GROUPS), `best` and `where` are (..., TOP).
+    `max` and `sum` are without the sink (problem/online_softmax.py), `share` and `lse` with it. A
+    weight is exp2((x - max) unit) share. `max` and `best` are in units of the rule, `moment` in
+    units of log 2. `masses` is (..., GROUPS), `best` and `where` are (..., TOP).
     """
 
     max: Any = None
@@ -65,8 +68,9 @@ class Groups(NamedTuple):
     ranges: int
 
 
-# What changes from one step of decoding to the next, and how many tiles a length has, compiles no
-# kernel anew, but for whether the number of keys is a multiple of 16.
+# The kernel is not compiled again for values that change from one step of decoding to the next, or
+# with the number of tiles; except if the number of keys becomes a multiple of 16, or stops being
+# one.
 @triton.jit(do_not_specialize=["tiles", "splits", "begin", "chunk"])
 def attend_tiles(
     q, k, v, out, sums, groups, rule, sizes, tiles, splits, begin, chunk,
@@ -77,16 +81,16 @@ def attend_tiles(
     WITH_OUT: tl.constexpr,
 ):  # fmt: skip
     # The last queries come first: under a causal mask they have the most keys.
-    place = tl.program_id(0)
-    tile = tiles - 1 - place % tiles
-    place = place // tiles
-    split = place % splits
-    place = place // splits
+    program = tl.program_id(0)
+    tile = tiles - 1 - program % tiles
+    program = program // tiles
+    split = program % splits
+    program = program // splits
     group_size = sizes.H // sizes.G
     parts = (group_size + HEADS - 1) // HEADS
-    part = place % parts
-    g = (place // parts) % sizes.G
-    b = place // parts // sizes.G
+    part = program % parts
+    g = (program // parts) % sizes.G
+    b = program // parts // sizes.G
 
     M: tl.constexpr = HEADS * QUERIES
     row = tl.arange(0, M)
@@ -156,22 +160,24 @@ def attend_tiles(
         tops, totals = beside_parts(out.parts, sizes.B * sizes.H, sizes.Tq, splits, DV)
         tl.store(tops + at, top, mask=real)
         tl.store(totals + at, total, mask=real)
-    if out.whole is not None:
-        finish(out.whole, sums, rule, top, total, acc, at, h, real, DV, BLOCK_DV)
+    if out.full is not None:
+        finish(out.full, sums, rule, top, total, acc, at, h, real, DV, BLOCK_DV)
 
 
 class Out(NamedTuple):
-    """Where the output goes, contiguous: `whole` (B, H, Tq, Dv), or in fp32 the `parts`: of each
-    split the sum before the division, (splits, B, H, Tq, Dv), and behind all of them the largest
-    logits and the sums of powers, (splits, B, H, Tq) each."""
+    """The buffer for the output, contiguous: `full`, (B, H, Tq, Dv), or `parts`.
 
-    whole: Any = None
+    `parts` is float32. It holds the undivided sum of each split, (splits, B, H, Tq, Dv), then the
+    largest logits and the sums of powers, (splits, B, H, Tq) each.
+    """
+
+    full: Any = None
     parts: Any = None
 
 
 @triton.jit
 def beside_parts(parts, heads, Tq, splits, DV: tl.constexpr):
-    """Where in `Out.parts` the largest logits begin, and the sums of powers."""
+    """Return the addresses of the largest logits and of the sums of powers in `Out.parts`."""
     count = splits.to(tl.int64) * heads * Tq
     return parts + count * DV, parts + count * (DV + 1)
 
@@ -184,14 +190,14 @@ def walk(
     PRECISION: tl.constexpr, MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
     WITH_OUT: tl.constexpr,
 ):  # fmt: skip
-    """Take the tiles of N keys from `start` up to `stop` into the state."""
+    """Update the state by the tiles of N keys from `start` to `stop`."""
     for begin in range(start, stop, N):
         keys = begin + tl.arange(0, N)
         if MASKED:
             allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
         else:
             allowed = (keys >= 0)[None, :]
-        if MASKED and rule.bits is not None:  # no range says which tiles are empty
+        if MASKED and rule.bits is not None:  # ranges alone do not show which tiles are empty
             if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
                 state = take(
                     state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
@@ -214,7 +220,7 @@ def take(
     MASKED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
     MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, WITH_OUT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys: (M, N) logits, their powers of 2, and what the values add."""
+    """Update the state by one tile of keys: logits (M, N), powers of 2, and weighted values."""
     top, total, acc, moment, masses, best, where = state
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
     products = product(queries, tl.trans(key_tile), None, PRECISION)
@@ -226,7 +232,7 @@ def take(
     powers = tl.exp2(exponents)
     rescale = tl.exp2((top - base) * rule.unit)
     if MOMENT:
-        # exp2 of -1000 is 0, and unlike -inf it may be multiplied by 0.
+        # exp2(-1000) is 0, and -1000 times 0 is 0, whereas -inf times 0 is NaN.
         shift = tl.maximum((top - base) * rule.unit, -1000.0)
         below = tl.maximum(exponents, -1000.0)
         moment = rescale * (moment + shift * total) + tl.sum(powers * below, 1)
@@ -260,20 +266,21 @@ def take(
 
 @triton.jit
 def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
-    """acc + powers @ values, where NaN and infinity in a value reach the rows that see it and no
-    other: 0 times NaN is NaN. Nothing but a comparison where all values are finite."""
+    """Compute acc + powers @ values so that NaN and infinity in a value reach only the rows that
+    see it. In a plain product they reach all rows, as 0 times NaN is NaN. Finite values cost only a
+    comparison."""
     clean = cleaned(values)
     acc = product(powers.to(values.dtype), clean, acc, PRECISION)
     bad = tl.where(finite(values), 0, 1)
     if tl.max(tl.max(bad, 1), 0) > 0:
-        # One product counts all three, exactly in fp32 for up to 255 keys: a NaN is 1/256, an
-        # infinity 1, one below 256. Three products would take the registers of the whole loop.
+        # One product counts all three kinds, exactly in float32 for up to 255 keys: NaN counts as
+        # 1/256, inf as 1, -inf as 256. Three products would take the registers of the loop.
         wide = values.to(tl.float32)
         code = tl.where(wide != wide, 1 / 256, tl.where(wide > 0, 1.0, 256.0))
         code = tl.where(bad > 0, code, 0.0).to(tl.float16)
-        found = (tl.dot(seen.to(tl.float16), code) * 256).to(tl.int32)
-        nan, above, below = found & 255, (found >> 8) & 255, found >> 16
-        # Added, as an infinity of an earlier tile and one of the other sign give NaN.
+        counts = (tl.dot(seen.to(tl.float16), code) * 256).to(tl.int32)
+        nan, above, below = counts & 255, (counts >> 8) & 255, counts >> 16
+        # Added, not assigned: infinities of both signs, also of an earlier tile, give NaN.
         acc += tl.where(nan > 0, float("nan"), 0.0) + tl.where(above > 0, float("inf"), 0.0)
         acc += tl.where(below > 0, float("-inf"), 0.0)
     return acc
@@ -281,10 +288,13 @@ def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
 
 @triton.jit
 def keep_largest(best, where, x, keys, TOP: tl.constexpr):
-    """Put the largest logits of a tile among the `best` of each row, not sorted. A row takes one at
-    a time, the lowest key first among equal ones, and only what exceeds the least it holds: after
-    the first tiles that is seldom. It takes TOP of a tile at most; few are written out, as a loop
-    inside the walk over the keys would keep its loads from being pipelined."""
+    """Insert the largest logits of a tile into the `best` of each row, which is not sorted.
+
+    A row takes one logit at a time, only if it exceeds the smallest in `best`, which is rare after
+    the first tiles. The lowest key comes first among equal logits. A row takes at most TOP of a
+    tile. For a small TOP the loop is unrolled, because a loop here would prevent the pipelining of
+    loads in the walk over the keys.
+    """
     more = exceeds(x, best)
     if TOP <= 8:
         for _ in tl.static_range(TOP):
@@ -300,22 +310,22 @@ def keep_largest(best, where, x, keys, TOP: tl.constexpr):
 
 @triton.jit
 def exceeds(x, best):
-    """Is a logit of some row larger than the least of its `best`? Asked of every cell: of the
-    largest of each row Triton 3.7 does not compile it for capability 10.0."""
+    """Return whether some logit exceeds the smallest in `best` of its row. Every cell is compared,
+    because Triton 3.7 cannot compile a comparison of row maxima for capability 10.0."""
     return tl.max((x > tl.min(best, 1)[:, None]).to(tl.int32)) > 0
 
 
 @triton.jit
 def keep_one(best, where, x, keys, TOP: tl.constexpr):
-    """Where the largest logit of a row exceeds the least of the `best` it takes its place, and is
-    -inf in `x` from then on."""
+    """Replace the smallest in `best` by the largest logit of the row, if that is larger, and set
+    that logit to -inf in `x`."""
     slot = tl.arange(0, TOP)
-    found, least = tl.max(x, 1), tl.min(best, 1)
-    key = tl.min(tl.where(x == found[:, None], keys[None, :], 2147483647), 1)
-    # Of equal ones the highest key gives way.
+    largest, least = tl.max(x, 1), tl.min(best, 1)
+    key = tl.min(tl.where(x == largest[:, None], keys[None, :], 2147483647), 1)
+    # Among equal entries of `best`, the one with the highest key is replaced.
     rank = tl.where(best == least[:, None], where.to(tl.int64) * TOP + slot[None, :], -TOP - 1)
-    replace = (rank == tl.max(rank, 1)[:, None]) & (found > least)[:, None]
-    best = tl.where(replace, found[:, None], best)
+    replace = (rank == tl.max(rank, 1)[:, None]) & (largest > least)[:, None]
+    best = tl.where(replace, largest[:, None], best)
     where = tl.where(replace, key[:, None], where)
     x = tl.where(keys[None, :] == key[:, None], float("-inf"), x)
     return best, where, x
@@ -324,13 +334,13 @@ def keep_one(best, where, x, keys, TOP: tl.constexpr):
 @triton.jit
 def store_rows(out, at, acc, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
     d = tl.arange(0, BLOCK_DV)
-    place = out + at[:, None] * DV + d[None, :]
-    tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & (d[None, :] < DV))
+    address = out + at[:, None] * DV + d[None, :]
+    tl.store(address, acc.to(out.dtype.element_ty), mask=real[:, None] & (d[None, :] < DV))
 
 
 @triton.jit
 def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
-    """Let the sink take part, divide, and store. A row that sees nothing gives 0."""
+    """Add the sink, divide, and store. The output of a fully masked row is 0."""
     after = top
     if rule.sinks is not None:
         sink = tl.load(rule.sinks + h)
@@ -340,16 +350,16 @@ def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOC
     total = total * factor
     if rule.sinks is not None:
         total = total + tl.exp2((sink - base) * rule.unit)
-    blind = total == 0.0
-    # A row that sees nothing has share 0, even if the sink is NaN.
-    nothing = blind | (top == float("-inf"))
-    share = tl.where(nothing, 0.0, factor / tl.where(blind, 1.0, total))
+    empty = total == 0.0
+    # A fully masked row has share 0, even if the sink is NaN.
+    fully_masked = empty | (top == float("-inf"))
+    share = tl.where(fully_masked, 0.0, factor / tl.where(empty, 1.0, total))
     store_rows(out, at, acc * share[:, None], real, DV, BLOCK_DV)
     if sums.share is not None:
         tl.store(sums.share + at, share, mask=real)
     if sums.lse is not None:
-        lse = base * rule.natural + tl.log2(tl.where(blind, 1.0, total)) * 0.6931471805599453
-        tl.store(sums.lse + at, tl.where(blind, float("-inf"), lse), mask=real)
+        lse = base * rule.natural + tl.log2(tl.where(empty, 1.0, total)) * 0.6931471805599453
+        tl.store(sums.lse + at, tl.where(empty, float("-inf"), lse), mask=real)
 
 
 @triton.jit(do_not_specialize=["splits", "count"])
@@ -357,23 +367,23 @@ def merge_splits(
     out, parts, sums, rule, H, Tq, splits, count,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """The output from what the splits of the keys found: a row a program, all its splits at once.
-    Reads splits x (Dv + 2) numbers a row, a few thousandths of what the splits read."""
+    """Merge the results of the splits into the output. A program merges all splits of one row. It
+    reads splits x (Dv + 2) numbers, a few thousandths of what the splits read."""
     at = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
-    there = split < splits
-    here = split.to(tl.int64) * count + tl.program_id(0)
+    valid = split < splits
+    row_of_split = split.to(tl.int64) * count + tl.program_id(0)
     split_max, split_sum = beside_parts(parts, count, 1, splits, DV)
-    tops = tl.load(split_max + here, mask=there, other=float("-inf"))
-    totals = tl.load(split_sum + here, mask=there, other=0.0)
+    tops = tl.load(split_max + row_of_split, mask=valid, other=float("-inf"))
+    totals = tl.load(split_sum + row_of_split, mask=valid, other=0.0)
     sums_of_values = tl.load(
-        parts + here[:, None] * DV + d[None, :],
-        mask=there[:, None] & (d[None, :] < DV),
+        parts + row_of_split[:, None] * DV + d[None, :],
+        mask=valid[:, None] & (d[None, :] < DV),
         other=0.0,
     )
     top = tl.max(tops, 0)
     factors = tl.exp2((tops - anchor(top)) * rule.unit)
-    one = tl.zeros([1], tl.float32)  # `finish` takes rows, and this is one
+    one = tl.zeros([1], tl.float32)  # `finish` expects a tensor of rows; here it has one
     acc = tl.sum(sums_of_values * factors[:, None], 0)[None, :]
     h = ((at // Tq) % H).to(tl.int32)
     finish(

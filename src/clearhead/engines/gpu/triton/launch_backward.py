@@ -1,4 +1,4 @@
-"""Launching the backward kernels: tile sizes, which queries see a tile of keys, buffers."""
+"""Launch the backward kernels: choose tiles, find which queries see them, and allocate buffers."""
 
 import math
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from .launch_forward import (
     head_block,
     on_device,
     tile_from,
-    turned,
+    transposes_tiles,
 )
 from .start import start
 
-# As `FORWARD` (launch_forward.py). In `query_gradients` and `bias_gradients` a program keeps its
-# queries and walks over keys; in `key_gradients` it keeps the keys, and two (keys, D) sums in fp32.
+# Tiles as in `FORWARD` (launch_forward.py). A program of `query_gradients` and `bias_gradients`
+# holds its queries and walks over keys. A program of `key_gradients` holds its keys, and two
+# (keys, D) sums in float32.
 QUERY_GRADIENTS: Table = {
     False: {
         64: ((128, 64, 8, 3), (128, 64, 8, 2)),
@@ -49,8 +50,8 @@ KEY_GRADIENTS: Table = {
     },
 }
 
-# The same where tiles are turned (launch_forward.py).
-TURNED_KEY_GRADIENTS: Table = {
+# The same for transposed tiles (`transposes_tiles`).
+TRANSPOSED_KEY_GRADIENTS: Table = {
     False: {
         64: ((64, 128, 8, 3), (64, 128, 8, 3)),
         128: ((32, 128, 8, 3), (32, 128, 8, 3)),
@@ -60,9 +61,10 @@ TURNED_KEY_GRADIENTS: Table = {
 }
 
 # Heads that read the same keys are split among programs until `key_gradients` has `LEAST_PROGRAMS`
-# for an example, as a large GPU has 132 to 148 processors. A split writes dK and dV once more, in
-# fp32: where it has `LEAST_OF_SPLIT` queries, over all its heads, an eighth of what its products
-# take, by the rates of an H100. None of it depends on the batch or the device (launch_forward.py).
+# for an example, since a large GPU has 132 to 148 processors. A split writes dK and dV once more,
+# in float32. With `LEAST_OF_SPLIT` queries over all its heads, that takes an eighth of the time of
+# its products, by the rates of an H100. Splits do not depend on the batch or the device
+# (launch_forward.py).
 LEAST_PROGRAMS, LEAST_OF_SPLIT = 256, 2048
 
 
@@ -79,13 +81,14 @@ def gradients(
     rule: KernelArgs,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    """Compute the gradients of q, k, v, bias and sinks. The one of the bias is empty without
+    `bias_grad`, the one of the sinks without sinks."""
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
     top, share = top.contiguous(), share.contiguous()
     sizes = sizes_of(q, k)
     B, H, G, Tq, Tk = sizes
     D, DV = q.shape[3], v.shape[3]
-    new = torch.empty if Tk else torch.zeros  # the kernels write all of it, or do not start
+    new = torch.empty if Tk else torch.zeros  # without keys the kernels do not start
     dq, dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     bias = rule.bias if bias_grad else None
     dbias, dsinks = q.new_zeros(0, dtype=torch.float32), q.new_zeros(0, dtype=torch.float32)
@@ -122,8 +125,8 @@ def gradients(
             )  # fmt: skip
             if bias is not None and bias.numel():
                 dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
-            turns = turned(q.device)
-            tile = _tile(TURNED_KEY_GRADIENTS if turns else KEY_GRADIENTS, q, block, rule)
+            transposed = transposes_tiles(q.device)
+            tile = _tile(TRANSPOSED_KEY_GRADIENTS if transposed else KEY_GRADIENTS, q, block, rule)
             first, last = None, None
             if rule.lo is not None:
                 first, last = seen_from(rule, sizes, tile.queries, tile.keys)
@@ -135,7 +138,8 @@ def gradients(
             start(
                 key_gradients, tiles * splits * G * B, q.get_device(),
                 *tensors, *saved, *parts, cells_if(first), cells_if(last), rule.scale,
-                of_kernel, sizes, tiles, splits, chunk, TURNED=turns, **_launched(tile), **for_all,
+                of_kernel, sizes, tiles, splits, chunk, TRANSPOSED=transposed,
+                **_launched(tile), **for_all,
             )  # fmt: skip
             if splits > 1:
                 dk, dv = (x.sum(0).to(q.dtype) for x in parts)
@@ -147,8 +151,9 @@ def gradients(
 
 
 def splits_of_heads(group_size: int, programs: int, Tq: int) -> tuple[int, int]:
-    """(how many programs share the heads that read the same keys, heads of each), where an example
-    has so many `programs` otherwise. What they find is added up in the order of the heads."""
+    """Return the number of splits of the heads that read the same keys, and the heads of each
+    split, for an example that has `programs` programs without splits. The results of splits are
+    added in the order of the heads."""
     chunk = max(group_size * programs // LEAST_PROGRAMS, math.ceil(LEAST_OF_SPLIT / Tq))
     chunk = min(chunk, group_size)
     return math.ceil(group_size / chunk), chunk
@@ -156,7 +161,7 @@ def splits_of_heads(group_size: int, programs: int, Tq: int) -> tuple[int, int]:
 
 def _tile(table: Table, q: Tensor, block: int, rule: KernelArgs) -> Tiles:
     tile = tile_from(table, q.shape[2], block, q.dtype, q.device)
-    if rule.bias is not None:  # a tile of it lies in each stage
+    if rule.bias is not None:  # each stage holds a tile of the bias
         tile = tile._replace(stages=min(tile.stages, 2))
         if tile.keys > 64:
             tile = tile._replace(queries=min(tile.queries, 32))
@@ -164,7 +169,7 @@ def _tile(table: Table, q: Tensor, block: int, rule: KernelArgs) -> Tiles:
 
 
 def _launched(tile: Tiles) -> dict[str, int]:
-    """A tile as a launch of the backward kernels names it."""
+    """Return the keywords of a backward kernel for this tile."""
     return dict(M=tile.queries, N=tile.keys, warps=tile.warps, stages=tile.stages)
 
 
@@ -177,61 +182,67 @@ def _of_bias(
     tile: Tiles,
     for_all: dict[str, Any],
 ) -> Tensor:
-    """The gradient of a bias, in its shape and dtype."""
+    """Compute the gradient of a bias, in its shape and dtype."""
     q_tiles, k_tiles = math.ceil(sizes.Tq / tile.queries), math.ceil(sizes.Tk / tile.keys)
     B, H, Tq, Tk = bias.shape
-    if Tq == 1 or Tk == 1:  # O(T) numbers for each head, then added up
+    if Tq == 1 or Tk == 1:  # O(T) numbers for each head, summed afterwards
         B, H = sizes.B, sizes.H
     per_q, per_k = Tq > 1, Tk > 1
-    found = torch.zeros(B, H, Tq, Tk, dtype=torch.float32, device=bias.device)
+    dbias = torch.zeros(B, H, Tq, Tk, dtype=torch.float32, device=bias.device)
     programs = B * H * (q_tiles if per_q else 1) * (k_tiles if per_k else 1)
     start(
-        bias_gradients, programs, found.get_device(),
-        *tensors, *saved, found, rule, sizes, q_tiles, k_tiles,
+        bias_gradients, programs, dbias.get_device(),
+        *tensors, *saved, dbias, rule, sizes, q_tiles, k_tiles,
         PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **_launched(tile), **for_all,
     )  # fmt: skip
-    broadcast = [d for d in (0, 1) if found.shape[d] != bias.shape[d]]
-    return (found.sum(broadcast, keepdim=True) if broadcast else found).to(bias.dtype)
+    broadcast = [d for d in (0, 1) if dbias.shape[d] != bias.shape[d]]
+    return (dbias.sum(broadcast, keepdim=True) if broadcast else dbias).to(bias.dtype)
 
 
 class Seen(NamedTuple):
-    """What `seen_from` found for ranges that end at `hi`, by sizes."""
+    """Cached results of `seen_from` for ranges that end at `hi`, by sizes."""
 
     hi: Tensor
-    found: dict[tuple[int, ...], tuple[Tensor, Tensor]]
+    by_sizes: dict[tuple[int, ...], tuple[Tensor, Tensor]]
 
 
-_seen = WeakTensorKeyDictionary()  # by `lo`: the layers of a model have the same ranges
+_seen = WeakTensorKeyDictionary()  # by `lo`, since the layers of a model use the same ranges
 
 
 def seen_from(rule: KernelArgs, sizes: Sizes, M: int, N: int) -> tuple[Tensor, Tensor]:
-    """`compute_seen_from`, some 170 operations of torch, once for a mask that keeps its ranges. All
-    that was found stays as long as they do: a captured graph may read it. They are kept for one
-    stream of a GPU, and so is this."""
+    """Return `compute_seen_from`, about 170 torch operations, computed once for a mask that caches
+    its ranges.
+
+    Results are kept as long as the ranges, since a captured CUDA graph may read them. Ranges are
+    cached for one stream of a GPU, and so are these results.
+    """
     assert rule.lo is not None and rule.hi is not None
-    kept: Seen | None = _seen.get(rule.lo)
-    if kept is None or kept.hi is not rule.hi:
-        kept = Seen(rule.hi, {})
+    seen: Seen | None = _seen.get(rule.lo)
+    if seen is None or seen.hi is not rule.hi:
+        seen = Seen(rule.hi, {})
     of = sizes.Tq, sizes.Tk, M, N
-    if of not in kept.found:
-        found = compute_seen_from(rule.lo, rule.hi, sizes, M, N)
-        if not has_values(rule.lo):  # what a graph under capture makes, its next replay writes over
-            return found
-        kept.found[of] = found
-        _seen[rule.lo] = kept
-    return kept.found[of]
+    if of not in seen.by_sizes:
+        queries = compute_seen_from(rule.lo, rule.hi, sizes, M, N)
+        if not has_values(rule.lo):  # a replay overwrites what a captured CUDA graph computes
+            return queries
+        seen.by_sizes[of] = queries
+        _seen[rule.lo] = seen
+    return seen.by_sizes[of]
 
 
 def compute_seen_from(
     lo: Tensor, hi: Tensor, sizes: Sizes, M: int, N: int
 ) -> tuple[Tensor, Tensor]:
-    """For each tile of N keys and each range of the mask the queries [first, last), in steps of M,
-    among which are all that see one of these keys in that range: (B|1, H|1, tiles, ranges) both.
+    """Return for each tile of N keys and each range of the mask an interval of queries, `first` and
+    `last`, (B|1, H|1, tiles, ranges) each.
 
-    A strip of M queries touches an interval of tiles. An interval is two powers of 2 that overlap,
-    so the least strip is written to those (`low[level]`), and every level handed down to the two
-    halves: O((strips + tiles) log tiles), where tiles x strips would grow with the square.
-    Where all queries have the same ranges, all of them see a tile, or none.
+    The interval contains all queries that see one of the keys in that range; its bounds are
+    multiples of M, or Tq. If all queries have the same ranges, it has all queries or none.
+
+    A strip of M queries sees an interval of tiles. Two overlapping intervals whose length is a
+    power of 2 cover it, so the strip is written to these two (`low[level]`). Then every level
+    passes its strips to the level of half the length. This takes O((strips + tiles) log tiles)
+    operations instead of tiles x strips.
     """
     strips, tiles = math.ceil(sizes.Tq / M), math.ceil(sizes.Tk / N)
     if lo.shape[2] == 1:
@@ -254,8 +265,8 @@ def compute_seen_from(
     strip = torch.arange(strips, device=lo.device).expand_as(begin)
     low = torch.full((*begin.shape[:3], levels * tiles), strips, device=lo.device)
     high = torch.zeros_like(low)
-    for place in (begin, end - (1 << level)):
-        where = (level * tiles + place).masked_fill(none, 0)
+    for tile in (begin, end - (1 << level)):
+        where = (level * tiles + tile).masked_fill(none, 0)
         low.scatter_reduce_(-1, where, strip.masked_fill(none, strips), "amin")
         high.scatter_reduce_(-1, where, (strip + 1).masked_fill(none, 0), "amax")
     low, high = (x.unflatten(-1, (levels, tiles)) for x in (low, high))

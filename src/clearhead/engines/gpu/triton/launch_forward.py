@@ -1,7 +1,7 @@
-"""Launching the forward kernel: tile sizes, splits of the keys, buffers.
+"""Launch the forward kernel: choose tiles and splits of the keys, and allocate buffers.
 
-The sizes follow from registers and shared memory (forward.py), as the compiler counts them; no
-kernel was timed yet.
+The sizes of tiles follow from the registers and shared memory that the compiler reports
+(forward.py). No kernel has been timed yet.
 """
 
 import math
@@ -18,19 +18,21 @@ from .arguments import Sizes, kernel_rule, rows, sizes_of
 from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
 from .start import start
 
-# A split has at least so many keys, also for each query of its tile: writing what a tile of one
-# head leaves to be merged, in fp32, and reading it take a sixteenth of reading its keys and values,
-# or less. Where heads share a tile it is a share for each of them, and 4096 keys of eight key heads
-# have a program for nearly each of the 132 processors of a large GPU. A row has at most
-# `MOST_SPLITS`; where heads share no tile, a head has at most `MOST_PROGRAMS`: eight heads then
-# fill a large GPU. None of it depends on the batch or the device, so an example's bits are the same
-# in any batch.
+# A split has at least LEAST_SPLIT keys, and LEAST_OF_QUERY keys for each query of its tile. For a
+# tile of one head, writing and reading the float32 results to be merged then takes at most a
+# sixteenth of reading its keys and values. If heads share a tile, it takes that for each of them;
+# 4096 keys of eight key heads yield a program for nearly each of the 132 processors of a large GPU.
+#
+# A row has at most MOST_SPLITS splits. If heads share no tile, a head has at most MOST_PROGRAMS
+# programs, so that eight heads fill a large GPU. Splits do not depend on the batch or the device,
+# so an example has the same bits in any batch.
 LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 256, 32, 64, 16
-# By fp32 or not and by head size: queries, keys, warps and stages of a tile, where a block may have
-# `ROOMY` bytes of shared memory (capability 8.0, 9.0 and 10.0) and where it has 99 KB (8.6, 8.9 and
-# 12.0). The largest that fit and spill few or no registers in their loops, as ptxas counts them
-# (causal), and of several such the one with the fewest instructions for a cell; 64 rows at least
-# where they can be had, as the matrix units of 9.0 ask. Found by compiling, and not by timing.
+# Tiles by whether the dtype is float32, and by head size: queries, keys, warps and stages. The
+# first tile is for devices with LARGE_MEMORY bytes of shared memory per block (capability 8.0, 9.0,
+# 10.0), the second for those with 99 KB (8.6, 8.9, 12.0). Each is the largest tile that fits and
+# spills few or no registers in its loops, as ptxas reports (causal). Among several, it is the one
+# with the fewest instructions for a cell. It has 64 rows at least if possible, as the matrix units
+# of 9.0 require. The tiles were chosen by compiling, not by timing.
 Table = dict[bool, dict[int, tuple[tuple[int, int, int, int], tuple[int, int, int, int]]]]
 FORWARD: Table = {
     False: {
@@ -44,12 +46,12 @@ FORWARD: Table = {
         256: ((16, 16, 4, 1), (16, 16, 4, 1)),
     },
 }
-ROOMY, TURNING = 160 * 1024, 200 * 1024
-FEW_QUERIES = 16  # up to which heads that read the same keys share a tile
+LARGE_MEMORY, TRANSPOSING_MEMORY = 160 * 1024, 200 * 1024
+FEW_QUERIES = 16  # with at most so many, heads that read the same keys share a tile
 
 
 class Tiles(NamedTuple):
-    """How a kernel is launched: heads x queries rows and `keys` keys a tile."""
+    """The parameters of a launch. A tile has heads x queries rows and `keys` keys."""
 
     heads: int
     queries: int
@@ -69,19 +71,22 @@ def forward_tiles(
     biased: bool,
     banded: bool,
 ) -> Tiles:
-    """The running sum, rows x head size in fp32, stays in registers; `stages` tiles of keys and
-    values in shared memory. Where queries are few a tile fits every device, and is the same on all
-    of them, as the splits of the keys follow from it. `D` is the larger head size, a power of 2."""
+    """Choose the tile of the forward kernel.
+
+    Registers hold the running sum, rows x head size in float32. Shared memory holds `stages` tiles
+    of keys and values. With few queries, the tile fits every device and is the same on all, because
+    the splits of the keys follow from it. `D` is the larger head size, a power of 2.
+    """
     wide = dtype == torch.float32
     if Tq <= FEW_QUERIES:
         queries = power_of_2(Tq)
         heads = min(power_of_2(H // max(G, 1)), max(64 // queries, 1))
-        queries = max(queries, 16 // heads)  # the matrix units take 16 rows at least
+        queries = max(queries, 16 // heads)  # the matrix units need at least 16 rows
         keys = 64 // (2 if wide else 1) // (2 if D > 128 else 1)
         tile = Tiles(heads, queries, keys, 4, 2 if wide else 3)
     else:
         tile = tile_from(FORWARD, Tq, D, dtype, device)
-    if biased and tile.heads == 1:  # a tile of the bias lies in each stage
+    if biased and tile.heads == 1:  # each stage holds a tile of the bias
         tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
     if biased or not banded:  # a bias, and ranges of each row, take registers too
         tile = tile._replace(keys=min(tile.keys, 64))
@@ -89,35 +94,38 @@ def forward_tiles(
 
 
 def tile_from(table: Table, Tq: int, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """What a table says of a device; no more queries than there are. `D` is as above."""
+    """Return the tile of a table for a device, with at most Tq queries, rounded up to a power of 2
+    and to 16. `D` is the larger head size, a power of 2."""
     large, small = table[dtype == torch.float32][min(max(D, 64), 256)]
-    queries, keys, warps, stages = large if roomy(device) else small
+    queries, keys, warps, stages = large if has_large_memory(device) else small
     return Tiles(1, min(queries, max(16, power_of_2(Tq))), keys, warps, stages)
 
 
-def roomy(device: torch.device) -> bool:
-    return shared_memory(device) >= ROOMY
+def has_large_memory(device: torch.device) -> bool:
+    return shared_memory(device) >= LARGE_MEMORY
 
 
-def turned(device: torch.device) -> bool:
-    """Are tiles that add up over queries turned (backward.py)? It saves a way through shared memory
-    where the matrix units take the left operand from registers and the right one from there: on
-    capability 9.0, of 227 KB, and not on 8.x, where it would spill."""
-    return shared_memory(device) >= TURNING
+def transposes_tiles(device: torch.device) -> bool:
+    """Return whether tiles that are summed over queries are transposed (backward.py).
+
+    On capability 9.0, with 227 KB, the matrix units read the left operand from registers, so a
+    transposed tile is not copied to shared memory. On 8.x it would spill registers.
+    """
+    return shared_memory(device) >= TRANSPOSING_MEMORY
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have; the interpreter knows no bound."""
+    """Return the bytes of shared memory that a block may use. The interpreter has no limit."""
     if device.type != "cuda":
-        return TURNING
+        return TRANSPOSING_MEMORY
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack the next name
     return properties.shared_memory_per_block_optin
 
 
 def splits_of(rule: KernelArgs, sizes: Sizes, tile: Tiles) -> tuple[int, int, int]:
-    """(how many splits of the keys, where the first begins, keys of each). What a band hides from
-    all queries is in none."""
+    """Return the number of splits of the keys, the first key, and the keys of each split. Keys that
+    a band hides from all queries are in no split."""
     Tq, Tk = sizes.Tq, sizes.Tk
     begin, end = 0, Tk
     if rule.lo is None:
@@ -140,8 +148,8 @@ def attend(
     n_groups: int = 0,
     top: int = 0,
 ) -> tuple[Tensor | None, dict[str, Tensor], int]:
-    """The output (None without values), and what was `wanted` of `RowSums`: `share` and `lse`
-    (B, H, Tq), the others (splits, B, H, Tq, ...); and the number of splits."""
+    """Compute the output (None without values), the `wanted` members of `RowSums`, and the number
+    of splits. `share` and `lse` are (B, H, Tq), the other members (splits, B, H, Tq, ...)."""
     q, k = with_rows(q), with_rows(k)
     v = None if v is None else with_rows(v)
     sizes = sizes_of(q, k)
@@ -158,7 +166,7 @@ def attend(
         "share": row, "lse": row, "masses": (*of_splits, group_block),
         "best": (*of_splits, top_block), "where": (*of_splits, top_block),
     }  # fmt: skip
-    found = {
+    computed = {
         name: q.new_empty(
             shapes.get(name, of_splits), dtype=torch.int32 if name == "where" else torch.float32
         )
@@ -166,9 +174,9 @@ def attend(
     }
     out = None if v is None else q.new_empty(B, H, Tq, DV)
     if not B * H * Tq:
-        return out, found, splits
-    sums = RowSums(**found)
-    where, merges = Out(whole=out), splits > 1 and out is not None
+        return out, computed, splits
+    sums = RowSums(**computed)
+    where, merges = Out(full=out), splits > 1 and out is not None
     if merges:
         numbers = splits * B * H * Tq * (DV + 2)
         where = Out(parts=q.new_empty(numbers, dtype=torch.float32))
@@ -191,22 +199,26 @@ def attend(
                 out, where.parts, sums, of_kernel, H, Tq, splits, B * H * Tq,
                 DV=DV, BLOCK_DV=block_dv, SPLITS=power_of_2(splits),
             )  # fmt: skip
-    return out, found, splits
+    return out, computed, splits
 
 
 def power_of_2(n: int) -> int:
-    """The least that is not below n, 1 at least; Triton's own takes microseconds a call."""
+    """Return the least power of 2 that is at least n and 1. Triton's own function takes
+    microseconds a call."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def head_block(D: int) -> int:
-    """What a head takes in a tile: the matrix units want a power of 2, 16 at least."""
+    """Return the head size in a tile: a power of 2, at least 16, as the matrix units require."""
     return max(16, power_of_2(D))
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """fp32 products are exact in fp32 ("ieee"), unless torch was told that tf32 will do, by
-    `torch.backends.cuda.matmul.fp32_precision` or one of the two older ways, which set it too."""
+    """Return the precision of products: "ieee" for float32, or "tf32" if torch allows it.
+
+    `torch.backends.cuda.matmul.fp32_precision` allows it, as do two older settings, which change
+    this one too. In the interpreter, bfloat16 is "widened".
+    """
     if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "tf32"
     if dtype == torch.bfloat16 and interprets():
@@ -215,10 +227,10 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 def interprets() -> bool:
-    """Does Triton run the kernels on a CPU? It reads this when it defines a kernel."""
+    """Return whether Triton runs kernels on a CPU. It reads this when it defines a kernel."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Kernels start on the current device, which may be another than the tensor's."""
+    """Make the tensor's device current, because kernels start on the current device."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -1,9 +1,9 @@
-"""The operator `clearhead::triton_attend`: the kernels under autograd, tracers and torch.compile.
+"""Define the operator `clearhead::triton_attend`: the kernels under autograd and tracers.
 
-Its gradient is a second operator, `clearhead::triton_attend_backward`. Both have a fake
-implementation for tracers, and a rule for vmap: a call for each example. `triton_attend` returns
-the output, the log-sum-exp, and per row the largest logit and the share of a weight (forward.py),
-from which the backward pass computes the weights again.
+A second operator, `clearhead::triton_attend_backward`, computes its gradient. Both have a fake
+implementation for tracers, and a vmap rule that calls the operator for each example.
+`triton_attend` returns the output, the log-sum-exp, and for each row the largest logit and the
+factor `share` (forward.py), from which the backward pass recomputes the weights.
 """
 
 from typing import Any
@@ -35,15 +35,18 @@ _library = torch.library.Library("clearhead", "FRAGMENT")
 
 
 def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """The output, and with `lse` the log-sum-exp of every query: directly by the kernel where
-    nothing is recorded, else by the operator."""
+    """Compute the output, and with `lse` the log-sum-exp of every query.
+
+    This calls the kernel directly if all tensors are plain and no gradient is needed, and otherwise
+    the operator.
+    """
     rule = args_of(p)
     if not p.grad and is_plain(*inputs, *tensors_of(rule)):
-        out, found, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
+        out, sums, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
         assert out is not None
-        return out, found.get("lse")
-    out, sums, _, _ = _operator.attend(*inputs, *map(savable, rule))
-    return out, sums if lse else None
+        return out, sums.get("lse")
+    out, all_lse, _, _ = _operator.attend(*inputs, *map(savable, rule))
+    return out, all_lse if lse else None
 
 
 # --------------------------------------------------------------------------------- implementations
@@ -51,11 +54,10 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 
 @with_own_buffers
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, found, splits = attend(q, k, v, KernelArgs(*rest), FOR_GRADIENTS)
+    out, sums, splits = attend(q, k, v, KernelArgs(*rest), FOR_GRADIENTS)
     assert out is not None
-    top = found["max"]
-    # The largest over all splits; one split is all of them.
-    return out, found["lse"], top[0] if splits == 1 else _largest(top), found["share"]
+    top = sums["max"]
+    return out, sums["lse"], top[0] if splits == 1 else _largest(top), sums["share"]
 
 
 def _largest(top: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ def _attend_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, bias and sinks; empty without `bias_grad`, and without sinks."""
+    """Compute the gradients of q, k, v, bias and sinks (`gradients`)."""
     *rule, bias_grad = rest
     return gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
 

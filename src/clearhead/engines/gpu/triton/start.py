@@ -1,16 +1,17 @@
-"""Starting a kernel.
+"""Start a kernel.
 
 What Triton compiles depends on the types of the arguments, on which integers are 1, and on which
-integers and addresses are multiples of 16. Its launcher finds that out anew at each start, in 40 to
-60 us of Python, where a step of decoding may take the device 10. So what it compiled is remembered
-here by the same.
+integers and addresses are multiples of 16. Triton's launcher determines this at each start, in 40
+to 60 us of Python; a step of decoding may take the device 10 us. So compiled kernels are cached
+here by the same properties.
 """
 
 from typing import Any
 
 import triton
 
-# A product and a sum may round once: Triton 3.9 does so with a warning, 3.10 only where it is said.
+# A product and a sum may be rounded once. Triton 3.9 does so with a warning, 3.10 only with this
+# option.
 FUSED = {"enable_fp_fusion": True}
 
 _compiled: dict[tuple[object, ...], Any] = {}
@@ -25,8 +26,8 @@ def start(
     stages: int = 3,
     **constants: Any,
 ) -> None:
-    """Start so many programs of a kernel on the current device, whose index is given."""
-    of = kernel.fn, device, warps, stages, *constants.items(), *kinds(args)
+    """Start `programs` programs of a kernel on the current device, whose index is `device`."""
+    of = kernel.fn, device, warps, stages, *constants.items(), *specialization(args)
     compiled = _compiled.get(of)
     if compiled is not None:
         compiled[programs, 1, 1](
@@ -38,18 +39,18 @@ def start(
         _compiled[of] = compiled
 
 
-def kinds(args: tuple[Any, ...]) -> tuple[object, ...]:
-    """What of arguments decides how a kernel is compiled."""
-    found: list[object] = []
+def specialization(args: tuple[Any, ...]) -> tuple[object, ...]:
+    """Return the properties of arguments that determine how a kernel is compiled."""
+    properties: list[object] = []
     for x in args:
         if x is None:
-            found.append(x)
+            properties.append(x)
         elif type(x) is int:
-            found.append("one" if x == 1 else (x % 16 == 0, -(2**31) <= x < 2**31))
+            properties.append("one" if x == 1 else (x % 16 == 0, -(2**31) <= x < 2**31))
         elif type(x) is float:
-            found.append(float)
+            properties.append(float)
         elif isinstance(x, tuple):
-            found.append(kinds(x))
+            properties.append(specialization(x))
         else:
-            found.append((x.dtype, x.data_ptr() % 16 == 0))
-    return tuple(found)
+            properties.append((x.dtype, x.data_ptr() % 16 == 0))
+    return tuple(properties)

@@ -1,6 +1,6 @@
-"""Statistics by the Triton kernels: those of rows in the forward sweep, sums of weights in a second
-one. They come back as what `problem/online_softmax.py` describes, on the device, and finish and
-merge like any other `Partial`."""
+"""Compute statistics by the Triton kernels: of rows in the forward sweep, sums of weights in a
+second one. The results stay on the device, as accumulators of `problem/online_softmax.py`. They are
+finished and merged like those of any other `Partial`."""
 
 import math
 from typing import Any, cast
@@ -26,20 +26,21 @@ from .start import start
 from .weight_sums import store_exact_rows, sum_weights
 
 LN2 = math.log(2.0)
-MOST_TOP = 64  # largest weights of a row that are kept in registers
+MOST_TOP = 64  # the most weights of a row for `topk` that fit into registers
 
 
 def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
-    """Can the kernels count these? Not with gradients, and not under a tracer or transform."""
+    """Return whether the kernels can compute these statistics. They cannot with gradients, and not
+    under a tracer or a transform."""
     plain = is_plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
-    held = all(in_kernels(s) and _fits(s, p) for s in statistics)
-    return plain and not p.records_grad and held
+    supported = all(in_kernels(s) and _fits(s, p) for s in statistics)
+    return plain and not p.records_grad and supported
 
 
 def _fits(statistic: Statistic, p: Problem) -> bool:
     if statistic.by is not None:
         return False
-    if isinstance(statistic, mass):  # groups by ranges, not by bits
+    if isinstance(statistic, mass):  # the kernels read groups as ranges, without bits
         return all(group.bits is None for group in statistic.ranges(p))
     return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP
 
@@ -47,8 +48,8 @@ def _fits(statistic: Statistic, p: Problem) -> bool:
 def answer_and_stats(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
 ) -> tuple[Tensor | None, Partial]:
-    """The statistics of all queries on all keys, and with `with_out` the output of the same sweep;
-    without it the values are not read."""
+    """Compute the statistics of all queries over all keys, and with `with_out` the output in the
+    same sweep. Without it the values are not read."""
     rule = args_of(p)
     empty = empty_rows(p, statistics, p.Tq)
     groups = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
@@ -57,44 +58,46 @@ def answer_and_stats(
     wanted |= {"moment"} if "moment" in empty.more else set()
     wanted |= {"masses"} if groups else set()
     wanted |= {"best", "where"} if top is not None else set()
-    out, found, _ = attend(
+    out, sums_of_splits, _ = attend(
         inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted),
         _stacked(groups) if groups else None, len(groups),
         0 if top is None else max(top.keys.shape[-1], 1),
     )  # fmt: skip
     natural = kernel_rule(rule).natural
     p = p.without_dropout
-    state = _state(found, natural, empty)
+    state = _state(sums_of_splits, natural, empty)
     sums = None
     if any(s.sweep == "second" for s in statistics):
         share = finish_rows(state, p.sinks).share
-        # The maximum in units of the rule, as the kernel compares.
-        sums = _sum_weights(p, inputs, statistics, found["max"].amax(0), share)
+        top_of_rows = sums_of_splits["max"].amax(
+            0
+        )  # in units of the rule, like the kernel's logits
+        sums = _sum_weights(p, inputs, statistics, top_of_rows, share)
     return out, Partial.of_all(p, statistics, state, sums)
 
 
-def _state(found: dict[str, Tensor], natural: float, empty: State) -> State:
-    """What the splits found, (splits, ...) each, merged and in nats."""
+def _state(computed: dict[str, Tensor], natural: float, empty: State) -> State:
+    """Merge the sums of the splits, (splits, ...) each, and convert them to nats."""
     more: dict[str, Accumulator] = {}
     if "moment" in empty.more:
-        more["moment"] = Moment(found["moment"] * LN2)
+        more["moment"] = Moment(computed["moment"] * LN2)
     if "groups" in empty.more:
         (sums,) = empty.more["groups"]
-        more["groups"] = WeightedSum(found["masses"][..., : sums.shape[-1]])
-    splits = State(found["max"] * natural, found["sum"], more)
+        more["groups"] = WeightedSum(computed["masses"][..., : sums.shape[-1]])
+    splits = State(computed["max"] * natural, computed["sum"], more)
     top = splits.max.amax(0)
-    # All at once, where `merge` would take them pair by pair.
+    # All splits at once; `merge` would merge them pair by pair.
     summed = moved(splits, anchor(top)).map(lambda x: x.sum(0))
     more = dict(summed.more)
-    if "top" in empty.more:  # which the kernel does not sort
-        best, where = (found[name].movedim(0, -2).flatten(-2) for name in ("best", "where"))
+    if "top" in empty.more:  # the kernel does not sort it
+        best, where = (computed[name].movedim(0, -2).flatten(-2) for name in ("best", "where"))
         unsorted = TopScores(best * natural, where.long())
         more["top"] = cast(TopScores, empty.more["top"]).merged(unsorted)
     return State(top, summed.sum, more)
 
 
 def _stacked(groups: list[KeyRanges]) -> Groups:
-    """The ranges of all groups side by side, as many for each; the added ones are empty."""
+    """Concatenate the ranges of all groups, padded by empty ranges to the same number for each."""
     most = max(g.lo.shape[-1] for g in groups)
     count = power_of_2(len(groups))
     shape = torch.broadcast_shapes(*(g.lo.shape[:3] for g in groups))
@@ -128,7 +131,7 @@ def _sum_weights(
     share = share.contiguous()
     with on_device(q):
         if "received" in sums or maps:
-            # N keys touch at most so many bins of at least Tk // k_bins keys.
+            # The most bins, of at least Tk // k_bins keys each, that N keys can overlap.
             slots = -(-(N - 1) // (p.Tk // k_bins)) + 1
             parts = None
             if maps:
@@ -142,35 +145,35 @@ def _sum_weights(
                 sums["pooled"] = _pooled(parts, p.Tk, k_bins, N)
         requested = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(p.grid)]
         if requested:
-            places = _positions(requested, p.device)
+            positions = _positions(requested, p.device)
             strips = math.ceil(len(requested) / M)
             start(
                 store_exact_rows, tiles * strips * p.H * p.B, q.get_device(),
-                rows(q), rows(k), top, share, places, sums["exact_rows"], of_kernel, sizes, tiles,
-                len(requested), **how,
+                rows(q), rows(k), top, share, positions, sums["exact_rows"], of_kernel, sizes,
+                tiles, len(requested), **how,
             )  # fmt: skip
     return sums
 
 
-def _positions(places: list[int], device: torch.device) -> Tensor:
-    """Positions as a tensor, made on the device from their runs: a copy from the host's memory
-    would wait for it, and cannot be captured in a graph."""
-    runs = runs_of(places)
+def _positions(positions: list[int], device: torch.device) -> Tensor:
+    """Return positions as a tensor, created on the device from their runs. A copy from the host
+    would block, and cannot be captured in a CUDA graph."""
+    runs = runs_of(positions)
     return torch.cat(
         [torch.arange(r.start, r.stop, dtype=torch.int32, device=device) for r in runs]
     )
 
 
 def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int]:
-    """Queries and keys of a tile; no more queries than a bin has, which would be idle."""
+    """Return the queries and keys of a tile. More queries than a bin has would be idle."""
     wide = p.dtype == torch.float32 or block_d > 128
     rows_of_bin = power_of_2(p.Tq // q_bins)
     return min(32 if wide else 64, max(16, rows_of_bin)), 32 if wide else 64
 
 
 def _pooled(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:
-    """Bins of keys from what the tiles of N keys found, (B, H, q_bins, tiles, slots): each bin adds
-    up, in order, the slots that hold a part of it. A gather, so that NaN stays in its bin."""
+    """Sum the slots of tiles of N keys, (B, H, q_bins, tiles, slots), into bins of keys. Each bin
+    gathers its slots and adds them in order, so that NaN stays in its bin."""
     tiles, slots = pooled.shape[-2:]
     device = pooled.device
     column = torch.arange(k_bins, device=device)
@@ -179,6 +182,6 @@ def _pooled(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:
     tile = (start // N).unsqueeze(-1) + torch.arange(widest, device=device)
     slot = column.unsqueeze(-1) - bin_of(tile * N, Tk, k_bins)
     inside = tile * N < stop.unsqueeze(-1)
-    place = (tile.clamp(max=tiles - 1) * slots + slot.clamp(0, slots - 1)).flatten()
-    parts = pooled.flatten(3)[..., place].unflatten(-1, (k_bins, widest))
+    index = (tile.clamp(max=tiles - 1) * slots + slot.clamp(0, slots - 1)).flatten()
+    parts = pooled.flatten(3)[..., index].unflatten(-1, (k_bins, widest))
     return parts.masked_fill(~inside, 0.0).sum(-1)

@@ -1,11 +1,10 @@
-"""What all kernels do with a tile: load rows, turn products into logits, say which keys a query may
-look at, drop cells.
+"""Operations of all kernels on a tile: loads, logits, masks and dropout.
 
-A tile has M rows and N keys. A row is a query of a head: a tile holds one head's queries, or, where
-queries are few (decode), those of several heads that read the same keys. Rows beyond the last
-repeat the last one, so they need no bounds; they are never stored, or have weight 0.
-Powers are of 2, because exp2 is one instruction and exp two. Where a product adds up over the rows
-a tile is TURNED, (N, M): what it multiplies then comes from registers.
+A tile has M rows and N keys. A row is a query of a head. A tile holds the queries of one head, or,
+if there are few queries (decode), those of several heads that read the same keys. Rows beyond the
+last repeat the last one, so that loads need no bounds; they are never stored, or have weight 0.
+Powers are of 2, because exp2 is one instruction and exp is two. If a product sums over the rows,
+the tile may be TRANSPOSED, (N, M): as the left operand it then comes from registers.
 """
 
 import triton
@@ -13,20 +12,20 @@ import triton.language as tl
 
 
 @triton.jit
-def of_rows(x, TURNED: tl.constexpr):
-    """What each row has, beside the cells of a tile."""
-    return x[None, :] if TURNED else x[:, None]
+def of_rows(x, TRANSPOSED: tl.constexpr):
+    """Broadcast a value of each row to the cells of a tile."""
+    return x[None, :] if TRANSPOSED else x[:, None]
 
 
 @triton.jit
-def of_keys(x, TURNED: tl.constexpr):
-    """What each key has, beside the cells of a tile."""
-    return x[:, None] if TURNED else x[None, :]
+def of_keys(x, TRANSPOSED: tl.constexpr):
+    """Broadcast a value of each key to the cells of a tile."""
+    return x[:, None] if TRANSPOSED else x[None, :]
 
 
 @triton.jit
 def row_offsets(view, b, h, t):
-    """Where the rows (b, h, t) of a `Rows` begin."""
+    """Return the offsets of the rows (b, h, t) of a `Rows`."""
     at = b.to(tl.int64) * view.b + h.to(tl.int64) * view.h + t.to(tl.int64) * view.t
     if view.even is not None:
         at = tl.multiple_of(at, 128 // view.at.dtype.element_ty.primitive_bitwidth)
@@ -35,20 +34,20 @@ def row_offsets(view, b, h, t):
 
 @triton.jit
 def line_offsets(view, b, h, q):
-    """Where the lines (b, h, q, 0) of a `Cells` begin."""
+    """Return the offsets of the lines (b, h, q, 0) of a `Cells`."""
     return b.to(tl.int64) * view.b + h.to(tl.int64) * view.h + q.to(tl.int64) * view.q
 
 
 @triton.jit
-def cell_offsets(view, b, h, q, k, TURNED: tl.constexpr):
-    """Where the cells (b, h, q, k) of a `Cells` stand, (M, N)."""
+def cell_offsets(view, b, h, q, k, TRANSPOSED: tl.constexpr):
+    """Return the offsets of the cells (b, h, q, k) of a `Cells`, (M, N)."""
     of_k = k.to(tl.int64) * view.k
-    return of_rows(line_offsets(view, b, h, q), TURNED) + of_keys(of_k, TURNED)
+    return of_rows(line_offsets(view, b, h, q), TRANSPOSED) + of_keys(of_k, TRANSPOSED)
 
 
 @triton.jit
 def load_rows(view, b, h, t, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(rows, BLOCK_D), 0 beyond D."""
+    """Load rows, (rows, BLOCK_D), with 0 beyond D."""
     d = tl.arange(0, BLOCK_D)
     at = view.at + row_offsets(view, b, h, t)[:, None] + d[None, :]
     if D == BLOCK_D:
@@ -58,7 +57,7 @@ def load_rows(view, b, h, t, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def load_keys(view, b, g, k, Tk, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr):
-    """Rows of keys or values, (N, BLOCK_D); with `BOUND`, 0 beyond Tk."""
+    """Load rows of keys or values, (N, BLOCK_D); with `BOUND`, rows beyond Tk are 0."""
     d = tl.arange(0, BLOCK_D)
     at = view.at + row_offsets(view, b, g, k)[:, None] + d[None, :]
     if BOUND:
@@ -70,8 +69,8 @@ def load_keys(view, b, g, k, Tk, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: 
 
 @triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
-    """acc + a @ b in fp32; `acc` may be None. The interpreter multiplies no bf16: there, numbers
-    are "widened" to fp32 first, in which products of bf16 are exact."""
+    """Compute acc + a @ b in float32; `acc` may be None. The interpreter cannot multiply bfloat16:
+    there, numbers are "widened" to float32 first, in which products of bfloat16 are exact."""
     if PRECISION == "widened":
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     return tl.dot(a, b, acc, input_precision=PRECISION)
@@ -82,7 +81,7 @@ def product(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def key_range(rule, sizes, b, h, q, j, BAND: tl.constexpr):
-    """The keys [lo, hi) of range j of each row."""
+    """Return the keys [lo, hi) of range j of each row."""
     if BAND:
         lo = tl.minimum(tl.maximum(q - rule.before, 0), sizes.Tk)
         hi = tl.minimum(tl.maximum(q + rule.after + 1, 0), sizes.Tk)
@@ -93,12 +92,12 @@ def key_range(rule, sizes, b, h, q, j, BAND: tl.constexpr):
 
 
 @triton.jit
-def allowed_cells(rule, sizes, b, h, q, k, lo, hi, TURNED: tl.constexpr = False):
-    """(M, N): which keys lie in the range [lo, hi) of their row, and have their bit set."""
-    key = of_keys(k, TURNED)
-    allowed = (key >= of_rows(lo, TURNED)) & (key < of_rows(hi, TURNED))
+def allowed_cells(rule, sizes, b, h, q, k, lo, hi, TRANSPOSED: tl.constexpr = False):
+    """Return which keys are in the range [lo, hi) of their row and have their bit set, (M, N)."""
+    key = of_keys(k, TRANSPOSED)
+    allowed = (key >= of_rows(lo, TRANSPOSED)) & (key < of_rows(hi, TRANSPOSED))
     if rule.bits is not None:
-        at = rule.bits.at + cell_offsets(rule.bits, b, h, q, k, TURNED)
+        at = rule.bits.at + cell_offsets(rule.bits, b, h, q, k, TRANSPOSED)
         allowed = allowed & (tl.load(at, mask=allowed, other=0) != 0)
     return allowed
 
@@ -108,7 +107,8 @@ def allowed_cells(rule, sizes, b, h, q, k, lo, hi, TURNED: tl.constexpr = False)
 
 @triton.jit
 def tanh(x):
-    """Within two roundings: a series where 1 - exp would cancel, else (1 - e) / (1 + e)."""
+    """Compute tanh with an error of at most two roundings: by a series if 1 - exp would cancel,
+    else as (1 - e) / (1 + e)."""
     s = x * x
     series = 1.0 + s * (-1 / 3 + s * (2 / 15 + s * (-17 / 315 + s * (62 / 2835))))
     e = tl.exp2(-2.8853900817779268 * tl.abs(x))
@@ -117,10 +117,15 @@ def tanh(x):
 
 
 @triton.jit
-def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr, TURNED: tl.constexpr = False):
-    """The input of softmax in units of the rule, -inf where not allowed, and tanh of the soft cap
-    (anything without one), whose slope the backward pass needs. `products` is q k, (M, N). No -inf
-    stands in the bias: the checks made a mask of it (problem/check.py)."""
+def logits(
+    products, rule, b, h, q, k, allowed, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr = False
+):
+    """Compute the logits in units of the rule, -inf where not allowed, and the tanh of the soft
+    cap, whose slope the backward pass needs.
+
+    `products` is q k, (M, N). The tanh has no meaning without a soft cap. The bias contains no
+    -inf: the checks convert it to a mask (problem/check.py).
+    """
     x = products
     if rule.scale is not None:
         x = products * rule.scale
@@ -129,15 +134,17 @@ def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr, TURNED: tl
         t = tanh(x)
         x = t * rule.cap
     if rule.bias is not None:
-        at = rule.bias.at + cell_offsets(rule.bias, b, h, q, k, TURNED)
-        if MASKED:  # what a masked cell holds is not read
+        at = rule.bias.at + cell_offsets(rule.bias, b, h, q, k, TRANSPOSED)
+        if MASKED:  # masked cells are not read
             x += tl.load(at, mask=allowed, other=0.0).to(tl.float32)
         else:
             x += tl.load(at).to(tl.float32)
     if rule.slopes is not None:
         slope = tl.load(rule.slopes + h)
-        distance = tl.abs(of_rows(q + rule.shift, TURNED) - of_keys(k, TURNED)).to(tl.float32)
-        x -= of_rows(slope, TURNED) * distance
+        distance = tl.abs(of_rows(q + rule.shift, TRANSPOSED) - of_keys(k, TRANSPOSED)).to(
+            tl.float32
+        )
+        x -= of_rows(slope, TRANSPOSED) * distance
     if MASKED:
         x = tl.where(allowed, x, float("-inf"))
     return x, t
@@ -148,7 +155,7 @@ def logits(products, rule, b, h, q, k, allowed, MASKED: tl.constexpr, TURNED: tl
 
 @triton.jit
 def mix(key, word):
-    """One round of the hash of problem/dropout.py, in 32 bits."""
+    """Compute one round of the hash of problem/dropout.py, in 32 bits."""
     x = key ^ (word.to(tl.uint32) * 0x9E3779B1 + 0x7F4A7C15)
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
@@ -157,45 +164,48 @@ def mix(key, word):
 
 @triton.jit
 def row_hash(rule, b, h, q):
-    """The hash of (seed, b, h, q) for each row, to which the key is mixed cell by cell."""
+    """Compute the hash of (seed, b, h, q) for each row; `survivors` mixes the keys into it."""
     seed = tl.load(rule.seed)
     key = mix(mix((q * 0).to(tl.uint32), seed), seed >> 32)
     return mix(mix(mix(key, b), h), q)
 
 
 @triton.jit
-def survivors(rule, hashes, k, TURNED: tl.constexpr = False):
-    """(M, N): 1 / (1 - p) where the weight survives, 0 where it is dropped."""
-    cell = mix(of_rows(hashes, TURNED), of_keys(k, TURNED))
+def survivors(rule, hashes, k, TRANSPOSED: tl.constexpr = False):
+    """Return 1 / (1 - p) for each weight that is kept and 0 for each that is dropped, (M, N)."""
+    cell = mix(of_rows(hashes, TRANSPOSED), of_keys(k, TRANSPOSED))
     return tl.where(cell.to(tl.int64) >= rule.drop_below, rule.keep_factor, 0.0)
 
 
-# ---------------------------------------------------------------------------- NaN behind the mask
+# ------------------------------------------------------------------------------------- masked NaN
 
 
 @triton.jit
 def finite(x):
-    """Which numbers are neither NaN nor infinite; compared in fp32, as the interpreter needs."""
+    """Return which numbers are finite; compared in float32, as the interpreter requires."""
     return tl.abs(x.to(tl.float32)) < float("inf")
 
 
 @triton.jit
 def cleaned(x):
-    """0 in place of NaN and infinity, whose product with a weight of 0 would be NaN."""
+    """Replace NaN and infinity by 0, since their product with a weight of 0 would be NaN."""
     return tl.where(finite(x), x, tl.zeros_like(x))
 
 
 @triton.jit
 def anchor(top):
-    """What exponents are taken relative to: the largest logit, 0 where there is none."""
+    """Return the number that is subtracted in exponents: the largest logit, or 0 if it is -inf."""
     return tl.where(top == float("-inf"), 0.0, top)
 
 
 @triton.jit
-def above(x, base, rule, TURNED: tl.constexpr = False):
-    """x - base, (M, N), of logits in units of the rule as an exponent of 2. Of bare products in one
-    instruction, rounded at the size of the difference but for what all cells of a row share; a bias
-    may be as large as a float, and then only the difference is multiplied."""
+def above(x, base, rule, TRANSPOSED: tl.constexpr = False):
+    """Return x - base as an exponent of 2, (M, N), for logits in units of the rule.
+
+    For unscaled products this is one instruction; its error is a rounding of the difference, and
+    one of base * unit, which all cells of a row have in common. Logits with a bias may be as large
+    as a float, so only their difference is multiplied.
+    """
     if rule.scale is None:
-        return tl.fma(x, rule.unit, of_rows(-(base * rule.unit), TURNED))
-    return (x - of_rows(base, TURNED)) * rule.unit
+        return tl.fma(x, rule.unit, of_rows(-(base * rule.unit), TRANSPOSED))
+    return (x - of_rows(base, TRANSPOSED)) * rule.unit

@@ -1,9 +1,9 @@
-"""The second sweep: weights received by each key, pooled maps and exact rows.
+"""Compute weights received by each key, pooled maps and exact rows, in a second sweep.
 
-The first sweep left the largest logit and the share of each row, hence its weights. A program owns
-a tile of keys of one head and walks over the queries, so what a key receives is added in one order
-and without atomic additions. Of the forward's two products of a tile this is one; map and received
-weights are taken from the same sums.
+The first sweep computed the largest logit and the factor `share` of each row, from which weights
+follow. A program owns a tile of keys of one head and walks over the queries, so the weights of a
+key are added in one order, without atomic additions. A tile needs one product, where the forward
+pass needs two. The pooled map and the received weights come from the same sums.
 """
 
 import triton
@@ -19,19 +19,19 @@ def sum_weights(
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What N keys of one head receive: `received` (B, H, Tk) of all queries, `pooled` of each bin
-    of queries and, in `slots`, of each bin of keys that the tile touches:
-    (B, H, q_bins, tiles, slots)."""
-    place = tl.program_id(0)
-    tile = place % tiles
-    place = place // tiles
-    b = place // sizes.H
-    one_head = place % sizes.H
+    """Sum the weights that N keys of one head receive: `received`, (B, H, Tk), over all queries,
+    and `pooled`, (B, H, q_bins, tiles, slots), over each bin of queries. A slot is a bin of keys
+    that overlaps the tile."""
+    program = tl.program_id(0)
+    tile = program % tiles
+    program = program // tiles
+    b = program // sizes.H
+    one_head = program % sizes.H
     h = one_head + tl.zeros([M], tl.int32)
     g = one_head // (sizes.H // sizes.G)
     keys = tile * N + tl.arange(0, N)
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
-    at_head = place.to(tl.int64) * sizes.Tq
+    at_head = program.to(tl.int64) * sizes.Tq
     total = tl.zeros([N], tl.float32)
     key_bin = ((keys.to(tl.int64) + 1) * k_bins - 1) // sizes.Tk
     for q_bin in range(0, q_bins):
@@ -68,33 +68,33 @@ def sum_weights(
                 inside = key_bin == tl.min(key_bin, 0) + slot
                 tl.store(pooled + line + slot, tl.sum(tl.where(inside, acc, 0.0), 0))
     if received is not None:
-        tl.store(received + place.to(tl.int64) * sizes.Tk + keys, total, mask=keys < sizes.Tk)
+        tl.store(received + program.to(tl.int64) * sizes.Tk + keys, total, mask=keys < sizes.Tk)
 
 
 @triton.jit(do_not_specialize=["tiles", "count"])
 def store_exact_rows(
-    q, k, top, share, places, out, rule, sizes, tiles, count,
+    q, k, top, share, positions, out, rule, sizes, tiles, count,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The weights of `count` queries, whose positions are `places`: (B, H, count, Tk)."""
-    place = tl.program_id(0)
-    tile = place % tiles
-    place = place // tiles
+    """Store the weights of the `count` queries at `positions`: (B, H, count, Tk)."""
+    program = tl.program_id(0)
+    tile = program % tiles
+    program = program // tiles
     strips = (count + M - 1) // M
-    strip = place % strips
-    place = place // strips
-    b = place // sizes.H
-    one_head = place % sizes.H
+    strip = program % strips
+    program = program // strips
+    b = program // sizes.H
+    one_head = program % sizes.H
     h = one_head + tl.zeros([M], tl.int32)
     g = one_head // (sizes.H // sizes.G)
     keys = tile * N + tl.arange(0, N)
     row = strip * M + tl.arange(0, M)
     real = row < count
-    t = tl.load(places + tl.minimum(row, count - 1)).to(tl.int32)
+    t = tl.load(positions + tl.minimum(row, count - 1)).to(tl.int32)
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
     queries = load_rows(q, b, h, t, D, BLOCK_D)
-    at = place.to(tl.int64) * sizes.Tq + t
+    at = program.to(tl.int64) * sizes.Tq + t
     row_top, row_share = tl.load(top + at), tl.load(share + at)
     w = tl.zeros([M, N], tl.float32)
     for j in range(0, rule.ranges):
@@ -105,5 +105,5 @@ def store_exact_rows(
             PRECISION,
         )  # fmt: skip
         w += one
-    at = (place.to(tl.int64) * count + row)[:, None] * sizes.Tk + keys[None, :]
+    at = (program.to(tl.int64) * count + row)[:, None] * sizes.Tk + keys[None, :]
     tl.store(out + at, w, mask=real[:, None] & (keys < sizes.Tk)[None, :])
