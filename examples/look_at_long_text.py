@@ -22,7 +22,7 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     layout = ch.distributed.head_tail(asked.tokens, dist.get_world_size())
-    held = layout.held[dist.get_rank()]
+    held = layout.positions[dist.get_rank()]
     # Every process makes its own tokens, each from its position alone.
     rows = [torch.Generator().manual_seed(position) for position in held.tensor().tolist()]
     q, k, v = (

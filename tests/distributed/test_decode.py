@@ -42,7 +42,7 @@ def test_a_step_is_as_exact_as_one_machine(name, dtype, world):
     layout = layout_of("head-tail", 47, world)
 
     def rank(transport):
-        held = layout.held[transport.rank]
+        held = layout.positions[transport.rank]
         return decode_step(transport, Options(**problem), layout, q, held.cut(k, 2), held.cut(v, 2))
 
     first, *others = on_ranks(world, rank)
@@ -63,9 +63,9 @@ def test_a_step_sends_the_same_however_long_the_cache():
             posted = []
             start = transport.start
             transport.start = lambda out, into: posted.extend(out) or start(out, into)
-            held = layout.held[transport.rank].cut(k, 2)
+            held = layout.positions[transport.rank].cut(k, 2)
             decode_step(
-                transport, Options(), layout, torch.randn(1, 4, 1, 8), held, held, meet=False
+                transport, Options(), layout, torch.randn(1, 4, 1, 8), held, held, compare=False
             )
             return sum(x.nbytes for _, x in posted)
 
@@ -81,7 +81,7 @@ def test_new_tokens_are_kept_in_turns():
     assert step.layout_after(2) == Layout(
         [[range(5), range(9, 9 + TURN)], [range(5, 9), range(9 + TURN, 10 + TURN)]]
     )
-    assert step.kept(torch.arange(2.0)[:, None]).tolist() == [[1.0]]  # the second of the two
+    assert step.cached_part(torch.arange(2.0)[:, None]).tolist() == [[1.0]]  # the second of the two
 
 
 # --------------------------------------------------------------------------------- with models
@@ -174,8 +174,8 @@ def refusals(rank: int) -> list[str]:
 
 def test_what_cannot_be_decoded(tmp_path):
     for said in on_processes(2, refusals, tmp_path):
-        assert "Rank 0 of 2 has 16 keys, and Layout(0:15, 29:35; 15:29) gives it 21." in said[0]
+        assert "Rank 0 of 2 has 16 keys, but 21 by Layout(0:15, 29:35; 15:29)." in said[0]
         assert said[1] == "decode got dropout."
-        assert said[2] == "engine='tiled' was asked for inside of distributed.sharded."
+        assert said[2] == "engine='tiled' was passed inside distributed.sharded."
         assert said[3] == "look was called inside distributed.sharded."
         assert said[4].startswith("The ranks made different calls: softcap is 3.0 on")

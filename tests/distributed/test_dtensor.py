@@ -78,7 +78,7 @@ def test_placements_that_do_not_fit(tmp_path):
     for said in on_processes(2, misplaced, tmp_path):
         assert said[0] == "BadType: q, k and v are a DTensor, a Tensor, a Tensor."
         assert all(x.startswith("BadValue: The placements are q (") for x in said[1:4])
-        assert said[4].startswith("group= was given, and is not the one along which")
+        assert said[4].startswith("group= is not the group along which")
 
 
 def trained(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

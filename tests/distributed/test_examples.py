@@ -36,7 +36,7 @@ def test_two_processes_print_what_one_prints(script, options):
     assert one == two and len(one) >= 3
 
 
-def looked(rank: int) -> list[str]:
+def look_over_ranks(rank: int) -> list[str]:
     """What the script prints in a group that stands already, as torchrun would have it made."""
     script = str(EXAMPLES / "look_at_long_text.py")
     sys.argv = [script, "--tokens=311"]
@@ -47,7 +47,7 @@ def looked(rank: int) -> list[str]:
 
 
 def test_two_ranks_print_what_one_prints(tmp_path):
-    (one,), (two, other) = (on_processes(n, looked, tmp_path / str(n)) for n in (1, 2))
+    (one,), (two, other) = (on_processes(n, look_over_ranks, tmp_path / str(n)) for n in (1, 2))
     assert one == two and len(one) >= 3 and not other
 
 

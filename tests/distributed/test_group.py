@@ -112,9 +112,13 @@ def test_ranks_that_make_different_calls_are_named(tmp_path):
     assert plain[3] == f"{differ}dtype is torch.bfloat16 on rank 1, and torch.float32 on rank 0."
     assert plain[4] == f"{differ}layout is head-tail on rank 1, and contiguous on rank 0."
     assert plain[5] == f"{differ}gradient is not wanted on rank 1, and wanted on rank 0."
-    assert plain[6].startswith("BadValue: Rank 1 refused its call: Keys have (G, Tk) = (2, 31)")
+    assert plain[6].startswith(
+        "BadValue: Rank 1 raised an error in its call: Keys have (G, Tk) = (2, 31)"
+    )
     assert there[6].startswith("BadValue: Keys have (G, Tk) = (2, 31) and values (2, 32)")
-    assert plain[7].startswith("BadValue: Rank 0 has 32 queries, and 'head-tail' of 63 on 2 ranks")
+    assert plain[7].startswith(
+        "BadValue: Rank 0 has 32 queries, but 31 by 'head-tail' of 63 on 2 ranks"
+    )
     assert plain[8].startswith("BadValue: documents has ids for 2 queries and 2 keys; there are")
     assert plain[9] == plain[11] == "nothing"  # the group goes on after each of them
     assert plain[10] == f"{differ}other sizes is [1, 2, 7] on rank 1, and [1, 2, 8] on rank 0."
@@ -192,6 +196,6 @@ def interrupted(rank: int) -> tuple[str, float]:
 
 def test_ctrl_c_ends_a_wait(tmp_path):
     (here, seconds), (there, _) = on_processes(2, interrupted, tmp_path)
-    assert here.startswith("KeyboardInterrupt, then RankLost: The process group was given up")
+    assert here.startswith("KeyboardInterrupt, then RankLost: The process group was closed")
     assert seconds < 1.3
     assert "waited for rank 0: it failed with KeyboardInterrupt()" in there

@@ -31,7 +31,7 @@ def test_split_and_join_are_inverse(length, world):
     for layout in every_layout(length, world):
         shards = layout.split(x, 1)
         assert len(shards) == world and sum(s.shape[1] for s in shards) == length
-        for held, part in zip(layout.held, shards, strict=True):
+        for held, part in zip(layout.positions, shards, strict=True):
             assert torch.equal(part[0, :, 0] // 3, held.tensor())
             assert held.tensor().equal(held.tensor().sort().values)
         assert torch.equal(layout.join(shards, 1), x)
@@ -41,7 +41,7 @@ def test_split_and_join_are_inverse(length, world):
 def test_contiguous_is_as_torch_chunks():
     for length, world in ((7, 3), (12, 4), (5, 8)):
         chunks = torch.arange(length).chunk(world)
-        held = [h.tensor() for h in contiguous(length, world).held]
+        held = [h.tensor() for h in contiguous(length, world).positions]
         assert all(torch.equal(a, b) for a, b in zip(chunks, held, strict=False))
         assert not any(len(h) for h in held[len(chunks) :])
 
@@ -52,7 +52,7 @@ def test_head_tail_by_hand():
 
 def work(mask: ch.masks.Mask, layout: Layout) -> list[int]:
     pairs = mask.key_ranges(ch.masks.Grid(layout.length, layout.length)).keys_per_query()[0, 0]
-    return [int(pairs[held.tensor()].sum()) for held in layout.held]
+    return [int(pairs[held.tensor()].sum()) for held in layout.positions]
 
 
 @pytest.mark.parametrize("world", [2, 4, 8, 64])
@@ -66,8 +66,8 @@ def test_documents_stay_whole_and_need_nothing():
     grid = ch.masks.Grid(len(IDS), len(IDS))
     for a in range(3):
         for b in range(3):
-            found = seen(ch.documents(IDS), grid, layout.held[a], layout.held[b])
-            assert len(found) == (len(layout.held[a]) if a == b else 0)
+            found = seen(ch.documents(IDS), grid, layout.positions[a], layout.positions[b])
+            assert len(found) == (len(layout.positions[a]) if a == b else 0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -80,7 +80,7 @@ def test_balanced_is_even_under_packed_documents(world, seed):
     layout = balanced(mask, len(ids), world)
     found = work(mask, layout)
     assert max(found) <= 1.10 * sum(found) / world
-    tokens = [len(h) for h in layout.held]
+    tokens = [len(h) for h in layout.positions]
     assert max(tokens) <= 1.10 * len(ids) / world
 
 
@@ -114,9 +114,9 @@ def test_what_is_no_layout():
         Layout([[range(0, 3)], [range(2, 6)]])
     with pytest.raises(ch.BadType, match="layout is 'zigzag'"):
         layout_of("zigzag", 4, 2)
-    with pytest.raises(ch.BadValue, match="of 8 positions on 2 ranks; there are 9 positions on 2"):
+    with pytest.raises(ch.BadValue, match="has 8 positions on 2 ranks; there are 9 positions on 2"):
         layout_of(contiguous(8, 2), 9, 2)
-    with pytest.raises(ch.BadValue, match="A layout was asked with ranks=0"):
+    with pytest.raises(ch.BadValue, match="A layout was requested with ranks=0"):
         contiguous(8, 0)
     with pytest.raises(ch.BadValue, match="ids of shape \\(2, 3\\)"):
         by_document([[0, 0, 1], [0, 1, 1]], 2)

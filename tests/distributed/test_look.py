@@ -6,7 +6,7 @@ import torch
 import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call
-from clearhead.distributed.look import looked
+from clearhead.distributed.look import look_over_ranks
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS
@@ -41,14 +41,14 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
     queries, keys = (LAYOUTS[layout](x.shape[2], world) for x in (case.q, case.k))
 
     def rank(transport):
-        at, on = queries.held[transport.rank], keys.held[transport.rank]
+        at, on = queries.positions[transport.rank], keys.positions[transport.rank]
         mine = bias
         if isinstance(bias, TensorBias):
             rows = bias.as_4d()
             mine = ch.bias(rows if rows.shape[2] == 1 else at.cut(rows, 2))
         call = Call(Options(bias=mine, **keywords), queries, keys)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return looked(transport, call, q, k, v, asked)
+        return look_over_ranks(transport, call, q, k, v, asked)
 
     parts = on_ranks(world, rank)
     loose = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=1e-9, atol=1e-9)
@@ -74,10 +74,10 @@ def test_gathered_statistics_are_whole_on_every_rank():
     queries, keys = (head_tail(x.shape[2], 3) for x in (case.q, case.k))
 
     def rank(transport):
-        at, on = queries.held[transport.rank], keys.held[transport.rank]
+        at, on = queries.positions[transport.rank], keys.positions[transport.rank]
         call = Call(Options(**case.keywords), queries, keys)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return looked(transport, call, q, k, v, [*STATS, *SHARED], gather=True)
+        return look_over_ranks(transport, call, q, k, v, [*STATS, *SHARED], gather=True)
 
     for part in on_ranks(3, rank):
         assert part.names == one.names

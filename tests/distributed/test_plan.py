@@ -36,7 +36,7 @@ def test_bytes_on_the_wire_are_the_plans(mask, layout, dtype, heads):
     q = torch.randn(2, 4, 128, 6).to(dtype)
     k, v = torch.randn(2, 2, 128, 6).to(dtype), torch.randn(2, 2, 128, 5).to(dtype)
     expected = plan(q, k, v, world=4, layout=LAYOUTS[layout], mask=MASKS[mask], heads=heads)
-    held = layout_of(LAYOUTS[layout], 128, 4).held
+    held = layout_of(LAYOUTS[layout], 128, 4).positions
 
     def rank(transport):
         mine = [held[transport.rank].cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
@@ -65,7 +65,7 @@ def test_a_window_sends_the_same_for_any_length_and_documents_nothing():
     ids = torch.arange(32).repeat_interleave(512)
     packed = of(2**14, ch.documents(ids), by_document(ids, 8))
     assert sum(packed.sent) == 0 and packed.balance == 1.0
-    assert "nothing travels" in str(packed)
+    assert "no ring" in str(packed)
     for length in (2**14, 2**17):  # and these are chosen, because nothing sends less
         x = torch.empty(1, 8, length, 64, device="meta")
         assert plan(x, x, x, world=8, mask=window).heads == 1
@@ -79,7 +79,7 @@ def test_the_plan_chooses_what_sends_least():
     assert most[chosen.heads] == min(most.values()) and chosen.heads == 8
     assert chosen.why.startswith("a rank receives 30.41 MB, and ")
     assert [f"with heads={n}" in chosen.why for n in (1, 2, 4, 8)] == [True, True, True, False]
-    assert tried[4].why == "as asked"
+    assert tried[4].why == "as passed"
     # Four teams of 4: 3 of 4 heads of the part go away, and the ring of 4 brings 3 of 4 keys.
     part, row = 2**15 // 16, 64 * 4
     exchange = 3 * part * row * (2 * 16 // 4 + 2 * 8 // 4)
@@ -114,7 +114,7 @@ def test_a_plan_prints_itself():
             "  work          8.592 GFLOP on the busiest rank, 1.000 of the mean",
             "  forward       2.097 MB sent by a rank at most, 2.097 MB received",
             "  backward      3.146 MB sent by a rank at most",
-            "  overlap       the ring hides behind the work where a rank computes fewer than "
+            "  overlap       communication of the ring is hidden if a rank computes fewer than "
             "5.463 kFLOP in the time of a byte",
             "  memory        21.36 MB on a rank at most, in forward",
         ]
@@ -123,5 +123,5 @@ def test_a_plan_prints_itself():
 
 def test_what_cannot_be_planned():
     x = torch.empty(1, 1, 8, 4, device="meta")
-    with pytest.raises(ch.BadValue, match="A layout was asked with ranks=0"):
+    with pytest.raises(ch.BadValue, match="A layout was requested with ranks=0"):
         plan(x, x, x, world=0)

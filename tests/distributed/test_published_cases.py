@@ -16,7 +16,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call, attend
-from clearhead.distributed.look import looked
+from clearhead.distributed.look import look_over_ranks
 from clearhead.masks import Mask
 from clearhead.problem.check import Options
 from clearhead.testing import within_yardstick
@@ -76,12 +76,12 @@ def check(
         return [out, *torch.autograd.grad(out, given, dout.to(kind)), lse]
 
     def rank(transport):
-        held = layout.held[transport.rank]
+        held = layout.positions[transport.rank]
         mine = [held.cut(x, 2).clone().requires_grad_() for x in (q, k, v)]
         out = attend(transport, Call(Options(mask), layout, heads=heads), *mine)
         learned = torch.autograd.grad(out, mine, held.cut(dout, 2))
         given = [x.detach() for x in mine]
-        lse = looked(transport, Call(Options(mask), layout), *given, ["lse"]).lse
+        lse = look_over_ranks(transport, Call(Options(mask), layout), *given, ["lse"]).lse
         return out, *learned, lse
 
     found = [layout.join(parts, 2) for parts in zip(*on_ranks(world, rank), strict=True)]

@@ -158,10 +158,10 @@ def test_calls_that_are_no_common_ones_are_refused(tmp_path):
         assert found["layer"] == (
             "The ranks made different calls: layer is layers.1 on rank 1, and layers.0 on rank 0."
         )
-        assert found["no call"].startswith("No attention call went through clearhead inside of")
+        assert found["no call"].startswith("No attention call went through clearhead inside")
         assert found["one skips the last"].startswith("The ranks made different calls: call is ")
         for name in ("other text", "other ids"):
-            assert found[name] == "part.shard was given another tensor on rank 1 than on rank 0."
+            assert found[name] == "part.shard got another tensor on rank 1 than on rank 0."
         assert found["func"].startswith("Attention over ranks was called inside a transform")
         assert found["only one cuts"] == "nothing"
         assert found["all right"] == "nothing" and found["off"] < 1e-5
@@ -304,10 +304,10 @@ def models(rank: int) -> dict[str, object]:
 def test_models_are_given_positions_and_no_labels(tmp_path):
     for found in on_processes(2, models, tmp_path):
         for kind in ("llama", "gpt2"):
-            none = "The model was given no position_ids inside of distributed.sharded."
+            none = "The model got no position_ids inside distributed.sharded."
             assert none in found[kind, "no positions"]
             assert none in found[kind, "base"]
-            assert "The model was given labels= inside of" in found[kind, "labels"]
+            assert "The model got labels= inside" in found[kind, "labels"]
             assert found[kind, "right"] == "nothing"
             assert found[kind, "checkpoints"].startswith("An activation checkpoint")
 
@@ -339,8 +339,8 @@ def decoded(rank: int) -> list[str]:
 
 def test_ranks_decode_the_same_tokens(tmp_path):
     for found in on_processes(2, decoded, tmp_path):
-        assert found[0] == "The new queries of rank 1 are others than those of rank 0."
-        assert "The model was given no position_ids" in found[1]
+        assert found[0] == "The new queries of rank 1 differ from those of rank 0."
+        assert "The model got no position_ids" in found[1]
         assert found[2] == "nothing"
 
 
@@ -381,7 +381,9 @@ def test_contents_are_compared(tmp_path):
     for name in ("exact_rows", "mass", "pooled", "topk"):
         assert here[name] == there[name]
         assert here[name].startswith(f"The ranks made different calls: stats is ({name}(")
-    assert here["bias rows"].startswith("Rank 1 refused its call: The bias has 24 rows of queries")
+    assert here["bias rows"].startswith(
+        "Rank 1 raised an error in its call: The bias has 24 rows of queries"
+    )
     assert here["after"] == there["after"] == "nothing"
 
 
@@ -415,4 +417,4 @@ def test_an_error_inside_of_a_call_ends_the_group_on_every_rank(where, tmp_path)
     if here[0] != "nothing":  # it had all that it needed, or was told why it waited
         assert "it failed with MemoryError('no room')" in here[0]
     for found in (here, there):
-        assert "The process group was given up" in found[1] or "failed with Mem" in found[1]
+        assert "The process group was closed" in found[1] or "failed with Mem" in found[1]

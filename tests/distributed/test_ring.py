@@ -41,7 +41,7 @@ def over_ranks(
     given_bias = keywords.pop("bias", None)
 
     def rank(transport):
-        at, on = queries.held[transport.rank], keys.held[transport.rank]
+        at, on = queries.positions[transport.rank], keys.positions[transport.rank]
         q, k, v = (
             h.cut(x.detach(), 2).clone().requires_grad_()
             for h, x in ((at, case.q), (on, case.k), (on, case.v))
@@ -146,13 +146,13 @@ def test_unshard_undoes_shard_and_adds_gradients_up():
     layout = head_tail(11, 4)
 
     def rank(transport):
-        mine = layout.held[transport.rank].cut(x, 1).clone().requires_grad_()
+        mine = layout.positions[transport.rank].cut(x, 1).clone().requires_grad_()
         whole = gathered(transport, mine, layout, 1)
         (learned,) = torch.autograd.grad(whole, mine, x * (transport.rank + 1))
         return whole, learned
 
     found = on_ranks(4, rank)
-    for (whole, learned), held in zip(found, layout.held, strict=True):
+    for (whole, learned), held in zip(found, layout.positions, strict=True):
         assert torch.equal(whole, x)
         torch.testing.assert_close(learned, held.cut(10 * x, 1))
 
@@ -162,7 +162,7 @@ def test_a_window_sends_the_same_for_any_length():
         x = torch.randn(1, 2, length, 8)
 
         def rank(transport):
-            q = contiguous(length, 4).held[transport.rank].cut(x, 2)
+            q = contiguous(length, 4).positions[transport.rank].cut(x, 2)
             mask = ch.causal & ch.window(before=16)
             attend(transport, Call(Options(mask)), q, q, q)
             return transport.sent
@@ -185,7 +185,7 @@ def test_alibi_on_many_short_ranges_takes_few_problems(monkeypatch):
     monkeypatch.setattr(local, "attend", lambda *x: count.append(1) or attend_here(*x))
 
     def rank(transport):
-        x = layout.held[transport.rank].cut(whole, 2).clone().requires_grad_()
+        x = layout.positions[transport.rank].cut(whole, 2).clone().requires_grad_()
         learned = slopes.clone().requires_grad_()
         call = Call(Options(mask=mask, bias=ch.alibi(learned)), layout)
         out = attend(transport, call, x, x, x)

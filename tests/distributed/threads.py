@@ -16,7 +16,7 @@ class Threads(Transport):
     def give_up(self, error: BaseException) -> None:
         pass  # the others wait until it is late
 
-    def leave_word(self, text: str) -> None:
+    def store_reason(self, text: str) -> None:
         pass
 
     def start(self, outgoing: Mail, incoming: Mail) -> Work:

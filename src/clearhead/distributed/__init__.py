@@ -1,8 +1,8 @@
-"""One sequence on many ranks, over torch.distributed: every mask, exactly.
+"""Compute exact attention of one sequence on many ranks, with every mask, by torch.distributed.
 
 Start a script with ``torchrun --nproc-per-node N script.py``, call
-``torch.distributed.init_process_group("gloo")`` (NCCL on GPUs), cut what depends on positions with
-`shard`, and call `attention` as on one machine. `plan` says what it costs.
+``torch.distributed.init_process_group("gloo")`` (NCCL on GPUs), cut tensors along the sequence with
+`shard`, and call `attention` as on one machine. `plan` estimates the cost.
 """
 
 from .attention import attention, shard, unshard

@@ -1,4 +1,4 @@
-"""What a rank did inside of a `sharded` block, which the ranks compare where they leave it."""
+"""Record what a rank does inside a `sharded` block; the ranks compare it at the end."""
 
 import threading
 from collections.abc import Iterator
@@ -14,30 +14,30 @@ from ..errors import AttentionError, BadValue
 from ..functional.ambient import THROUGH_CLEARHEAD, compiled_in_block
 from ..torch_state import has_values
 from .caller import Caller, check_arguments, find_caller
-from .handshake import UNKNOWN, Kind, agree, digest_of_text, excuse
+from .handshake import UNKNOWN, Kind, agree, digest_of_text, send_error
 from .transport import Group, GroupTransport, history_of
 
 
 class Checkpoint:
-    """An activation checkpoint that made a call. It lives as long as autograd's graph, which holds
-    it, and leaves its set once backward has reached it."""
+    """An activation checkpoint that called attention. Autograd's graph refers to it, and it is
+    removed from its set when backward reaches it."""
 
 
 @dataclass(eq=False)
 class Block:
-    """One block, on this rank."""
+    """The state of one `sharded` block on this rank."""
 
     thread: int = field(default_factory=threading.get_ident)
-    frame: FrameType | None = None  # that entered it
+    frame: FrameType | None = None  # the one that entered the block
     text: bytes = UNKNOWN  # a digest of the first tensor that was cut
-    called: bool = False  # did a model call attention here?
-    refused: BadValue | None = None  # where the other ranks could not be told
+    called: bool = False  # whether a model called attention
+    refused: BadValue | None = None  # an error that is not sent before the block ends
     checkpoints: "WeakSet[Checkpoint]" = field(default_factory=WeakSet)
 
     @contextmanager
     def compared(self, group: Group, timeout: float) -> Iterator[None]:
-        """At the end of the `with` block the ranks compare what they did inside. Raises `BadValue`
-        on every rank if one left it by an error, or did not compute together with the others."""
+        """Compare at the end of the `with` block what the ranks did inside. Raises `BadValue` on
+        every rank if one left the block by an error, or did not make the same calls."""
         history = history_of(group)
         history.blocks += 1
         try:
@@ -45,10 +45,10 @@ class Block:
                 yield
             except BaseException as error:
                 compiled = type(error).__module__.startswith("torch._dynamo")
-                shown = compiled_in_block() if compiled else error
-                self._leave(group, timeout, shown)
+                reported = compiled_in_block() if compiled else error
+                self._leave(group, timeout, reported)
                 if compiled:
-                    raise shown from error
+                    raise reported from error
                 raise
             if not history.ended_block:
                 if (wrong := self.refused or self._unfinished()) is not None:
@@ -62,36 +62,34 @@ class Block:
             self.frame = None
 
     def _leave(self, group: Group, timeout: float, error: BaseException) -> None:
-        with suppress(AttentionError):  # a group that was given up
-            excuse(GroupTransport(group, timeout), Kind.LEFT, error)
+        with suppress(AttentionError):  # the group may be closed
+            send_error(GroupTransport(group, timeout), Kind.LEFT, error)
 
     def _unfinished(self) -> BadValue | None:
         if not self.called:
             return BadValue(
-                "No attention call went through clearhead inside of distributed.sharded.",
-                "only calls that do are computed by all ranks; any other is of this rank's part "
-                "alone.",
-                f"{THROUGH_CLEARHEAD}; to cut a tensor alone, call distributed.shard.",
+                "No attention call went through clearhead inside distributed.sharded.",
+                "other calls see only this rank's part of the text.",
+                f"{THROUGH_CLEARHEAD}; to cut only a tensor, call distributed.shard.",
             )
         if len(self.checkpoints):
             return BadValue(
-                "An activation checkpoint (torch.utils.checkpoint) ran inside of "
-                "distributed.sharded, and the block ends before backward has computed it again.",
-                "it runs a part of the model again, whose attention calls the ranks compute "
-                "together only inside of the block.",
-                "call loss.backward() inside of the block, or leave checkpoints out.",
+                "An activation checkpoint (torch.utils.checkpoint) ran inside distributed.sharded, "
+                "and the block ends before backward recomputes it.",
+                "recomputed attention calls must run inside the block too.",
+                "call loss.backward() inside the block, or use no checkpoints.",
             )
         return None
 
     def enter_call(self, positions: Tensor, any_mask: bool) -> Caller:
-        """Who makes an attention call. Raises `BadValue` for one that the ranks cannot compute
-        together."""
+        """Find the modules that make an attention call. Raises `BadValue` for a call that the ranks
+        cannot compute together."""
         if threading.get_ident() != self.thread:
             raise BadValue(
-                f"Attention was called in the thread {threading.current_thread().name!r}, inside "
-                "of a block of distributed.sharded that another thread entered.",
-                "messages between the ranks come in the order of one thread's calls.",
-                "run the model in the thread of the block.",
+                f"Attention was called in the thread {threading.current_thread().name!r}, inside a "
+                "block of distributed.sharded that another thread entered.",
+                "the ranks exchange messages in the order of one thread's calls.",
+                "run the model in the thread that entered the block.",
             )
         self.called = True
         caller = find_caller(self.frame)
@@ -99,15 +97,15 @@ class Block:
         return caller
 
     def note_text(self, x: Tensor) -> None:
-        """Remember which text is cut, so that the ranks can compare it."""
+        """Store a digest of the text that is cut, so that the ranks can compare it."""
         if self.text == UNKNOWN and has_values(x):
             self.text = digest_of_text(x)
 
     def note_checkpoints(self, caller: Caller, out: Tensor) -> None:
-        """Remember the checkpoints around a call until backward reaches them."""
+        """Store the checkpoints around a call until backward reaches them."""
         for function in caller.functions:
             known = vars(function).get("clearhead_checkpoint")
-            if known is not None:  # its backward pass, which computes the call again
+            if known is not None:  # the backward pass, which recomputes the call
                 self.checkpoints.discard(known)
             else:
                 function.clearhead_checkpoint = self._new_checkpoint()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Who calls attention inside of `sharded`: the modules and checkpoints on Python's stack."""
+"""Find the modules and checkpoints on Python's stack that call attention inside `sharded`."""
 
 import inspect
 import sys
@@ -19,24 +19,24 @@ CHECKPOINT = inspect.unwrap(checkpoint).__code__
 
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """The frames of the call, innermost first."""
+    """The modules and checkpoints around a call, innermost first."""
 
-    modules: list[FrameType] = field(default_factory=list)  # each runs the forward of a module
-    functions: list[FunctionCtx] = field(default_factory=list)  # autograd functions that run it
-    in_checkpoint: bool = False  # without use_reentrant
+    modules: list[FrameType] = field(default_factory=list)  # frames of modules' `forward`
+    functions: list[FunctionCtx] = field(default_factory=list)  # autograd functions that run them
+    in_checkpoint: bool = False  # one without use_reentrant
 
     @property
     def layer(self) -> str:
-        """The name of the module that calls, in the model; "" outside of modules."""
+        """The name in the model of the module that calls; "" outside modules."""
         return _name(self.modules[0], self.modules[-1]) if self.modules else ""
 
-    def given(self, name: str) -> FrameType | None:
-        """The outermost module that takes an argument of this name."""
+    def module_with(self, name: str) -> FrameType | None:
+        """Return the frame of the outermost module that has an argument of this name."""
         return next((f for f in reversed(self.modules) if name in f.f_code.co_varnames), None)
 
 
 def find_caller(block: FrameType | None) -> Caller:
-    """Who calls, up to the frame that entered the block."""
+    """Find the caller on the stack, up to the frame that entered the block."""
     modules, functions, in_checkpoint = [], [], False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not block:
@@ -48,8 +48,8 @@ def find_caller(block: FrameType | None) -> Caller:
             if first == "self":
                 if code.co_name == "forward" and isinstance(frame.f_locals["self"], nn.Module):
                     modules.append(frame)
-            elif isinstance(given := frame.f_locals.get(first), FunctionCtx):
-                functions.append(given)
+            elif isinstance(context := frame.f_locals.get(first), FunctionCtx):
+                functions.append(context)
         frame = frame.f_back
     return Caller(modules, functions, in_checkpoint)
 
@@ -66,34 +66,33 @@ def _name(inner: FrameType, outer: FrameType) -> str:
 
 
 def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
-    """Raises `BadValue` for a model of transformers that was given labels, or not the positions of
-    its tokens. With `any_mask` texts are packed, whose positions may begin anew."""
-    if in_backward():  # a checkpoint repeats a layer, not the model
+    """Raise `BadValue` for a transformers model that gets labels, or no positions of its tokens.
+    With `any_mask` texts may be packed, and their positions may start again."""
+    if in_backward():  # a checkpoint recomputes a layer, not the model
         return
-    labels = caller.given("labels")
+    labels = caller.module_with("labels")
     if labels is not None and labels.f_locals.get("labels") is not None:
         others = labels.f_locals.get("kwargs")
         if not (isinstance(others, dict) and others.get("shift_labels") is not None):
             raise BadValue(
-                "The model was given labels= inside of distributed.sharded.",
-                "it would compare each token with the next one of this rank's part, which is not "
-                "the next one of the text where two parts meet.",
+                "The model got labels= inside distributed.sharded.",
+                "a model shifts labels by one token, which is wrong at the ends of a rank's part.",
                 "shift the labels of the whole text, and compute the loss from the logits and "
                 "part.shard(shifted_labels).",
             )
-    takes = caller.given("position_ids")
-    if takes is None:
+    module = caller.module_with("position_ids")
+    if module is None:
         return
-    given = takes.f_locals.get("position_ids")
+    passed = module.f_locals.get("position_ids")
     count = torch.arange(len(positions))
-    missing = given is None
-    if isinstance(given, Tensor) and not any_mask and given.shape[-1] == len(positions):
-        given = given.cpu()
-        missing = bool((given == count).all()) and not torch.equal(positions, count)
+    missing = passed is None
+    if isinstance(passed, Tensor) and not any_mask and passed.shape[-1] == len(positions):
+        passed = passed.cpu()
+        missing = bool((passed == count).all()) and not torch.equal(positions, count)
     if missing:
         raise BadValue(
-            "The model was given no position_ids inside of distributed.sharded.",
-            "it would count this rank's tokens from 0, and they are elsewhere in the text.",
-            "pass position_ids=part.positions[None]; while decoding, the positions of the new "
+            "The model got no position_ids inside distributed.sharded.",
+            "a model counts its tokens from 0, but this rank's part starts elsewhere in the text.",
+            "pass position_ids=part.positions[None], or while decoding the positions of the new "
             "tokens.",
         )

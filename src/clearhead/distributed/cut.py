@@ -1,8 +1,8 @@
-"""A problem cut to some of its queries and some of its keys, without ever forming Tq x Tk.
+"""Restrict a mask to some queries and some keys, without storing anything of the size Tq x Tk.
 
-A rank holds its positions in rising order, so the keys of a shard that stand in a run of absolute
-positions stand in a run of the shard again. Every mask comes down to such runs, and is cut by
-counting how many of the shard's keys stand before either end.
+A rank holds its positions in increasing order. So keys that are a range of absolute positions are
+also a range of the shard. Every mask is reduced to such ranges; an end of a range in the shard is
+the number of the shard's keys before it.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .layouts import Layout, Positions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cut(CachedRanges):
-    """What a mask says of the queries and keys at some positions of a larger problem."""
+    """A mask restricted to the queries and keys at some positions of a larger problem."""
 
     mask: Mask
     grid: Grid
@@ -75,8 +75,8 @@ class Cut(CachedRanges):
 class Routes:
     """What one rank computes, sends and receives under a mask.
 
-    `received[s]` are the positions of those keys of rank s that this rank's queries may look at,
-    and `sent[r]` of those keys of this rank that the queries of rank r may look at.
+    `received[s]` are the positions of the keys of rank s that this rank's queries may look at.
+    `sent[r]` are the positions of this rank's keys that the queries of rank r may look at.
     """
 
     mask: Mask
@@ -93,30 +93,34 @@ class Routes:
 
     @cached_property
     def cuts(self) -> list[Cut]:
-        """For each rank, what the mask says of this rank's queries and the keys received of it."""
-        return [Cut(self.mask, self.grid, self.queries.held[self.rank], w) for w in self.received]
+        """The mask restricted to this rank's queries and the keys received from each rank."""
+        return [
+            Cut(self.mask, self.grid, self.queries.positions[self.rank], w) for w in self.received
+        ]
 
 
 def routes(mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int) -> Routes:
-    """The routes of a rank, found once for one mask, one size and one pair of layouts."""
+    """Return the routes of a rank, computed once for a mask, a size and a pair of layouts."""
     return _routes(Unchanged(mask), grid, queries, keys, rank)
 
 
-@lru_cache(maxsize=4)  # the layers of a model ask with one mask
+@lru_cache(maxsize=4)  # the layers of a model use one mask
 def _routes(of: Unchanged, grid: Grid, queries: Layout, keys: Layout, rank: int) -> Routes:
     mask = of.mask
     owners = range(keys.world)
-    received = [seen(mask, grid, queries.held[rank], keys.held[owner]) for owner in owners]
-    sent = [seen(mask, grid, queries.held[other], keys.held[rank]) for other in owners]
+    received = [
+        seen(mask, grid, queries.positions[rank], keys.positions[owner]) for owner in owners
+    ]
+    sent = [seen(mask, grid, queries.positions[other], keys.positions[rank]) for other in owners]
     return Routes(mask, grid, rank, queries, keys, received, sent)
 
 
 def count_received(
     mask: Mask, grid: Grid, queries: Layout, keys: Layout, rank: int
 ) -> tuple[list[int], int]:
-    """How many keys of each rank the queries of one may look at, and how many pairs that is, over
-    all batches and heads: the counts of `routes`, in time that does not grow with the ranks."""
-    cut = Cut(mask, grid, queries.held[rank], Positions.of([range(grid.Tk)]))
+    """Count the keys of each rank that the queries of one rank may look at, and the pairs over all
+    batches and heads. These are the counts of `routes`, in time independent of the other ranks."""
+    cut = Cut(mask, grid, queries.positions[rank], Positions.of([range(grid.Tk)]))
     ranges = cut.key_ranges(grid._replace(Tq=len(cut.queries)), torch.device("cpu"))
     first, last = _joined(ranges)
     size = last - first
@@ -136,7 +140,7 @@ def count_received(
 
 
 def _joined(ranges: KeyRanges) -> tuple[Tensor, Tensor]:
-    """The runs of keys that any query reaches, (n,) first and (n,) past the last, in order."""
+    """Return the ranges of keys that any query sees, in order: (n,) starts and (n,) ends."""
     if ranges.bits is not None:
         some, _ = ranges.tiles(slice(0, ranges.Tq), 1)
         runs = Positions.listed(some.nonzero().flatten()).ranges
@@ -153,7 +157,8 @@ def _joined(ranges: KeyRanges) -> tuple[Tensor, Tensor]:
 
 
 def seen(mask: Mask, grid: Grid, queries: Positions, keys: Positions) -> Positions:
-    """The positions of those keys that any of the queries may look at, in any batch or head."""
+    """Return the positions of the keys that any of the queries may look at, in any batch or
+    head."""
     if not len(queries) or not len(keys):
         return Positions(())
     cut = Cut(mask, grid, queries, keys)

@@ -1,4 +1,5 @@
-"""DTensors whose sequence is sharded over a dimension of their mesh: in and out of `attention`."""
+"""Convert DTensors with a sharded sequence to local tensors for `attention`, and the output
+back."""
 
 import sys
 from collections.abc import Callable
@@ -10,16 +11,17 @@ from ..errors import BadType, BadValue, kind_of
 from .transport import Group, process_group
 
 
-def of_dtensors(
+def local_parts(
     q: Tensor, k: Tensor, v: Tensor, group: Group
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Group, Callable[[Tensor], Tensor]]:
-    """The local parts, the group along which the sequence is sharded, and what makes of this rank's
-    output what the caller wants. Plain tensors, and the group that was given, stay as they are.
+    """Return the local tensors, the group along which the sequence is sharded, and a function that
+    converts this rank's output to a DTensor. Plain tensors and their group are returned unchanged.
 
-    Raises `BadType` for DTensors beside plain tensors, `BadValue` for placements that do not fit.
+    Raises `BadType` for DTensors mixed with plain tensors, `BadValue` for placements that do not
+    fit.
     """
     tensors = q, k, v
-    # Importing them takes longer than all of clearhead, and nobody has one who has not.
+    # Importing DTensor takes longer than importing clearhead. Without the import there are none.
     if "torch.distributed.tensor" not in sys.modules:
         return tensors, group, lambda out: out
     from torch.distributed.tensor import DTensor, Partial, Shard
@@ -39,20 +41,22 @@ def of_dtensors(
     others = [p for i, p in enumerate(q.placements) if i not in dims]
     bad = any(isinstance(p, Partial) or p == Shard(q.dim() - 1) for p in others)
     if len(dims) != 1 or not same or bad or unequal:
-        shown = ", ".join(f"{n} {x.placements}" for n, x in zip("qkv", (q, k, v), strict=True))
+        placements_of_all = ", ".join(
+            f"{n} {x.placements}" for n, x in zip("qkv", (q, k, v), strict=True)
+        )
         raise BadValue(
-            f"The placements are {shown}.",
-            f"q, k and v are placed alike on one mesh, their sequence (dimension {q.dim() - 2}) "
-            "sharded along one dimension of it, batch and heads along others or replicated.",
+            f"The placements are {placements_of_all}.",
+            "q, k and v have the same placements on one mesh; the sequence (dimension "
+            f"{q.dim() - 2}) is sharded along one dimension of it, batch and heads along others.",
             f"redistribute them first, for example to [Shard({q.dim() - 2})].",
         )
     mesh, placements = q.device_mesh, q.placements
     along = mesh.get_group(dims[0])
     if group is not None and process_group(group) is not along:
         raise BadValue(
-            "group= was given, and is not the one along which the DTensors are sharded.",
-            "a DTensor knows the ranks that hold its shards.",
-            "leave group= out.",
+            "group= is not the group along which the DTensors are sharded.",
+            "a DTensor determines the ranks that hold its shards.",
+            "omit group=.",
         )
     shape = torch.Size((*q.shape[:-1], v.shape[-1]))
     stride, size = [], 1
@@ -60,9 +64,9 @@ def of_dtensors(
         stride.append(size)
         size *= n
 
-    def back(out: Tensor) -> Tensor:
+    def to_dtensor(out: Tensor) -> Tensor:
         return DTensor.from_local(
             out, mesh, placements, run_check=False, shape=shape, stride=tuple(reversed(stride))
         )
 
-    return (q.to_local(), k.to_local(), v.to_local()), along, back
+    return (q.to_local(), k.to_local(), v.to_local()), along, to_dtensor

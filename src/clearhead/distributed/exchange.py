@@ -1,13 +1,13 @@
-"""The second scheme: heads are exchanged for sequence; a rank answers some heads on all of it.
+"""Exchange heads for sequence by all-to-all, so that a rank computes some heads of a longer part.
 
-N ranks in teams of `heads`. The ranks of a team exchange: each gives up all heads but H / heads of
-its queries, keys and values, and gets these heads of its team's whole part of the sequence. With
-one team that is all there is to send; with several, keys and values travel round the ring of the
-ranks that have the same heads. Then outputs are exchanged back. The exchange is one
-`all_to_all_single` for each of q, k, v and the output, and does not overlap with computing.
+The ranks form teams of `heads` ranks. By the exchange, each rank of a team gets H / heads of the
+heads, for all positions of the team. With one team, that is the whole sequence. With several teams,
+keys and values are also sent around the ring of the ranks that have the same heads. At the end the
+outputs are exchanged back. The exchange is one `all_to_all_single` for each of q, k, v and the
+output; it does not overlap with computation.
 
-Source: Jacobs et al. 2023, "DeepSpeed Ulysses"; teams in a ring: Fang & Zhao 2024, "USP: A Unified
-Sequence Parallelism Approach for Long Context Generative AI".
+Source: Jacobs et al. 2023, "DeepSpeed Ulysses"; for teams in a ring Fang & Zhao 2024, "USP: A
+Unified Sequence Parallelism Approach for Long Context Generative AI".
 """
 
 from collections.abc import Sequence
@@ -33,19 +33,19 @@ from .transport import Transport
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """The ranks that exchange heads for sequence, as one of them sees it."""
+    """The ranks that exchange heads with one rank, and that rank itself."""
 
     transport: Transport
     size: int
-    call: str  # its name, the same on all ranks
+    call: str  # the name of the call, the same on all ranks
 
     @property
     def number(self) -> int:
         return self.transport.rank // self.size
 
     @property
-    def place(self) -> int:
-        """Which heads this rank gets."""
+    def index(self) -> int:
+        """The rank's index in its team, which determines its heads."""
         return self.transport.rank % self.size
 
     @property
@@ -53,29 +53,29 @@ class Team:
         return range(self.number * self.size, (self.number + 1) * self.size)
 
     def of_head(self, x: Tensor, dim: int) -> Tensor:
-        """The part of this rank's heads."""
-        return x.chunk(self.size, dim)[self.place]
+        """Return the part of this rank's heads."""
+        return x.chunk(self.size, dim)[self.index]
 
     def to_heads(self, x: Tensor, layout: Layout) -> Tensor:
-        """(B, H, t, D) of all heads and this rank's positions -> (B, H / size, T, D) of this rank's
-        heads and the positions of the team, in rising order."""
+        """Exchange (B, H, t, D), of all heads and this rank's positions, for (B, H / size, T, D),
+        of this rank's heads and the team's positions, in increasing order."""
         return _Exchange.apply(x, self, layout, True)
 
     def to_sequence(self, x: Tensor, layout: Layout) -> Tensor:
-        """The inverse of `to_heads`."""
+        """Exchange heads back for sequence: the inverse of `to_heads`."""
         return _Exchange.apply(x, self, layout, False)
 
     def exchange(self, x: Tensor, layout: Layout, to_heads: bool) -> Tensor:
-        """Either way, without a gradient."""
-        counts = [len(layout.held[rank]) for rank in self.ranks]
-        order = torch.cat([layout.held[rank].tensor() for rank in self.ranks]).argsort()
+        """Exchange in one of the directions, without a gradient."""
+        counts = [len(layout.positions[rank]) for rank in self.ranks]
+        order = torch.cat([layout.positions[rank].tensor() for rank in self.ranks]).argsort()
         order, B, D = order.to(x.device), x.shape[0], x.shape[3]
         if to_heads:
             parts = [part.contiguous() for part in x.chunk(self.size, 1)]
             sizes = [(B, parts[0].shape[1], n, D) for n in counts]
             return torch.cat(self._all_to_all(parts, sizes), 2).index_select(2, order)
         by_rank = x.index_select(2, order.argsort()).split(counts, 2)
-        sizes = [(B, x.shape[1], counts[self.place], D)] * self.size
+        sizes = [(B, x.shape[1], counts[self.index], D)] * self.size
         return torch.cat(self._all_to_all([x.contiguous() for x in by_rank], sizes), 1)
 
     def _all_to_all(self, parts: list[Tensor], sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -99,25 +99,25 @@ class _Exchange(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         team, to_heads = ctx.team, not ctx.to_heads
-        if to_heads:  # of the output, where the backward pass begins
+        if to_heads:  # for the gradient of the output, which comes first
             agree(team.transport, {"call": f"backward of the heads of {team.call}"}, 0, 0)
-        with team.transport.answering():
+        with team.transport.computing():
             return team.exchange(dx, ctx.layout, to_heads), None, None, None
 
 
 def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs, Team]:
-    """The problem of this rank's heads, over the ring of the ranks that have the same ones."""
-    p, found, team = ring.problem, ring.routes, Team(ring.transport, heads, ring.name)
-    both = found.queries, found.keys
+    """Exchange the inputs, and return the ring of the ranks that then have the same heads."""
+    p, of_rank, team = ring.problem, ring.routes, Team(ring.transport, heads, ring.name)
+    both = of_rank.queries, of_rank.keys
     q, k, v = (
-        team.to_heads(x, layout) for x, layout in zip(inputs, (*both, found.keys), strict=True)
+        team.to_heads(x, layout) for x, layout in zip(inputs, (*both, of_rank.keys), strict=True)
     )
-    first, count = team.place * (p.H // heads), p.H // heads
-    grid = found.grid._replace(H=count)
-    mask = OfHeads(found.mask, found.grid, first, count)
+    first, count = team.index * (p.H // heads), p.H // heads
+    grid = of_rank.grid._replace(H=count)
+    mask = OfHeads(of_rank.mask, of_rank.grid, first, count)
     bias = ring.bias
     if isinstance(bias, Alibi):
-        bias = replace(bias, slopes=team.of_head(bias.of(found.grid), 0))
+        bias = replace(bias, slopes=team.of_head(bias.of(of_rank.grid), 0))
     problem = replace(
         p,
         H=count,
@@ -127,7 +127,7 @@ def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs
         sinks=None if p.sinks is None else team.of_head(p.sinks, 0),
     )
     world = team.transport.world
-    same_heads = SomeRanks(team.transport, range(team.place, world, heads))
+    same_heads = Subgroup(team.transport, range(team.index, world, heads))
     queries, keys = (of_teams(layout, heads) for layout in both)
     of_heads = routes(mask, grid, queries, keys, team.number)
     ring = replace(
@@ -137,26 +137,26 @@ def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs
 
 
 def of_teams(layout: Layout, heads: int) -> Layout:
-    """Which positions each team of so many ranks holds."""
+    """Return which positions each team of `heads` ranks holds."""
     starts = range(0, layout.world, heads)
     return Layout([chain.from_iterable(layout.ranges[s : s + heads]) for s in starts])
 
 
 def check_heads(heads: object, world: int, p: Problem, bias: object) -> int:
-    """How many ranks exchange. Raises `BadValue` where heads or ranks do not divide."""
+    """Return the number of ranks in a team. Raises `BadValue` if it does not divide the number of
+    ranks and G."""
     count = whole_number(heads)
-    hint = "leave heads=1, or pass what distributed.plan(...).heads says."
+    hint = "omit heads=, or pass distributed.plan(...).heads."
     if count is None or count < 1 or world % count or p.G % count:
         raise BadValue(
-            f"heads={heads!r} was asked for, of {world} ranks with H={p.H} and G={p.G} heads.",
-            "teams of so many ranks share out the heads, so heads= divides the number of ranks and "
-            "that of key heads, G.",
+            f"heads={heads!r}, with {world} ranks, H={p.H} and G={p.G}.",
+            "heads= is the size of a team of ranks; it divides the number of ranks and G.",
             hint,
         )
     if count > 1 and not (bias is None or isinstance(bias, Alibi)):
         raise BadValue(
-            f"heads={count} was asked for with a bias of numbers.",
-            "a rank has the bias of its own queries, and would answer those of its team.",
+            f"heads={count}, with a bias tensor.",
+            "a rank has the bias of its own queries only, but would compute those of its team.",
             hint,
         )
     return count
@@ -164,7 +164,7 @@ def check_heads(heads: object, world: int, p: Problem, bias: object) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OfHeads(CachedRanges):
-    """What a mask says of some of the heads."""
+    """A mask restricted to some of the heads."""
 
     mask: Mask
     grid: Grid
@@ -188,41 +188,41 @@ class OfHeads(CachedRanges):
         return self.mask.allowed(self.grid, b, h + self.first, q, k)
 
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        found = self.mask.key_ranges(self.grid, device)
+        ranges = self.mask.key_ranges(self.grid, device)
 
         def cut(x: Tensor) -> Tensor:
             return x if x.shape[1] == 1 else x[:, self.first : self.first + self.count]
 
-        bits = None if found.bits is None else cut(found.bits)
-        return KeyRanges(cut(found.lo), cut(found.hi), found.Tq, found.Tk, bits)
+        bits = None if ranges.bits is None else cut(ranges.bits)
+        return KeyRanges(cut(ranges.lo), cut(ranges.hi), ranges.Tq, ranges.Tk, bits)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return self.mask.reason(self.grid, b, h + self.first, q, k)
 
 
-class SomeRanks(Transport):
-    """Some of the ranks of a group, as a group of their own."""
+class Subgroup(Transport):
+    """Some of the ranks of a transport, as a transport of their own."""
 
-    def __init__(self, whole: Transport, ranks: range) -> None:
-        self.whole, self.ranks = whole, ranks
-        self.rank, self.world = ranks.index(whole.rank), len(ranks)
-        self.device, self.history = whole.device, whole.history
+    def __init__(self, parent: Transport, ranks: range) -> None:
+        self.parent, self.ranks = parent, ranks
+        self.rank, self.world = ranks.index(parent.rank), len(ranks)
+        self.device, self.history = parent.device, parent.history
 
     @property
     def everyone(self) -> Transport:
-        return self.whole.everyone
+        return self.parent.everyone
 
     def batch_isend_irecv(self, outgoing: Any, incoming: Any) -> Any:
-        return self.whole.batch_isend_irecv(*self._named(outgoing, incoming))
+        return self.parent.batch_isend_irecv(*self._named(outgoing, incoming))
 
     def start(self, outgoing: Any, incoming: Any) -> Any:
-        return self.whole.start(*self._named(outgoing, incoming))
+        return self.parent.start(*self._named(outgoing, incoming))
 
     def give_up(self, error: BaseException) -> None:
-        self.whole.give_up(error)
+        self.parent.give_up(error)
 
-    def leave_word(self, text: str) -> None:
-        self.whole.leave_word(text)
+    def store_reason(self, text: str) -> None:
+        self.parent.store_reason(text)
 
     def _named(self, *mail: Any) -> list[list[tuple[int, Tensor]]]:
         return [[(self.ranks[rank], x) for rank, x in part] for part in mail]

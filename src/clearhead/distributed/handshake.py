@@ -1,8 +1,8 @@
-"""Before any work the ranks meet: they compare their calls, and name who made another one.
+"""Compare the calls of all ranks before any work, and name the rank whose call differs.
 
-Every rank sends every other one record. It holds what the others must know to begin, and a digest
-of all that must agree; only where digests differ do the ranks send each other the whole text. A
-rank that cannot answer says so in its record, and does not wait for those of the others.
+Every rank sends one record to every other rank. It contains sizes that the others need, and a
+digest of all that must be equal. If digests differ, the ranks exchange the full text. A rank with
+an error sends a record of it, and does not wait for the records of the others.
 """
 
 import hashlib
@@ -25,33 +25,31 @@ from .layouts import Layout
 from .transport import Transport, summary
 
 HEAD = struct.Struct("=5q16s8s")  # the numbers of a record, and its two digests
-REASON_BYTES = 424  # of why a rank does not answer
-LONGEST = 80  # letters of one part of a call that are shown
-
-
-UNKNOWN = bytes(8)
+REASON_BYTES = 424  # the length of a rank's error in a record
+LONGEST = 80  # letters of one part of a call in an error
+UNKNOWN = bytes(8)  # the digest of a text that is not known
 
 
 class Kind(IntEnum):
-    """What a rank came to say."""
+    """The kind of a record."""
 
     CALL = 0
-    END = 1  # it is at the end of a `sharded` block
-    REFUSED = 2  # it does not answer this call
-    LEFT = 3  # it left a `sharded` block by an error
+    END = 1  # the rank is at the end of a `sharded` block
+    REFUSED = 2  # the rank raised an error before its call
+    LEFT = 3  # the rank left a `sharded` block by an error
 
 
 class Record(NamedTuple):
-    """What one rank sends."""
+    """The message of one rank to all others."""
 
     kind: Kind
     queries: int
     keys: int
     drawn: int
-    size: int  # of the call in words
+    size: int  # bytes of the call as text
     digest: bytes  # of the call
     text: bytes  # a digest of the text that was cut, if it is known
-    reason: str  # why a rank does not answer
+    reason: str  # the rank's error
 
     def packed(self) -> Tensor:
         head = HEAD.pack(*self[:7])
@@ -68,7 +66,7 @@ class Record(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """How many queries and keys each rank holds, and what rank 0 drew."""
+    """The numbers of queries and keys of each rank, and the seed that rank 0 drew."""
 
     queries: list[int]
     keys: list[int]
@@ -84,29 +82,29 @@ def agree(
     kind: Kind = Kind.CALL,
     text: bytes = UNKNOWN,
 ) -> Shards:
-    """What every rank holds, once it is certain that all made the same call, `call`.
+    """Compare `call` with the calls of the other ranks, and return the sizes of all shards.
 
-    Raises `BadValue` on every rank if one made another call, or refused its own.
+    Raises `BadValue` on every rank if a call differs, or if one rank raised an error.
     """
     history = transport.history
     if history.ended_block:
         raise BadValue(
             f"The block of distributed.sharded has ended: {history.ended_block}",
-            "the ranks leave a block together.",
+            "all ranks leave a block together.",
             "leave the block, and enter a new one.",
         )
-    words = written(call)
-    digest = hashlib.blake2b(words, digest_size=16).digest()
-    record = Record(kind, Tq, Tk, drawn, len(words), digest, text, "")
+    call_text = written(call)
+    digest = hashlib.blake2b(call_text, digest_size=16).digest()
+    record = Record(kind, Tq, Tk, drawn, len(call_text), digest, text, "")
     mine = record.packed().to(transport.device)
-    with transport.answering():
+    with transport.computing():
         records = [Record.read(x) for x in transport.all_gather(mine)]
         history.meetings += 1
         history.unread.clear()  # records come in the order in which they were sent
         absent = next((n for n, r in enumerate(records) if r.kind >= Kind.REFUSED), None)
         differ = absent is None and len({r.digest for r in records}) > 1
-        texts = _texts(transport, words, [r.size for r in records]) if differ else []
-    error = _does_not_answer(absent, records[absent]) if absent is not None else None
+        texts = _texts(transport, call_text, [r.size for r in records]) if differ else []
+    error = _error_of(absent, records[absent]) if absent is not None else None
     if differ:
         error = _differs(texts)
     if error is None:
@@ -120,17 +118,17 @@ def agree(
 
 
 def written(call: dict[str, object]) -> bytes:
-    """All of a call that must agree, in words and digests."""
-    return "\n".join(f"{name}\t{_shown(what)}" for name, what in call.items()).encode()
+    """Write all of a call that must be equal on all ranks, as text and digests."""
+    return "\n".join(f"{name}\t{_description(what)}" for name, what in call.items()).encode()
 
 
-def excuse(transport: Transport, kind: Kind, error: BaseException) -> None:
-    """Meet the others to say that this rank does not answer, without waiting for them."""
+def send_error(transport: Transport, kind: Kind, error: BaseException) -> None:
+    """Send an error of this rank to the others, without waiting for their records."""
     if transport.history.ended_block:
         return
     reason = summary(error)
-    with suppress(AttentionError):  # the error itself says more than that a rank was lost
-        transport.leave_word(reason)
+    with suppress(AttentionError):  # the rank's own error matters more than a lost rank
+        transport.store_reason(reason)
         record = Record(kind, 0, 0, 0, 0, bytes(16), UNKNOWN, reason).packed().to(transport.device)
         work, _ = transport.start_all_gather(record)
         transport.history.meetings += 1
@@ -138,34 +136,34 @@ def excuse(transport: Transport, kind: Kind, error: BaseException) -> None:
 
 
 @contextmanager
-def telling_others(transport: Transport) -> Iterator[None]:
-    """An error inside the `with` block is told to the other ranks, which then need not wait for
-    this one, and raised."""
+def reporting_errors(transport: Transport) -> Iterator[None]:
+    """Send an error inside the `with` block to the other ranks, which then do not wait for this
+    one, and raise it."""
     try:
         yield
     except Exception as error:
-        excuse(transport, Kind.REFUSED, error)
+        send_error(transport, Kind.REFUSED, error)
         raise
 
 
 def _texts(transport: Transport, mine: bytes, sizes: list[int]) -> list[str]:
-    """What the ranks called, in words."""
+    """Gather the texts of all calls."""
     padded = torch.frombuffer(bytearray(mine.ljust(max(sizes), b"\0")), dtype=torch.uint8)
     every = transport.all_gather(padded.to(transport.device))
     return [x.cpu().numpy().tobytes()[:size].decode() for x, size in zip(every, sizes, strict=True)]
 
 
-def _does_not_answer(rank: int, record: Record) -> BadValue:
+def _error_of(rank: int, record: Record) -> BadValue:
     if record.kind is Kind.REFUSED:
         return BadValue(
-            f"Rank {rank} refused its call: {record.reason}",
-            "all ranks of a group answer one call together, or none does.",
+            f"Rank {rank} raised an error in its call: {record.reason}",
+            "all ranks of a group compute a call, or none does.",
             "correct the call on that rank.",
         )
     return BadValue(
         f"Rank {rank} left its block of distributed.sharded: {record.reason}",
         "all ranks of a group make the same calls in a block, and leave it together.",
-        "correct what failed on that rank; the next block can be entered by all of them.",
+        "correct the error on that rank; all ranks can enter the next block.",
     )
 
 
@@ -177,44 +175,44 @@ def _differs(texts: list[str]) -> BadValue:
     name = next(n for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
     like = texts.index(usual)
     return BadValue(
-        f"The ranks made different calls: {name} is {theirs.get(name, 'not there')} on "
-        f"rank {other}, and {ours.get(name, 'not there')} on rank {like}.",
-        "all ranks of a group make one call; only their shards differ.",
+        f"The ranks made different calls: {name} is {theirs.get(name, 'missing')} on "
+        f"rank {other}, and {ours.get(name, 'missing')} on rank {like}.",
+        "all ranks of a group make the same call; only their shards differ.",
         f"pass the same {name} on every rank.",
     )
 
 
 def _other_text(texts: list[bytes]) -> BadValue | None:
-    """The error if two ranks cut different texts."""
+    """Return an error if two ranks cut different texts, else None."""
     known = {text: rank for rank, text in reversed([*enumerate(texts)]) if text != UNKNOWN}
     if len(known) < 2:
         return None
     first, second, *_ = sorted(known.values())
     return BadValue(
-        f"part.shard was given another tensor on rank {second} than on rank {first}.",
-        "every rank passes the whole text, which is the same on all of them.",
-        "look for a step that one rank left out: its next one is then taken for this one.",
+        f"part.shard got another tensor on rank {second} than on rank {first}.",
+        "every rank passes the same whole text.",
+        "check whether one rank skipped a step.",
     )
 
 
 def digest_of_text(x: Tensor) -> bytes:
-    """A digest of a whole text: of all its numbers, or of the signs of some if they are floating,
-    whose last bits other processors round otherwise."""
+    """Return a digest of a text: of all numbers if they are integers, else of the signs of some,
+    because processors round last bits differently."""
     if x.is_floating_point() or x.is_complex():
         x = x[tuple(slice(None, None, n // 10 + 1) for n in x.shape)]
         x = (x.real if x.is_complex() else x) > 0
-    found = hashlib.blake2b(digest_size=len(UNKNOWN))
+    digest = hashlib.blake2b(digest_size=len(UNKNOWN))
     for part in _content(x):
-        found.update(part)
-    return found.digest()
+        digest.update(part)
+    return digest.digest()
 
 
 def _parts(text: str) -> dict[str, str]:
     return dict(line.split("\t", 1) for line in text.split("\n") if "\t" in line)
 
 
-def _shown(what: object) -> str:
-    """One part of a call: equal texts mean equal contents."""
+def _description(what: object) -> str:
+    """Describe one part of a call, so that equal texts mean equal contents."""
     if isinstance(what, Tensor):
         text = f"a tensor of {tuple(what.shape)} {what.dtype}"
     else:
@@ -229,11 +227,11 @@ def _shown(what: object) -> str:
 
 
 def _digest(what: object) -> str:
-    """Eight letters for all that a value holds: equal ones have the same."""
-    found = hashlib.blake2b(digest_size=4)
+    """Return a digest of a value's contents, of eight letters."""
+    digest = hashlib.blake2b(digest_size=4)
     for part in _content(what):
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=8)

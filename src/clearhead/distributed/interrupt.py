@@ -1,4 +1,4 @@
-"""Ctrl-C while torch.distributed waits in C++, where no signal handler of Python runs."""
+"""Handle Ctrl-C while torch.distributed waits in C++, where Python runs no signal handlers."""
 
 import signal
 import socket
@@ -10,43 +10,43 @@ from functools import lru_cache
 
 @contextmanager
 def ended_by_ctrl_c(end: Callable[[], None]) -> Iterator[None]:
-    """Call `end`, in another thread, if Ctrl-C is pressed inside the `with` block: it ends the
-    wait, and Python then raises KeyboardInterrupt. A handler of the user's own is left alone."""
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    """Call `end` in another thread if Ctrl-C is pressed inside the `with` block. `end` ends the
+    wait, and Python then raises KeyboardInterrupt. A user's own signal handler is not changed."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     listener = _listener()
-    before = signal.set_wakeup_fd(listener.signalled.fileno(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(listener.sender.fileno(), warn_on_full_buffer=False)
     listener.end = end
     try:
         yield
     finally:
-        with listener.ending:  # a thread that is in C++ when Python ends would end the process
+        with listener.ending:  # a thread in C++ at Python's exit would kill the process
             listener.end = None
         signal.set_wakeup_fd(before)
 
 
 class _Listener:
-    """A thread that reads the numbers of signals, which Python writes to a socket at once."""
+    """A thread that reads the numbers of signals, which Python writes to a socket immediately."""
 
     def __init__(self) -> None:
-        self.heard, self.signalled = socket.socketpair()
-        self.signalled.setblocking(False)
+        self.receiver, self.sender = socket.socketpair()
+        self.sender.setblocking(False)
         self.end: Callable[[], None] | None = None
         self.ending = threading.Lock()
         self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
 
     def _listen(self) -> None:
-        while number := self.heard.recv(1):
+        while number := self.receiver.recv(1):
             with self.ending:
                 if number[0] == signal.SIGINT and self.end is not None:
                     self.end()
 
 
 def _listener() -> _Listener:
-    """The one of this process: threads do not survive a fork."""
+    """Return the listener of this process; a new one after a fork, which threads do not survive."""
     if not (listener := _only_listener()).thread.is_alive():
         _only_listener.cache_clear()
         listener = _only_listener()

@@ -1,8 +1,8 @@
-"""What one rank computes by itself: its queries on the keys that are there, and the gradients.
+"""Compute attention and gradients of one rank's queries over some of the keys.
 
-The answer is a state of the mergeable softmax, in float32 or wider, so that nothing is rounded
-before all keys were seen. The C++ core answers where it can, else torch, tile by tile. Gradients
-are given the log-sum-exp and the output over all keys, so those of a part come out exactly.
+The result is a mergeable softmax state in float32 or wider, so that nothing is rounded before all
+keys are merged. The C++ core computes it if it can, otherwise torch, tile by tile. The gradients
+use the log-sum-exp and the output over all keys, so they are exact for a part of the keys.
 """
 
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ from ..torch_state import no_autocast
 TILE_QUERIES, TILE_KEYS = 256, 512
 
 
-class Dropped(NamedTuple):
-    """Dropout by seed, for weights that stand elsewhere in a larger problem."""
+class BlockDropout(NamedTuple):
+    """Dropout by seed for queries and keys at some positions of a larger problem."""
 
     p: float
     seed: int
@@ -36,7 +36,7 @@ class Dropped(NamedTuple):
     heads: int = 0  # the first head
 
     def factors(self, problem: Problem, queries: slice, keys: slice) -> Tensor:
-        """1 / (1 - p) where the weight survives, else 0."""
+        """Return 1 / (1 - p) for each weight that is kept, and 0 for each that is dropped."""
         device = problem.device
         b = torch.arange(problem.B, device=device)
         h = torch.arange(self.heads, self.heads + problem.H, device=device)
@@ -45,8 +45,8 @@ class Dropped(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PlacedAlibi(Bias):
-    """ALiBi of queries and keys at some positions, (q,) and (k,), of a larger problem."""
+class BlockAlibi(Bias):
+    """ALiBi for queries and keys at some positions, (q,) and (k,), of a larger problem."""
 
     alibi: Alibi
     grid: Grid
@@ -67,16 +67,16 @@ class PlacedAlibi(Bias):
         return self.alibi.block(self.grid, self.queries[queries], self.keys[keys], like)
 
 
-class Finished(NamedTuple):
-    """Queries that have seen all their keys: (B, H, q), and (B, H, q, Dv) twice. `dout` is the
-    gradient of the output."""
+class QueryOutputs(NamedTuple):
+    """Results of queries over all their keys: the log-sum-exp (B, H, q), the output (B, H, q, Dv)
+    and its gradient `dout`."""
 
     lse: Tensor
     out: Tensor
     dout: Tensor
 
 
-class Learned(NamedTuple):
+class Gradients(NamedTuple):
     """Gradients of q, k and v, in float32 or wider, and of a bias or of ALiBi's slopes."""
 
     q: Tensor
@@ -85,8 +85,9 @@ class Learned(NamedTuple):
     bias: Tensor | None
 
 
-def attend(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
-    """The state of these queries after these keys. Sinks come last, in `Ring.finish`."""
+def attend(p: Problem, inputs: Inputs, dropped: BlockDropout | None = None) -> State:
+    """Compute the state of the queries over the keys. Sinks are added at the end
+    (`Ring.finish`)."""
     p = replace(p, sinks=None, dropout=0.0, seed=None)
     with no_autocast(p.device):
         if dropped is None and not CORE.why_not(p):
@@ -100,22 +101,23 @@ def attend(p: Problem, inputs: Inputs, dropped: Dropped | None = None) -> State:
 
 
 def no_keys(p: Problem, queries: int) -> State:
-    """The state of so many queries before their first key."""
+    """Return the state of queries that have seen no key."""
     none = torch.zeros(p.B, p.H, queries, dtype=p.wide, device=p.device)
     out = none.new_zeros(*none.shape, p.Dv)
     return State(none - torch.inf, none, {"out": WeightedSum(out)})
 
 
 def state_of(out: Tensor, lse: Tensor) -> State:
-    """A finished answer as a piece of a larger one: its keys count as one key that scores `lse`.
-    `out` is changed in place."""
+    """Convert an output over some keys to a state, as of one key with the logit `lse`. `out` is
+    changed in place."""
     top = lse.to(out.dtype)
     total = torch.exp(lse - anchor(top)).to(out.dtype).masked_fill(top == -torch.inf, 0.0)
     return State(top, total, {"out": WeightedSum(out.mul_(total.unsqueeze(-1)))})
 
 
 def lse_of(state: State) -> Tensor:
-    """The log-sum-exp in float64, as the C++ core reads it; -inf where no key was seen."""
+    """Return the log-sum-exp in float64, as the C++ core reads it; -inf for a fully masked
+    query."""
     seen = state.sum.double().masked_fill(state.sum == 0, 1.0)
     return (state.max.double() + seen.log()).masked_fill(state.sum == 0, -torch.inf)
 
@@ -123,29 +125,31 @@ def lse_of(state: State) -> Tensor:
 def gradients(
     p: Problem,
     inputs: Inputs,
-    finished: Finished,
-    learn_bias: bool,
-    dropped: Dropped | None = None,
-) -> Learned:
-    """Gradients of these queries on these keys; `finished` is of the queries on all keys."""
+    outputs: QueryOutputs,
+    bias_grad: bool,
+    dropped: BlockDropout | None = None,
+) -> Gradients:
+    """Compute the gradients from the queries over these keys; `outputs` are over all keys."""
     p = replace(p, sinks=None, dropout=0.0, seed=None)
-    slopes = learn_bias and isinstance(p.bias, Alibi | PlacedAlibi)
+    slopes = bias_grad and isinstance(p.bias, Alibi | BlockAlibi)
     with no_autocast(p.device):
         if dropped is None and not slopes and not CORE.why_not(p):
-            # In float32, because what ranks send each other is rounded once, after it is added up.
+            # In float32, since gradients are rounded once, after the sum over ranks.
             q, k, v = (x.float() for x in inputs)
-            of_output = OutputGrads(dout=finished.dout, out=finished.out)
+            of_output = OutputGrads(dout=outputs.dout, out=outputs.out)
             dq, dk, dv, dbias, _ = core_gradients(
-                q, k, v, args_of(p), finished.lse, of_output, learn_bias
+                q, k, v, args_of(p), outputs.lse, of_output, bias_grad
             )
-            return Learned(dq, dk, dv, dbias if learn_bias else None)
-        return _gradients_of_tiles(p, inputs, finished, learn_bias, dropped)
+            return Gradients(dq, dk, dv, dbias if bias_grad else None)
+        return _gradients_of_tiles(p, inputs, outputs, bias_grad, dropped)
 
 
 # --------------------------------------------------------------------------------- tiles, by torch
 
 
-def _state_of_tiles(p: Problem, inputs: Inputs, dropped: Dropped | None, queries: slice) -> State:
+def _state_of_tiles(
+    p: Problem, inputs: Inputs, dropped: BlockDropout | None, queries: slice
+) -> State:
     q = inputs.q[:, :, queries].to(p.wide)
     state = no_keys(p, queries.stop - queries.start)
     for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
@@ -157,26 +161,34 @@ def _state_of_tiles(p: Problem, inputs: Inputs, dropped: Dropped | None, queries
 
 
 def _gradients_of_tiles(
-    p: Problem, inputs: Inputs, finished: Finished, learn_bias: bool, dropped: Dropped | None
-) -> Learned:
-    """With w the weights, r the factors of dropout and d the gradient of the output o, the gradient
-    of a logit is w (r (d · v) - d · o); torch takes it from there through cap and scale."""
+    p: Problem,
+    inputs: Inputs,
+    outputs: QueryOutputs,
+    bias_grad: bool,
+    dropped: BlockDropout | None,
+) -> Gradients:
+    """Compute the gradients tile by tile.
+
+    w are the weights, r the factors of dropout, and d is the gradient of the output o. The gradient
+    of a logit is w (r (d · v) - d · o); torch propagates it through soft cap and scale.
+    """
     dq, dk, dv = (torch.zeros_like(x, dtype=p.wide) for x in inputs)
     dbias, slopes = None, None
-    if learn_bias and isinstance(p.bias, TensorBias):
+    if bias_grad and isinstance(p.bias, TensorBias):
         dbias = torch.zeros_like(p.bias.as_4d(), dtype=p.wide)
-    elif learn_bias and isinstance(p.bias, Alibi | PlacedAlibi):
+    elif bias_grad and isinstance(p.bias, Alibi | BlockAlibi):
         alibi = p.bias if isinstance(p.bias, Alibi) else p.bias.alibi
         slopes = alibi.of(p.grid).to(p.wide).detach().requires_grad_()
         alibi = Alibi(slopes, alibi.align)
-        placed = p.bias if isinstance(p.bias, PlacedAlibi) else None
+        placed = p.bias if isinstance(p.bias, BlockAlibi) else None
         p = replace(p, bias=alibi if placed is None else replace(placed, alibi=alibi))
         dbias = torch.zeros_like(slopes)
     group = p.H // max(p.G, 1)
     for queries in query_tiles(range(p.Tq), TILE_QUERIES):
-        lse, out, dout = (x[:, :, queries] for x in finished)
+        lse, out, dout = (x[:, :, queries] for x in outputs)
         top = lse.to(p.wide)
-        share = torch.exp(anchor(top) - anchor(lse)).to(p.wide).unsqueeze(-1)  # of what scores top
+        # `top` is `lse` rounded; this factor corrects the weights.
+        share = torch.exp(anchor(top) - anchor(lse)).to(p.wide).unsqueeze(-1)
         delta = (dout * out).sum(-1, keepdim=True)
         for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
             q = inputs.q[:, :, queries].to(p.wide).detach().requires_grad_()
@@ -185,24 +197,24 @@ def _gradients_of_tiles(
             with torch.enable_grad():
                 scores, keep = tile_problem.logits(q, k, queries, keys)
             weights = online_softmax.exps(scores.detach(), top) * share
-            given, towards = weights, dout @ v.mT
+            dropped_weights, dweights = weights, dout @ v.mT
             if dropped is not None:
                 factors = dropped.factors(p, queries, keys)
-                given, towards = weights * factors, towards * factors
-            dlogits = weights * (towards - delta)
+                dropped_weights, dweights = weights * factors, dweights * factors
+            dlogits = weights * (dweights - delta)
             if keep is not None:
                 dlogits = dlogits.masked_fill(~keep, 0.0)
-            learning = [q, k] if slopes is None else [q, k, slopes]
-            found = torch.autograd.grad(scores, learning, dlogits)
-            dq[:, :, queries] += found[0]
-            dk[:, :, keys] += found[1].unflatten(1, (-1, max(group, 1))).sum(2)
-            every = None if keep is None else keep.mT
-            of_values = weighted_sum(given.mT, dout, every)
+            differentiated = [q, k] if slopes is None else [q, k, slopes]
+            grads = torch.autograd.grad(scores, differentiated, dlogits)
+            dq[:, :, queries] += grads[0]
+            dk[:, :, keys] += grads[1].unflatten(1, (-1, max(group, 1))).sum(2)
+            keep_by_key = None if keep is None else keep.mT
+            of_values = weighted_sum(dropped_weights.mT, dout, keep_by_key)
             dv[:, :, keys] += of_values.unflatten(1, (-1, max(group, 1))).sum(2)
             if slopes is not None and dbias is not None:
-                dbias += found[2]
+                dbias += grads[2]
             elif dbias is not None:
                 at = dbias if dbias.shape[2] == 1 else dbias[:, :, queries]
                 at = at if at.shape[3] == 1 else at[..., keys]
                 at += dlogits.sum_to_size(at.shape)
-    return Learned(dq, dk, dv, dbias)
+    return Gradients(dq, dk, dv, dbias)

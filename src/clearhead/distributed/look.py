@@ -1,9 +1,8 @@
-"""Statistics of attention weights whose sequence is cut over ranks: the numbers of one machine.
+"""Compute statistics of attention weights over ranks, equal to those on one machine.
 
-Keys travel round the ring as in `attention`. The sums of the first sweep merge over the keys of all
-ranks; then a weight is known, and a second sweep adds up weights of some queries on every key: what
-a key receives is sent back to the rank that holds it; a pooled map and exact rows, which belong to
-no rank, are added up on all of them.
+Keys are sent around the ring as in `attention`. The sums of the first sweep are merged over the
+keys of all ranks, from which weights follow. A second sweep sums weights over queries. What a key
+receives is sent to the rank that holds the key. Pooled maps and exact rows are summed on all ranks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,14 +36,14 @@ from ..stats import (
 from ..stats.parse import must_fit
 from ..stats.statistic import bin_of
 from ..stats.top_scores import TopScores
-from .attention import TIMEOUT, Call, agreed, gathered, output
+from .attention import TIMEOUT, Call, agreed_ring, gathered, output
 from .cut import Cut
-from .handshake import agree, telling_others
+from .handshake import agree, reporting_errors
 from .layouts import Layout, Positions
-from .ring import Block, Coming, Ring, pieces
+from .ring import Block, PendingPart, Ring, pieces
 from .transport import Group, GroupTransport, Transport
 
-SHARED = "pooled", "exact_rows"  # of the matrix, not of a query or a key: whole on every rank
+SHARED = "pooled", "exact_rows"  # statistics of all queries and keys, complete on every rank
 
 
 def look(
@@ -66,28 +65,28 @@ def look(
     gather: bool = False,
     timeout: float = TIMEOUT,
 ) -> Look:
-    """The output of `distributed.attention`, and exact statistics of its weights.
+    """Compute the output of `distributed.attention`, and exact statistics of its weights.
 
     Args:
-        stats: what `clearhead.look` takes. Queries and keys are positions of the whole sequence,
-            also those that groups of `mass` speak of.
-        gather: whether every rank gets the statistics of all positions, not of its own alone.
+        stats: as in `clearhead.look`. Queries and keys are positions of the whole sequence, also in
+            groups of `mass`.
+        gather: whether every rank gets the statistics of all positions instead of its own.
         q, k, v and the other arguments: as in `distributed.attention`.
 
     Returns:
-        A `Look`: `.out`, of this rank's queries, and one attribute for each statistic. Without
-        `gather` they are of this rank's queries too, "received" of its keys, (B, H, k), and
-        `unshard` gathers them, dim=2. `pooled` and `exact_rows` are whole on every rank. Statistics
-        carry no gradient.
+        A `Look` with `.out` of this rank's queries, and one attribute for each statistic, without
+        gradients. Without `gather` they are of this rank's queries too, and "received" is of its
+        keys, (B, H, k); `unshard` with dim=2 gathers them. `pooled` and `exact_rows` are complete
+        on every rank.
 
     Raises what `distributed.attention` raises, and `BadValue` for unknown statistics.
     """
     transport = GroupTransport(group, timeout)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    return looked(transport, Call(options, layout, key_layout), q, k, v, stats, gather)
+    return look_over_ranks(transport, Call(options, layout, key_layout), q, k, v, stats, gather)
 
 
-def looked(
+def look_over_ranks(
     transport: Transport,
     call: Call,
     q: Tensor,
@@ -96,20 +95,21 @@ def looked(
     stats: Iterable[str | Statistic],
     gather: bool = False,
 ) -> Look:
-    with telling_others(transport):
+    """Compute `look` over any transport."""
+    with reporting_errors(transport):
         statistics = parse_stats(stats)
-        must_be_counted(statistics)
-    ring, inputs = agreed(transport, call, q, k, v, stats=statistics, gather=gather)
+        must_merge_over_ranks(statistics)
+    ring, inputs = agreed_ring(transport, call, q, k, v, stats=statistics, gather=gather)
     statistics = parse_stats(statistics, ring.routes.grid)
     must_fit(statistics, ring.routes.grid)
-    with transport.answering():
+    with transport.computing():
         out = output(ring, inputs)
-        found = counted(ring, inputs, statistics)
-        return Look(ring.problem, out, whole(ring, found) if gather else found)
+        results = shard_statistics(ring, inputs, statistics)
+        return Look(ring.problem, out, gather_statistics(ring, results) if gather else results)
 
 
-def must_be_counted(statistics: tuple[Statistic, ...]) -> None:
-    """Raises `BadValue` for statistics that ranks cannot count."""
+def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
+    """Raise `BadValue` for statistics that cannot be merged over ranks."""
     for s in statistics:
         if s.by is not None:
             raise BadValue(
@@ -119,30 +119,33 @@ def must_be_counted(statistics: tuple[Statistic, ...]) -> None:
             )
         if s.sweep != "first" and s.name not in (*SHARED, "received"):
             raise BadValue(
-                f"Statistics over ranks were asked for {s.name}.",
-                'ranks add up only three sums of weights: "received", pooled and exact_rows.',
-                "ask for it on one machine.",
+                f"The statistic {s.name} was requested over ranks.",
+                'ranks merge only three sums of weights: "received", pooled and exact_rows.',
+                "request it on one machine.",
             )
 
 
 @torch.no_grad()
-def counted(ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]) -> dict[str, Result]:
-    """Statistics of the queries and keys of this rank; `pooled` and `exact_rows` whole."""
+def shard_statistics(
+    ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]
+) -> dict[str, Result]:
+    """Compute the statistics of this rank's queries and keys; `pooled` and `exact_rows` are
+    complete."""
     first = tuple(s for s in statistics if s.sweep == "first")
     parts: dict[Positions, Partial] = {}
     for at, part in _of_blocks(ring, inputs, first):
         parts[at] = parts[at].merge(part) if at in parts else part
     complete = [replace(p, problem=replace(p.problem, Tk=len(p.keys))) for p in parts.values()]
     of_queries = [p.finish() for p in complete]
-    found = {s.name: _joined([part[s.name] for part in of_queries]) for s in first}
+    results = {s.name: _joined([part[s.name] for part in of_queries]) for s in first}
     if len(first) < len(statistics):
         lse = {at: part.lse for at, part in zip(parts, complete, strict=True)}
-        found |= _SecondSweep(ring, inputs, lse, statistics).run()
-    return {s.name: found[s.name] for s in statistics}
+        results |= _SecondSweep(ring, inputs, lse, statistics).run()
+    return {s.name: results[s.name] for s in statistics}
 
 
-def whole(ring: Ring, found: dict[str, Result]) -> dict[str, Result]:
-    """The statistics of all positions, on every rank, from those of the ranks."""
+def gather_statistics(ring: Ring, results: dict[str, Result]) -> dict[str, Result]:
+    """Gather the statistics of all positions on every rank."""
 
     def of_all(name: str, result: Result) -> Result:
         if name in SHARED:
@@ -150,20 +153,20 @@ def whole(ring: Ring, found: dict[str, Result]) -> dict[str, Result]:
         layout = ring.routes.keys if name == "received" else ring.routes.queries
         return map_tensors(result, lambda x: gathered(ring.transport, x, layout, 2))
 
-    return {name: of_all(name, result) for name, result in found.items()}
+    return {name: of_all(name, result) for name, result in results.items()}
 
 
 def _of_blocks(
     ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]
 ) -> Iterator[tuple[Positions, Partial]]:
-    """The first sweep: for queries at some positions, what some of their keys tell."""
+    """Run the first sweep: yield partial statistics of queries at some positions over some keys."""
     p, grid = ring.problem, ring.routes.grid
     q, k, none = inputs.q, inputs.k, inputs.k[..., :0]
-    nothing = Positions(())
-    for at, queries in pieces(ring.routes.queries.held[ring.transport.rank], ring.by_range):
+    no_positions = Positions(())
+    for at, queries in pieces(ring.routes.queries.positions[ring.transport.rank], ring.by_range):
         no_keys = Inputs(q[:, :, queries], k[:, :, :0], none[:, :, :0])
         problem, _ = make_problem(*no_keys, Options(scale=p.scale))
-        yield at, _partial(ring, problem, no_keys, statistics, grid, at, nothing)
+        yield at, _partial(ring, problem, no_keys, statistics, grid, at, no_positions)
     for owner, part in ring.parts(k, none):
         for block in ring.blocks(owner, q, part):
             at, on = block.at, block.on
@@ -182,17 +185,17 @@ def _partial(
     cut = [_cut(s, grid, at, on) for s in statistics]
     part = compute_stats(problem, inputs, cut)
     assert part.rows is not None
-    found, keys = part.rows, on.tensor(problem.device)
+    rows, keys = part.rows, on.tensor(problem.device)
     for s in statistics:
         if isinstance(s, topk):
-            top = TopScores(*found.more["top"]).at(keys, min(s.n, grid.Tk))
-            found = found._replace(more={**found.more, "top": top})
+            top = TopScores(*rows.more["top"]).at(keys, min(s.n, grid.Tk))
+            rows = rows._replace(more={**rows.more, "top": top})
     every_key = replace(ring.problem, Tq=len(at))
-    return Partial(every_key, statistics, at.tensor(problem.device), keys, found, None)
+    return Partial(every_key, statistics, at.tensor(problem.device), keys, rows, None)
 
 
 def _cut(statistic: Statistic, grid: Grid, at: Positions, on: Positions) -> Statistic:
-    """The same of a block; groups of keys stand at their absolute positions."""
+    """Restrict a statistic to a block, whose groups of keys are at absolute positions."""
     if not isinstance(statistic, mass):
         return statistic
     masks = zip(statistic.groups, statistic.masks, strict=True)
@@ -202,34 +205,36 @@ def _cut(statistic: Statistic, grid: Grid, at: Positions, on: Positions) -> Stat
 @torch.no_grad()
 def masses(
     transport: Transport,
-    held: Positions,
+    own: Positions,
     problem: Problem,
     inputs: Inputs,
     queries: Tensor,
     cells: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The weight of few queries, (n,), on groups of keys `cells` (..., n, Tk): (B, H, n) each.
+    """Compute the weight of few queries, (n,), on groups of keys, `cells` (..., n, Tk). The result
+    is (B, H, n) for each group.
 
-    The queries go to every rank, which answers them on its own keys; one message merges.
+    Every rank gets the queries and computes them over its own keys, `own`. One message merges the
+    results.
     """
-    asked: dict[str, object] = {"call": "masses of groups", "queries": queries, "groups": cells}
-    agree(transport, asked, inputs.q.shape[2], inputs.k.shape[2])
-    with transport.answering():
-        return _masses(transport, held, problem, inputs, queries, cells)
+    call: dict[str, object] = {"call": "masses of groups", "queries": queries, "groups": cells}
+    agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])
+    with transport.computing():
+        return _masses(transport, own, problem, inputs, queries, cells)
 
 
 def _masses(
     transport: Transport,
-    held: Positions,
+    own: Positions,
     problem: Problem,
     inputs: Inputs,
     queries: Tensor,
     cells: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    p, on = problem, held.tensor(problem.device)
-    here = torch.isin(queries, on)
+    p, on = problem, own.tensor(problem.device)
+    is_own = torch.isin(queries, on)
     few = inputs.q.new_zeros(p.B, p.H, len(queries), p.D)
-    few[:, :, here] = inputs.q[:, :, held.before(queries[here])]
+    few[:, :, is_own] = inputs.q[:, :, own.before(queries[is_own])]
     few = torch.stack(transport.all_gather(few)).sum(0)
     every, like = slice(0, p.Tk), few.new_empty((), dtype=p.wide)
     keep = p.key_ranges.to_bool(queries, every)[..., on]
@@ -239,23 +244,23 @@ def _masses(
         Options(mask=dense(keep=keep), bias=bias, scale=p.scale, softcap=p.softcap),
     )
     groups = mass({name: dense(keep=x[..., on]) for name, x in cells.items()})
-    found = compute_stats(part, few_inputs, ["lse", groups]).finish()
-    lse, shares = found["lse"], found["mass"]
-    assert isinstance(lse, Tensor) and isinstance(shares, dict)
-    packed = torch.stack([lse, *shares.values()])
-    every_lse, *every_share = torch.stack(transport.all_gather(packed)).unbind(1)
+    results = compute_stats(part, few_inputs, ["lse", groups]).finish()
+    lse, fractions = results["lse"], results["mass"]
+    assert isinstance(lse, Tensor) and isinstance(fractions, dict)
+    packed = torch.stack([lse, *fractions.values()])
+    every_lse, *every_mass = torch.stack(transport.all_gather(packed)).unbind(1)
     total = every_lse.logsumexp(0)
     if p.sinks is not None:
         total = torch.logaddexp(total, p.sinks.to(total).unsqueeze(-1))
     of_rank = torch.exp(every_lse - total).masked_fill(every_lse == -torch.inf, 0.0)
-    return {name: (share * of_rank).sum(0) for name, share in zip(cells, every_share, strict=True)}
+    return {name: (x * of_rank).sum(0) for name, x in zip(cells, every_mass, strict=True)}
 
 
 class _SecondSweep:
-    """Adds up weights: exp(x - lse), of strips of the queries here on all keys.
+    """Sums of weights, exp(x - lse), of strips of this rank's queries over all keys.
 
-    A strip lies in one bin of a map, and a row that is wanted exactly is a strip by itself; so all
-    that is needed of a strip is what each key receives from it.
+    A strip is inside one bin of a map, and each exact row is a strip by itself. So only the weight
+    that each key receives from a strip is needed.
     """
 
     def __init__(
@@ -275,56 +280,58 @@ class _SecondSweep:
         ]
         self.bins, self.key_bins = maps[0] if maps else (1, 1)
         self.exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(grid)]
-        nothing = torch.zeros(p.B, p.H, 0, dtype=p.wide, device=p.device)
-        self.received = nothing.new_zeros(p.B, p.H, inputs.k.shape[2])
-        self.map = nothing.new_zeros(p.B, p.H, self.bins, self.key_bins)
-        self.rows = nothing.new_zeros(p.B, p.H, len(self.exact), grid.Tk)
+        like = torch.zeros((), dtype=p.wide, device=p.device)
+        self.received = like.new_zeros(p.B, p.H, inputs.k.shape[2])
+        self.map = like.new_zeros(p.B, p.H, self.bins, self.key_bins)
+        self.rows = like.new_zeros(p.B, p.H, len(self.exact), grid.Tk)
 
     def run(self) -> dict[str, Result]:
-        ring, here, p = self.ring, self.ring.transport.rank, self.ring.problem
-        returning: list[tuple[int, Coming]] = []
+        ring, rank, p = self.ring, self.ring.transport.rank, self.ring.problem
+        returning: list[tuple[int, PendingPart]] = []
         for step, (owner, part) in enumerate(ring.parts(self.inputs.k, self.inputs.k[..., :0])):
-            given = self.received.new_zeros(p.B, p.H, part.k.shape[2])
+            received = self.received.new_zeros(p.B, p.H, part.k.shape[2])
             for block in ring.blocks(owner, self.inputs.q, part):
-                self.add(block, given)
+                self.add(block, received)
             if "received" not in self.names:
                 continue
             if step == 0:
-                ring.add_to(here, self.received, given)
+                ring.add_to(rank, self.received, received)
                 continue
-            receiver = (here + step) % ring.transport.world
-            shapes = (p.B, p.H, len(ring.routes.sent[receiver])), (0,)
-            mail = [(owner, given.flatten())]
-            returning.append((receiver, Coming(ring.transport, mail, receiver, shapes, given)))
-        for receiver, coming in returning:
-            ring.add_to(receiver, self.received, coming.wait().k)
-        found: dict[str, Result] = {"received": self.received}
+            source = (rank + step) % ring.transport.world
+            shapes = (p.B, p.H, len(ring.routes.sent[source])), (0,)
+            mail = [(owner, received.flatten())]
+            returning.append((source, PendingPart(ring.transport, mail, source, shapes, received)))
+        for source, pending in returning:
+            ring.add_to(source, self.received, pending.wait().k)
+        results: dict[str, Result] = {"received": self.received}
         if "pooled" in self.names:
             Tq = ring.routes.grid.Tq
             in_bin = bin_of(torch.arange(Tq), Tq, self.bins).bincount(minlength=self.bins)
             total = self.on_all_ranks(self.map)
-            found["pooled"] = total / in_bin.clamp(min=1).to(total).unsqueeze(-1)
+            results["pooled"] = total / in_bin.clamp(min=1).to(total).unsqueeze(-1)
         if "exact_rows" in self.names:
-            found["exact_rows"] = self.on_all_ranks(self.rows)
-        return found
+            results["exact_rows"] = self.on_all_ranks(self.rows)
+        return results
 
-    def add(self, block: Block, given: Tensor) -> None:
-        """What a block gives to the keys of its part, (B, H, k), to the map and to the rows."""
-        on, p = block.on.tensor(given.device), self.ring.problem
+    def add(self, block: Block, received: Tensor) -> None:
+        """Add the weights of a block to `received`, (B, H, k), of the keys of its part, to the map
+        and to the exact rows."""
+        on, p = block.on.tensor(received.device), self.ring.problem
         into = bin_of(on, self.ring.routes.grid.Tk, self.key_bins)
         for queries, bin, exact in self.strips(block.at):
             lse = self.lse[block.at][:, :, queries]
             part = sweep(block.problem, block.inputs, ["received"], queries=queries, lse=lse)
             weights = part.finish()["received"]
             assert isinstance(weights, Tensor)
-            given[:, :, block.keys] += weights
+            received[:, :, block.keys] += weights
             pooled = weights.new_zeros(p.B, p.H, self.key_bins).index_add_(2, into, weights)
             self.map[:, :, bin] += pooled
             for n in exact:
                 self.rows[:, :, n, on] = weights
 
     def strips(self, at: Positions) -> Iterator[tuple[slice, int, list[int]]]:
-        """Queries, by their places in `at`, with their bin and the exact rows that they are."""
+        """Yield strips of queries, as indices into `at`, with their bin and the exact rows that
+        they are."""
         positions = at.tensor()
         bins = bin_of(positions, self.ring.routes.grid.Tq, self.bins)
         alone = torch.isin(positions, torch.tensor(self.exact, dtype=torch.long))
@@ -336,12 +343,12 @@ class _SecondSweep:
             yield slice(start, stop), int(bins[start]), exact
 
     def on_all_ranks(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in their order."""
+        """Sum over the ranks, in order."""
         return torch.stack(self.ring.transport.all_gather(x)).sum(0)
 
 
 def _joined(parts: list[Result]) -> Result:
-    """Results of some queries after those of others."""
+    """Concatenate the results of consecutive queries."""
     first = parts[0]
     if isinstance(first, dict):
         return {name: _joined([part[name] for part in parts]) for name in first}  # type: ignore

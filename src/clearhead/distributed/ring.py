@@ -1,14 +1,14 @@
-"""The ring: keys and values travel while the local engine works on those that are there.
+"""Compute attention around a ring of ranks: communication overlaps with computation.
 
-In step t, rank r works on the keys of rank r - t, and rank r + t gets its own. What arrives in a
-step was posted before the step in front of it began to compute, so sending and computing overlap,
-and no more than two shards of other ranks are held. Only those keys travel that the mask leaves to
-some query of the receiver.
+In step t, rank r computes over the keys of rank r - t, and sends its own keys to rank r + t. The
+exchange for a step starts before the previous step computes, so the two overlap, and a rank stores
+at most two shards of other ranks. Only keys that the mask allows for some query of the receiver are
+sent.
 
-    forward    each part gives a state of the mergeable softmax; they merge in the order of steps
-    backward   the keys travel again. Each rank knows the output and log-sum-exp of its queries, so
-               it finds the gradients of the keys that are there and sends them back to their rank,
-               which adds them in the order of steps.
+    forward    each part yields a mergeable softmax state; states are merged in the order of steps
+    backward   the keys are sent again. From the output and log-sum-exp of its queries, each rank
+               computes the gradients of the keys that it received, and sends them to the rank of
+               the keys, which adds them in the order of steps.
 
 Source: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers".
 """
@@ -31,38 +31,38 @@ from ..problem.problem import Inputs, Problem
 from . import local
 from .cut import Cut, Routes
 from .layouts import Positions
-from .local import Dropped, Finished, PlacedAlibi
+from .local import BlockAlibi, BlockDropout, QueryOutputs
 from .transport import Transport, Work
 
-LONG = 256  # positions of a range that is worth a problem of its own
+LONG = 256  # positions of a range that is computed as a problem of its own
 
 
 class Part(NamedTuple):
-    """Keys and values of one rank, those that it sends."""
+    """Keys and values that one rank sends to another."""
 
     k: Tensor
     v: Tensor
 
 
 class Block(NamedTuple):
-    """Some of the queries here on some of the keys of a part: a problem of its own."""
+    """Some of this rank's queries over some of the keys of a part: a problem of its own."""
 
     queries: slice
     keys: slice
     problem: Problem
     inputs: Inputs
-    dropped: Dropped | None
+    dropped: BlockDropout | None
     at: Positions  # of the queries
     on: Positions  # of the keys
 
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """One call over the ranks of a group, as one of them sees it.
+    """One rank's part of a call over the ranks of a group.
 
-    `problem` is that of its own queries and its own keys, but for the mask and ALiBi, which
-    stand in `routes` and `bias` and speak of all positions; a bias of numbers holds the rows of the
-    queries here, for all keys.
+    `problem` is the problem of this rank's queries and keys, without mask and bias. `routes` holds
+    the mask over all positions. `bias` is ALiBi over all positions, or a tensor with the rows of
+    this rank's queries for all keys.
     """
 
     problem: Problem
@@ -70,47 +70,48 @@ class Ring:
     routes: Routes
     transport: Transport
     name: str  # of the call, the same on all ranks
-    first_head: int = 0  # dropout by seed counts heads from here
+    first_head: int = 0  # the number of the first head, for dropout by seed
 
     @property
     def by_range(self) -> bool:
-        """Is each range of positions a problem of its own? Then ALiBi is shifted, as every engine
-        can; among many short ranges there would be too many problems."""
+        """Whether each range of positions is a problem of its own. Then ALiBi is only shifted,
+        which every engine supports. With many short ranges there would be too many problems."""
         return isinstance(self.bias, Alibi) and all(
             len(layout.ends[0]) <= max(2 * layout.world, layout.length // LONG)
             for layout in (self.routes.queries, self.routes.keys)
         )
 
-    # --------------------------------------------------------------------------------- what travels
+    # ------------------------------------------------------------------------------- communication
 
     def parts(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Part]]:
-        """(rank, its keys and values), step by step; the next ones are on their way meanwhile."""
-        here, world = self.transport.rank, self.transport.world
-        coming = None
+        """Yield each rank and its keys and values, step by step. The next part is received
+        meanwhile."""
+        rank, world = self.transport.rank, self.transport.world
+        pending = None
         for step in range(world):
             if step == 0:
-                held = self.routes.received[here].among(self.routes.keys.held[here])
-                part = Part(held.cut(k, 2), held.cut(v, 2))
+                own = self.routes.received[rank].among(self.routes.keys.positions[rank])
+                part = Part(own.cut(k, 2), own.cut(v, 2))
             else:
-                assert coming is not None
-                part = coming.wait()
+                assert pending is not None
+                part = pending.wait()
             if step + 1 < world:
-                coming = self.send_and_expect(step + 1, k, v)
-            yield (here - step) % world, part
+                pending = self._start_exchange(step + 1, k, v)
+            yield (rank - step) % world, part
 
-    def send_and_expect(self, step: int, k: Tensor, v: Tensor) -> "Coming":
-        here, world, r = self.transport.rank, self.transport.world, self.routes
-        to, source = (here + step) % world, (here - step) % world
-        held = r.sent[to].among(r.keys.held[here])
-        out = torch.cat([held.cut(k, 2).flatten(), held.cut(v, 2).flatten()])
+    def _start_exchange(self, step: int, k: Tensor, v: Tensor) -> "PendingPart":
+        rank, world, r = self.transport.rank, self.transport.world, self.routes
+        to, source = (rank + step) % world, (rank - step) % world
+        sent = r.sent[to].among(r.keys.positions[rank])
+        out = torch.cat([sent.cut(k, 2).flatten(), sent.cut(v, 2).flatten()])
         n = len(r.received[source])
         shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
-        return Coming(self.transport, [(to, out)], source, shapes, k)
+        return PendingPart(self.transport, [(to, out)], source, shapes, k)
 
-    # ----------------------------------------------------------------------------- what is computed
+    # --------------------------------------------------------------------------------- computation
 
     def blocks(self, owner: int, q: Tensor, part: Part) -> Iterator[Block]:
-        """The problems whose outputs are those of the queries here on a part."""
+        """Yield the problems of this rank's queries over a part."""
         cut = self.routes.cuts[owner]
         if not (len(cut.queries) and len(cut.keys)):
             return
@@ -133,116 +134,119 @@ class Ring:
     def bias_of(self, queries: slice, at: Positions, on: Positions) -> Bias | None:
         if isinstance(self.bias, Alibi) and not self.by_range:
             device = self.problem.device
-            return PlacedAlibi(self.bias, self.routes.grid, at.tensor(device), on.tensor(device))
+            return BlockAlibi(self.bias, self.routes.grid, at.tensor(device), on.tensor(device))
         if isinstance(self.bias, Alibi):
             first = shared_offset(self.bias.align, self.routes.grid)
-            place = self.bias.align if first is None else first
-            return Alibi(self.bias.slopes, place + at.start - on.start)  # type: ignore[operator]
+            offset = self.bias.align if first is None else first
+            return Alibi(self.bias.slopes, offset + at.start - on.start)  # type: ignore[operator]
         if isinstance(self.bias, TensorBias):
             x = self.bias.as_4d()
             x = x if x.shape[2] == 1 else x[:, :, queries]
             return TensorBias(x if x.shape[3] == 1 else on.cut(x, 3))
         return None
 
-    def dropped(self, at: Positions, on: Positions) -> Dropped | None:
+    def dropped(self, at: Positions, on: Positions) -> BlockDropout | None:
         if not self.problem.dropout:
             return None
         assert self.problem.seed is not None
         device = self.problem.device
-        where = at.tensor(device), on.tensor(device), self.first_head
-        return Dropped(self.problem.dropout, self.problem.seed, *where)
+        positions = at.tensor(device), on.tensor(device), self.first_head
+        return BlockDropout(self.problem.dropout, self.problem.seed, *positions)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The output in float32 or wider, and the log-sum-exp in float64, of the queries here."""
+        """Compute the output of this rank's queries, in float32 or wider, and their log-sum-exp, in
+        float64."""
         state: State | None = None
         for owner, part in self.parts(k, v):
             state = self.state_after(owner, q, part, state)
         return self.finish(state or local.no_keys(self.problem, q.shape[2]))
 
     def state_after(self, owner: int, q: Tensor, part: Part, state: State | None) -> State | None:
-        """The state of the queries here after one more part; None after no key at all."""
+        """Return the state of this rank's queries after one more part; None if no key was seen."""
         p = self.problem
         for block in self.blocks(owner, q, part):
-            found = local.attend(block.problem, block.inputs, block.dropped)
-            if state is None and found.max.shape[2] == q.shape[2]:
-                state = found
+            computed = local.attend(block.problem, block.inputs, block.dropped)
+            if state is None and computed.max.shape[2] == q.shape[2]:
+                state = computed
             else:
-                state = _merged(state or local.no_keys(p, q.shape[2]), found, block.queries)
+                state = _merged(state or local.no_keys(p, q.shape[2]), computed, block.queries)
         return state
 
     def finish(self, state: State) -> tuple[Tensor, Tensor]:
-        """The output and the log-sum-exp of queries that have seen all their keys."""
+        """Compute the output and the log-sum-exp from the state after all keys."""
         sinks = self.problem.sinks
         lse = local.lse_of(online_softmax.with_sinks(state, sinks))
         return online_softmax.finish(state, sinks), lse
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, finished: Finished, learn_bias: bool
-    ) -> "Gradients":
-        p, world, here = self.problem, self.transport.world, self.transport.rank
+        self, q: Tensor, k: Tensor, v: Tensor, outputs: QueryOutputs, bias_grad: bool
+    ) -> "RankGradients":
+        """Compute this rank's gradients: of its keys and values, from the queries of all ranks."""
+        p, world, rank = self.problem, self.transport.world, self.transport.rank
         dq, dk, dv = (torch.zeros_like(x, dtype=p.wide) for x in (q, k, v))
-        dbias = _no_bias_gradient(self.bias, p) if learn_bias else None
-        returning: Coming | None = None
+        dbias = _no_bias_gradient(self.bias, p) if bias_grad else None
+        returning: PendingPart | None = None
         for step, (owner, part) in enumerate(self.parts(k, v)):
             dpart = Part(*(torch.zeros_like(x, dtype=p.wide) for x in part))
             for block in self.blocks(owner, q, part):
-                seen = Finished(*(x[:, :, block.queries] for x in finished))
-                found = local.gradients(
-                    block.problem, block.inputs, seen, learn_bias, block.dropped
+                of_block = QueryOutputs(*(x[:, :, block.queries] for x in outputs))
+                grads = local.gradients(
+                    block.problem, block.inputs, of_block, bias_grad, block.dropped
                 )
-                dq[:, :, block.queries] += found.q
-                dpart.k[:, :, block.keys] += found.k
-                dpart.v[:, :, block.keys] += found.v
-                if dbias is not None and found.bias is not None:
-                    self.add_bias(dbias, found.bias, owner, block)
+                dq[:, :, block.queries] += grads.q
+                dpart.k[:, :, block.keys] += grads.k
+                dpart.v[:, :, block.keys] += grads.v
+                if dbias is not None and grads.bias is not None:
+                    self.add_bias(dbias, grads.bias, owner, block)
             if step == 0:
-                self.add(here, dk, dv, dpart)
+                self.add(rank, dk, dv, dpart)
                 continue
             if returning is not None:
-                self.add((here + step - 1) % world, dk, dv, returning.wait())
-            back = torch.cat([dpart.k.flatten(), dpart.v.flatten()])
-            source = (here + step) % world
+                self.add((rank + step - 1) % world, dk, dv, returning.wait())
+            out = torch.cat([dpart.k.flatten(), dpart.v.flatten()])
+            source = (rank + step) % world
             n = len(self.routes.sent[source])
             shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
-            returning = Coming(self.transport, [(owner, back)], source, shapes, dk)
+            returning = PendingPart(self.transport, [(owner, out)], source, shapes, dk)
         if returning is not None:
-            self.add((here - 1) % world, dk, dv, returning.wait())
+            self.add((rank - 1) % world, dk, dv, returning.wait())
         dsinks = None
         if p.sinks is not None:
-            taken = torch.exp(p.sinks.double().reshape(1, -1, 1) - finished.lse)
-            taken = taken.masked_fill(finished.lse == -torch.inf, 0.0)
-            dsinks = -(taken * (finished.dout * finished.out).sum(-1).double()).sum((0, 2))
-        return Gradients(dq, dk, dv, dbias, dsinks)
+            weight = torch.exp(p.sinks.double().reshape(1, -1, 1) - outputs.lse)
+            weight = weight.masked_fill(outputs.lse == -torch.inf, 0.0)
+            dsinks = -(weight * (outputs.dout * outputs.out).sum(-1).double()).sum((0, 2))
+        return RankGradients(dq, dk, dv, dbias, dsinks)
 
     def add(self, rank: int, dk: Tensor, dv: Tensor, part: Part) -> None:
-        """Add what the queries of a rank teach the keys here."""
+        """Add the gradients of this rank's keys and values that come from the queries of `rank`."""
         self.add_to(rank, dk, part.k)
         self.add_to(rank, dv, part.v)
 
     def add_to(self, rank: int, total: Tensor, part: Tensor) -> None:
-        """Add to a tensor (B, heads, k, ...) of the keys here what came of those that the queries
-        of a rank may look at."""
-        held = self.routes.sent[rank].among(self.routes.keys.held[self.transport.rank])
-        if held.contiguous:
-            total.narrow(2, held.start, len(held)).add_(part)
+        """Add to `total`, (B, heads, k, ...), of this rank's keys, a tensor of the keys that the
+        queries of `rank` may look at."""
+        sent = self.routes.sent[rank].among(self.routes.keys.positions[self.transport.rank])
+        if sent.contiguous:
+            total.narrow(2, sent.start, len(sent)).add_(part)
         else:
-            total.index_add_(2, held.tensor(total.device), part)
+            total.index_add_(2, sent.tensor(total.device), part)
 
-    def add_bias(self, dbias: Tensor, found: Tensor, owner: int, block: Block) -> None:
+    def add_bias(self, dbias: Tensor, of_block: Tensor, owner: int, block: Block) -> None:
+        """Add the gradient of a block to that of the bias."""
         if dbias.dim() == 1:  # ALiBi's slopes
-            dbias += found
+            dbias += of_block
             return
         at = dbias if dbias.shape[2] == 1 else dbias[:, :, block.queries]
-        found = found.to(at.dtype)
+        of_block = of_block.to(at.dtype)
         if at.shape[3] == 1:
-            at += found
+            at += of_block
         else:
-            at.index_add_(3, self.routes.received[owner].tensor(at.device)[block.keys], found)
+            at.index_add_(3, self.routes.received[owner].tensor(at.device)[block.keys], of_block)
 
 
-class Gradients(NamedTuple):
-    """Of the queries, keys and values here, in float32 or wider; what this rank's queries teach the
-    bias and the sinks."""
+class RankGradients(NamedTuple):
+    """Gradients of this rank's queries, keys and values, in float32 or wider, and the gradients of
+    the bias and the sinks from this rank's queries."""
 
     q: Tensor
     k: Tensor
@@ -251,8 +255,8 @@ class Gradients(NamedTuple):
     sinks: Tensor | None
 
 
-class Coming:
-    """Two tensors that come as one message, while another is sent."""
+class PendingPart:
+    """Two tensors that are being received as one message, while another is sent."""
 
     def __init__(
         self,
@@ -262,7 +266,7 @@ class Coming:
         shapes: tuple[tuple[int, ...], tuple[int, ...]],
         like: Tensor,
     ) -> None:
-        self.shapes, self.outgoing = shapes, outgoing  # which is kept until it is sent
+        self.shapes, self.outgoing = shapes, outgoing  # `outgoing` must live until it is sent
         size = sum(torch.Size(s).numel() for s in shapes)
         self.buffer = like.new_empty(size)
         self.work: Work = transport.batch_isend_irecv(outgoing, [(source, self.buffer)])
@@ -274,20 +278,20 @@ class Coming:
         return Part(self.buffer[:n].view(first), self.buffer[n:].view(second))
 
 
-def pieces(held: Positions, by_range: bool) -> list[tuple[Positions, slice]]:
-    """Positions with the place they have in their list: all of them, or range by range."""
-    if not by_range or held.contiguous:
-        return [(held, slice(0, len(held)))]
-    ends = [0, *accumulate(map(len, held.ranges))]
-    places = map(slice, ends[:-1], ends[1:])
-    return [(Positions((r,)), place) for r, place in zip(held.ranges, places, strict=True)]
+def pieces(positions: Positions, by_range: bool) -> list[tuple[Positions, slice]]:
+    """Split positions into ranges, each with its slice of their list; or return them unsplit."""
+    if not by_range or positions.contiguous:
+        return [(positions, slice(0, len(positions)))]
+    ends = [0, *accumulate(map(len, positions.ranges))]
+    slices = map(slice, ends[:-1], ends[1:])
+    return [(Positions((r,)), part) for r, part in zip(positions.ranges, slices, strict=True)]
 
 
-def _merged(state: State, found: State, queries: slice) -> State:
-    """The state of all queries here, once what was found for some of them is in it."""
+def _merged(state: State, computed: State, queries: slice) -> State:
+    """Merge the state of some queries into that of all."""
     if queries == slice(0, state.max.shape[2]):
-        return online_softmax.merge(state, found)
-    merged = online_softmax.merge(state.map(lambda x: x[:, :, queries]), found)
+        return online_softmax.merge(state, computed)
+    merged = online_softmax.merge(state.map(lambda x: x[:, :, queries]), computed)
     for total, part in zip(state.tensors(), merged.tensors(), strict=True):
         total[:, :, queries] = part
     return state

@@ -1,4 +1,4 @@
-"""How bytes get from rank to rank, and what happens when one of them does not answer."""
+"""Send messages between ranks, and handle ranks that fail."""
 
 import re
 from abc import ABC, abstractmethod
@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-# Its functions have the default group as a default value. Imported after init_process_group, as
-# optimizers do, it keeps the group past destroy_process_group, and gloo's threads past Python.
+# Imported here because its functions have the default group as a default value. If an optimizer
+# imports it after init_process_group, the group outlives destroy_process_group, and gloo's threads
+# outlive Python.
 import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,21 +27,21 @@ from .interrupt import ended_by_ctrl_c
 Group: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 Mail: TypeAlias = Sequence[tuple[int, Tensor]]  # (rank, a contiguous tensor)
 LARGEST_TAG = 2**31 - 1
-WORDS = "clearhead: last words of rank {}"
+REASON_KEY = "clearhead: why rank {} failed"
 
 
 class RankLost(BadValue, ConnectionError):
-    """A rank died, stalled, or failed, and the others cannot go on without it."""
+    """A rank died, stalled or failed, and the others cannot continue without it."""
 
 
 @dataclass
 class History:
-    """What this rank has done in a group."""
+    """The state of a group on this rank."""
 
-    meetings: int = 0  # in which the ranks compared calls, the same number on all of them
-    unread: list["Work"] = field(default_factory=list)  # meetings whose records are not waited for
-    lost: str = ""  # why the group cannot be used any more
-    blocks: int = 0  # of `sharded` that are open here
+    meetings: int = 0  # comparisons of calls so far; equal on all ranks
+    unread: list["Work"] = field(default_factory=list)  # comparisons whose records are not read
+    lost: str = ""  # why the group can no longer be used
+    blocks: int = 0  # open blocks of `sharded`
     ended_block: str = ""  # why the open block has ended on another rank
 
 
@@ -48,27 +49,26 @@ _histories: "WeakKeyDictionary[dist.ProcessGroup, History]" = WeakKeyDictionary(
 
 
 class Work(ABC):
-    """Messages on their way."""
+    """Messages that are being sent and received."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until all have arrived. Raises `RankLost` if one does not, in time."""
+        """Wait until all have arrived. Raises `RankLost` if one does not arrive in time."""
 
 
 class Transport(ABC):
-    """Messages between the ranks of a group, in the words of torch.distributed. Every rank sends in
-    the same order, so that the n-th message from one to another is the n-th that the other expects.
-    """
+    """Messages between the ranks of a group, with the names of torch.distributed. Messages between
+    two ranks are received in the order in which they are sent."""
 
     rank: int
     world: int
-    device = torch.device("cpu")  # where messages lie
+    device = torch.device("cpu")  # of the messages
     history: History
-    sent = 0  # bytes, counted
+    sent = 0  # bytes sent so far
 
     def batch_isend_irecv(self, outgoing: Mail, incoming: Mail) -> Work:
-        """Begin to send and to receive; the tensors must stay as they are until `wait` is over.
-        What is empty is not sent, so both sides must know that it is."""
+        """Start to send and receive. The tensors must not change before `wait` returns. Empty
+        tensors are not sent, so both ranks must know that they are empty."""
         outgoing = [(rank, x) for rank, x in outgoing if x.numel()]
         incoming = [(rank, x) for rank, x in incoming if x.numel()]
         self.sent += sum(x.nbytes for _, x in outgoing)
@@ -76,17 +76,17 @@ class Transport(ABC):
 
     @abstractmethod
     def start(self, outgoing: Mail, incoming: Mail) -> Work:
-        """The same, of what is not empty."""
+        """Start to send and receive tensors that are not empty."""
 
     def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
-        """To every rank its tensor of `outgoing`, and from every rank its one of `incoming`, which
-        may be empty. All are contiguous and of one dtype."""
+        """Send every rank its tensor of `outgoing`, and receive one of `incoming` from every rank.
+        Tensors may be empty; all are contiguous and of one dtype."""
         incoming[self.rank].copy_(outgoing[self.rank])
         self.sent += sum(x.nbytes for rank, x in enumerate(outgoing) if rank != self.rank)
         self.all_to_all_others(outgoing, incoming)
 
     def all_to_all_others(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
-        """The same between different ranks: what stays here has been copied."""
+        """Exchange the tensors of other ranks; this rank's own tensor has been copied."""
         out, into = (
             [(rank, x) for rank, x in enumerate(mail) if rank != self.rank and x.numel()]
             for mail in (outgoing, incoming)
@@ -94,48 +94,49 @@ class Transport(ABC):
         self.start(out, into).wait()
 
     def all_gather(self, mine: Tensor) -> list[Tensor]:
-        """`mine` of every rank, of one shape and dtype on all of them."""
-        work, found = self.start_all_gather(mine)
+        """Gather `mine` of every rank; shape and dtype are the same on all ranks."""
+        work, gathered = self.start_all_gather(mine)
         work.wait()
-        return found
+        return gathered
 
     def start_all_gather(self, mine: Tensor) -> tuple[Work, list[Tensor]]:
-        """The same, which has arrived once the work was waited for."""
+        """Start `all_gather`. The tensors are valid after the work's `wait`."""
         others = [rank for rank in range(self.world) if rank != self.rank]
-        found = [
+        gathered = [
             mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world)
         ]
-        return self.start([(r, mine) for r in others], [(r, found[r]) for r in others]), found
+        work = self.start([(r, mine) for r in others], [(r, gathered[r]) for r in others])
+        return work, gathered
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """The `with` block computes a call whose messages other ranks wait for. After an error they
-        would wait in vain, so the group is given up, and they are told."""
+    def computing(self) -> Iterator[None]:
+        """Close the group if the `with` block raises an error, because the other ranks wait for its
+        messages."""
         try:
             yield
         except RankLost:
             raise
         except BaseException as error:
-            if not ends_recomputation(error):  # which comes after the messages, on every rank
+            if not ends_recomputation(error):  # torch raises it on every rank, after the messages
                 self.give_up(error)
             raise
 
     @property
     def everyone(self) -> "Transport":
-        """The ranks of the whole group, which compare their calls."""
+        """The transport of the whole group, whose ranks compare their calls."""
         return self
 
     @abstractmethod
     def give_up(self, error: BaseException) -> None:
-        """End the waits of the other ranks, and all calls to come."""
+        """Close the group: end the waits of the other ranks, and refuse later calls."""
 
     @abstractmethod
-    def leave_word(self, text: str) -> None:
-        """Note for ranks that lose this one why it went away."""
+    def store_reason(self, text: str) -> None:
+        """Store why this rank failed, for the errors of the other ranks."""
 
 
 class GroupTransport(Transport):
-    """Over a process group of torch.distributed: gloo on CPUs, NCCL on GPUs."""
+    """A process group of torch.distributed: gloo on CPUs, NCCL on GPUs."""
 
     def __init__(self, group: Group, timeout: float) -> None:
         self.group = process_group(group)
@@ -144,8 +145,8 @@ class GroupTransport(Transport):
         self.history = history_of(self.group)
         if self.history.lost:
             raise RankLost(
-                f"The process group was given up: {self.history.lost}",
-                "ranks that were lost, or failed in the middle of a call, cannot answer together.",
+                f"The process group was closed: {self.history.lost}",
+                "after a rank is lost or fails in a call, the group cannot compute another.",
                 "start the ranks again.",
             )
         if dist.get_backend(self.group) == "nccl":
@@ -153,8 +154,8 @@ class GroupTransport(Transport):
 
     def start(self, outgoing: Mail, incoming: Mail) -> Work:
         def of(what: Any, mail: Mail) -> list[dist.P2POp]:
-            # gloo ends the process if a message has another size than is expected; with its size
-            # as its tag it is not taken for the one that is.
+            # gloo aborts the process if a message has an unexpected size. With its size as a tag,
+            # such a message is not matched.
             return [
                 dist.P2POp(
                     what,
@@ -172,9 +173,10 @@ class GroupTransport(Transport):
             works = dist.batch_isend_irecv(ops) if ops else []
         except RuntimeError as error:
             raise self.lost(ranks, error) from error
-        # NCCL gives one handle for all of them.
-        each = [[rank] for rank in ranks] if len(works) == len(ranks) else [ranks] * len(works)
-        return _GroupWork(self, list(zip(works, each, strict=True)), (outgoing, incoming))
+        # NCCL returns one handle for all messages.
+        one_each = len(works) == len(ranks)
+        ranks_of = [[rank] for rank in ranks] if one_each else [ranks] * len(works)
+        return _GroupWork(self, list(zip(works, ranks_of, strict=True)), (outgoing, incoming))
 
     def all_to_all_others(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         def flat(x: Tensor) -> Tensor:
@@ -193,37 +195,37 @@ class GroupTransport(Transport):
             flat(x).copy_(part)
 
     def lost(self, ranks: list[int], error: Exception) -> RankLost:
-        """The error where a wait for these ranks ended without an answer."""
+        """Close the group, and return the error for a failed wait for these ranks."""
         names = ", ".join(map(str, sorted(set(ranks))))
-        said = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0]  # without gloo's file and advice
-        last = next((words for words in map(self._last_words, ranks) if words), said)
-        found = RankLost(
-            f"Rank {self.rank} of {self.world} waited for rank {names}: {last}.",
+        message = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0]  # without file and advice
+        reason = next((text for text in map(self._stored_reason, ranks) if text), message)
+        lost = RankLost(
+            f"Rank {self.rank} of {self.world} waited for rank {names}: {reason}.",
             f"every rank of the group takes part in every call, forward and backward, within "
             f"{self.timeout:g} s.",
-            "look at what that rank printed last; if it is only slow, pass timeout=. The process "
-            "group cannot be used any more: start the ranks again.",
+            "read the output of that rank, and start the ranks again; if it is only slow, pass "
+            "timeout=.",
         )
-        self.give_up(found)
-        return found
+        self.give_up(lost)
+        return lost
 
     def give_up(self, error: BaseException) -> None:
         if self.history.lost:
             return
-        what = summary(error)
-        self.history.lost = f"rank {self.rank} failed in a call with {what}"
-        self.leave_word(what)
+        reason = summary(error)
+        self.history.lost = f"rank {self.rank} failed in a call with {reason}"
+        self.store_reason(reason)
         self.close()
 
-    def leave_word(self, text: str) -> None:
+    def store_reason(self, text: str) -> None:
         with suppress(Exception):
-            words = f"{self.history.meetings} {text}"
-            self.group.get_group_store().set(WORDS.format(self.rank), words)
+            value = f"{self.history.meetings} {text}"
+            self.group.get_group_store().set(REASON_KEY.format(self.rank), value)
 
-    def _last_words(self, rank: int) -> str:
-        """What a rank that is lost noted in this call."""
+    def _stored_reason(self, rank: int) -> str:
+        """Return the reason that a lost rank stored in this call; "" if there is none."""
         with suppress(Exception):
-            store, key = self.group.get_group_store(), WORDS.format(rank)
+            store, key = self.group.get_group_store(), REASON_KEY.format(rank)
             if store.check([key]):
                 meetings, text = store.get(key).decode().split(" ", 1)
                 if int(meetings) == self.history.meetings:
@@ -231,11 +233,11 @@ class GroupTransport(Transport):
         return ""
 
     def close(self) -> None:
-        """End every wait in the group, here and on the other ranks."""
+        """End every wait in the group, on all ranks."""
         with suppress(RuntimeError):
             if dist.get_backend(self.group) != "gloo":
                 self.group.abort()
-            elif self.world > 1:  # a wait that is too short makes gloo close its connections
+            elif self.world > 1:  # a wait that times out makes gloo close its connections
                 wait = dist.irecv(
                     torch.empty(1, dtype=torch.uint8),
                     group=self.group,
@@ -251,7 +253,7 @@ class _GroupWork(Work):
         self, transport: GroupTransport, works: list[tuple[dist.Work, list[int]]], used: object
     ) -> None:
         self.transport, self.works = transport, works
-        self.used = used  # tensors that are kept until the messages have arrived
+        self.used = used  # tensors that must live until the messages have arrived
 
     def wait(self) -> None:
         limit = timedelta(seconds=self.transport.timeout)
@@ -264,7 +266,7 @@ class _GroupWork(Work):
 
 
 def summary(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return an error's message in one line."""
     text = error.gave if isinstance(error, AttentionError) else repr(error)
     return " ".join(text.split())
 
@@ -274,22 +276,22 @@ def history_of(group: Group) -> History:
 
 
 def rank_and_world(group: Group) -> tuple[int, int]:
-    """This rank's number in the group, and how many ranks it has. Nothing is sent or counted."""
+    """Return this rank's number in the group and the number of ranks, without any message."""
     group = process_group(group)
     return dist.get_rank(group), dist.get_world_size(group)
 
 
 def process_group(group: Group) -> dist.ProcessGroup:
-    """The process group that is meant: the default one for None, that of a mesh of one dimension.
+    """Return the process group: the default one for None, or that of a mesh of one dimension.
 
-    Raises `BadValue` where torch.distributed was not set up, or a mesh has several dimensions.
+    Raises `BadValue` if torch.distributed is not initialized, or if a mesh has several dimensions.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise BadValue(
-            "There is no process group.",
-            "the ranks find each other through torch.distributed.",
-            'start the script with torchrun, and call torch.distributed.init_process_group("gloo") '
-            "in it first.",
+            "torch.distributed is not initialized.",
+            "the ranks communicate by torch.distributed.",
+            "start the script with torchrun, and first call "
+            'torch.distributed.init_process_group("gloo").',
         )
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
@@ -306,6 +308,6 @@ def process_group(group: Group) -> dist.ProcessGroup:
             f"group is {kind_of(group)}.",
             "a group is a process group of torch.distributed that this rank is in, a DeviceMesh of "
             "one dimension, or None for all ranks.",
-            "pass what torch.distributed.new_group or init_device_mesh gave.",
+            "pass the result of torch.distributed.new_group or init_device_mesh.",
         )
     return group
