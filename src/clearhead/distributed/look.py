@@ -113,9 +113,9 @@ def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
     for s in statistics:
         if s.by is not None:
             raise BadValue(
-                f"Statistics over ranks were asked for {s!r}.",
-                "ranks do not multiply weights by numbers.",
-                "ask for it on one machine, or without `by`.",
+                f"The statistic {s!r} was requested over ranks.",
+                "ranks merge only statistics without `by`.",
+                "request it on one machine, or without `by`.",
             )
         if s.sweep != "first" and s.name not in (*SHARED, "received"):
             raise BadValue(

@@ -1,6 +1,6 @@
-"""What the engines do on each type of device.
+"""Limits and engines for each type of device.
 
-The row of the CPU follows from measurements. That of CUDA follows from reasons, because the GPU
+The numbers for the CPU come from measurements. Those for CUDA come from reasons, because the GPU
 engines have not run on a GPU yet. Other devices, such as MPS, have only engines that call torch.
 """
 
@@ -10,11 +10,11 @@ import torch
 
 
 class Policy(NamedTuple):
-    """What is done on a type of device.
+    """The engines and limits of a type of device.
 
-    `engines` compute there. torch may get a mask written out as a matrix of `mask_bytes`, and its
-    kernel that is not fused may store weights of `weights_bytes`. `reads_values` says whether code
-    may read a tensor's values to make a decision, which elsewhere waits for the device.
+    `engines` can compute on it. torch may get a mask written out as a matrix of up to `mask_bytes`,
+    and its kernel that is not fused may store weights of up to `weights_bytes`. `reads_values` is
+    true if code may read a tensor's values for a decision, which on other devices causes a wait.
     """
 
     engines: tuple[str, ...]
@@ -26,10 +26,11 @@ class Policy(NamedTuple):
 # With a mask of more than 256 MB on a CPU, `tiled` takes 0.3 to 1.7 of torch's time.
 CPU = Policy(("cpu", "sdpa", "tiled", "steps"), 2**28, 2**30, reads_values=True)
 CUDA = Policy(("sdpa", "triton", "flex", "tiled", "steps"), 2**32, 2**26)
-META = Policy(("cpu", "sdpa", "triton", "tiled", "steps"), 2**32, 2**30)  # shapes alone, planned
+META = Policy(("cpu", "sdpa", "triton", "tiled", "steps"), 2**32, 2**30)  # for plans from shapes
 OTHERS = Policy(("sdpa", "tiled", "steps"), 2**32, 2**30)
 POLICIES = {"cpu": CPU, "cuda": CUDA, "meta": META}
 
 
 def policy_of(device: torch.device) -> Policy:
+    """Return the policy for a device."""
     return POLICIES.get(device.type, OTHERS)
