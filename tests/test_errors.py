@@ -26,25 +26,25 @@ VALUES = {
         lambda: call(q=Q[0]),
         """The shapes are q (6, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8).
   Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
-  Hint: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
+  Hint: pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.""",
     ),
     "one dimension": (
         lambda: call(*(torch.zeros(3),) * 3),
         """The shapes are q (3,), k (3,), v (3,).
   Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
-  Hint: give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).""",
+  Hint: pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.""",
     ),
     "different head sizes": (
         lambda: call(q=torch.zeros(2, 6, 5, 3)),
         """Queries have 3 features and keys 4 (q (2, 6, 5, 3), k (2, 3, 7, 4), v (2, 3, 7, 8)).
   Rule: a score is a dot product, so queries and keys have the same head size D.
-  Hint: project both to the same size; a common slip is a transposed key.""",
+  Hint: project both to the same size; check that k is not transposed.""",
     ),
     "more keys than values": (
         lambda: call(v=torch.zeros(2, 3, 6, 8)),
         """Keys have (G, Tk) = (3, 7) and values (3, 6) (q (2, 6, 5, 4), k (2, 3, 7, 4), v (2, 3, 6, 8)).
   Rule: every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).
-  Hint: give both the same heads and the same length.""",
+  Hint: pass both with the same heads and the same length.""",
     ),
     "heads that do not divide": (
         lambda: call(q=torch.zeros(2, 5, 5, 4)),
@@ -55,13 +55,13 @@ VALUES = {
     "different batches": (
         lambda: call(q=torch.zeros(3, 6, 5, 4)),
         """The batch sizes are 3, 2 and 2 (q (3, 6, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8)).
-  Rule: q, k and v have one batch size; 1 stands for all.
-  Hint: give all three the same batch size, or 1.""",
+  Rule: q, k and v have one batch size; a batch of 1 broadcasts.
+  Hint: pass all three with the same batch size, or 1.""",
     ),
     "different devices": (
         lambda: call(k=K.to("meta")),
         """The devices are q cpu, k meta, v cpu.
-  Rule: queries, keys and values live on one device.
+  Rule: queries, keys and values are on one device.
   Hint: move them, for example with .to(q.device).""",
     ),
     "causal without a corner": (
@@ -92,7 +92,7 @@ VALUES = {
         lambda: call(bias=ch.alibi([0.5, 0.25], align=0)),
         """alibi got 2 slopes for H=6 heads.
   Rule: every query head has one slope.
-  Hint: pass 6 slopes, or none for the paper's own.""",
+  Hint: pass 6 slopes, or none for those of the paper.""",
     ),
     "unknown engine": (
         lambda: call(engine="warp"),
@@ -138,9 +138,9 @@ VALUES = {
     ),
     "seed without dropout": (
         lambda: call(seed=0),
-        """seed=0 was given without dropout=.
-  Rule: a seed decides which weights dropout drops, and nothing else.
-  Hint: pass dropout=0.1 with it, dropout=0.0 outside of training, or no seed.""",
+        """seed=0 was passed without dropout=.
+  Rule: a seed only decides which weights dropout drops.
+  Hint: pass dropout=0.1 with it, dropout=0.0 outside training, or no seed.""",
     ),
     "bias of another shape": (
         lambda: call(bias=torch.zeros(7, 5)),
@@ -152,7 +152,7 @@ VALUES = {
         lambda: call(bias=torch.zeros(1, 1, 1, 5, 7)),
         """bias got a tensor with 5 dimensions.
   Rule: a bias broadcasts to (B, H, Tq, Tk).
-  Hint: give it at most 4 dimensions.""",
+  Hint: pass at most 4 dimensions.""",
     ),
     "sinks for other heads": (
         lambda: call(sinks=torch.zeros(3)),
@@ -180,7 +180,7 @@ VALUES = {
     ),
     "a statistic misspelt": (
         lambda: ch.look(Q, K, V, stats=["entorpy"]),
-        """stats asks for 'entorpy'.
+        """stats contains 'entorpy'.
   Rule: the statistics are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), weighted(n, {name: mask}), value_weighted({name: mask}), "received", pooled(rows, cols), exact_rows([queries]).
   Hint: did you mean 'entropy'?""",
     ),
@@ -194,7 +194,7 @@ VALUES = {
         lambda: ch.look(Q, K, V, stats=[ch.pooled(2, 2)]).max,
         """This look has no 'max'.
   Rule: a look holds what was requested: out, pooled.
-  Hint: ask for it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), weighted(n, {name: mask}), value_weighted({name: mask}), "received", pooled(rows, cols), exact_rows([queries]).""",
+  Hint: request it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), weighted(n, {name: mask}), value_weighted({name: mask}), "received", pooled(rows, cols), exact_rows([queries]).""",
     ),
     "a step that did not happen": (
         lambda: ch.explain(Q, K, V)["masked"],
@@ -250,31 +250,31 @@ TYPES = {
     "a bare boolean mask": (
         lambda: call(mask=torch.ones(5, 7).bool()),
         """mask is a boolean tensor of shape (5, 7).
-  Rule: a bare boolean does not say what its True means; libraries disagree.
+  Rule: a boolean mask must state what True means, because libraries disagree.
   Hint: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
     ),
     "an additive mask": (
         lambda: call(mask=torch.zeros(5, 7)),
         """mask is a tensor of dtype torch.float32.
-  Rule: a mask is a rule about who may look; numbers added to scores are a bias.
-  Hint: pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 and -inf) goes to attention as bias=.""",
+  Rule: a mask is a rule, and numbers that are added to scores are a bias.
+  Hint: pass mask=dense(keep=mask.bool()) if 1 means may look; pass an additive mask (0 and -inf) as bias=.""",
     ),
     "a mask by its name": (
         lambda: call(mask="causal"),
-        """mask is the text 'causal'.
-  Rule: a mask is a rule made by clearhead, such as clearhead.causal.
-  Hint: pass the rule itself, or clearhead.masks.parse('causal').""",
+        """mask is the string 'causal'.
+  Rule: a mask is an object of clearhead, such as clearhead.causal.
+  Hint: pass the object, or clearhead.masks.parse('causal').""",
     ),
     "an array of booleans": (
         lambda: call(mask=np.ones((5, 7), bool)),
         """mask is an array of booleans of shape (5, 7).
-  Rule: a bare boolean does not say what its True means; libraries disagree.
+  Rule: a boolean mask must state what True means, because libraries disagree.
   Hint: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
     ),
     "dense without a word": (
         lambda: ch.dense(torch.ones(5, 7).bool()),
         """dense got a Tensor without a keyword.
-  Rule: True must be defined, because libraries disagree about its meaning.
+  Rule: a boolean mask must state what True means, because libraries disagree.
   Hint: pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.""",
     ),
     "an additive mask of booleans": (
@@ -286,20 +286,20 @@ TYPES = {
     "a class of masks": (
         lambda: call(mask=ch.Causal),
         """mask is the class Causal.
-  Rule: a mask is a rule, made by calling its class.
+  Rule: a mask is an instance of its class.
   Hint: call it: Causal(...); plain causal is `clearhead.causal`.""",
     ),
     "a boolean bias": (
         lambda: call(bias=torch.ones(5, 7).bool()),
         """bias got torch.bool.
   Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
-  Hint: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
+  Hint: pass tensor.float(), or torch.tensor(...) of numbers; pass booleans as mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a bias of float8": (
         lambda: call(bias=torch.ones(5, 7).to(torch.float8_e4m3fn)),
         """bias got torch.float8_e4m3fn.
   Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
-  Hint: pass tensor.float(), or torch.tensor(...) of numbers; booleans go to mask=dense(keep=...) or mask=dense(drop=...).""",
+  Hint: pass tensor.float(), or torch.tensor(...) of numbers; pass booleans as mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a mask as bias": (
         lambda: call(bias=ch.causal),
@@ -310,38 +310,38 @@ TYPES = {
     "a bias as mask": (
         lambda: call(mask=ch.alibi()),
         """mask is alibi().
-  Rule: a mask says who may look; what is added to the scores is a bias.
+  Rule: a mask selects keys, and a bias is added to the scores.
   Hint: pass it as bias=.""",
     ),
     "slopes of letters": (
         lambda: ch.alibi(["steep"]),
         """alibi got slopes=['steep'].
   Rule: slopes are numbers, one per query head.
-  Hint: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
+  Hint: pass a floating tensor or a list of floats; alibi() has the slopes of the paper for any number of heads.""",
     ),
     "a mask_mod of FlexAttention": (
         lambda: call(mask=lambda b, h, q, k: q >= k),
         """mask is a function.
-  Rule: a mask is a rule made by clearhead; what FlexAttention is given is a function.
-  Hint: pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).""",
+  Rule: a mask is an object of clearhead, not a function as in FlexAttention.
+  Hint: pass clearhead.causal, window(before=...) or documents(...); for another mask_mod, dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).""",
     ),
     "a number of heads for slopes": (
         lambda: ch.alibi(8),
         """alibi got slopes=8.
   Rule: slopes are numbers, one per query head.
-  Hint: pass a floating tensor or a list of floats; alibi() has the paper's own, for as many heads as there are.""",
+  Hint: pass a floating tensor or a list of floats; alibi() has the slopes of the paper for any number of heads.""",
     ),
     "nested queries": (
         lambda: call(*(torch.nested.nested_tensor([Q[0], Q[1]]) for _ in range(3))),
         """q is nested.
   Rule: queries, keys and values are dense tensors with strides.
-  Hint: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
+  Hint: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or concatenate the texts and pass mask=documents(...).""",
     ),
     "nested keys beside dense queries": (
         lambda: call(k=torch.nested.nested_tensor([K[0], K[1]])),
         """k is nested.
   Rule: queries, keys and values are dense tensors with strides.
-  Hint: pass k.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one after the other with mask=documents(...).""",
+  Hint: pass k.to_padded_tensor(0.0) with mask=lengths(keys=...), or concatenate the texts and pass mask=documents(...).""",
     ),
     "a nested bias": (
         lambda: call(bias=torch.nested.nested_tensor([Q[0], Q[1]])),
@@ -406,8 +406,8 @@ TYPES = {
     "a scale that would learn": (
         lambda: call(scale=torch.tensor(0.5, requires_grad=True)),
         """scale is a tensor that requires a gradient.
-  Rule: scale is a constant of the problem, and no gradient flows to it.
-  Hint: pass scale=float(scale) for a constant; a learned temperature multiplies the queries: attention(temperature * q, k, v, scale=1).""",
+  Rule: scale is a constant, which gets no gradient.
+  Hint: pass scale=float(scale), or multiply the queries by a learned temperature: attention(temperature * q, k, v, scale=1).""",
     ),
     "tokens in one string": (
         lambda: ch.explain(Q, K, V, tokens="the cat sat on it"),

@@ -77,8 +77,6 @@ UNFINISHED: tuple[str, ...] = (
     "src/clearhead/explorer/",
     "src/clearhead/hf/",
     "src/clearhead/nn/",
-    "src/clearhead/problem/",
-    "src/clearhead/stats/",
     "src/clearhead_cli/",
 )
 

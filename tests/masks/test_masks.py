@@ -560,8 +560,7 @@ WHY = {
     "and names both": (
         ch.causal & ch.prefix(2),
         (1, 3),
-        "causal: key position 3 is after query position 1; "
-        "prefix(2): key 3 is beyond the first 2",
+        "causal: key position 3 is after query position 1; prefix(2): key 3 is beyond the first 2",
     ),
     "or names the rule that allows": (
         ch.causal | ch.prefix(4),

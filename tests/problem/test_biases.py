@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    biases._kept_slopes.cache_clear()
+    biases._cached_slopes.cache_clear()
 
 
 def attend(x):
@@ -45,7 +45,7 @@ def test_slopes_compile_in_one_graph(backend):
     x = torch.randn(1, 2, 5, 8)
     torch._dynamo.reset()
     compiled = torch.compile(attend, fullgraph=True, backend=backend)(x)
-    assert biases._kept_slopes.cache_info().currsize == 0
+    assert biases._cached_slopes.cache_info().currsize == 0
     torch.testing.assert_close(compiled, attend(x))
 
 
@@ -57,7 +57,7 @@ def test_slopes_compile_in_one_graph(backend):
 def test_tracers_and_transforms_keep_nothing(trace):
     x = torch.randn(1, 2, 5, 8)
     traced = trace(x)
-    assert biases._kept_slopes.cache_info().currsize == 0
+    assert biases._cached_slopes.cache_info().currsize == 0
     torch.testing.assert_close(traced, attend(x))
 
 

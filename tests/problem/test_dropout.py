@@ -101,10 +101,10 @@ def test_a_seed_needs_dropout_that_may_be_zero(qkv):
         lambda **given: ch.explain(q, k, v, **given)["output"],
         lambda **given: ch.matrix(q, k, **given) @ v,
     ):
-        with pytest.raises(ch.BadValue, match="seed=7 was given without dropout="):
+        with pytest.raises(ch.BadValue, match="seed=7 was passed without dropout="):
             call(seed=7)
         torch.testing.assert_close(call(seed=7, dropout=0.0), call())
-    with pytest.raises(ch.BadValue, match="seed=7 was given without dropout="):
+    with pytest.raises(ch.BadValue, match="seed=7 was passed without dropout="):
         ch.plan(q, k, v, seed=7)
 
 

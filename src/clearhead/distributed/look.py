@@ -279,7 +279,7 @@ class _SecondSweep:
             if isinstance(s, pooled)
         ]
         self.bins, self.key_bins = maps[0] if maps else (1, 1)
-        self.exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(grid)]
+        self.exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.positions(grid)]
         like = torch.zeros((), dtype=p.wide, device=p.device)
         self.received = like.new_zeros(p.B, p.H, inputs.k.shape[2])
         self.map = like.new_zeros(p.B, p.H, self.bins, self.key_bins)

@@ -98,7 +98,7 @@ def explain_problem(
                 step = replace(step, tensor=named.answer(problem, inputs).output)
             if step.name == "weights":
                 step = replace(step, why=step.why + _note_on_sums(problem, step.tensor))
-            steps.append(_without_added_dims(step, problem.given_dims))
+            steps.append(_without_added_dims(step, problem.input_dims))
     answered = "" if named is None else f", answered by {named.name}"
     settings = {
         "mask": repr(problem.mask),

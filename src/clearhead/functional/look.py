@@ -65,8 +65,8 @@ def look(
     =====================  ====================================  ==================
 
     The first seven need one sweep over the keys, the last three a second sweep. The weights are
-    those before dropout. torch.compile breaks its graph at this call, with the same bits, except for
-    ``["lse"]`` alone. Other arguments are those of `attention`.
+    those before dropout. torch.compile breaks its graph at this call, with the same bits, except
+    for ``["lse"]`` alone. Other arguments are those of `attention`.
 
     Args:
         stats: a list of names, and of statistics that take arguments, as in the table. `watch` has

@@ -96,7 +96,7 @@ class Matrix(ShownInNotebook):
     def shape(self) -> tuple[int, ...]:
         """(B, H, Tq, Tk), without the leading dimensions that q and k did not have."""
         p = self._problem
-        return (p.B, p.H, p.Tq, p.Tk)[4 - p.given_dims :]
+        return (p.B, p.H, p.Tq, p.Tk)[4 - p.input_dims :]
 
     @property
     def lse(self) -> Tensor:
@@ -302,7 +302,7 @@ class Matrix(ShownInNotebook):
                 "the attention matrix is multiplied with a tensor.",
                 "pass torch.as_tensor(x).",
             )
-        fits = x.dim() == p.given_dims and x.shape[-2] == length
+        fits = x.dim() == p.input_dims and x.shape[-2] == length
         if fits:
             B, heads = as_4d(x).shape[:2]
             fits = B in (1, p.B) and heads in (1, p.G, p.H)

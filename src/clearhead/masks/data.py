@@ -196,7 +196,7 @@ def dense(
     if bare is not None:
         raise BadType(
             f"dense got {kind_of(bare)} without a keyword.",
-            "True must be defined, because libraries disagree about its meaning.",
+            "a boolean mask must state what True means, because libraries disagree.",
             "pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.",
         )
     if (keep is None) == (drop is None):

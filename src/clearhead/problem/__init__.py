@@ -1,1 +1,1 @@
-"""A problem, what a call asks of attention: its checks, its tensors, and the arithmetic of rows."""
+"""Check the arguments of a call, hold them as a `Problem`, and compute softmax in parts."""

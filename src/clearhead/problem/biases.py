@@ -1,4 +1,4 @@
-"""What is added to the scores before the mask: a tensor of one's own, or ALiBi.
+"""Define biases, which are added to the scores before the mask: a tensor, or ALiBi.
 
 Letters: B batch, H query heads, Tq queries, Tk keys.
 """
@@ -36,12 +36,14 @@ class Bias(ABC):
 
     @abstractmethod
     def block(self, grid: Grid, queries: slice | Tensor, keys: slice, like: Tensor) -> Tensor:
-        """The numbers for a block, broadcastable to (B, H, q, k), in the dtype of `like`. A tensor
-        says the queries one by one."""
+        """Compute the bias of a block, which broadcasts to (B, H, q, k), in the dtype of `like`.
+
+        `queries` may be a tensor of positions.
+        """
 
     @property
     def numbers(self) -> Tensor | None:
-        """The tensor it was given, if any."""
+        """The tensor from the caller, if any."""
         return None
 
     @property
@@ -51,7 +53,7 @@ class Bias(ABC):
 
 @dataclass(frozen=True, eq=False)
 class TensorBias(Bias):
-    """A tensor that broadcasts to (B, H, Tq, Tk); gradients flow to it. Made by `bias(tensor)`."""
+    """A tensor that broadcasts to (B, H, Tq, Tk) and can have a gradient, from `bias(tensor)`."""
 
     tensor: Tensor
 
@@ -66,7 +68,7 @@ class TensorBias(Bias):
         return as_4d(self.tensor)
 
     def within(self, dtype: torch.dtype) -> "TensorBias":
-        """The same for what is computed in a narrower dtype: what is finite stays finite."""
+        """Convert to a narrower dtype, in which finite numbers stay finite."""
         x, most = self.tensor, torch.finfo(dtype).max
         if torch.finfo(x.dtype).max <= most:
             return self
@@ -87,10 +89,10 @@ class TensorBias(Bias):
 
 @dataclass(frozen=True, eq=False)
 class Alibi(Bias):
-    """``-slope[h] * |q - k|``: nearer keys score higher, by a slope per head. Made by `alibi(...)`.
+    """The bias ``-slope[h] * |q - k|``, which lowers the scores of distant keys, from `alibi(...)`.
 
-    Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
-    Enables Input Length Extrapolation". Under a causal mask ``|q - k|`` is q - k, as in the paper.
+    Under a causal mask ``|q - k|`` is q - k, as in the paper. Source: Press, Smith & Lewis 2021,
+    "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation".
     """
 
     slopes: Tensor | None
@@ -113,7 +115,7 @@ class Alibi(Bias):
             raise BadValue(
                 f"alibi got {self.slopes.shape[0]} slopes for H={grid.H} heads.",
                 "every query head has one slope.",
-                f"pass {grid.H} slopes, or none for the paper's own.",
+                f"pass {grid.H} slopes, or none for those of the paper.",
             )
         check_batch(self, self.align, grid)
         check_align(self, self.align, grid, "alibi")
@@ -121,11 +123,13 @@ class Alibi(Bias):
     def of(
         self, grid: Grid, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """The slope of each head, (H,), to be read alone; by default 2^(-8/H), 2^(-16/H), ... as in
-        the paper, in float64 on the CPU where nothing else is asked for."""
+        """Return the slope of each head, (H,): by default 2^(-8/H), 2^(-16/H), ... as in the paper.
+
+        They are in float64 on the CPU by default. Do not write to the result, which is shared.
+        """
         if self.slopes is not None:
             return self.slopes.expand(grid.H).to(device=device, dtype=dtype)
-        make = _kept_slopes if is_plain() else _paper_slopes
+        make = _cached_slopes if is_plain() else _paper_slopes
         return make(grid.H, device or torch.device("cpu"), dtype or torch.float64)
 
     def block(
@@ -144,22 +148,22 @@ def _paper_slopes(H: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 @cache
-def _kept_slopes(H: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The same, made once: on a GPU each copy of them would be a wait."""
-    with torch.inference_mode(False):  # else training could not read what inference has made
+def _cached_slopes(H: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the slopes of the paper from a cache, because copying them to a GPU waits."""
+    with torch.inference_mode(False):  # else training could not use slopes made by inference
         return _paper_slopes(H, device, dtype)
 
 
 def bias(tensor: Tensor) -> TensorBias:
-    """A bias from a floating tensor that broadcasts to (B, H, Tq, Tk), with 0 to 4 dimensions.
+    """Make a bias from a floating tensor that broadcasts to (B, H, Tq, Tk), with 0 to 4 dimensions.
 
     It is added after scale and soft cap and before the mask; -inf blocks a pair. Raises `BadType`
-    for booleans (which do not say what their True means) and other dtypes, float8 among them.
+    for booleans, whose True is not defined here, and for other dtypes, including float8.
     """
     if tensor is alibi:
         raise BadType(
             "bias got the function alibi.",
-            "a bias is made by it.",
+            "the function returns a bias.",
             "call it: bias=alibi().",
         )
     if isinstance(tensor, Mask):
@@ -173,7 +177,7 @@ def bias(tensor: Tensor) -> TensorBias:
         raise BadType(
             f"bias got {kind}.",
             "a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.",
-            "pass tensor.float(), or torch.tensor(...) of numbers; booleans go to "
+            "pass tensor.float(), or torch.tensor(...) of numbers; pass booleans as "
             "mask=dense(keep=...) or mask=dense(drop=...).",
         )
     must_be_strided("bias", tensor)
@@ -181,37 +185,37 @@ def bias(tensor: Tensor) -> TensorBias:
         raise BadValue(
             f"bias got a tensor with {tensor.dim()} dimensions.",
             "a bias broadcasts to (B, H, Tq, Tk).",
-            "give it at most 4 dimensions.",
+            "pass at most 4 dimensions.",
         )
     return TensorBias(tensor)
 
 
 def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
-    """ALiBi: ``-slope[h] * |q - k|``.
+    """Make an ALiBi bias, ``-slope[h] * |q - k|``.
 
-    `slopes` holds one per query head, (H,); None means the paper's 2^(-8/H), 2^(-16/H),
-    and so on. `align` as in `Causal`: where query 0 stands; None needs Tq = Tk.
+    `slopes` holds one per query head, (H,); None means the slopes of the paper, 2^(-8/H),
+    2^(-16/H), and so on. `align` is the position of query 0, as in `Causal`; None needs Tq = Tk.
 
-    Raises `BadType` for slopes that are no real numbers, `BadValue` for more than one dimension.
+    Raises `BadType` for slopes that are not real numbers, `BadValue` for more than one dimension.
     Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
     Enables Input Length Extrapolation".
     """
     try:
         numbers = None
         if slopes is not None:
-            given = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
-            if isinstance(slopes, list | tuple) and given.dtype == torch.get_default_dtype():
-                # A default dtype would round them; the paper's own are not rounded either.
-                given = torch.tensor(slopes, dtype=torch.float64, device="cpu")
-            if not given.dim():
+            is_tensor = isinstance(slopes, Tensor)
+            numbers = slopes if is_tensor else torch.as_tensor(slopes, device="cpu")
+            if isinstance(slopes, list | tuple) and numbers.dtype == torch.get_default_dtype():
+                # The default dtype would round them, unlike the slopes of the paper.
+                numbers = torch.tensor(slopes, dtype=torch.float64, device="cpu")
+            if not numbers.dim():
                 raise TypeError("one number")
-            numbers = given
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"alibi got slopes={slopes!r}.",
             "slopes are numbers, one per query head.",
-            "pass a floating tensor or a list of floats; alibi() has the paper's own, for as many "
-            "heads as there are.",
+            "pass a floating tensor or a list of floats; alibi() has the slopes of the paper for "
+            "any number of heads.",
         ) from error
     if numbers is not None:
         must_be_strided("slopes", numbers)
@@ -219,7 +223,7 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
         raise BadType(
             f"alibi got slopes of {numbers.dtype}.",
             "slopes are real numbers, one per query head.",
-            "pass a floating tensor or a list of floats, or none for the paper's own.",
+            "pass a floating tensor or a list of floats, or none for those of the paper.",
         )
     if numbers is not None and numbers.dim() > 1:
         raise BadValue(

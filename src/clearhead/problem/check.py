@@ -1,4 +1,4 @@
-"""Every argument of a call is checked once, here, and becomes a `Problem`."""
+"""Check every argument of a call once, and make a `Problem` of them."""
 
 import math
 from typing import NamedTuple
@@ -26,7 +26,7 @@ LARGEST_CAP = 2.0**100
 
 
 class Options(NamedTuple):
-    """The keywords of a call, as the caller gave them; `make_problem` checks them."""
+    """The unchecked keywords of a call, for `make_problem`."""
 
     mask: Mask | None = None
     bias: Bias | Tensor | None = None
@@ -43,12 +43,12 @@ DEFAULTS = Options()
 def make_problem(
     q: Tensor, k: Tensor, v: Tensor, options: Options = DEFAULTS
 ) -> tuple[Problem, Inputs]:
-    """Check the arguments and return the problem, with its tensors brought to four dimensions."""
+    """Check the arguments, and return the problem and its tensors with four dimensions."""
     one_thread_after_fork()
     mask, bias, scale, softcap, sinks, dropout, seed = options
-    given_dims = 4
+    input_dims = 4
     if not _is_usual(q, k, v):
-        q, k, v, given_dims = _four_dimensions(*_as_autocast(q, k, v))
+        q, k, v, input_dims = _four_dimensions(*_as_autocast(q, k, v))
     (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
     grid = Grid(Tq, Tk, B, H)
     mask = _checked_mask(mask, grid)
@@ -88,7 +88,7 @@ def make_problem(
         dropout=0.0 if dropout is None else checked_dropout(dropout),
         seed=None if seed is None else _checked_seed(seed, dropout),
         grad=grad,
-        given_dims=given_dims,
+        input_dims=input_dims,
     )
     return problem, Inputs(q, k, v)
 
@@ -97,25 +97,29 @@ def make_problem(
 
 
 def must_have_values(problem: Problem, verb: str) -> None:
-    """Raises `BadValue` where `verb`, which shows values, has none to show: of meta tensors, or
-    while gradients are batched."""
+    """Raise `BadValue` if tensors have no values for `verb` to show.
+
+    This is so for meta tensors, and while gradients are batched.
+    """
     if batches_gradients():
         raise BadValue(
             f"{verb} was called in a backward pass of is_grads_batched=True.",
-            "torch batches few operations there, and attention(...) is one of them.",
-            "take the gradients one by one, or by torch.func.vmap over torch.func.vjp.",
+            f"torch batches few operations in it: attention(...), but not {verb}(...).",
+            "compute the gradients one by one, or by torch.func.vmap over torch.func.vjp.",
         )
     if problem.device.type == "meta":
         raise BadValue(
-            f"{verb} was asked about meta tensors: {problem.describe()}.",
-            "meta tensors have shapes and no numbers to look at.",
+            f"{verb} got meta tensors: {problem.describe()}.",
+            "a meta tensor has a shape but no numbers.",
             "use plan(...), or attention(...) for the shape of the output.",
         )
 
 
 def _is_usual(q: object, k: object, v: object) -> bool:
-    """Have q, k and v four dimensions, one dtype and sizes that fit, as in most calls? All is
-    checked here at once, because a tiny call spends most of its time in checks."""
+    """Do q, k and v have four dimensions, one dtype and matching sizes, as in most calls?
+
+    One function checks all of this, because a small call spends most of its time in checks.
+    """
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if (q.is_nested or k.is_nested or v.is_nested) or not (
@@ -131,8 +135,10 @@ def _is_usual(q: object, k: object, v: object) -> bool:
 
 
 def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast some layers return the narrow dtype and some do not. Where they meet, all are
-    converted to it, as torch does."""
+    """Convert tensors of different dtypes to the dtype of autocast, as torch does.
+
+    Under autocast some layers return this dtype and some do not.
+    """
     if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
         return tensors
     device = tensors[0].device
@@ -153,8 +159,8 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             name,
             x,
             "queries, keys and values are dense tensors with strides.",
-            f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or the texts one "
-            "after the other with mask=documents(...).",
+            f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or concatenate the "
+            "texts and pass mask=documents(...).",
         )
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
@@ -162,7 +168,7 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             f"The shapes are {shapes}.",
             "q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may "
             "be missing, from all three alike.",
-            "give all three the same number of dimensions, 2 to 4, for example by unsqueeze(0).",
+            "pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.",
         )
     if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in DTYPES:
         raise BadType(
@@ -173,23 +179,23 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     if len({x.device for x in (q, k, v)}) > 1:
         raise BadValue(
             f"The devices are q {q.device}, k {k.device}, v {v.device}.",
-            "queries, keys and values live on one device.",
+            "queries, keys and values are on one device.",
             "move them, for example with .to(q.device).",
         )
-    given_dims = q.dim()
-    q, k, v = (as_4d(x) if given_dims < 4 else x for x in (q, k, v))
+    input_dims = q.dim()
+    q, k, v = (as_4d(x) if input_dims < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1]:
         raise BadValue(
             f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",
             "a score is a dot product, so queries and keys have the same head size D.",
-            "project both to the same size; a common slip is a transposed key.",
+            "project both to the same size; check that k is not transposed.",
         )
     if k.shape[1:3] != v.shape[1:3]:
         raise BadValue(
             f"Keys have (G, Tk) = {tuple(k.shape[1:3])} and values {tuple(v.shape[1:3])} "
             f"({shapes}).",
             "every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).",
-            "give both the same heads and the same length.",
+            "pass both with the same heads and the same length.",
         )
     H, G = q.shape[1], k.shape[1]
     if (G == 0 and H != 0) or (G and H % G):
@@ -202,12 +208,12 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     if len(batches) > 1:
         raise BadValue(
             f"The batch sizes are {q.shape[0]}, {k.shape[0]} and {v.shape[0]} ({shapes}).",
-            "q, k and v have one batch size; 1 stands for all.",
-            "give all three the same batch size, or 1.",
+            "q, k and v have one batch size; a batch of 1 broadcasts.",
+            "pass all three with the same batch size, or 1.",
         )
     B = batches.pop() if batches else 1
     q, k, v = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
-    return q, k, v, given_dims
+    return q, k, v, input_dims
 
 
 def _checked_mask(mask: object, grid: Grid) -> Mask:
@@ -220,45 +226,45 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise BadType(
             f"mask is the class {mask.__name__}.",
-            "a mask is a rule, made by calling its class.",
+            "a mask is an instance of its class.",
             f"call it: {mask.__name__}(...); plain causal is `clearhead.causal`.",
         )
     if isinstance(mask, str):
         raise BadType(
-            f"mask is the text {mask!r}.",
-            "a mask is a rule made by clearhead, such as clearhead.causal.",
-            f"pass the rule itself, or clearhead.masks.parse({mask!r}).",
+            f"mask is the string {mask!r}.",
+            "a mask is an object of clearhead, such as clearhead.causal.",
+            f"pass the object, or clearhead.masks.parse({mask!r}).",
         )
     if str(getattr(mask, "dtype", None)) in ("bool", "torch.bool"):  # NumPy's or torch's
         raise BadType(
             f"mask is {'a boolean tensor' if isinstance(mask, Tensor) else 'an array of booleans'} "
             f"of shape {tuple(mask.shape)}.",  # type: ignore[attr-defined]  # what has a dtype has a shape
-            "a bare boolean does not say what its True means; libraries disagree.",
+            "a boolean mask must state what True means, because libraries disagree.",
             "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.",
         )
     if isinstance(mask, Tensor):
         raise BadType(
             f"mask is a tensor of dtype {mask.dtype}.",
-            "a mask is a rule about who may look; numbers added to scores are a bias.",
-            "pass mask=dense(keep=mask.bool()) for 1 = may look, 0 = blocked; an additive mask (0 "
-            "and -inf) goes to attention as bias=.",
+            "a mask is a rule, and numbers that are added to scores are a bias.",
+            "pass mask=dense(keep=mask.bool()) if 1 means may look; pass an additive mask (0 and "
+            "-inf) as bias=.",
         )
     if callable(mask) or hasattr(mask, "mask_mod"):
         raise BadType(
             f"mask is {kind_of(mask)}.",
-            "a mask is a rule made by clearhead; what FlexAttention is given is a function.",
-            "pass clearhead.causal, window(before=...) or documents(...); of another mask_mod, "
+            "a mask is an object of clearhead, not a function as in FlexAttention.",
+            "pass clearhead.causal, window(before=...) or documents(...); for another mask_mod, "
             "dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).",
         )
     if isinstance(mask, Bias):
         raise BadType(
             f"mask is {mask!r}.",
-            "a mask says who may look; what is added to the scores is a bias.",
+            "a mask selects keys, and a bias is added to the scores.",
             "pass it as bias=.",
         )
     raise BadType(
         f"mask is {mask!r}.",
-        "a mask is a rule made by clearhead.",
+        "a mask is an object of clearhead.",
         "pass clearhead.causal, window(before=...), lengths(...), documents(...) or dense(...).",
     )
 
@@ -267,14 +273,17 @@ def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
     if x is not None and x.device.type == "meta" != q.device.type:
         raise BadValue(
             f"{name} is a meta tensor of shape {tuple(x.shape)}; q is on {q.device}.",
-            "meta tensors have shapes and no numbers to compute with.",
-            f"pass {name} with numbers, or everything on meta for the shape of the output.",
+            "a meta tensor has a shape but no numbers.",
+            f"pass {name} with numbers, or all tensors on meta for the shape of the output.",
         )
 
 
 def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
-    """Move -inf in a bias to the mask, so that a NaN in a blocked value has no effect. Whether it
-    has one is read, for which a call on a GPU waits; else all of it would become a mask."""
+    """Move -inf in a bias to the mask, so that NaN in a blocked value has no effect.
+
+    This reads whether the bias has a -inf, for which a call on a GPU waits. Otherwise every bias
+    would become a mask.
+    """
     numbers, known = bias.tensor, has_values(bias.tensor)
     if known and (not numbers.numel() or math.isfinite(numbers.detach().amin().item())):
         return mask, bias
@@ -293,7 +302,7 @@ def _checked_sinks(sinks: object, H: int) -> Tensor:
             f"pass a floating tensor of shape ({H},).",
         )
     must_be_strided("sinks", sinks)
-    # Compared one by one: while torch.compile traces with dynamic shapes, `in (1, H)` fails.
+    # Two comparisons, because `in (1, H)` fails while torch.compile traces dynamic shapes.
     if sinks.dim() > 1 or (sinks.dim() and sinks.shape[0] != 1 and sinks.shape[0] != H):
         raise BadValue(
             f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.",
@@ -304,26 +313,26 @@ def _checked_sinks(sinks: object, H: int) -> Tensor:
 
 
 def _checked_scale(scale: object) -> float:
-    _must_not_learn("scale", scale)
+    _must_not_need_gradient("scale", scale)
     rule = "scale is a finite number, or None for 1/sqrt(D)."
     return as_number("scale", scale, rule, "pass another scale, or leave it out.")
 
 
 def _checked_softcap(softcap: object) -> float | None:
-    _must_not_learn("softcap", softcap)
+    _must_not_need_gradient("softcap", softcap)
     rule = "softcap is a positive, finite number, or None for no cap."
     hint = "pass another softcap, or leave it out."
     cap = as_number("softcap", softcap, rule, hint, lambda cap: 0 < cap < math.inf)
     return cap if cap < LARGEST_CAP else None
 
 
-def _must_not_learn(name: str, value: object) -> None:
+def _must_not_need_gradient(name: str, value: object) -> None:
     if isinstance(value, Tensor) and value.requires_grad:
         raise BadType(
             f"{name} is a tensor that requires a gradient.",
-            f"{name} is a constant of the problem, and no gradient flows to it.",
-            f"pass {name}=float({name}) for a constant; a learned temperature multiplies the "
-            "queries: attention(temperature * q, k, v, scale=1).",
+            f"{name} is a constant, which gets no gradient.",
+            f"pass {name}=float({name}), or multiply the queries by a learned temperature: "
+            "attention(temperature * q, k, v, scale=1).",
         )
 
 
@@ -338,7 +347,7 @@ def checked_dropout(p: object) -> float:
 
 
 def _checked_seed(seed: object, dropout: object) -> int:
-    whole = as_count(
+    number = as_count(
         "seed",
         seed,
         "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
@@ -347,8 +356,8 @@ def _checked_seed(seed: object, dropout: object) -> int:
     )
     if dropout is None:
         raise BadValue(
-            f"seed={seed!r} was given without dropout=.",
-            "a seed decides which weights dropout drops, and nothing else.",
-            "pass dropout=0.1 with it, dropout=0.0 outside of training, or no seed.",
+            f"seed={seed!r} was passed without dropout=.",
+            "a seed only decides which weights dropout drops.",
+            "pass dropout=0.1 with it, dropout=0.0 outside training, or no seed.",
         )
-    return whole
+    return number

@@ -1,16 +1,16 @@
-"""Softmax that can be merged: the state of some queries after some of their keys.
+"""Compute softmax in pieces that merge: the state of some queries after some of their keys.
 
-Softmax over a long row can be taken in pieces. Each piece keeps, for every query, the largest score
-`max`, the sum of exponentials relative to it `sum`, and the weighted sum of values relative to it
-`out`. Two pieces merge by moving both to the larger maximum:
+Each piece holds, for every query, the largest score `max`, the sum of exponentials relative to it
+`sum`, and the weighted sum of values relative to it `out`. Two pieces merge relative to the larger
+maximum:
 
     max = maximum(a.max, b.max)
     sum = a.sum * exp(a.max - max) + b.sum * exp(b.max - max)
     out = a.out * exp(a.max - max) + b.out * exp(b.max - max)
 
 In the end `out / sum` is softmax(scores) @ V, and `max + log(sum)` is the log-sum-exp. Merging is
-associative and commutative, and an empty piece (max = -inf) changes nothing, so the tiles of a
-long row, the keys of several ranks and the statistics of the weights (`stats/`) all rest on it.
+associative and commutative, and an empty piece (max = -inf) changes nothing. The tiles of a long
+row, the keys of several ranks and the statistics of the weights (`stats/`) all use it.
 Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; Rabe & Staats 2021,
 "Self-attention does not need O(n^2) memory".
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 from .nan_safe import finite, weighted_sum
 
 MASKED = float("-inf")
-LOWEST = -1000.0  # exp of it is 0 even in float64, and unlike -inf it may be multiplied by 0
+LOWEST = -1000.0  # its exp is 0 even in float64, and unlike -inf it can be multiplied by 0
 
 
 class Accumulator(Protocol):
@@ -34,15 +34,18 @@ class Accumulator(Protocol):
     def __iter__(self) -> Any: ...
 
     def moved(self, shift: Tensor, factor: Tensor, sum: Tensor) -> Any:
-        """The same relative to another maximum: `shift` is the old one less the new one, `factor`
-        is exp(shift), and `sum` is that of the old one. All are (..., q)."""
+        """Return the accumulator relative to another maximum.
+
+        `shift` is the old maximum minus the new one, `factor` is exp(shift), and `sum` is relative
+        to the old maximum. All are (..., q).
+        """
 
     def merged(self, other: Any) -> Any:
-        """The same after the keys of both, which are relative to the same maximum."""
+        """Combine two accumulators that are relative to the same maximum."""
 
 
 class WeightedSum(NamedTuple):
-    """Σ exp(x - max) v over the keys, of some v for every key: (..., q, n)."""
+    """Σ exp(x - max) v over the keys, for some v of each key: (..., q, n)."""
 
     total: Tensor
 
@@ -54,8 +57,10 @@ class WeightedSum(NamedTuple):
 
 
 class State(NamedTuple):
-    """Some queries after some of their keys: `max` and `sum`, (..., q), and by name what else is
-    accumulated. Attention accumulates "out", the weighted sum of the values."""
+    """The state of some queries after some of their keys: `max` and `sum`, (..., q).
+
+    `more` has other accumulators by name. Attention accumulates "out", the weighted sum of values.
+    """
 
     max: Tensor
     sum: Tensor
@@ -65,23 +70,23 @@ class State(NamedTuple):
         return [self.max, self.sum, *chain(*self.more.values())]
 
     def with_tensors(self, tensors: Iterable[Any]) -> "State":
-        """The same accumulators, of other tensors."""
+        """Return a state with the same accumulators and other tensors."""
         x = iter(tensors)
         top, total = next(x), next(x)
         more = {name: type(a)(*(next(x) for _ in a)) for name, a in self.more.items()}
         return State(top, total, more)
 
     def map(self, change: Callable[..., Tensor], *others: "State") -> "State":
-        """`change` of every tensor, and the same tensor of the other states."""
+        """Apply `change` to every tensor, together with the same tensor of the other states."""
         columns = zip(*(state.tensors() for state in (self, *others)), strict=True)
         return self.with_tensors(change(*column) for column in columns)
 
 
 def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = None) -> State:
-    """One piece: masked scores (..., q, k), with -inf where `keep` is False, and its values.
+    """Compute the state of one piece: masked scores (..., q, k), -inf outside `keep`, and values.
 
-    `drop` multiplies the weights that reach the values (dropout), never the sum. The maximum is a
-    constant for autograd: the result does not depend on it.
+    `drop`, the factors of dropout, multiplies the weights of the values, but not the sum. The
+    maximum is a constant for autograd, because the result does not depend on it.
     """
     top = largest(scores)
     weights = exps(scores, top)
@@ -99,8 +104,10 @@ def merge(a: State, b: State) -> State:
 
 
 def moved(state: State, base: Tensor) -> State:
-    """The sums relative to `base` in place of the maximum, both constants for autograd. A sum that
-    is NaN, below a maximum that is NaN or infinite, stays NaN and passes no gradient on."""
+    """Return the sums relative to `base` instead of the maximum, both constants for autograd.
+
+    A sum of NaN, whose maximum is NaN or infinite, stays NaN and passes on no gradient.
+    """
     shift = (state.max.detach() - base).clamp(min=LOWEST)
     factor = shift.exp().masked_fill(torch.isnan(shift), 1.0)
     more = {name: x.moved(shift, factor, state.sum) for name, x in state.more.items()}
@@ -108,7 +115,7 @@ def moved(state: State, base: Tensor) -> State:
 
 
 def with_sinks(state: State, sinks: Tensor | None) -> State:
-    """After one more logit per head, (H,), that has no value; the state is (B, H, q)."""
+    """Add one more logit per head, (H,), that has no value, to a state (B, H, q)."""
     if sinks is None:
         return state
     logits = sinks.to(state.max).unsqueeze(-1).expand_as(state.max)
@@ -117,8 +124,10 @@ def with_sinks(state: State, sinks: Tensor | None) -> State:
 
 
 def finish(state: State, sinks: Tensor | None = None) -> Tensor:
-    """softmax(scores) @ V. A query without keys gives 0, and one whose scores hold NaN gives NaN.
-    Neither passes a gradient on, which as 0 * NaN would reach keys that are masked for it."""
+    """Compute softmax(scores) @ V. A query without keys gets 0, and a query with NaN scores NaN.
+
+    Neither passes on a gradient, which as 0 * NaN would reach keys that are masked for it.
+    """
     complete = with_sinks(state, sinks)
     is_nan = torch.isnan(complete.sum)
     total = complete.sum.masked_fill((complete.sum == 0) | is_nan, 1.0)
@@ -130,24 +139,26 @@ def finish(state: State, sinks: Tensor | None = None) -> Tensor:
 
 
 def largest(scores: Tensor) -> Tensor:
-    """The maximum over the keys, a constant for autograd; -inf where there are none."""
+    """Compute the maximum over the keys, a constant for autograd; -inf without keys."""
     if not scores.shape[-1]:
         return scores.new_full(scores.shape[:-1], MASKED)
     return scores.detach().amax(-1)
 
 
 def exps(scores: Tensor, top: Tensor) -> Tensor:
-    """exp(score - max); 0 where the score is -inf, even in a row of NaN."""
+    """Compute exp(score - max), with 0 where the score is -inf, even in a row of NaN."""
     base = anchor(top)
     return zero_if_masked(torch.exp(scores - base.unsqueeze(-1)), scores, base)
 
 
 def zero_if_masked(exps: Tensor, scores: Tensor, base: Tensor) -> Tensor:
-    """exp(scores - base) with 0 where a score is -inf. It is 0 already if `base` is finite; if
-    `base` is NaN or infinite, it is NaN."""
+    """Set exp(scores - base) to 0 where a score is -inf.
+
+    With a finite `base` it is already 0; with NaN or infinity in `base` it is NaN.
+    """
     return exps if finite(base) else exps.masked_fill(scores == MASKED, 0.0)
 
 
 def anchor(top: Tensor) -> Tensor:
-    """What exponents are taken relative to: the maximum, or 0 where there is none yet."""
+    """Return the base of the exponents: the maximum, or 0 where it is -inf."""
     return top.masked_fill(top == MASKED, 0.0)

@@ -1,4 +1,4 @@
-"""A problem: what a call asks of attention, once it is checked (`check.py`).
+"""Hold one attention call as data, after its arguments are checked (`check.py`).
 
 The letters, everywhere in clearhead (docstrings, errors, C++, JavaScript):
 
@@ -7,12 +7,12 @@ The letters, everywhere in clearhead (docstrings, errors, C++, JavaScript):
     D head size        Dv value size
 
 H is a multiple of G, and query head i reads key head i // (H // G). Queries are (B, H, Tq, D), keys
-(B, G, Tk, D), values (B, G, Tk, Dv), with any strides; leading dimensions may be missing from all
-three alike, so a lone (Tq, D) works. A batch of size 1 stands for all.
+(B, G, Tk, D), values (B, G, Tk, Dv), with any strides. Leading dimensions may be missing from all
+three alike, so a single (Tq, D) works. A batch of size 1 broadcasts.
 
 The order of steps is: S = scale * Q K^T, soft cap, + bias, mask, softmax (in fp32 or wider),
-dropout, @ V. A query that may see nothing gets output 0 and weights 0. The log-sum-exp is natural,
-in fp32 (fp64 for fp64). Sinks are extra logits per head that take weight and give no value.
+dropout, @ V. A fully masked query gets output 0 and weights 0. The log-sum-exp is natural, in fp32
+(fp64 for fp64). Sinks are extra logits per head that take weight and add no value.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,11 @@ class Inputs(NamedTuple):
 
 
 class cached(Generic[Value]):
-    """functools.cached_property without the lock that it holds until Python 3.12. It caches nothing
-    while torch.compile traces, because a graph must not keep the tensors of another call."""
+    """A functools.cached_property without the lock that it has before Python 3.12.
+
+    It caches nothing while torch.compile traces, because a graph must not contain the tensors of
+    another call.
+    """
 
     def __init__(self, make: Callable[[Any], Value]):
         self.make, self.__doc__ = make, make.__doc__
@@ -49,17 +52,19 @@ class cached(Generic[Value]):
     def __get__(self, owner: Any, kind: Any = None) -> Value:
         if owner is None:
             return self  # type: ignore[return-value]  # help() reads it from the class
-        made = self.make(owner)
+        value = self.make(owner)
         if not torch.compiler.is_compiling():
-            owner.__dict__[self.make.__name__] = made
-        return made
+            owner.__dict__[self.make.__name__] = value
+        return value
 
 
-# Treat it as frozen. A frozen dataclass takes a microsecond longer to make, a tenth of a tiny call.
+# Treat it as frozen. Making a frozen dataclass takes 1 us longer, a tenth of a small call.
 @dataclass(eq=False)
 class Problem:
-    """One attention problem without its tensors (but for what belongs to the rule: mask, bias,
-    sinks), so that it can be costed, listed and declined without touching any data."""
+    """One attention problem: sizes, dtype, device, mask, bias, sinks and numbers, without q, k, v.
+
+    So engines can accept or decline it, and `plan` can compute its costs, without reading data.
+    """
 
     B: int
     H: int
@@ -78,7 +83,7 @@ class Problem:
     dropout: float
     seed: int | None
     grad: bool
-    given_dims: int  # of q, k and v as they were given; here they have four
+    input_dims: int  # the dimensions of the caller's q, k and v; `Inputs` have four
 
     @property
     def grid(self) -> Grid:
@@ -90,8 +95,7 @@ class Problem:
 
     @cached
     def key_ranges(self) -> KeyRanges:
-        """The mask as key ranges, on the problem's device; for meta tensors on the CPU, so that
-        they can be planned."""
+        """The mask as key ranges, on the problem's device, or on the CPU for meta tensors."""
         meta = self.device.type == "meta"
         return self.mask.key_ranges(self.grid, torch.device("cpu") if meta else self.device)
 
@@ -102,33 +106,33 @@ class Problem:
 
     @property
     def records_grad(self) -> bool:
-        """Is autograd recording now? `grad` says whether it was when the problem was made."""
+        """Does autograd record now, and did it when the problem was made (`grad`)?"""
         return self.grad and torch.is_grad_enabled()
 
     def with_zero_grad(self, x: Tensor, *inputs: Tensor) -> Tensor:
-        """`x`, made to require a gradient (of 0) where the inputs, the sinks or the bias learn."""
+        """Return `x` with a gradient of 0 to the inputs, the sinks and the bias."""
         bias = None if self.bias is None else self.bias.numbers
-        learning = (y for y in (*inputs, self.sinks, bias) if y is not None)
-        return x + sum(y.flatten()[:0].sum() for y in learning)
+        sources = (y for y in (*inputs, self.sinks, bias) if y is not None)
+        return x + sum(y.flatten()[:0].sum() for y in sources)
 
     @property
     def without_dropout(self) -> "Problem":
-        """The same problem without dropout, which statistics of the weights leave out."""
+        """The same problem without dropout, for statistics of the weights."""
         return replace(self, dropout=0.0, seed=None) if self.dropout else self
 
     @property
     def wide(self) -> torch.dtype:
-        """What softmax is computed in: fp32, or fp64 for fp64 inputs."""
+        """The dtype in which softmax is computed: fp32, or fp64 for fp64 inputs."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     @property
     def all_pairs(self) -> int:
-        """How many (query, key) pairs there are, masked ones included: B H Tq Tk."""
+        """The number of (query, key) pairs, including masked ones: B H Tq Tk."""
         return self.B * self.H * self.Tq * self.Tk
 
     @cached
     def pairs(self) -> int:
-        """How many (query, key) pairs the mask allows, over all batches and query heads."""
+        """The number of (query, key) pairs that the mask allows, over all batches and heads."""
         if not self.masked:
             return self.all_pairs
         return int(self.key_ranges.keys_per_query().expand(self.B, self.H, self.Tq).sum())
@@ -140,8 +144,10 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at least: the queries, and the keys and values that any of them may
-        look at, read once; the output written once."""
+        """The least number of bytes to move, each once.
+
+        It counts the queries, the keys and values that at least one query sees, and the output.
+        """
         width = torch.empty((), dtype=self.dtype).element_size()
         keys = self.B * self.G * self.Tk
         if self.masked:
@@ -152,14 +158,14 @@ class Problem:
         return width * (keys + self.B * self.H * self.Tq) * (self.D + self.Dv)
 
     def describe(self) -> str:
-        """The problem in a line."""
+        """Describe the problem in a line."""
         heads = f"H={self.H}" if self.G == self.H else f"H={self.H} G={self.G}"
         size = f"D={self.D}" if self.D == self.Dv else f"D={self.D} Dv={self.Dv}"
         kind = str(self.dtype).removeprefix("torch.")
         parts = [f"B={self.B} {heads} Tq={self.Tq} Tk={self.Tk} {size}, {kind} on {self.device}"]
         if self.masked:
-            shown = repr(self.mask)
-            parts.append(f"mask {shown if len(shown) <= 80 else shown[:77] + '...'}")
+            mask = repr(self.mask)
+            parts.append(f"mask {mask if len(mask) <= 80 else mask[:77] + '...'}")
         if self.bias is not None:
             parts.append(f"{self.bias!r}")
         if self.softcap is not None:
@@ -173,14 +179,17 @@ class Problem:
             parts.append("with gradient")
         return ", ".join(parts)
 
-    # A block of the attention matrix, for everything that works in blocks (tiles, rows, columns,
-    # shards). `engines/reference.py` computes the same step by step.
+    # The methods below compute a block of the attention matrix, for tiles, rows, columns and
+    # shards. `engines/reference.py` computes the same step by step.
 
     def logits(
         self, q: Tensor, k: Tensor, queries: slice, keys: slice
     ) -> tuple[Tensor, Tensor | None]:
-        """The input of softmax for a block, (B, H, q, k), and the block of the mask; None without a
-        mask. `q` (B, H, q, D) and `k` (B, G or H, k, D) are the block's."""
+        """Compute the input of softmax for a block, (B, H, q, k), and return it with the mask.
+
+        `q` (B, H, q, D) and `k` (B, G or H, k, D) are those of the block. The block of the mask is
+        None if the problem has no mask.
+        """
         q, k = q.to(self.wide), repeat_heads(k.to(self.wide), self.H)
         keep = self.key_ranges.to_bool(queries, keys) if self.masked else None
         scores = nan_safe.scores(q, k, keep) * self.scale
@@ -193,7 +202,7 @@ class Problem:
         return scores, keep
 
     def survivors(self, queries: slice, keys: slice) -> Tensor:
-        """The factors of dropout with a seed, for a block: 1 / (1 - p), or 0 if dropped."""
+        """Compute the dropout factors of a block from the seed: 1 / (1 - p), or 0 if dropped."""
         assert self.seed is not None
         b, h, q, k = (
             torch.arange(size, device=self.device) for size in (self.B, self.H, self.Tq, self.Tk)
@@ -201,17 +210,17 @@ class Problem:
         return factors(self.seed, self.dropout, b, h, q[queries], k[keys], self.wide)
 
     def widen(self, inputs: Inputs) -> Inputs:
-        """The inputs in the wide dtype, with the keys and values repeated to H heads."""
+        """Convert the inputs to the wide dtype, and repeat the keys and values to H heads."""
         q, k, v = (x.to(self.wide) for x in inputs)
         return Inputs(q, repeat_heads(k, self.H), repeat_heads(v, self.H))
 
     def shape_back(self, out: Tensor) -> Tensor:
         """Remove the leading dimensions that the caller's tensors did not have."""
-        return out if self.given_dims == 4 else out.reshape(out.shape[4 - self.given_dims :])
+        return out if self.input_dims == 4 else out.reshape(out.shape[4 - self.input_dims :])
 
 
 def repeat_heads(x: Tensor, H: int) -> Tensor:
-    """(B, G, T, d) -> (B, H, T, d): each key head stands H // G times in a row."""
+    """Repeat each key head H // G times in a row: (B, G, T, d) -> (B, H, T, d)."""
     B, G, T, d = x.shape
     if G == H:
         return x

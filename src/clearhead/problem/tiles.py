@@ -1,7 +1,7 @@
-"""Going through the attention matrix in tiles, without ever forming it.
+"""Split the attention matrix into tiles, so that it is never formed.
 
-For each tile of queries, the keys pass by tile by tile. Tiles of keys that the mask leaves empty
-are skipped, and in those it leaves full no mask is applied.
+For each tile of queries, callers compute one tile of keys after the other. Tiles that are empty
+under the mask are skipped, and full tiles need no mask.
 Source: Dao, Fu, Ermon, Rudra & Ré 2022, "FlashAttention"; Rabe & Staats 2021.
 """
 
@@ -17,14 +17,16 @@ Result = TypeVar("Result")
 
 
 def query_tiles(queries: range, height: int) -> list[slice]:
-    """The queries in tiles of `height`; one empty tile if there are none."""
+    """Split the queries into tiles of `height`, or one empty tile if there are none."""
     starts = range(queries.start, max(queries.stop, queries.start + 1), height)
     return [slice(start, min(start + height, queries.stop)) for start in starts]
 
 
 def for_queries(p: Problem, queries: slice, compute: Callable[[slice], Result]) -> Result:
-    """`compute(queries)`. While autograd records, its tiles are not saved but computed again in the
-    backward pass, so memory in training stays O(queries x tile of keys)."""
+    """Call `compute(queries)`, and recompute it in the backward pass if autograd records.
+
+    So no tile is saved, and memory in training stays O(queries x tile of keys).
+    """
     if not p.records_grad or in_transform():  # a checkpoint does not work under torch.func
         return compute(queries)
     draws = p.dropout > 0 and p.seed is None
@@ -32,7 +34,7 @@ def for_queries(p: Problem, queries: slice, compute: Callable[[slice], Result]) 
 
 
 def runs_of(positions: Iterable[int]) -> list[range]:
-    """The positions as runs of consecutive ones, in the order given."""
+    """Split positions into runs of consecutive ones, in their order."""
     runs: list[range] = []
     for i in positions:
         if runs and runs[-1].stop == i:
@@ -45,13 +47,15 @@ def runs_of(positions: Iterable[int]) -> list[range]:
 def key_tiles(
     p: Problem, queries: slice, width: int, keys: range | None = None
 ) -> list[tuple[slice, Problem]]:
-    """The tiles of `width` keys, among `keys`, that any of these queries may look at: each with the
-    problem of the tile, which has no mask where the mask allows every pair."""
+    """Return the tiles of `width` keys, among `keys`, that at least one of the queries may look at.
+
+    Each comes with the problem of the tile, which has no mask if the mask allows every pair.
+    """
     keys = range(p.Tk) if keys is None else keys
     some, full = p.key_ranges.tile_lists(queries, width)
-    found = []
+    tiles = []
     for tile, any_pair in enumerate(some):
         part = slice(max(tile * width, keys.start), min((tile + 1) * width, keys.stop))
         if any_pair and part.start < part.stop:
-            found.append((part, p.without_mask if full[tile] else p))
-    return found
+            tiles.append((part, p.without_mask if full[tile] else p))
+    return tiles

@@ -1,9 +1,9 @@
-"""Exact statistics of attention weights, accumulated while streaming, in O(Tq + Tk) memory.
+"""Compute exact statistics of attention weights, tile by tile, in O(Tq + Tk) memory.
 
-What a statistic is (`statistic`), those of a query (`row_statistics`), sums over groups of keys
-(`group_statistics`) and sums of weights over queries (`weight_statistics`), a number for every key
-(`per_key`), how statistics are requested (`parse`), the pass over the tiles (`sweep`), shards and
-chunks (`partial`). A statistic with arguments is called by its name in this module:
+`statistic` defines what a statistic is. `row_statistics` has statistics of each query,
+`group_statistics` sums over groups of keys, `weight_statistics` sums over queries, and `per_key`
+numbers that multiply weights. `parse` reads a request, `sweep` computes it, and `partial` merges
+shards and chunks. A statistic with arguments is called by its name in this module:
 ``stats=["entropy", stats.topk(8), stats.pooled(64, 64)]``.
 """
 

@@ -1,4 +1,4 @@
-"""Sums over groups of keys in the first sweep: of weights, or of weights times numbers per key."""
+"""Define sums over groups of keys: of weights, or of weights times a number per key."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,18 +20,16 @@ Groups = Mapping[str, "Mask | tuple[int, int]"]
 
 
 class GroupStatistic(RowStatistic):
-    """A sum for each group of keys: name -> mask, or a span (lo, hi) of keys."""
+    """A sum for each group of keys, by name: masks, or spans (lo, hi) of keys."""
 
     groups: Groups  # masks only, after `__post_init__`
-    _spans: ClassVar[
-        Mapping[str, tuple[int, int]]
-    ] = {}  # those that were given as spans; of each statistic
+    _spans: ClassVar[Mapping[str, tuple[int, int]]] = {}  # the groups that are spans
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, Mapping) or not self.groups:
             raise BadType(
                 f"{self.name} got {self.groups!r}.",
-                f"{self.name} sums over named groups of keys.",
+                f"{self.name} needs named groups of keys.",
                 f"pass a dict, for example {self.example}.",
             )
         masks = {str(name): _group(self.name, name, x) for name, x in self.groups.items()}
@@ -55,7 +53,7 @@ class GroupStatistic(RowStatistic):
             if span[1] > grid.Tk:
                 raise BadValue(
                     f"{self.name} got {span!r} for the group {name!r}: there are {grid.Tk} keys.",
-                    "a span (lo, hi) of keys ends at the last key at most.",
+                    "a span (lo, hi) of keys ends at most at the last key.",
                     f"end it at {grid.Tk}, or leave the group out.",
                 )
 
@@ -103,14 +101,15 @@ class GroupStatistic(RowStatistic):
 
 @dataclass(frozen=True)
 class mass(GroupStatistic):
-    """The weight each query puts on groups of keys: name -> mask, or a span (lo, hi) of keys.
+    """The weight that each query puts on groups of keys, by name: masks, or spans (lo, hi).
 
-    ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``; a span goes up to
-    but not including hi, which is at most Tk (in `watch` a call may have fewer keys). A group may
-    depend on the query, and groups may overlap; keys the mask masks have no weight in any group. In
-    `look`, positions are those of the call's own keys: key 0 is padding if the text is padded on
-    the left, and the oldest key kept if a cache drops what a window has passed. In `watch` they
-    count from the first token of each text, where the call carries its padding.
+    ``mass({"sink": prefix(1), "local": window(before=15), "title": (3, 9)})``. A span excludes hi,
+    which is at most Tk; only in `watch` may a call have fewer keys. A group may depend on the
+    query, groups may overlap, and masked keys have no weight.
+
+    In `look`, positions are columns of the call: key 0 is padding if the text is padded on the
+    left, or the oldest key in a cache that drops keys. In `watch`, positions count from the first
+    token of each text if the call has its padding.
     """
 
     groups: Groups
@@ -122,14 +121,14 @@ class mass(GroupStatistic):
 
 @dataclass(frozen=True)
 class weighted(GroupStatistic):
-    """Sums of weights times a number per key, over groups of keys: Σₖ w n.
+    """The sum of weights times a number per key, over groups of keys: Σₖ w n.
 
-    ``weighted(n, {"sink": prefix(1)})``; groups as in `mass`. Without `groups` there is one, "all",
-    with every key: A @ n. The numbers may have any sign. With n = 1 it is `mass`.
+    ``weighted(n, {"sink": prefix(1)})``; groups are as in `mass`. By default there is one group,
+    "all", with all keys: A @ n. The numbers may have any sign. With n = 1 the sum is `mass`.
 
     Args:
-        by: n, one number for every key: (Tk,), (H, Tk) or (B, H, Tk). It receives no gradient.
-        groups: name -> mask, or a span (lo, hi) of keys. None means all keys, as "all".
+        by: n, one number for every key: (Tk,), (H, Tk) or (B, H, Tk), without a gradient.
+        groups: masks or spans (lo, hi) of keys, by name.
     """
 
     by: Numbers
@@ -146,16 +145,16 @@ class weighted(GroupStatistic):
 
 @dataclass(frozen=True)
 class value_weighted(GroupStatistic):
-    """The fraction of what a head moves that comes from each group of keys.
+    """The fraction of a head's output that comes from each group of keys, by the norms of values.
 
-    In `watch`, with n the norm of what the value of a key writes through the output projection of
-    the head, |v W_O|, it is Σₖ w n over the group, divided by Σₖ w n over all keys; 0 where no key
-    has both. A weight on a key with a small value moves little: Kobayashi et al. 2020, "Attention
-    is not only a weight". Norms ignore that sources may cancel each other.
+    It is Σₖ w n over the group, divided by Σₖ w n over all keys, or 0 if that is 0. In `watch`, n
+    is |v W_O|, the norm of a key's value after the output projection of the head. A weight on a
+    small value adds little to the output: Kobayashi et al. 2020, "Attention is not only a weight".
+    Norms ignore that contributions may cancel each other.
 
     Args:
-        groups: name -> mask, or a span (lo, hi) of keys, as in `mass`.
-        by: other numbers n, 0 or more, for every key; "value" takes the norms, in `watch` only.
+        groups: masks or spans (lo, hi) of keys, by name, as in `mass`.
+        by: other numbers n, 0 or more, for every key. "value" means the norms, in `watch` only.
     """
 
     groups: Groups
@@ -176,8 +175,7 @@ class value_weighted(GroupStatistic):
     def finish(self, rows: FinishedRows) -> dict[str, Tensor]:
         (sums,) = rows.state.more[self.accumulator]
         *of_groups, total = sums.unbind(-1)
-        nothing = total == 0
-        fractions = (x / total.masked_fill(nothing, 1.0) for x in of_groups)
+        fractions = (x / total.masked_fill(total == 0, 1.0) for x in of_groups)
         return dict(zip(self.groups, fractions, strict=True))
 
 
@@ -188,7 +186,7 @@ def _group(statistic: str, name: object, group: object) -> Mask:
     if len(span) != 2 or span[0] is None or span[1] is None or not 0 <= span[0] <= span[1]:
         raise BadValue(
             f"{statistic} got {group!r} for the group {name!r}.",
-            "a group is a mask, or a span (lo, hi) of keys from lo up to but not including hi.",
+            "a group is a mask, or a span (lo, hi) of keys, which excludes hi.",
             "pass for example prefix(1), window(before=15) or (3, 9).",
         )
     lo, hi = span[0], span[1]

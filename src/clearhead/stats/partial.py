@@ -1,8 +1,8 @@
-"""Statistics of a part of the attention matrix, and how parts merge.
+"""Hold statistics of a part of the attention matrix, and merge parts.
 
-A `Partial` covers some queries and some keys, every pair of them. Two merge when they share their
-queries and their keys are disjoint (shards of a cache, of a ring), or share their keys and their
-queries are disjoint (chunks of a long text), in any order: the sums are exact but for rounding.
+A `Partial` covers all pairs of some queries and some keys. Two merge if they have the same queries
+and disjoint keys (shards of a cache or of a ring), or the same keys and disjoint queries (chunks of
+a long text). The order does not matter, except for rounding.
 """
 
 from dataclasses import dataclass, replace
@@ -26,11 +26,11 @@ from .statistic import (
 
 @dataclass(frozen=True, eq=False)
 class Partial:
-    """Statistics of `queries` x `keys`, positions in rising order, (q,) and (k,).
+    """Statistics of `queries` x `keys`, which are positions in rising order, (q,) and (k,).
 
-    `rows` is what the first sweep gave and `sums` what the second gave; None where it was not made.
-    An engine that accumulates while it computes the output can build one itself: the state needs
-    max and sum, and the accumulators that the statistics name.
+    `rows` is the result of the first sweep and `sums` that of the second; None without that sweep.
+    An engine that accumulates statistics with the output returns a `Partial` itself. Its state
+    needs max, sum and the accumulators that the statistics name.
     """
 
     problem: Problem
@@ -48,14 +48,16 @@ class Partial:
         rows: State | None,
         sums: WeightSums | None = None,
     ) -> "Partial":
-        """What was counted over all queries and keys."""
+        """Return a `Partial` of all queries and keys."""
         q, k = (torch.arange(size, device=problem.device) for size in (problem.Tq, problem.Tk))
         return cls(problem, statistics, q, k, rows, sums)
 
     @classmethod
     def of_lse(cls, problem: Problem, statistics: tuple[Statistic, ...], lse: Tensor) -> "Partial":
-        """Where the log-sum-exp alone was asked for, which comes with the answer and has a
-        gradient. The logits of a query, and its sink, count as one logit, the log-sum-exp."""
+        """Return a `Partial` of the log-sum-exp alone, which engines return with the output.
+
+        Its state has one logit per query, the log-sum-exp of the query's logits and its sink.
+        """
         lse = lse.to(problem.wide)
         top = lse.detach()
         state = State(top, torch.exp(lse - anchor(top)), {})
@@ -63,13 +65,19 @@ class Partial:
 
     @property
     def lse(self) -> Tensor:
-        """(B, H, q), for the second step over key shards. Raises before all keys were seen."""
-        return self._final().lse
+        """The log-sum-exp, (B, H, q), for the second step over key shards.
+
+        Raises `BadValue` while keys are missing.
+        """
+        return self._finished().lse
 
     def merge(self, other: "Partial") -> "Partial":
-        """Both parts as one. Raises `BadValue` unless together they are again all pairs of some
-        queries and some keys, each pair once. The same pairs merge if one part holds the first
-        sweep and the other the second; else the result holds the sweeps that both have made."""
+        """Combine two parts.
+
+        Raises `BadValue` unless both together cover all pairs of some queries and some keys, each
+        pair once. Parts of the same pairs merge if one has the first sweep and the other the
+        second. Otherwise the result has the sweeps that are in both parts.
+        """
         if self.statistics != other.statistics:
             raise self._refused(other, "they hold different statistics")
         same_queries = torch.equal(self.queries, other.queries)
@@ -79,44 +87,44 @@ class Partial:
             rows, sums = self.rows or other.rows, self.sums or other.sums
             return Partial(self.problem, self.statistics, self.queries, self.keys, rows, sums)
         if not any(a and b for a, b in zip(*sweeps, strict=True)):
-            raise self._refused(other, "they have made different sweeps")
+            raise self._refused(other, "they have different sweeps")
         if same_queries and (joined := _disjoint(self.keys, other.keys)):
             return self._along_keys(other, *joined)
         if same_keys and (joined := _disjoint(self.queries, other.queries)):
             return self._along_queries(other, *joined)
-        raise self._refused(other, "they overlap, or leave a corner uncovered")
+        raise self._refused(other, "they overlap, or leave pairs uncovered")
 
     def finish(self) -> dict[str, Result]:
-        """The statistics of the sweeps made, by name, in the order asked for, with all dimensions.
+        """Return the statistics of the sweeps by name, in their order, with all dimensions.
 
-        Rows need all keys. Sums are over the queries held: a chunk gives what its own queries put
-        on each key. Raises `BadValue` while keys are missing.
+        Statistics of rows need all keys. Sums are over the queries of this part. Raises `BadValue`
+        while keys are missing.
         """
-        found: dict[str, Result] = {}
-        final = None if self.rows is None else self._final()
+        results: dict[str, Result] = {}
+        rows = None if self.rows is None else self._finished()
         for statistic in self.statistics:
-            if isinstance(statistic, RowStatistic) and final is not None:
-                found[statistic.name] = statistic.finish(final)
+            if isinstance(statistic, RowStatistic) and rows is not None:
+                results[statistic.name] = statistic.finish(rows)
             if isinstance(statistic, WeightStatistic) and self.sums is not None:
                 total = self.sums[statistic.name]
-                found[statistic.name] = statistic.finish(total, self.problem.grid, self.queries)
-        return found
+                results[statistic.name] = statistic.finish(total, self.problem.grid, self.queries)
+        return results
 
     def __repr__(self) -> str:
-        made = [n for n, x in (("first", self.rows), ("second", self.sums)) if x is not None]
+        sweeps = [n for n, x in (("first", self.rows), ("second", self.sums)) if x is not None]
         return (
             f"partial of {len(self.queries)} of {self.problem.Tq} queries x {len(self.keys)} of "
-            f"{self.problem.Tk} keys, {' and '.join(made)} sweep, "
+            f"{self.problem.Tk} keys, {' and '.join(sweeps)} sweep, "
             f"of {', '.join(s.name for s in self.statistics) or 'nothing'}"
         )
 
     # ------------------------------------------------------------------------------------ inside
 
-    def _final(self) -> FinishedRows:
+    def _finished(self) -> FinishedRows:
         if self.rows is None or len(self.keys) < self.problem.Tk:
             raise BadValue(
-                f"finish was asked of a {self!r}.",
-                "the sum of a row is known when the first sweep has seen all its keys.",
+                f"finish got a {self!r}.",
+                "the sum of a row needs a first sweep over all keys.",
                 "merge it with the partials of the other keys first.",
             )
         return finish_rows(self.rows, self.problem.sinks)
@@ -146,15 +154,15 @@ class Partial:
     def _refused(self, other: "Partial", why: str) -> BadValue:
         return BadValue(
             f"merge got a {self!r} and a {other!r}: {why}.",
-            "partials merge when they share their queries and not one key, or their keys and not "
-            "one query, and hold the same statistics of a common sweep; or hold the two sweeps of "
-            "the same pairs.",
+            "partials of the same statistics merge if they have a common sweep with equal queries "
+            "and disjoint keys, or equal keys and disjoint queries, or if they have the two sweeps "
+            "of the same pairs.",
             "merge the key shards of each chunk of queries first, then the chunks.",
         )
 
 
 def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """All positions in rising order, and where each stands in cat([a, b]); None if any repeats."""
+    """Sort all positions, and return them with their order in cat([a, b]); None if one repeats."""
     positions, order = torch.cat([a, b]).sort(stable=True)
     if bool((positions[1:] == positions[:-1]).any()):
         return None

@@ -1,4 +1,4 @@
-"""A number for every key, which statistics multiply weights by."""
+"""Check and hold a number for every key, by which statistics multiply weights."""
 
 from typing import Any, TypeAlias
 
@@ -9,16 +9,16 @@ from ..errors import BadType, BadValue, kind_of
 from ..masks import Grid
 from ..problem.problem import Problem
 
-# What a user passes: numbers, or the name of those that `watch` computes.
+# A user passes numbers, or the name of numbers that `watch` computes.
 Numbers: TypeAlias = "Tensor | PerKey | str | None"
-VALUE = "value"  # the norms of what the values write
+VALUE = "value"  # the norms of the values after the output projection
 
 
 class PerKey:
     """Numbers n, (Tk,), (H, Tk) or (B, H, Tk); H and B may be 1. They are constants for autograd.
 
-    Made of "value" it has no numbers yet: `watch` computes them for each call. Two are equal if
-    they hold the same numbers, so that partial results can be merged.
+    With "value" there are no numbers until `watch` computes them for a call. Two are equal if they
+    hold the same numbers, so that partial results can merge.
     """
 
     def __init__(self, numbers: object, argument: str, *, positive: bool = False) -> None:
@@ -31,19 +31,19 @@ class PerKey:
         if not isinstance(numbers, Tensor) or numbers.dtype.is_complex:
             raise BadType(
                 f"{argument} got {kind_of(numbers)}.",
-                "it takes a tensor with one real number for every key.",
+                "by= is a tensor with one real number for every key.",
                 'pass a tensor of shape (Tk,), (H, Tk) or (B, H, Tk), or "value" in watch.',
             )
         if not 1 <= numbers.dim() <= 3:
             raise BadValue(
                 f"{argument} got a tensor of shape {tuple(numbers.shape)}.",
-                "it takes one number for every key: (Tk,), (H, Tk) or (B, H, Tk).",
+                "by= has one number for every key: (Tk,), (H, Tk) or (B, H, Tk).",
                 "drop the other dimensions.",
             )
         if positive and bool((numbers < 0).any()):
             raise BadValue(
                 f"{argument} got a negative number.",
-                "the largest products of weights and numbers are found by their logarithms.",
+                "this statistic needs numbers of 0 or more.",
                 "pass absolute values, for example norms.",
             )
         self.numbers = numbers.detach().reshape((1,) * (3 - numbers.dim()) + numbers.shape)
@@ -53,7 +53,7 @@ class PerKey:
         if self.numbers is None:
             raise BadValue(
                 f"{self.argument} got {VALUE!r} outside a model.",
-                "what a value writes depends on the output projection of its layer.",
+                "the norms of values depend on the output projection of a layer.",
                 "use watch(model, stats=[...]), or pass a tensor with a number for every key.",
             )
         if self.numbers.shape[-1] != grid.Tk:
@@ -64,7 +64,7 @@ class PerKey:
             )
 
     def of(self, p: Problem) -> Tensor:
-        """The numbers of this problem, (B, H, Tk), a view; in the dtype of its statistics."""
+        """Return the numbers for a problem as a view, (B, H, Tk), in the dtype of its statistics."""
         self.must_fit(p.grid)
         assert self.numbers is not None
         numbers = self.numbers.to(device=p.device, dtype=p.wide)

@@ -1,4 +1,4 @@
-"""The statistics of a query's weights, which the first sweep knows once all keys have passed."""
+"""Define the statistics of each query's weights, which need one sweep over the keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .top_scores import TopScores, top_of_tile
 
 @dataclass(frozen=True)
 class LogSumExp(RowStatistic):
-    """The natural log-sum-exp of the logits, sink included; -inf if there is nothing to sum."""
+    """The natural log-sum-exp of the logits and the sink; -inf if there are none."""
 
     name, formula = "lse", "log Σₖ exp(x)"
 
@@ -29,7 +29,7 @@ class LogSumExp(RowStatistic):
 
 @dataclass(frozen=True)
 class Largest(RowStatistic):
-    """The largest logit over the keys (the sink is no key); -inf for a blind query."""
+    """The largest logit over the keys, without the sink; -inf for a fully masked query."""
 
     name, formula = "max", "maxₖ x"
 
@@ -38,7 +38,7 @@ class Largest(RowStatistic):
 
 
 class Moment(NamedTuple):
-    """Σ exp(x - max) (x - max), (B, H, q). With it the entropy is the identity H = lse - Σ w x."""
+    """Σ exp(x - max) (x - max), (B, H, q), for the entropy: H = lse - Σ w x."""
 
     total: Tensor
 
@@ -51,7 +51,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Entropy(RowStatistic):
-    """How spread the weights are, in nats: 0 on one key, log n on n keys alike, 0 if blind."""
+    """The entropy of the weights in nats: 0 for one key, log n for n equal weights."""
 
     name, formula = "entropy", "-Σₖ w log w"
     accumulator = "moment"
@@ -63,17 +63,17 @@ class Entropy(RowStatistic):
         return lambda tile: Moment(torch.einsum("bhqk,bhqk->bhq", tile.exps, tile.below))
 
     def finish(self, rows: FinishedRows) -> Tensor:
-        # With p = exp(x - m) and w = p share:  -Σ w log w = share (-log share Σ p - Σ p (x - m)).
-        share, state = rows.share, rows.state
+        # With p = exp(x - m) and w = p f:  -Σ w log w = f (-log f Σ p - Σ p (x - m)).
+        factor, state = rows.factor, rows.state
         (moment,) = state.more["moment"]
-        gap = -share.masked_fill(share == 0, 1.0).log()
-        # Of rounding alone it may come out as -1e-8, and of one key as -0.
-        return (share * (gap * state.sum - moment)).clamp(min=0) + 0.0
+        gap = -factor.masked_fill(factor == 0, 1.0).log()
+        # By rounding the result may be -1e-8, and for one key it is -0.
+        return (factor * (gap * state.sum - moment)).clamp(min=0) + 0.0
 
 
 @dataclass(frozen=True)
 class Effective(Entropy):
-    """How many equal weights would be as spread: exp(entropy), so 1 where the entropy is 0."""
+    """The number of equal weights with the same entropy: exp(entropy)."""
 
     name, formula = "effective", "exp(entropy)"
 
@@ -83,16 +83,15 @@ class Effective(Entropy):
 
 @dataclass(frozen=True)
 class topk(RowStatistic):
-    """The `n` largest weights of each query, in falling order, ties to the lower key.
+    """The `n` largest weights of each query, in falling order; ties go to the lower key.
 
-    They are ordered by logit, so weights too small to tell from 0 keep their order. Where fewer
-    keys are allowed, the weight is 0 and the key -1; so it is in `watch` where a call has fewer
-    keys, as the first steps of a generation have. In `look` and `matrix`, n is at most Tk. In
-    `watch` a key is its position in the text.
+    They are ordered by logit, so weights that round to 0 keep their order. If a query may look at
+    fewer keys, the other entries have weight 0 and key -1. In `look` and `matrix`, n is at most Tk.
+    In `watch` a call may have fewer keys, and a key is its position in the text.
 
-    With `by`, a number of 0 or more for every key, (Tk,), (H, Tk) or (B, H, Tk), they are the
-    largest products of weight and number, and `weights` holds the products. "value" in `watch`
-    takes the norms of what each value writes. The numbers receive no gradient.
+    `by` is a number of 0 or more for every key, (Tk,), (H, Tk) or (B, H, Tk), without a gradient.
+    With it, the statistic finds the largest products of weight and number, and `weights` holds the
+    products. In `watch`, "value" means the norms of the values after the output projection.
     """
 
     n: int
@@ -110,13 +109,15 @@ class topk(RowStatistic):
         if self.n > grid.Tk:
             raise BadValue(
                 f"topk got n={self.n}, and there are {grid.Tk} keys.",
-                "the n largest weights are those of n keys.",
-                f"pass an n up to {grid.Tk}." if grid.Tk else "ask for it where there are keys.",
+                "n is at most the number of keys.",
+                f"pass an n up to {grid.Tk}."
+                if grid.Tk
+                else "request topk only if there are keys.",
             )
         super().must_fit(grid)
 
     def least_keys(self, p: Problem) -> int:
-        # torch.topk sorts in part, 5 to 10 times faster, where a row is 64 times what is taken.
+        # torch.topk sorts only a part, 5 to 10 times faster, if a row is 64 times as long as n.
         return 128 * min(self.n, p.Tk)
 
     def empty(self, p: Problem, queries: int) -> TopScores:
@@ -130,7 +131,7 @@ class topk(RowStatistic):
 
         def count(tile: Tile) -> TopScores:
             raised = tile.scores + offsets[..., tile.keys]
-            raised = raised.masked_fill(tile.scores == MASKED, MASKED)  # whatever the number is
+            raised = raised.masked_fill(tile.scores == MASKED, MASKED)  # also for infinite numbers
             return top_of_tile(raised, tile.keys.start, self.n)
 
         return count
@@ -139,6 +140,6 @@ class topk(RowStatistic):
         scores, keys = rows.state.more["top"]
         largest = scores[..., :1] if self.by is None else anchor(rows.state.max).unsqueeze(-1)
         below = (scores - largest.detach()).masked_fill(keys < 0, MASKED)
-        weights = rows.weight(below.exp().to(rows.share.dtype))
+        weights = rows.weight(below.exp().to(rows.factor.dtype))
         missing = (0, self.n - keys.shape[-1])
         return TopWeights(F.pad(weights, missing), F.pad(keys, missing, value=-1))

@@ -1,9 +1,9 @@
-"""What a statistic is, and what the two sweeps show it.
+"""Define what a statistic is, and the data that it gets in two sweeps over the tiles.
 
 The first sweep accumulates, for every query, the softmax state (`problem/online_softmax.py`): the
-largest logit m, the sum of exp(x - m), and what statistics declare beside them. Then the sum of a
-row is final, and a second sweep, if a statistic needs it, adds up weights. Letters as in
-`problem.py`; w are the weights, without dropout, x the logits as they enter softmax.
+largest logit m, the sum of exp(x - m), and the accumulators that statistics declare. After it the
+sum of a row is final, and a second sweep, if a statistic needs it, sums weights. Letters as in
+`problem.py`; w are the weights before dropout, and x the logits that enter softmax.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ from .per_key import Numbers, PerKey
 
 @loadable
 class TopWeights(NamedTuple):
-    """The largest weights of each query and the keys they lie on, (B, H, Tq, n) both."""
+    """The largest weights of each query, and their keys, (B, H, Tq, n) both."""
 
     weights: Tensor
     keys: Tensor
@@ -41,11 +41,11 @@ class TopWeights(NamedTuple):
 
 Position = TypeVar("Position", int, Tensor)
 Result: TypeAlias = Tensor | TopWeights | dict[str, Tensor]
-WeightSums: TypeAlias = dict[str, Tensor]  # what the second sweep adds up, by statistic
+WeightSums: TypeAlias = dict[str, Tensor]  # the sums of the second sweep, by statistic
 
 
 def map_tensors(result: Result, change: Callable[[Tensor], Tensor]) -> Result:
-    """The result with every tensor in it changed."""
+    """Apply `change` to every tensor of a result."""
     if isinstance(result, TopWeights):
         return TopWeights(*(change(x) for x in result))
     if isinstance(result, dict):
@@ -54,10 +54,10 @@ def map_tensors(result: Result, change: Callable[[Tensor], Tensor]) -> Result:
 
 
 class Statistic(ABC):
-    """One number, or a few, about the weights of every query, key or pair of bins.
+    """One or more numbers about the weights of every query, key or pair of bins.
 
-    `shape` is that of the result, and `call` and `example` are how a statistic with arguments is
-    written; one without is requested by its name.
+    `shape` is the shape of the result. `call` and `example` show how to write a statistic with
+    arguments; a statistic without arguments is requested by its name.
     """
 
     name: ClassVar[str]
@@ -66,33 +66,35 @@ class Statistic(ABC):
     shape: ClassVar[str] = "B H Tq"
     call: ClassVar[str] = ""
     example: ClassVar[str] = ""
-    by: Numbers = None  # what weights are multiplied by, a number for every key
+    by: Numbers = None  # a number for every key, which multiplies the weights
 
     def check(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
-        """Raise `BadValue` if it has no meaning for these sizes."""
+        """Raise `BadValue` if the statistic has no meaning for these sizes."""
 
     def read_by(self, positive: bool = False) -> None:
-        """Check the numbers that weights are multiplied by; for `__post_init__`."""
+        """Check the numbers that multiply the weights; for `__post_init__`."""
         if self.by is not None:
             object.__setattr__(self, "by", PerKey(self.by, f"{self.name} by", positive=positive))
 
     @property
     def factors(self) -> PerKey | None:
-        """What weights are multiplied by, checked; None means 1."""
+        """The checked numbers that multiply the weights; None means 1."""
         return cast("PerKey | None", self.by)
 
     def with_numbers(self, numbers: Tensor) -> "Statistic":
-        """The same statistic, whose weights are multiplied by these numbers."""
-        return replace(self, by=numbers)  # type: ignore[type-var]  # those with `by` are dataclasses
+        """Return this statistic with other numbers that multiply the weights."""
+        return replace(self, by=numbers)  # type: ignore[type-var]  # statistics are dataclasses
 
     def must_fit(self, grid: Grid) -> None:
-        """Raise `BadValue` if it names more keys than one call of these sizes has. `watch` sees
-        calls of many sizes, and does without."""
+        """Raise `BadValue` if the statistic names more keys than a call of these sizes has.
+
+        `watch` does not check this, because its calls have many sizes.
+        """
         if self.factors is not None:
             self.factors.must_fit(grid)
 
     def with_masks(self, change: Callable[[Mask], Mask]) -> "Statistic":
-        """The same statistic, with every mask in it changed."""
+        """Apply `change` to every mask of the statistic."""
         return self
 
 
@@ -101,9 +103,11 @@ class Statistic(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Some queries on some keys: x as `scores`, -inf where masked, and exp(x - max) as `exps`, both
-    (B, H, q, k); the maximum and the sum of `exps`, (B, H, q). It is tile number `index` of the
-    keys, in tiles of `width`."""
+    """The logits of some queries on some keys, as the first sweep sees them.
+
+    `scores` are x, -inf where masked, and `exps` are exp(x - max), both (B, H, q, k). `max` and
+    `sum`, of `exps`, are (B, H, q). The tile is number `index` of the tiles of `width` keys.
+    """
 
     queries: slice
     keys: slice
@@ -128,22 +132,25 @@ def tile_of(scores: Tensor, queries: slice, keys: slice, width: int) -> Tile:
 
 
 class RowStatistic(Statistic):
-    """Known once all keys of a query were seen: from its maximum, its sum, and what is accumulated
-    beside them under the name `accumulator`. Statistics may share an accumulator."""
+    """A statistic that follows from the state of a query after all its keys.
+
+    The state has max, sum, and the accumulator with the name `accumulator`. Several statistics may
+    use the same accumulator.
+    """
 
     sweep = "first"
     accumulator: ClassVar[str] = ""
 
     def least_keys(self, p: Problem) -> int:
-        """How many keys a tile has at least."""
+        """Return the least number of keys of a tile."""
         return 0
 
     def empty(self, p: Problem, queries: int) -> Accumulator:
-        """The accumulator of this many queries before their first key."""
+        """Return the accumulator of this many queries before their first key."""
         raise NotImplementedError(f"{self.name} declares an accumulator without its initial value")
 
     def counter(self, p: Problem) -> Callable[[Tile], Accumulator]:
-        """The function that computes the accumulator of one tile."""
+        """Return the function that computes the accumulator of one tile."""
         raise NotImplementedError(f"{self.name} declares an accumulator and does not compute it")
 
     @abstractmethod
@@ -151,34 +158,34 @@ class RowStatistic(Statistic):
 
 
 class FinishedRows(NamedTuple):
-    """Rows that have seen every key and the sink: `lse` and `share`, (B, H, q).
+    """Rows after all keys and the sink: `lse` and `factor`, (B, H, q).
 
-    `share` is the weight of a key that scores the maximum, so a weight is exp(x - max) * share.
-    Both are finite wherever they are differentiated; a query without keys has share 0, and -inf for
-    lse unless a sink gives it a sum.
+    A weight is exp(x - max) * factor, so `factor` is the weight at the maximum. Both are finite
+    where they have a gradient. A query without keys has factor 0, and an lse of -inf unless it has
+    a sink.
     """
 
     state: State
     lse: Tensor
-    share: Tensor
+    factor: Tensor
 
     def weight(self, part: Tensor) -> Tensor:
-        """Sums of exp(x - max), (B, H, q, ...), as weights."""
-        return part * self.share.reshape(*self.share.shape, *[1] * (part.dim() - 3))
+        """Convert sums of exp(x - max), (B, H, q, ...), to sums of weights."""
+        return part * self.factor.reshape(*self.factor.shape, *[1] * (part.dim() - 3))
 
 
 def finish_rows(state: State, sinks: Tensor | None) -> FinishedRows:
-    """Let the sinks, (H,), take part, and divide."""
+    """Add the sinks, (H,), to the state of all keys, and compute `lse` and `factor`."""
     top = state.max.detach()
     complete = with_sinks(State(top, state.sum, {}), sinks)
-    base, nothing = anchor(complete.max), complete.sum == 0
-    total = complete.sum.masked_fill(nothing, 1.0)
-    lse = (base + total.log()).masked_fill(nothing, MASKED)
+    base, empty = anchor(complete.max), complete.sum == 0
+    total = complete.sum.masked_fill(empty, 1.0)
+    lse = (base + total.log()).masked_fill(empty, MASKED)
     return FinishedRows(state, lse, torch.exp(top - base) / total)
 
 
 def empty_rows(p: Problem, statistics: Iterable[Statistic], queries: int) -> State:
-    """The state of this many queries before their first key."""
+    """Return the state of this many queries before their first key."""
     more = {
         s.accumulator: s.empty(p, queries)
         for s in statistics
@@ -192,10 +199,10 @@ def empty_rows(p: Problem, statistics: Iterable[Statistic], queries: int) -> Sta
 
 @dataclass(frozen=True, eq=False)
 class WeightTile:
-    """The weights of some queries on some keys, as exps * share: (B, H, q, k) and (B, H, q).
+    """The weights of some queries on some keys, exps (B, H, q, k) times factor (B, H, q).
 
-    `keys` are positions, and `columns` says where they stand among the keys of the sweep. `pool`
-    (B, H, r, q) holds, for each of r bins of queries, the shares of the queries in it.
+    `keys` are positions, and `columns` their indices among the keys of the sweep. `pool`
+    (B, H, r, q) has the factors of the queries in each of r bins, and 0 for other queries.
     """
 
     problem: Problem
@@ -204,9 +211,9 @@ class WeightTile:
     columns: slice
     scores: Tensor
     exps: Tensor
-    share: Tensor
+    factor: Tensor
     pool: Tensor
-    members: Tensor | None  # of each bin, (B, H, r, q); None if all shares are finite
+    members: Tensor | None  # the queries of each bin, (B, H, r, q); None if all factors are finite
 
     @cached
     def pooled(self) -> Tensor:
@@ -215,34 +222,34 @@ class WeightTile:
 
 
 class WeightStatistic(Statistic):
-    """A sum of weights, so it needs a second sweep, after the sum of each row is known."""
+    """A sum of weights. It needs a second sweep, after the sum of each row is known."""
 
     sweep = "second"
-    per_key: ClassVar[bool] = True  # does the last dimension hold keys, which shards divide?
+    per_key: ClassVar[bool] = True  # does the last dimension have keys, which shards split?
 
     def query_bins(self, p: Problem) -> int:
-        """How many bins of queries it needs `WeightTile.pooled` to tell apart."""
+        """Return the number of bins of queries that `WeightTile.pooled` must have."""
         return 1
 
     @abstractmethod
     def empty(self, p: Problem, queries: slice, keys: int) -> Tensor:
-        """The sum of no weights, of these queries on this many keys."""
+        """Return sums of 0, of these queries on this many keys."""
 
     @abstractmethod
     def add_tile(self, total: Tensor, tile: WeightTile) -> None:
-        """Add the weights of a tile to a tensor made by `empty` for the queries of the tile."""
+        """Add the weights of a tile to sums from `empty` for the queries of the tile."""
 
     def part(self, total: Tensor, p: Problem, queries: slice) -> Tensor:
-        """What these queries contribute to, of a tensor made by `empty` for all queries."""
+        """Return the part of the sums over all queries to which these queries contribute."""
         return total
 
     def add_part(self, total: Tensor, part: Tensor, p: Problem, queries: slice) -> None:
-        """Add what these queries gave."""
+        """Add the sums of these queries to the sums over all queries."""
         self.part(total, p, queries).add_(part)
 
     @abstractmethod
     def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Result:
-        """The result for the `queries` (their positions) that were swept."""
+        """Return the result for the `queries` (their positions) of the sweep."""
 
 
 def empty_sums(
@@ -256,12 +263,12 @@ def zeros(p: Problem, *shape: int) -> Tensor:
 
 
 def bin_of(position: Position, size: int, bins: int) -> Position:
-    """The bin of a position: the i with floor(i size / bins) <= position < the next."""
+    """Return the bin of a position: the last i with floor(i size / bins) <= position."""
     return ((position + 1) * bins - 1) // max(size, 1)
 
 
 def bins_of(queries: slice, size: int, bins: int) -> tuple[int, int]:
-    """The first bin that these queries fall into, and how many."""
+    """Return the first bin with one of these queries, and the number of such bins."""
     if queries.start == queries.stop:
         return 0, 0
     first, last = bin_of(queries.start, size, bins), bin_of(queries.stop - 1, size, bins)
@@ -269,5 +276,5 @@ def bins_of(queries: slice, size: int, bins: int) -> tuple[int, int]:
 
 
 def checked_count(value: object, statistic: str, name: str) -> int:
-    rule = f"{name} says how many, a whole number, 1 or more."
+    rule = f"{name} is a whole number, 1 or more."
     return as_count(f"{statistic} got {name}", value, rule, f"pass for example {name}=8.", least=1)

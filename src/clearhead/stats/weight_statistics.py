@@ -1,4 +1,4 @@
-"""The statistics that add up weights of many queries, in a second sweep."""
+"""Define the statistics that sum weights of many queries, in a second sweep."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from .statistic import WeightStatistic, WeightTile, bin_of, bins_of, checked_cou
 
 @dataclass(frozen=True)
 class received(WeightStatistic):
-    """The weight each key receives, summed over the queries, per query head.
+    """The weight that each key receives, summed over the queries, per query head.
 
-    `received(by=n)` multiplies it by a number for every key, (Tk,), (H, Tk) or (B, H, Tk), which
-    receives no gradient; "value" in `watch` takes the norms of what each value writes. Without
-    `by`, "received" is enough.
+    `received(by=n)` multiplies it by a number for every key, (Tk,), (H, Tk) or (B, H, Tk), without
+    a gradient. In `watch`, "value" means the norms of the values after the output projection.
+    Without `by`, write "received".
     """
 
     by: Numbers = None
@@ -46,15 +46,15 @@ class received(WeightStatistic):
 
 @dataclass(frozen=True)
 class pooled(WeightStatistic):
-    """The matrix pooled: the mean, over the queries of a bin, of the weight on a bin of keys.
+    """The pooled matrix: the weight on a bin of keys, averaged over the queries of a bin.
 
-    T positions fall into n bins as evenly as they can: bin i holds those from floor(i T / n) up to
-    floor((i + 1) T / n). There are never more bins than positions, so a short text is shown as it
-    is. Every row of the map sums to 1, like a row of weights (less what a sink takes and blind
-    queries miss).
+    T positions are split into n nearly equal bins: bin i has the positions from floor(i T / n) up
+    to floor((i + 1) T / n). There are never more bins than positions, so the map of a short text is
+    exact. A row of the map sums to 1, or to less with sinks or fully masked queries.
 
-    With `by`, a number for every key, (Tk,), (H, Tk) or (B, H, Tk), weights are multiplied by it;
-    "value" in `watch` takes the norms of what each value writes. It receives no gradient.
+    `by` is a number for every key, (Tk,), (H, Tk) or (B, H, Tk), that multiplies the weights,
+    without a gradient. In `watch`, "value" means the norms of the values after the output
+    projection.
     """
 
     rows: int
@@ -90,7 +90,7 @@ class pooled(WeightStatistic):
             weights = (weights * numbers).masked_fill(weights == 0, 0.0)
         if tile.members is None:
             total[..., lo:hi] += weights @ into
-        else:  # NaN stays in the bin of its key
+        else:  # so that NaN affects only the bin of its key
             total[..., lo:hi] += weighted_sum(into.T, weights.mT, into.T > 0).mT
 
     def part(self, total: Tensor, p: Problem, queries: slice) -> Tensor:
@@ -98,31 +98,32 @@ class pooled(WeightStatistic):
 
     def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Tensor:
         bins = min(self.rows, grid.Tq)
-        place = bin_of(queries, grid.Tq, bins)  # torch.bincount would read it: a GPU waits
-        count = place.new_zeros(bins).index_add_(0, place, torch.ones_like(place)).clamp(min=1)
+        bin_index = bin_of(queries, grid.Tq, bins)
+        ones = torch.ones_like(bin_index)  # torch.bincount would wait for a GPU
+        count = ones.new_zeros(bins).index_add_(0, bin_index, ones).clamp(min=1)
         return total / count.to(total).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
 class exact_rows(WeightStatistic):
-    """The exact weights of some queries, in the order asked for; -1 is the last query."""
+    """The exact weights of some queries, in their order; -1 is the last query."""
 
     queries: Sequence[int]
 
-    name, formula, shape = "exact_rows", "w of the queries asked for", "B H n Tk"
+    name, formula, shape = "exact_rows", "w of the requested queries", "B H n Tk"
     call, example = "exact_rows([queries])", "exact_rows([0, -1])"
 
     def __post_init__(self) -> None:
-        given = self.queries
-        listed = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
-        places = [whole_number(i) for i in given] if listed else [None]
-        if None in places:
+        queries = self.queries
+        listed = isinstance(queries, Iterable) and not isinstance(queries, (str, bytes))
+        positions = [whole_number(i) for i in queries] if listed else [None]
+        if None in positions:
             raise BadType(
-                f"exact_rows got {given!r}.",
-                "exact_rows takes the positions of queries, whole numbers in a list.",
+                f"exact_rows got {queries!r}.",
+                "exact_rows takes a list of positions of queries, which are whole numbers.",
                 "pass for example exact_rows([0, 5, -1]).",
             )
-        object.__setattr__(self, "queries", tuple(places))
+        object.__setattr__(self, "queries", tuple(positions))
 
     def check(self, grid: Grid) -> None:
         for i in self.queries:
@@ -130,42 +131,42 @@ class exact_rows(WeightStatistic):
                 raise BadValue(
                     f"exact_rows got query {i}, and there are {grid.Tq}.",
                     "positions count from 0 and stay below the size; -1 is the last.",
-                    f"ask for queries from {-grid.Tq} to {grid.Tq - 1}."
+                    f"pass queries from {-grid.Tq} to {grid.Tq - 1}."
                     if grid.Tq
-                    else "ask for no rows, exact_rows([]).",
+                    else "request no rows, exact_rows([]).",
                 )
 
-    def places(self, grid: Grid) -> list[int]:
+    def positions(self, grid: Grid) -> list[int]:
         return [i % grid.Tq for i in self.queries]
 
     def among(self, p: Problem, queries: slice) -> list[int]:
-        """Which of the rows, by their index in the result, are those of these queries."""
-        places = enumerate(self.places(p.grid))
-        return [n for n, i in places if queries.start <= i < queries.stop]
+        """Return the indices in the result of the rows that are among these queries."""
+        positions = enumerate(self.positions(p.grid))
+        return [n for n, i in positions if queries.start <= i < queries.stop]
 
     def empty(self, p: Problem, queries: slice, keys: int) -> Tensor:
         return zeros(p, len(self.among(p, queries)), keys)
 
     def add_tile(self, total: Tensor, tile: WeightTile) -> None:
         p, queries = tile.problem, tile.queries
-        places = self.places(p.grid)
-        here = [places[n] - queries.start for n in self.among(p, queries)]
-        exact = tile.exps[:, :, here] * tile.share[:, :, here].unsqueeze(-1)
-        if tile.members is not None:  # a row of NaN gives masked keys 0
-            exact = exact.masked_fill(tile.scores[:, :, here] == MASKED, 0.0)
+        positions = self.positions(p.grid)
+        in_tile = [positions[n] - queries.start for n in self.among(p, queries)]
+        exact = tile.exps[:, :, in_tile] * tile.factor[:, :, in_tile].unsqueeze(-1)
+        if tile.members is not None:  # masked keys have weight 0 even in a row of NaN
+            exact = exact.masked_fill(tile.scores[:, :, in_tile] == MASKED, 0.0)
         total[..., tile.columns] = exact
 
     def part(self, total: Tensor, p: Problem, queries: slice) -> Tensor:
         return total[:, :, self.among(p, queries)]
 
     def add_part(self, total: Tensor, part: Tensor, p: Problem, queries: slice) -> None:
-        if here := self.among(p, queries):
-            total[:, :, here] = part
+        if rows := self.among(p, queries):
+            total[:, :, rows] = part
 
     def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Tensor:
-        """Only the rows that are among the queries."""
-        if len(queries) == grid.Tq:  # all: on a GPU they need not be read
+        """Return the rows that are among the queries."""
+        if len(queries) == grid.Tq:  # all, without reading `queries` from a GPU
             return total
-        places = torch.tensor(self.places(grid), dtype=torch.long, device="cpu")
-        held = torch.isin(places, queries.cpu())
-        return total[:, :, held.to(total.device)]
+        positions = torch.tensor(self.positions(grid), dtype=torch.long, device="cpu")
+        swept = torch.isin(positions, queries.cpu())
+        return total[:, :, swept.to(total.device)]

@@ -126,7 +126,7 @@ def run_and_remember(
     sizes = p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv, DTYPES[p.dtype]
     call = _Call(
         TENSORS.pack(*sizes, *6 * NO_TENSOR) + rule(args),
-        (p.B, p.H, p.Tq, p.Dv)[4 - p.given_dims :],
+        (p.B, p.H, p.Tq, p.Dv)[4 - p.input_dims :],
         (args.lo, args.hi, args.bits, ref(mask, lambda _: _forget(of)) if by_id else None),
     )
     out = _run(call, *passed)

@@ -79,7 +79,7 @@ def core_stats_and_max(
     state = State(rows.max * unit, rows.sum, more)
     sums = None
     if any(s.sweep == "second" for s in statistics):
-        share = finish_rows(state, p.sinks).share
+        share = finish_rows(state, p.sinks).factor
         sums = _sum_weights(p, statistics, problem, rows.max, share)
     part = Partial.of_all(p, statistics, state, sums)
     return part, rows.max.double() * unit
@@ -115,7 +115,7 @@ def _sum_weights(
     for s in statistics:
         if isinstance(s, pooled):
             bins, factors = (s.query_bins(p), s.key_bins(p)), _numbers(s, p)
-    exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(p.grid)]
+    exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.positions(p.grid)]
     row_of = torch.full((p.Tq,), -1, device="cpu")
     row_of[exact] = torch.arange(len(exact), device="cpu")
     check(

@@ -20,7 +20,7 @@ from ...problem.online_softmax import State
 from ...problem.problem import Inputs, Problem, repeat_heads
 from ...stats import Partial, Statistic, mass
 from ...stats.statistic import WeightSums, empty_rows, finish_rows
-from ...stats.sweep import both, sweep_gradients
+from ...stats.sweep import add_gradients, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
 from ..operators import KernelArgs, with_own_buffers
 from .backward import OutputGrads, gradients, log_unit
@@ -189,7 +189,7 @@ def _of_received(
     args, r = args_of(p), grad.resolve_neg().contiguous()
     q, k = inputs.q.float(), repeat_heads(inputs.k.float(), p.H)
     mean, _, _ = attend(q, k, r.unsqueeze(-1), args, False)
-    share = finish_rows(State(top.to(p.wide), total, {}), p.sinks).share
+    share = finish_rows(State(top.to(p.wide), total, {}), p.sinks).factor
     lse = top - share.double().log() * log_unit(top)
     lse = lse.masked_fill(top == -math.inf, -math.inf)
     of = OutputGrads(dlse=-mean.squeeze(-1), dreceived=r)
@@ -211,7 +211,7 @@ def _back(
 
 
 def _sum(a: InputGrads, b: InputGrads) -> InputGrads:
-    return InputGrads(*map(both, a, b))
+    return InputGrads(*map(add_gradients, a, b))
 
 
 def _rows_and_sums(

@@ -68,10 +68,9 @@ def answer_and_stats(
     state = _state(sums_of_splits, natural, empty)
     sums = None
     if any(s.sweep == "second" for s in statistics):
-        share = finish_rows(state, p.sinks).share
-        top_of_rows = sums_of_splits["max"].amax(
-            0
-        )  # in units of the rule, like the kernel's logits
+        share = finish_rows(state, p.sinks).factor
+        # In units of the rule, as the logits of the kernel.
+        top_of_rows = sums_of_splits["max"].amax(0)
         sums = _sum_weights(p, inputs, statistics, top_of_rows, share)
     return out, Partial.of_all(p, statistics, state, sums)
 
@@ -143,7 +142,9 @@ def _sum_weights(
             )  # fmt: skip
             if parts is not None:
                 sums["pooled"] = _pooled(parts, p.Tk, k_bins, N)
-        requested = [i for s in statistics if isinstance(s, exact_rows) for i in s.places(p.grid)]
+        requested = [
+            i for s in statistics if isinstance(s, exact_rows) for i in s.positions(p.grid)
+        ]
         if requested:
             positions = _positions(requested, p.device)
             strips = math.ceil(len(requested) / M)
