@@ -118,7 +118,7 @@ def measure(
             "pass larger numbers.",
         )
     searched, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
-    random_model = untrained(teller.model.config, teller.made.get("seed", 0)).eval()
+    random_model = untrained(teller.model.config, teller.provenance.get("seed", 0)).eval()
     models = {"model": teller.model, "random model": random_model}
     runs = len(models) * (math.ceil(search / BATCH) + 2 * math.ceil(report / BATCH))
     with progress_bar("measuring, batch by batch", runs, progress) as advance, ExitStack() as hooks:

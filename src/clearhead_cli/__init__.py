@@ -1,7 +1,7 @@
-"""The command line: one file for each command, and for the three of the storyteller.
+"""The command line: one file for each command, and one for the three of the storyteller.
 
-It stands beside the package clearhead, and its functions import from it when they run: so `--help`,
-`--version` and completion do not wait for torch.
+It is a package beside clearhead, and its functions import clearhead when they run, so that
+`--help`, `--version` and completion do not load torch.
 """
 
 import sys
@@ -33,7 +33,7 @@ COMMANDS = (explain, look, serve, whatif, scale, train, measure, ablate, plan, b
 for command in COMMANDS:
     app.command()(command)
 
-# The base of usage errors, of click or, in newer versions of typer, of the copy of click in it.
+# The base of usage errors: click's, or in newer versions of typer, that of its copy of click.
 UsageError: Any = typer.BadParameter.__base__
 
 
@@ -47,9 +47,9 @@ def main() -> None:
     except (typer.Abort, BrokenPipeError):
         sys.exit(1)
     except Exception as error:
-        if (shown := _in_three_parts(error)) is None:
+        if (user_error := _in_three_parts(error)) is None:
             raise
-        _fail(shown)
+        _fail(user_error)
 
 
 def _fail(error: "AttentionError") -> None:
@@ -61,7 +61,7 @@ def _fail(error: "AttentionError") -> None:
 
 
 def _in_three_parts(error: Exception) -> "AttentionError | None":
-    """An error that is the user's to mend, with its three parts; None for any other."""
+    """Return an error that the user can fix, with its three parts; None for any other."""
     from clearhead.errors import AttentionError, BadValue
 
     if isinstance(error, UsageError):
@@ -69,19 +69,19 @@ def _in_three_parts(error: Exception) -> "AttentionError | None":
     if isinstance(error, OSError):
         return BadValue(
             f"Reading or writing failed: {error}.",
-            "what is read exists, and what is written has room.",
-            "check the path, its permissions and the space left on the disk.",
+            "a file to read must exist, and a file to write needs disk space.",
+            "check the path, its permissions and the free disk space.",
         )
     return error if isinstance(error, AttentionError) else None
 
 
 def _usage(error: Any) -> "AttentionError":
-    """A usage error of click: an unknown option or command, a missing or wrong argument."""
+    """Convert a usage error of click: an unknown option or command, a missing or wrong argument."""
     from clearhead.errors import BadValue
 
     names = [command.__name__ for command in COMMANDS]
     path, rule = "clearhead", f"the commands are {', '.join(names)}."
-    if error.ctx is None and sys.argv[1] in names:  # click gives no context for a missing value
+    if error.ctx is None and sys.argv[1] in names:  # click has no context for a missing value
         path, rule = f"clearhead {sys.argv[1]}", "an option that takes a value is followed by it."
     elif error.ctx is not None and error.ctx.parent is not None:
         path = error.ctx.command_path
@@ -91,8 +91,8 @@ def _usage(error: Any) -> "AttentionError":
     return BadValue(message + ending, rule, f"see {path} --help.")
 
 
-def _version(given: bool) -> None:
-    if given:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"clearhead {installed_version('clearhead') or '(not installed)'}")
         raise typer.Exit
 
@@ -102,10 +102,10 @@ def about(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Say which this is."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Attention with a clear head: type a sentence, see attention computed."""
+    """Type a sentence, and see attention computed step by step."""
     if context.invoked_subcommand is None:
         say(context.get_help())
         raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""`clearhead bench`: clearhead timed beside other implementations and the hardware's ceilings."""
+"""`clearhead bench`: time clearhead, other implementations, and the limits of the hardware."""
 
 import json
 from pathlib import Path
@@ -16,27 +16,27 @@ from .output import check_writable, say_written
 def bench(
     groups: Annotated[
         list[str] | None,
-        typer.Argument(metavar="GROUP", help="What to time; left out, everything (minutes)."),
+        typer.Argument(metavar="GROUP", help="What to time; default: everything (minutes)."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads for every peer; left out, torch's number.")
+        int | None, typer.Option(min=1, help="Threads of every peer; default: torch's number.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each peer.")] = 5,
     peers: Annotated[
-        list[str] | None, typer.Option("--peer", help="Only this one; may be given again.")
+        list[str] | None, typer.Option("--peer", help="Time only this peer; may be repeated.")
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Time the GPU and torch's kernels.")] = False,
-    out: Annotated[Path, typer.Option(help="Where the figures go; the plot beside it.")] = Path(
+    out: Annotated[Path, typer.Option(help="The file of results; the plot is beside it.")] = Path(
         "out/bench.json"
     ),
 ) -> None:
-    """Time clearhead beside its peers and the hardware.
+    """Time clearhead, its peers, and the limits of the hardware.
 
-    Everything is timed in turns, in one run; the hardware's own ceilings, too.
+    All of them are timed in turns, in one run.
 
     Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
-    threads; minilm is a real model end to end. A peer that is not installed is named and skipped.
-    With --gpu: prefill, masked, decode, training and look, beside torch's kernels by name.
+    threads; minilm is a real model end to end. Peers that are not installed are listed and skipped.
+    With --gpu: prefill, masked, decode, training and look, compared with torch's kernels.
 
     \b
     Examples:
@@ -50,8 +50,8 @@ def bench(
     benchmark = import_from_checkout("bench")
     if gpu and (threads or peers):
         raise BadValue(
-            "bench was asked for --gpu with --threads or --peer.",
-            "those are for what is timed on the CPU.",
+            "bench got --gpu with --threads or --peer.",
+            "--threads and --peer are for timings on the CPU.",
             "leave them out.",
         )
     writable_folder(out.parent, "the figures and their plot are", OTHER_FOLDER)

@@ -1,4 +1,4 @@
-"""Programs that come with a checkout of clearhead and not with the installed package."""
+"""Import programs that are in a checkout of clearhead and not in the installed package."""
 
 import importlib
 import sys
@@ -7,9 +7,9 @@ from types import ModuleType
 
 
 def import_from_checkout(name: str) -> ModuleType:
-    """A module of the checkout that clearhead is imported from: `bench`, `examples.storyteller`.
+    """Import a module of the checkout of clearhead: `bench`, `examples.storyteller`.
 
-    Raises `BadValue` where clearhead was installed without its checkout.
+    Raises `BadValue` if clearhead was installed without its checkout.
     """
     import clearhead
     from clearhead.errors import BadValue
@@ -18,7 +18,7 @@ def import_from_checkout(name: str) -> ModuleType:
     if not root.joinpath(*name.split(".")).is_dir():
         raise BadValue(
             f"There is no {name} beside the installed package.",
-            "benchmarks and the training of the demonstration model come with the source alone.",
+            "benchmarks and the training of the included model are only in the repository.",
             "clone the repository, install it with pip install -e ., and repeat the command.",
         )
     if str(root) not in sys.path:

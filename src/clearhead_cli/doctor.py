@@ -1,4 +1,4 @@
-"""`clearhead doctor`: what is installed here, and which engines can be used."""
+"""`clearhead doctor`: list what is installed, and which engines can be used."""
 
 import platform
 from importlib import metadata
@@ -7,7 +7,7 @@ import typer
 
 
 def doctor() -> None:
-    """What is installed here, and which engines answer.
+    """List what is installed, and which engines can be used.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def doctor() -> None:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package that is installed; None if it is not."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`clearhead explain`: attention computed on a text, step by step."""
+"""`clearhead explain`: compute attention on a text, step by step."""
 
 import json
 from pathlib import Path
@@ -20,12 +20,13 @@ def explain(
     size: Annotated[int, typer.Option(help="Features per token.")] = 8,
     heads: Annotated[int, typer.Option(help="Number of heads; must divide the size.")] = 2,
     seed: Annotated[
-        int, typer.Option(help="What the random embeddings and projections start from.")
+        int, typer.Option(help="The seed of the random embeddings and projections.")
     ] = 123,
     mask: MaskText = "everything",
     dropout: Annotated[float, typer.Option(help="Drop weights with this probability.")] = 0.0,
     scale: Annotated[
-        float | None, typer.Option(help="Multiply scores by this; default 1/sqrt(head size).")
+        float | None,
+        typer.Option(help="Multiply scores by this number; default 1/sqrt(head size)."),
     ] = None,
     positions: Annotated[
         bool, typer.Option(help="Add sinusoidal positions to the embeddings.")
@@ -33,27 +34,28 @@ def explain(
     model: Annotated[
         Path | None,
         typer.Option(
-            help="Take tokens, Q, K and V from a Hugging Face checkpoint, or a trained storyteller."
+            help="Use tokens, Q, K and V of a Hugging Face checkpoint or a trained storyteller."
         ),
     ] = None,
-    layer: Annotated[int, typer.Option(help="With --model: which layer, from 0.")] = 0,
+    layer: Annotated[int, typer.Option(help="With --model: the layer, from 0.")] = 0,
     head: Annotated[int | None, typer.Option(min=0, help="Show only this head, from 0.")] = None,
     query: Annotated[
         str | None,
         typer.Option(
-            help="Follow one query through one head, term by term: a token, or its number."
+            help="Follow one query through one head, term by term: a token or its position."
         ),
     ] = None,
     decimals: Annotated[int, typer.Option(min=0, max=12, help="Digits after the point.")] = 4,
     png: Annotated[
-        Path | None, typer.Option(help="Also draw one head's steps, --head or 0, here.")
+        Path | None,
+        typer.Option(help="Also draw the steps of one head (--head, or 0) to this file."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option("--html", help="Also write the interactive page here.")
+        Path | None, typer.Option("--html", help="Also write the interactive page to this file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """See attention computed on a text, step by step.
+    """Compute attention on a text, step by step.
 
     \b
     Examples:
@@ -82,16 +84,16 @@ def explain(
             words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), dropout=dropout,
             scale=scale, positions=positions,
         )  # fmt: skip
-    shown = trace if head is None else trace.head(head)
-    written = []  # before anything is printed: a pipe may close, as that of `head` does
+    selected = trace if head is None else trace.head(head)
+    written = []  # before printing, because a pipe may close, as with `| head`
     if png is not None:
         written.append(f"picture: {plot.save(plot.steps(trace, head=head or 0), png)}")
     if page is not None:
         note = f"Learned weights from {model}." if model is not None else random_note(seed)
         begin = None if query is None else find(trace, query)[0]
-        written.append(f"page: {write_page(shown, page, note, begin)}")
+        written.append(f"page: {write_page(selected, page, note, begin)}")
     if as_json:
-        typer.echo(json.dumps(terminal.to_json(shown), ensure_ascii=True, allow_nan=False))
+        typer.echo(json.dumps(terminal.to_json(selected), ensure_ascii=True, allow_nan=False))
     elif query is not None:
         terminal.follow(trace, query, head=head or 0, decimals=decimals)
     else:
@@ -103,17 +105,17 @@ def explain(
 def _check_options(context: typer.Context, model: Path | None, as_json: bool) -> None:
     """Refuse options that would be ignored."""
     if model is None:
-        rule = "only a checkpoint has layers to choose from."
-        way = "add --model DIR, or leave {} out."
-        refuse(context, ("layer",), "without --model", rule, way)
+        rule = "only a model has several layers."
+        hint = "add --model DIR, or leave {} out."
+        refuse(context, ("layer",), "without --model", rule, hint)
     else:
         names = ("size", "heads", "seed", "mask", "dropout", "scale", "positions")
-        rule = "a checkpoint decides its own size, heads, mask and weights."
-        way = "leave {} out, or explain the text without --model."
-        refuse(context, names, "together with --model", rule, way)
+        rule = "a model has its own size, heads, mask and weights."
+        hint = "leave {} out, or explain the text without --model."
+        refuse(context, names, "with --model", rule, hint)
     if as_json:
-        rule, way = "JSON holds every number in full, for programs.", "leave {} or --json out."
-        refuse(context, ("query", "decimals"), "together with --json", rule, way)
+        rule, hint = "JSON has every number in full, for programs.", "leave {} or --json out."
+        refuse(context, ("query", "decimals"), "with --json", rule, hint)
 
 
 def write_page(trace: "Trace", path: Path, note: str, query: int | None = None) -> Path:
@@ -127,7 +129,6 @@ def write_page(trace: "Trace", path: Path, note: str, query: int | None = None) 
 
 def random_note(seed: int) -> str:
     return (
-        f"The weights are random (seed {seed}): nothing has been learned yet, so the patterns mean "
-        "nothing. A trained model looks at what it needs: verbs at their subjects, pronouns at "
-        "their antecedents."
+        f"The weights are random (seed {seed}), so the patterns mean nothing. In a trained model, "
+        "heads have tasks: verbs look at their subjects, pronouns at their antecedents."
     )

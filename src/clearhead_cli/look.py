@@ -1,4 +1,4 @@
-"""`clearhead look`: what every head of a model looks at, as text, as pictures, as a page."""
+"""`clearhead look`: show what every head of a model looks at, as text, as a picture, as a page."""
 
 import re
 from pathlib import Path
@@ -20,31 +20,33 @@ def look(
     text: Text = None,
     model: Annotated[
         Path | None,
-        typer.Option(
-            help="Look at this model: a Hugging Face checkpoint, a GGUF file, or a storyteller."
-        ),
+        typer.Option(help="The model: a Hugging Face checkpoint, a GGUF file, or a storyteller."),
     ] = None,
     beside: Annotated[
         Path | None,
-        typer.Option(help="Another model, to compare with on the page."),
+        typer.Option(help="Another model, for comparison on the page."),
     ] = None,
     effects: Annotated[
         bool,
         typer.Option(
             "--effects",
-            help="Run again without each head, to see what it causes. The storyteller always is.",
+            help="Measure the effect of each head by running without it. Always on for the "
+            "storyteller.",
         ),
     ] = False,
     random: Annotated[
-        bool, typer.Option("--random", help="Look at random weights, from which training begins.")
+        bool, typer.Option("--random", help="Use random weights, as before training.")
     ] = False,
     size: Annotated[int, typer.Option(help="With --random: features per token.")] = 32,
     heads: Annotated[
         int, typer.Option(help="With --random: number of heads; must divide the size.")
     ] = 4,
-    seed: Annotated[int, typer.Option(help="With --random: what the numbers start from.")] = 123,
+    seed: Annotated[int, typer.Option(help="With --random: the seed of the weights.")] = 123,
     mask: Annotated[
-        str, typer.Option(help="With --random: who may look at whom, e.g. 'causal & prefix(2)'.")
+        str,
+        typer.Option(
+            help="With --random: which keys a query may look at, e.g. 'causal & prefix(2)'."
+        ),
     ] = "causal",
     positions: Annotated[
         bool, typer.Option(help="With --random: add sinusoidal positions.")
@@ -53,17 +55,16 @@ def look(
         str | None,
         typer.Option(
             metavar="LAYER:HEAD:QUERIES:KEYS",
-            help="Exact weights of a part of a long text, e.g. 3:5:1024-1087:0-63.",
+            help="Show exact weights of a part of a long text, e.g. 3:5:1024-1087:0-63.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and the page.")] = Path(
         "out"
     ),
 ) -> None:
-    """See what every head looks at: here, as picture, as page.
+    """Show what every head looks at: as text, as a picture, as a page.
 
-    The heads are those of a trained model: the storyteller that comes with clearhead, unless
-    --model names another.
+    The model is the included storyteller, unless --model names another.
 
     \b
     Examples:
@@ -87,7 +88,7 @@ def look(
     elif tile is not None:
         _look_at_tile(load_text_model(model), words, tile, out)
     else:
-        # First: what is wrong with the other model then costs no report.
+        # The other model first: if it cannot be loaded, no report is computed.
         other = None if beside is None else load_text_model(beside)
         _look_at_text(load_text_model(model), words, effects, out, other)
 
@@ -98,21 +99,21 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
 
     if random and model is not None:
         raise BadValue(
-            "--random was given together with --model.",
+            "--random was passed with --model.",
             "a model has trained weights.",
             "leave one of the two out.",
         )
     if random:
-        rule, way = "a tile is of the weights of a trained model.", "leave {} or --random out."
-        refuse(context, ["tile"], "with --random", rule, way)
+        rule, hint = "a tile is a part of the weights of a model.", "leave {} or --random out."
+        refuse(context, ["tile"], "with --random", rule, hint)
     if random or context.params["tile"] is not None:
-        rule, way = "it says more about the heads of a trained model.", "leave {} out."
-        refuse(context, ["beside", "effects"], "with --random or --tile", rule, way)
+        rule, hint = "it applies to a report on a trained model.", "leave {} out."
+        refuse(context, ["beside", "effects"], "with --random or --tile", rule, hint)
     if not random:
         names = ("size", "heads", "seed", "mask", "positions")
-        rule = "a trained model decides its own size, heads, mask and weights."
-        way = "leave {} out, or add --random for weights that have learned nothing."
-        refuse(context, names, "without --random", rule, way)
+        rule = "a trained model has its own size, heads, mask and weights."
+        hint = "leave {} out, or add --random for untrained weights."
+        refuse(context, names, "without --random", rule, hint)
 
 
 def _look_at_text(
@@ -123,9 +124,9 @@ def _look_at_text(
     from clearhead.inspection.report import report
 
     beside = None if other is None else report(other, words)
-    found = report(model, words, effects=effects or model.is_small)
-    written = write(found, out, beside=beside)  # before anything is printed: a pipe may close
-    typer.echo(str(found))
+    result = report(model, words, effects=effects or model.is_small)
+    written = write(result, out, beside=beside)  # before printing, because a pipe may close
+    typer.echo(str(result))
     for remark in model.remarks(words):
         typer.echo(f"\n{wrapped(remark.sentence)}")
         if remark.trace is not None:
@@ -148,14 +149,14 @@ def _look_at_tile(model: "TextModel", words: str, tile: str, out: Path) -> None:
 
 
 def _parse_tile(tile: str) -> tuple[int, int, range, range]:
-    """Layer, head, queries and keys of ``0:3:64-127:0-63``, where ranges include their ends."""
+    """Parse ``0:3:64-127:0-63`` as layer, head, queries and keys; ranges include their ends."""
     from clearhead.errors import BadValue
 
     match = re.fullmatch(r"(\d+):(\d+):(\d+)-(\d+):(\d+)-(\d+)", tile)
     if match is None:
         raise BadValue(
-            f"--tile {tile!r} names no part of a head.",
-            "a tile is LAYER:HEAD:QUERIES:KEYS, and queries and keys are FIRST-LAST.",
+            f"--tile {tile!r} is not a tile.",
+            "a tile is LAYER:HEAD:QUERIES:KEYS, where queries and keys are FIRST-LAST.",
             "pass for example --tile 0:3:64-127:0-63.",
         )
     layer, head, first, last, left, right = map(int, match.groups())

@@ -1,4 +1,4 @@
-"""Where commands print, how wide, and whether a file can be written."""
+"""Print messages and results of commands, and check that files can be written."""
 
 import os
 import shutil
@@ -10,31 +10,35 @@ import typer
 
 
 def say(line: str) -> None:
-    """Print a message to standard error, so that a pipe gets the result alone."""
+    """Print a message to standard error, so that a pipe gets only the result."""
     typer.echo(line, err=True)
 
 
 def say_loading(model: Path | None) -> None:
-    """Say that a model is being loaded, which takes some seconds with torch; only in a terminal, as
-    progress bars do. Called before clearhead is imported."""
+    """Print that a model is being loaded, which takes seconds; only in a terminal.
+
+    Called before clearhead is imported.
+    """
     if sys.stderr.isatty():
         say(f"loading {'the storyteller' if model is None else model} ...")
 
 
 def say_written(paths: dict[str, Path]) -> None:
-    """Print what was written, and whether figures are missing."""
+    """Print the paths of written files, and whether pictures are missing."""
     from clearhead.errors import how_to_install
     from clearhead.explorer import plot
 
     for kind, path in paths.items():
         say(f"{kind:<8} {path}" + "  (open it in a browser)" * (kind == "page"))
     if not plot.can_draw():
-        say(f"pictures none, without matplotlib: {how_to_install('plot')}")
+        say(f"no pictures, because matplotlib is missing: {how_to_install('plot')}")
 
 
 def wrapped(text: str, indent: int = 0) -> str:
-    """The text with its lines wrapped to the terminal, to 80 columns without one. Lines that follow
-    from wrapping are indented."""
+    """Wrap the lines of a text to the width of the terminal, or to 80 columns without one.
+
+    Continuation lines are indented.
+    """
     width = shutil.get_terminal_size().columns
     wrap = textwrap.TextWrapper(
         width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -46,11 +50,11 @@ def check_writable(*paths: Path | None) -> None:
     """Raise `BadValue` for files that cannot be written, before anything is computed or printed."""
     from clearhead.errors import BadValue
 
-    given = [path.resolve() for path in paths if path is not None]
-    if len(set(given)) < len(given):
+    resolved = [path.resolve() for path in paths if path is not None]
+    if len(set(resolved)) < len(resolved):
         raise BadValue(
-            f"One file, {str(given[0])!r}, is to hold both the picture and the page.",
-            "the second would be written over the first.",
+            f"The picture and the page have the same file, {str(resolved[0])!r}.",
+            "the second would overwrite the first.",
             "name two files.",
         )
     for path in (p for p in paths if p is not None):
@@ -65,6 +69,6 @@ def check_writable(*paths: Path | None) -> None:
             continue
         raise BadValue(
             f"The file {str(path)!r} cannot be written: {why}.",
-            "what is written goes to a file, in a folder that exists and may be written to.",
-            "make the folder first, or name another file.",
+            "a result is written to a file, in an existing folder with write permission.",
+            "create the folder first, or name another file.",
         )

@@ -1,4 +1,4 @@
-"""`clearhead plan`: which engine would compute attention of these sizes, and what it costs."""
+"""`clearhead plan`: print the engine that would compute attention of these sizes, and its cost."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from .options import MaskText
 from .output import wrapped
 
-LABEL_WIDTH = 16  # of the lines of a plan, before their values
+LABEL_WIDTH = 16  # of the labels in the lines of a plan
 
 
 def plan(
@@ -25,10 +25,10 @@ def plan(
         float | None, typer.Option(help="Drop weights with this probability.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the dropout.")] = None,
-    grad: Annotated[bool, typer.Option("--grad", help="Gradients are requested.")] = False,
+    grad: Annotated[bool, typer.Option("--grad", help="Plan for gradients.")] = False,
     engine: Annotated[str, typer.Option(help="auto, or an engine by name.")] = "auto",
 ) -> None:
-    """Which engine would compute attention of these sizes, and its cost.
+    """Print the engine that would compute attention, and its cost.
 
     Nothing is computed.
 
@@ -57,13 +57,13 @@ def plan(
         if value is not None and not 1 <= value <= most:
             raise BadValue(
                 f"{name} is {value}.",
-                f"a size is from 1 to {most}: the keys that each query may look at are counted.",
+                f"a size is from 1 to {most}, because plan counts the keys of each query.",
                 f"pass another number with {name}.",
             )
     G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys
     Dv = head_size if value_size is None else value_size
     shapes = ((heads, queries, head_size), (G, Tk, head_size), (G, Tk, Dv))
-    # Views of one number: no memory is allocated.
+    # Views of one number, which need no memory.
     q, k, v = (torch.zeros((), dtype=kind).expand(batch, *shape) for shape in shapes)
     if grad:
         q = q.detach().requires_grad_()

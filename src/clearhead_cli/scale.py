@@ -1,4 +1,4 @@
-"""`clearhead scale`: why scores are divided by sqrt(d)."""
+"""`clearhead scale`: show why scores are divided by sqrt(d)."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +10,11 @@ from .output import check_writable, say, wrapped
 
 def scale(
     size: Annotated[int, typer.Option(help="The head size d to show.")] = 256,
-    keys: Annotated[int, typer.Option(help="How many random keys.")] = 32,
-    seed: Annotated[int, typer.Option(help="What the random numbers start from.")] = 0,
-    png: Annotated[Path | None, typer.Option(help="Also draw it to this picture.")] = None,
+    keys: Annotated[int, typer.Option(help="The number of random keys.")] = 32,
+    seed: Annotated[int, typer.Option(help="The seed of the random numbers.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Also draw it to this file.")] = None,
 ) -> None:
-    """Why divide by sqrt(d)? Numbers with and without the scaling.
+    """Show why scores are divided by sqrt(d), with and without it.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`clearhead serve`: the explorer of a model, in a browser, computed by this process."""
+"""`clearhead serve`: explore a model in a browser, computed by this process."""
 
 import secrets
 import socket
@@ -26,13 +26,13 @@ def serve(
         typer.Option(help="A Hugging Face checkpoint or a storyteller; default: the storyteller."),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")
+        int, typer.Option(min=0, max=65535, help="The port; 0 means any free port.")
     ] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open the address in a browser.")] = False,
 ) -> None:
-    """Explore a model in a browser: type, change, see.
+    """Explore a model in a browser: type a text, edit attention.
 
-    The page is for this machine alone, at the address that is printed. Ctrl-C ends it.
+    Prints the address of the page, which only this machine can open. Ctrl-C ends it.
 
     \b
     Examples:
@@ -48,13 +48,13 @@ def serve(
     words = EXAMPLE if text is None else read_text(text)
     with _listen(port) as listener:
         reader = Reader(model)
-        found = reader.report(words, progress=None)
+        result = reader.report(words, progress=None)
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        page = html.report_page(found, host="server")
+        page = html.report_page(result, host="server")
         address = f"http://127.0.0.1:{port}/{token}/"
         typer.echo(address)
-        say(f"{visible(reader.model.name, 200)}, for this machine alone; Ctrl-C ends it")
+        say(f"{visible(reader.model.name, 200)}, for this machine only; Ctrl-C ends it")
         if open_:
             webbrowser.open(address)
         start(app(reader, page, token, port), listener)
@@ -69,15 +69,18 @@ def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
     except ImportError as error:
         raise Missing(
             f"{error.name} is not installed.",
-            "the server is made of starlette and uvicorn, which clearhead does not require.",
+            "the server needs starlette and uvicorn.",
             how_to_install("serve"),
         ) from error
     return start, app
 
 
 def _listen(port: int) -> socket.socket:
-    """A socket that listens on loopback, before anything is computed: a port that is taken is told
-    at once, and who opens the address early is answered later."""
+    """Return a socket that listens on loopback.
+
+    It is opened before anything is computed, so that a port in use raises an error at once, and
+    early requests are answered later.
+    """
     from clearhead.errors import BadValue, why_failed
 
     listener = socket.socket()
@@ -88,8 +91,8 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise BadValue(
-            f"Port {port} cannot be listened on: {why_failed(error)}.",
-            "a port is for one program, and those below 1024 for the system's.",
+            f"Port {port} is not available: {why_failed(error)}.",
+            "one program uses a port, and ports below 1024 are reserved.",
             "pass another --port, or none.",
         ) from error
     return listener

@@ -1,4 +1,4 @@
-"""`clearhead train`, `measure` and `ablate`: the small model that comes with clearhead."""
+"""`clearhead train`, `measure` and `ablate`: commands for models like the included one."""
 
 import json
 import shlex
@@ -15,24 +15,24 @@ from .output import say, say_loading
 def train(
     text: Annotated[
         Path | None,
-        typer.Argument(help="A text file of your own; left out, the stories of the grammar."),
+        typer.Argument(help="Your own text file; default: stories of the grammar."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder for checkpoints, weights and the loss curve.")
     ] = Path("out/storyteller"),
-    seed: Annotated[int, typer.Option(help="What weights and stories start from.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="How many batches are read.")] = 4000,
-    batch: Annotated[int, typer.Option(min=1, help="Stories, or passages, in a batch.")] = 8,
+    seed: Annotated[int, typer.Option(help="The seed of weights and stories.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Number of batches.")] = 4000,
+    batch: Annotated[int, typer.Option(min=1, help="Stories, or passages, per batch.")] = 8,
     rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 2.5e-3,
     size: Annotated[int, typer.Option(help="Features per word.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the decoder.")] = 2,
     heads: Annotated[int, typer.Option(help="Heads per layer; must divide the size.")] = 8,
-    length: Annotated[int, typer.Option("--context", help="Words read at a time.")] = 128,
+    length: Annotated[int, typer.Option("--context", help="The context, in words.")] = 128,
     every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 250,
 ) -> None:
     """Train a storyteller, on its stories or on your text.
 
-    If it is killed, the same command continues from the last checkpoint, and ends with the same
+    If it is interrupted, the same command continues from the last checkpoint, with the same final
     weights.
 
     \b
@@ -40,12 +40,12 @@ def train(
       clearhead train --out out/mine
       clearhead train book.txt --steps 2000 --size 64
     """
-    teller = import_from_checkout("examples.storyteller").train(
+    storyteller = import_from_checkout("examples.storyteller").train(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
         heads=heads, context=length, every=every,
         command=shlex.join(["clearhead", *sys.argv[1:]]),
     )  # fmt: skip
-    typer.echo(f"held-out loss {teller.made['held_out_loss']:.3f} nats per word")
+    typer.echo(f"held-out loss {storyteller.provenance['held_out_loss']:.3f} nats per word")
     for name in ("model.safetensors", "loss.png"):
         if (out / name).exists():
             say(f"written  {out / name}")
@@ -57,17 +57,15 @@ def train(
 def measure(
     model: Annotated[
         Path | None,
-        typer.Argument(
-            help="A folder that train wrote; left out, the storyteller that comes here."
-        ),
+        typer.Argument(help="A folder that train wrote; default: the included storyteller."),
     ] = None,
-    search: Annotated[int, typer.Option(help="Training stories that heads are found on.")] = 200,
-    report: Annotated[int, typer.Option(help="Held-out stories that are reported on.")] = 500,
+    search: Annotated[int, typer.Option(help="Training stories used to select heads.")] = 200,
+    report: Annotated[int, typer.Option(help="Held-out stories used for the results.")] = 500,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Measure which head does what, and how words are guessed.
+    """Measure what each head does, and how well words are predicted.
 
-    Also measured: random weights, a fixed distance, chance, and counts of words and pairs.
+    Baselines: random weights, a fixed distance, chance, and counts of words and pairs.
 
     \b
     Examples:
@@ -77,9 +75,9 @@ def measure(
     say_loading(model)
     from clearhead import demo
 
-    teller = demo.load(model)
+    storyteller = demo.load(model)
     table = import_from_checkout("examples.storyteller").measure(
-        teller, search=search, report=report
+        storyteller, search=search, report=report
     )
     typer.echo(json.dumps(table.as_dict()) if as_json else str(table))
     if model is not None:
@@ -90,12 +88,12 @@ def ablate(
     out: Annotated[Path, typer.Option(help="The folder for the table and the pictures.")] = Path(
         "out/ablation"
     ),
-    steps: Annotated[int, typer.Option(min=1, help="Batches that each variant reads.")] = 1500,
-    seed: Annotated[int, typer.Option(help="What weights and stories start from.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Batches per variant.")] = 1500,
+    seed: Annotated[int, typer.Option(help="The seed of weights and stories.")] = 1,
 ) -> None:
-    """Take scaling, positions, mask or heads away, and train.
+    """Train without scaling, positions, mask or heads, and compare.
 
-    The loss and what the heads look at are printed and drawn.
+    Prints and draws the loss, and what the heads look at.
 
     \b
     Examples:

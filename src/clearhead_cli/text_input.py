@@ -1,4 +1,4 @@
-"""The text of a command: typed, from a file, or from standard input."""
+"""Read the text of a command: typed, from a file, or from standard input."""
 
 import codecs
 import errno
@@ -7,65 +7,64 @@ from pathlib import Path
 
 
 def read_text(words: list[str] | None) -> str:
-    """The text as typed (with or without quotes), from the file of that name, or from standard
-    input."""
+    """Return the text: the words as typed, the content of a file, or standard input."""
     from clearhead.errors import BadValue
 
-    given = " ".join(words) if words else None
+    typed = " ".join(words) if words else None
     paths = [word for word in words or () if word == "-" or Path(word).suffix in (".txt", ".md")]
     if paths and len(words or ()) > 1:
         raise BadValue(
-            f"The text is {given!r}.",
+            f"The text is {typed!r}.",
             "a text is some words, or one file, or - for standard input.",
-            f"name {paths[0]!r} alone, or put words that look like a file in quotes, all together.",
+            f"pass only {paths[0]!r}, or put the complete text in quotes.",
         )
-    if given == "-" or (given is None and not sys.stdin.isatty()):
+    if typed == "-" or (typed is None and not sys.stdin.isatty()):
         raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
         text = _decode(raw, "standard input")
-    elif given is None:
+    elif typed is None:
         raise BadValue(
-            "No text was given.",
-            "clearhead explains a text.",
+            "No text was passed.",
+            "this command needs a text.",
             "type it in quotes, name a text file, or pipe it in.",
         )
     else:
-        text = _read_file(given)
+        text = _read_file(typed)
     if not text.strip():
         raise BadValue(
             "The text is empty.",
             "attention needs at least one token.",
-            "type some words in quotes, name a text file that has some, or pipe them in.",
+            "type some words in quotes, name a text file with words, or pipe them in.",
         )
     return text.strip()
 
 
-def _read_file(given: str) -> str:
-    """The content of the file of that name, or what was given if it is not a path."""
+def _read_file(typed: str) -> str:
+    """Return the content of the file `typed`, or `typed` itself if it is not a path."""
     from clearhead.errors import BadValue
 
-    path = Path(given)
-    if len(given) > 1024 or "\0" in given or "\n" in given:
-        return given
-    looks_like_path = path.suffix in (".txt", ".md") or ("/" in given and path.parent.is_dir())
+    path = Path(typed)
+    if len(typed) > 1024 or "\0" in typed or "\n" in typed:
+        return typed
+    looks_like_path = path.suffix in (".txt", ".md") or ("/" in typed and path.parent.is_dir())
     try:
         if path.exists() and not path.is_dir():
-            return _decode(path.read_bytes(), f"the file {given!r}")
+            return _decode(path.read_bytes(), f"the file {typed!r}")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            return given
+            return typed
         raise BadValue(
-            f"The file {given!r} cannot be read: {error.strerror}.",
+            f"The file {typed!r} cannot be read: {error.strerror}.",
             "a text is typed, piped in, or read from a file.",
             "check the path and its permissions.",
         ) from error
-    if looks_like_path and not any(c.isspace() for c in given):
-        what = "is a folder" if path.is_dir() else "is not there"
+    if looks_like_path and not any(c.isspace() for c in typed):
+        what = "is a folder" if path.is_dir() else "does not exist"
         raise BadValue(
-            f"The file {given!r} {what}.",
-            "a text without spaces that looks like a path is read as one.",
-            "check the path; to explain these letters themselves, pipe them in.",
+            f"The file {typed!r} {what}.",
+            "a text without spaces that looks like a path is the name of a file.",
+            "check the path; to use these characters as the text, pipe them in.",
         )
-    return given
+    return typed
 
 
 def _decode(raw: bytes, source: str) -> str:

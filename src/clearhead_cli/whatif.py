@@ -1,4 +1,4 @@
-"""`clearhead whatif`: a text read without and with edits of attention."""
+"""`clearhead whatif`: run a model on a text without and with edits of attention."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clearhead.masks import Mask
 
 PLACE = re.compile(r"\s*(layer|head|row)s?\s+(-?\d+(?:\s*,\s*-?\d+)*)\s*")
-EDGES = "EDGES is a mask, as in --mask, or 'QUERY -> KEY', tokens or their numbers."
+EDGES = "EDGES is a mask, as in --mask, or 'QUERY -> KEY', tokens or their positions."
 
 
 def whatif(
@@ -41,10 +41,10 @@ def whatif(
         typer.Option("--ablate", metavar="PLACE", help="Set outputs to 0, e.g. 'layer 0 head 7'."),
     ] = None,
 ) -> None:
-    """Read a text without and with edits of attention.
+    """Run a model on a text without and with edits of attention.
 
-    Printed are the next words and the losses, before and after, and where weight moves; of a model
-    that predicts no next word, how far its vectors turn.
+    Prints the next words and the losses before and after, and how much weight moves. For a model
+    that predicts no next word, prints how far its vectors turn.
 
     A PLACE is layers, heads and rows (queries), numbered from 0: 'layers 0,1 head 7 row 4'.
 
@@ -63,53 +63,53 @@ def whatif(
     words = read_text(text)
     reader = load_text_model(model)
     tokens, _ = reader.tokens_and_inputs(words)
-    edits = [_edit(given, "knock_out", tokens) for given in knock_out or ()]
-    edits += [_edit(given, "keep_only", tokens) for given in keep_only or ()]
-    edits += [_edit(given, "ablate", tokens) for given in ablate or ()]
+    edits = [_edit(option, "knock_out", tokens) for option in knock_out or ()]
+    edits += [_edit(option, "keep_only", tokens) for option in keep_only or ()]
+    edits += [_edit(option, "ablate", tokens) for option in ablate or ()]
     if not edits:
         raise BadValue(
-            "No edit was given.",
-            "whatif shows what edits of attention change.",
+            "No edit was passed.",
+            "whatif compares a run with edits to one without.",
             "pass for example --knock-out 'layer 0: prefix(1)' or --ablate 'layer 0 head 7'.",
         )
-    found = str(read_twice(reader, words, edits))
-    for given in (*(knock_out or ()), *(keep_only or ())):
-        if ends := _ends(given.rpartition(":")[2], tokens):
+    comparison = str(read_twice(reader, words, edits))
+    for option in (*(knock_out or ()), *(keep_only or ())):
+        if ends := _ends(option.rpartition(":")[2], tokens):
             named = [", ".join(f"{visible(tokens[i])} ({i})" for i in some) for some in ends]
-            typer.echo(f"{given} means {' -> '.join(named)}")
+            typer.echo(f"{option} means {' -> '.join(named)}")
             if max(ends[0]) < min(ends[1]):
                 typer.echo(
-                    "The query stands before the key, where a causal model does not look; the "
-                    f"other direction is {' -> '.join(reversed(named))}."
+                    "The query is before the key, where a causal model does not look; the other "
+                    f"direction is {' -> '.join(reversed(named))}."
                 )
-    typer.echo(found)
+    typer.echo(comparison)
 
 
-def _edit(given: str, kind: str, tokens: list[str]) -> "edit.Edit":
-    """An edit from ``layer 0 head 7: she -> queen``."""
+def _edit(text: str, kind: str, tokens: list[str]) -> "edit.Edit":
+    """Parse an edit such as ``layer 0 head 7: she -> queen``."""
     from clearhead.errors import BadValue
     from clearhead.inspection import edits as edit
 
-    place, colon, edges = given.rpartition(":") if kind != "ablate" else (given, ":", "")
+    selection, colon, edges = text.rpartition(":") if kind != "ablate" else (text, ":", "")
     option = f"--{kind.replace('_', '-')}"
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     at = 0
-    while match := PLACE.match(place, at):
-        if f"{match[1]}s" in found:
+    while match := PLACE.match(selection, at):
+        if f"{match[1]}s" in numbers:
             raise BadValue(
-                f"{option} {given!r} names {match[1]}s twice.",
-                "a place names its layers, heads and rows once, in lists: 'layers 0,1 head 7'.",
-                f"join them with a comma, or give {option} once for each place.",
+                f"{option} {text!r} names {match[1]}s twice.",
+                "PLACE names layers, heads and rows once each, as lists: 'layers 0,1 head 7'.",
+                f"join them with a comma, or repeat {option}.",
             )
-        found[f"{match[1]}s"] = [int(n) for n in match[2].split(",")]
+        numbers[f"{match[1]}s"] = [int(n) for n in match[2].split(",")]
         at = match.end()
-    if at < len(place.strip()) or (colon and not found):
+    if at < len(selection.strip()) or (colon and not numbers):
         raise BadValue(
-            f"{option} {given!r} names no place.",
-            "a place is layers, heads and rows with their numbers, and a colon before the edges.",
+            f"{option} {text!r} has no valid PLACE.",
+            "PLACE is layers, heads and rows with their numbers, and a colon before the edges.",
             "write for example 'layer 0 head 7: she -> queen', or 'layers 0,1: prefix(1)'.",
         )
-    layers, heads, rows = (found.get(name) for name in ("layers", "heads", "rows"))
+    layers, heads, rows = (numbers.get(name) for name in ("layers", "heads", "rows"))
     if kind == "ablate":
         return edit.ablate(layers=layers, heads=heads, rows=rows)
     make = edit.knock_out if kind == "knock_out" else edit.keep_only
@@ -132,24 +132,24 @@ def _mask(edges: str, tokens: list[str]) -> "Mask":
 
 
 def _ends(edges: str, tokens: list[str]) -> tuple[list[int], list[int]] | None:
-    """The positions of the queries and keys of ``she -> queen``; None of a mask's notation."""
+    """Return the positions of queries and keys of ``she -> queen``; None for a mask."""
     query, arrow, key = (part.strip() for part in edges.partition("->"))
     return (_positions(query, tokens), _positions(key, tokens)) if arrow else None
 
 
-def _positions(given: str, tokens: list[str]) -> list[int]:
-    """Every position of a token, or the position that is given as a number."""
+def _positions(token: str, tokens: list[str]) -> list[int]:
+    """Return all positions of a token, or the position if `token` is a number."""
     from clearhead.errors import BadValue
     from clearhead.formatting import spellings, visible
 
-    if given.isdecimal() and int(given) < len(tokens):
-        return [int(given)]
-    names = [{name.lower() for name in spellings(token)} for token in tokens]
-    found = [i for i, known in enumerate(names) if given.lower() in known]
-    if not found:
+    if token.isdecimal() and int(token) < len(tokens):
+        return [int(token)]
+    names = [{name.lower() for name in spellings(other)} for other in tokens]
+    positions = [i for i, known in enumerate(names) if token.lower() in known]
+    if not positions:
         raise BadValue(
-            f"The token {given!r} is not in the text.",
-            f"an edge goes from a token to a token: {', '.join(map(visible, tokens[:20]))}.",
-            f"name one of these, or its number from 0 to {len(tokens) - 1}.",
+            f"The token {token!r} is not in the text.",
+            f"an edge connects two tokens: {', '.join(map(visible, tokens[:20]))}.",
+            f"use one of these, or its position from 0 to {len(tokens) - 1}.",
         )
-    return found
+    return positions

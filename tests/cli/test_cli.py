@@ -88,7 +88,7 @@ def test_pictures_and_page_are_written(run, tmp_path):
     assert run("explain", SENTENCE, "--png", png, "--html", page)[0] == 0
     assert png.read_bytes().startswith(b"\x89PNG") and "<!doctype html>" in page.read_text().lower()
     code, out, err = run("look", SENTENCE, "--random", "--out", tmp_path / "deep" / "out")
-    assert code == 0 and "head" in out and "nothing has been learned" in err
+    assert code == 0 and "head" in out and "the patterns mean nothing" in err
     for name in ("heads.png", "look.html"):
         assert str(tmp_path / "deep" / "out" / name) in err
         assert (tmp_path / "deep" / "out" / name).stat().st_size > 1000
@@ -141,7 +141,7 @@ def test_a_model_is_trained_measured_and_looked_at(run, tmp_path):
     table = json.loads(run("measure", made, "--search", 3, "--report", 3, "--json")[1])
     assert table == json.loads((made / "model.json").read_text())
     code, out, _ = run("look", SENTENCE, "--model", made, "--out", tmp_path / "out")
-    assert code == 0 and "expects next" in out and "layer" in out
+    assert code == 0 and "predictions after each word" in out and "layer" in out
     assert "antecedent" not in out  # three steps teach no head to look anywhere
 
 
@@ -247,10 +247,10 @@ def test_dropout_and_seed_are_reproducible(run):
 
 @pytest.mark.parametrize("arguments, expected", [
     (["explain", ""], "The text is empty.\n  Rule: attention needs at least one token.\n  Hint: "
-     "type some words in quotes, name a text file that has some, or pipe them in."),
-    (["explain", "nowhere.txt"], "The file 'nowhere.txt' is not there.\n  Rule: a text "
-     "without spaces that looks like a path is read as one.\n  Hint: check the path; to explain "
-     "these letters themselves, pipe them in."),
+     "type some words in quotes, name a text file with words, or pipe them in."),
+    (["explain", "nowhere.txt"], "The file 'nowhere.txt' does not exist.\n  Rule: a text "
+     "without spaces that looks like a path is the name of a file.\n  Hint: check the path; to use "
+     "these characters as the text, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
      "it shows, for at most 2048 tokens.\n  Hint: pass a shorter text."),
     (["explain", "a b", "--head", "2"], "Head 2 was requested.\n  Rule: this trace has 2, "
@@ -265,26 +265,26 @@ def test_dropout_and_seed_are_reproducible(run):
      "is one of the tokens, or its position counted from 0.\n  Hint: ask for one of these: 0 a, "
      "1 b."),
     *(([*verb, option, f"/nowhere/a{option}"], f"The file '/nowhere/a{option}' cannot be written: "
-      "there is no folder '/nowhere'.\n  Rule: what is written goes to a file, in a folder that "
-      "exists and may be written to.\n  Hint: make the folder first, or name another file.")
+      "there is no folder '/nowhere'.\n  Rule: a result is written to a file, in an existing "
+      "folder with write permission.\n  Hint: create the folder first, or name another file.")
       for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"),
                            (["scale"], "--png"))),
     (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
      "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
-     "files; a GGUF file will do, too.\n  Hint: check the path; a model on the hub must be "
+     "files; a GGUF file is also accepted.\n  Hint: check the path; a model on the hub must be "
      "downloaded first."),
     (["explain", "a b", "--size", "9", "--heads", "2"], None),
     (["explain", "a b", "--query", "dog"], None),
     (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "
      "that a weight is dropped, from 0 to 1.\n  Hint: pass a number such as 0.1; layers pass "
      "0.0 outside training."),
-    (["look", "a b", "--random", "--model", "x"], "--random was given together with --model.\n"
+    (["look", "a b", "--random", "--model", "x"], "--random was passed with --model.\n"
      "  Rule: a model has trained weights.\n  Hint: leave one of the two out."),
-    (["look", "a b", "--heads", "2"], "--heads was given without --random.\n  Rule: a trained "
-     "model decides its own size, heads, mask and weights.\n  Hint: leave --heads out, or add "
-     "--random for weights that have learned nothing."),
-    (["look", "the " * 129], "The text has 129 tokens.\n  Rule: this model reads at most 128 "
-     "tokens at a time.\n  Hint: pass a shorter text, for example its last sentences."),
+    (["look", "a b", "--heads", "2"], "--heads was passed without --random.\n  Rule: a trained "
+     "model has its own size, heads, mask and weights.\n  Hint: leave --heads out, or add "
+     "--random for untrained weights."),
+    (["look", "the " * 129], "The text has 129 tokens.\n  Rule: the context of this model is 128 "
+     "tokens.\n  Hint: pass a shorter text, for example its last sentences."),
     (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: No such "
      "file or directory.\n  Rule: a model is trained on a file of UTF-8 text."
      "\n  Hint: check the path, or convert the file to UTF-8."),
@@ -299,17 +299,17 @@ def test_dropout_and_seed_are_reproducible(run):
      "queries and Tk=5 keys.\n  Rule: if the numbers differ, align= must give the position of the "
      "queries.\n  Hint: use Causal(align='end') if the last query is at the last key (a cache), or "
      "Causal(align='start') if query 0 is at key 0 (torch's is_causal)."),
-    (["explain", "a b", "--model", "/nowhere", "--size", "9"], "--size was given together with "
-     "--model.\n  Rule: a checkpoint decides its own size, heads, mask and weights.\n  Hint: "
-     "leave --size out, or explain the text without --model."),
-    (["explain", "a b", "--layer", "1"], "--layer was given without --model.\n  Rule: only a "
-     "checkpoint has layers to choose from.\n  Hint: add --model DIR, or leave --layer out."),
+    (["explain", "a b", "--model", "/nowhere", "--size", "9"], "--size was passed with --model.\n  "
+     "Rule: a model has its own size, heads, mask and weights.\n  Hint: leave"
+     " --size out, or explain the text without --model."),
+    (["explain", "a b", "--layer", "1"], "--layer was passed without --model.\n  Rule: only a "
+     "model has several layers.\n  Hint: add --model DIR, or leave --layer out."),
     (["explain", "a b", "--seed", str(2**70)], f"seed={2**70}.\n  Rule: the seed of a lesson is a "
      f"whole number from 0 to {2**63 - 1}.\n  Hint: pass a number in between."),
     (["explain", "a b", "--size", "0"], "size=0.\n  Rule: the size of a lesson is a whole number "
      "from 1 to 4096.\n  Hint: pass a number in between."),
-    (["plan", "--heads", "0"], "--heads is 0.\n  Rule: a size is from 1 to 33554432: the keys that "
-     "each query may look at are counted.\n  Hint: pass another number with --heads."),
+    (["plan", "--heads", "0"], "--heads is 0.\n  Rule: a size is from 1 to 33554432, because "
+     "plan counts the keys of each query.\n  Hint: pass another number with --heads."),
     (["plan", "--keys", "0"], None),
     (["plan", "--seed", "3"], None),
     (["plan", "--engine", "warp"], None),
@@ -430,10 +430,10 @@ def test_equal_words_have_equal_embeddings_and_positions_tell_them_apart():
 @pytest.mark.parametrize(
     "wrong, expected",
     [
-        (["explain", SENTENCE, "--json", "--query", "dog"], "--query was given together"),
+        (["explain", SENTENCE, "--json", "--query", "dog"], "--query was passed"),
         (["explain", SENTENCE, "--png", "a.png", "--html", "a.png"], "name two files"),
         (["explain", SENTENCE, "--png", "a.xyz"], "'a.png'"),
-        (["look", SENTENCE, "--random", "--tile", "0:0:0-1:0-1"], "--tile was given with --random"),
+        (["look", SENTENCE, "--random", "--tile", "0:0:0-1:0-1"], "--tile was passed with --random"),
     ],
 )
 def test_no_option_is_ignored_and_no_file_overwritten(run, tmp_path, monkeypatch, wrong, expected):
@@ -447,7 +447,7 @@ def test_no_option_is_ignored_and_no_file_overwritten(run, tmp_path, monkeypatch
 def test_words_without_quotes_are_a_text_and_files_come_alone(run, words):
     assert run("explain", "The", "cat", "sat")[1] == run("explain", "The cat sat")[1]
     code, _, err = run("explain", *words)
-    assert code == 2 and "alone" in err
+    assert code == 2 and "pass only" in err
 
 
 def test_files_are_written_even_if_the_pipe_closes(tmp_path):

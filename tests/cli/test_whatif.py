@@ -69,9 +69,9 @@ def test_edges_by_tokens_and_numbers():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "No edit was given"),
-        (["--knock-out", "layer zero: prefix(1)"], "names no place"),
-        (["--ablate", "head"], "names no place"),
+        ([], "No edit was passed"),
+        (["--knock-out", "layer zero: prefix(1)"], "has no valid PLACE"),
+        (["--ablate", "head"], "has no valid PLACE"),
         (["--ablate", "layer 0 head 1 layer 1 head 2"], "names layers twice"),
         (["--knock-out", "layer 0: ² -> 0"], "'²' is not in the text"),
         (["--ablate", "layer 7"], "never applied"),

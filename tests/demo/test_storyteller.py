@@ -243,7 +243,7 @@ def test_a_killed_training_ends_with_the_same_weights_bit_for_bit(tmp_path):
     resumed = tiny(killed)
     ours, theirs = whole.model.state_dict(), resumed.model.state_dict()
     assert all(ours[name].equal(theirs[name]) for name in ours)
-    assert resumed.made["seconds"] is None  # the time of both parts together is unknown
+    assert resumed.provenance["seconds"] is None  # the time of both parts together is unknown
     assert about["recipe"]["steps"] == 9
 
 
@@ -262,7 +262,7 @@ def test_a_trained_model_is_read_back_as_it_was(tmp_path):
     read = st.load(tmp_path)
     text = "Once upon a time there was a zebra."
     assert read.read(text) == made.read(text)
-    assert read.made["seed"] == 1 and read.made["commit"] and read.heads == ()
+    assert read.provenance["seed"] == 1 and read.provenance["commit"] and read.heads == ()
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
@@ -390,7 +390,7 @@ def test_unscaled_scores_are_larger_by_the_root_of_the_head_size():
 def test_the_shipped_weights_are_small_and_say_how_they_were_made():
     weights = Path(st.__file__).parent / "weights" / "storyteller.safetensors"
     assert weights.stat().st_size <= 3e6
-    made = st.load().made
+    made = st.load().provenance
     assert made["seed"] and made["command"].startswith("clearhead train") and made["commit"]
     assert made["commit"] != "unknown" and "+" not in made["commit"]
 
@@ -433,7 +433,7 @@ def test_the_shipped_weights_do_what_the_table_says():
 
 @pytest.mark.slow
 def test_no_held_out_story_was_read_in_training():
-    made = st.load().made
+    made = st.load().provenance
     held_out = {
         s.words for s in data.stories(made["seed"], st.load().table["reported"], "held-out")
     }
@@ -514,7 +514,7 @@ def test_reading_errors():
     teller = st.load()
     for call, words in (
         (lambda: teller.read("  "), "no words"),
-        (lambda: teller.read("the " * 129), "at most 128"),
+        (lambda: teller.read("the " * 129), "context of this model is 128"),
         (lambda: teller.explain("the owl", layer=9), "layer=9"),
         (lambda: teller.explain("the owl", layer=-1), "numbered from 0"),
         (lambda: teller.read("the owl", guesses=0), "1 or more"),
@@ -544,7 +544,7 @@ def test_a_file_beside_the_weights_that_is_not_a_table_is_refused(tmp_path, text
     (tmp_path / "model.json").write_text(text)
     with pytest.raises(ch.BadValue) as error:
         st.load(tmp_path)
-    assert "no table of heads" in in_three_parts(error)
+    assert "not a table of heads" in in_three_parts(error)
 
 
 def test_looking_at_a_storyteller_leaves_its_table(tmp_path):

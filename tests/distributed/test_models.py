@@ -81,7 +81,7 @@ def refusals(rank: int) -> list[str]:
 def test_what_a_shard_cannot_know_is_refused(tmp_path):
     for said in on_processes(2, refusals, tmp_path):
         assert said[0].startswith("The positions start again inside this rank's part")
-        assert said[1].startswith("The model's mask is padded, or of a kind that is not known here")
+        assert said[1].startswith("The model's mask has padding or is of an unknown kind")
         assert said[2] == "look was called inside distributed.sharded."
         assert said[3] == "matrix was called inside distributed.sharded."
         assert said[4] == "engine='tiled' was passed inside distributed.sharded."

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 def outcome(config, inputs):
     """The output of a model on clearhead, None if it raises; how often it called clearhead; and
-    whether a module ran that hands over its attention."""
+    whether a module ran that uses the attention interface."""
     calls, ran = [], []
     try:
         model = build(config, "clearhead")

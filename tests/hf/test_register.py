@@ -182,7 +182,7 @@ def test_a_layer_that_keeps_another_implementation_is_refused(folder, tmp_path, 
     monkeypatch.setitem(
         transformers.AutoModel._model_mapping._extra_content, type(config), Stubborn
     )
-    with pytest.raises(BadValue, match=r"runs on 'eager', as _attn_implementation"):
+    with pytest.raises(BadValue, match=r"runs on 'eager', because of _attn_implementation"):
         Checkpoint(place)
 
 
@@ -219,9 +219,9 @@ def test_a_model_that_wants_an_image_says_so(folder, tmp_path):
         )
     )
     place = saved(clip, folder, tmp_path / "clip")
-    with pytest.raises(BadValue, match="cannot be run on a text"):
+    with pytest.raises(BadValue, match="cannot run on a text"):
         report(place, "a cat")
-    with pytest.raises(BadValue, match="no image"):
+    with pytest.raises(BadValue, match="without images"):
         Checkpoint(place).explain("a cat")
 
 
@@ -263,7 +263,7 @@ def test_positions_that_begin_after_padding_are_not_counted(folder, tmp_path):
 
 @pytest.mark.parametrize("text", ["", " ", "[CLS]"])
 def test_a_text_without_tokens(checkpoint, text):
-    with pytest.raises(BadValue, match="has no tokens of its own"):
+    with pytest.raises(BadValue, match="has only special tokens"):
         checkpoint.explain(text)
 
 
@@ -275,7 +275,7 @@ def test_a_text_without_tokens_of_a_tokenizer_that_adds_none(checkpoint, monkeyp
             return {"input_ids": torch.empty(1, 0)}
 
     monkeypatch.setattr(checkpoint, "tokenizer", Bare())
-    with pytest.raises(BadValue, match="has no tokens of its own"):
+    with pytest.raises(BadValue, match="has only special tokens"):
         checkpoint.explain("")
 
 
@@ -331,7 +331,7 @@ def test_weights_that_are_missing_are_named(folder, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
     del weights[key]
     save_file(weights, place, {"format": "pt"})
-    with pytest.warns(UserWarning, match=f"lacks 1 of .*drawn at random: {key}"):
+    with pytest.warns(UserWarning, match=f"lacks 1 of .*therefore random: {key}"):
         Checkpoint(tmp_path)
 
 
@@ -374,7 +374,7 @@ def test_a_damaged_checkpoint(how, folder, tmp_path):
     assert error.value.gave.startswith(f"The checkpoint in {str(place)!r} cannot be loaded: ")
     if how == "a wrong size":
         assert error.value.gave.endswith(
-            "embeddings.word_embeddings.weight is (30522, 32) in its weights and (100, 32) by its "
+            "embeddings.word_embeddings.weight is (30522, 32) in its weights and (100, 32) in "
             "config.json."
         )
 
@@ -387,5 +387,5 @@ def test_a_checkpoint_that_loads_and_does_not_run(folder, tmp_path):
     sizes = dict(vocab_size=30522, n_embd=32, n_layer=1, n_head=4)
     gpt2 = transformers.GPT2Model(transformers.GPT2Config(**sizes))
     checkpoint = Checkpoint(changed(gpt2, folder, tmp_path, n_head=-1))
-    with pytest.raises(BadValue, match="cannot be run on a text"):
+    with pytest.raises(BadValue, match="cannot run on a text"):
         checkpoint.explain("the cat")

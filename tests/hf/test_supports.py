@@ -70,15 +70,15 @@ def test_blip_and_sam_are_not_supported():
     assert str(found).startswith("no: BlipModel computes its attention itself (BlipAttention")
     found = ch.hf.supports(transformers.SamConfig())
     assert str(found) == (
-        "no: SamModel takes its attention (SamVisionAttention) from a table of its own, where "
+        "no: SamModel reads its attention (SamVisionAttention) from its own table, where "
         "transformers raises KeyError for 'clearhead'. Load it with attn_implementation='sdpa' and "
-        "run it inside of compat.patched()."
+        "run it inside compat.patched()."
     )
 
 
 def test_the_hint_for_one_that_calls_torchs_function():
     config = transformers.FalconConfig(**SIZES)
-    assert "run it inside of compat.patched()" in ch.hf.supports(config).reason
+    assert "run it inside compat.patched()" in ch.hf.supports(config).reason
     model, ids = made(config, "sdpa"), torch.arange(6).unsqueeze(0)
     with torch.no_grad():
         want = model(ids).last_hidden_state
@@ -95,7 +95,7 @@ def test_a_model_that_is_supported_in_part_names_the_rest():
     )  # fmt: skip
     found, calls = ch.hf.supports(vision), []
     assert found.reason == (
-        "SiglipVisionModel hands over its attention in SiglipAttention; not in "
+        "SiglipVisionModel uses the attention interface in SiglipAttention; not in "
         "MultiheadAttention, where nothing is watched."
     )
     with torch.no_grad(), listening(lambda *_: calls.append(1)):
@@ -117,7 +117,9 @@ def test_where_it_cannot_tell():
     wrong.num_attention_heads = 5
     found = ch.hf.supports(wrong)
     assert found.supported is None and not found
-    assert str(found).startswith("cannot tell: no model can be made of this BertConfig alone: Val")
+    assert str(found).startswith(
+        "cannot tell: no model can be built from this BertConfig alone: Val"
+    )
 
     class Wrapper(nn.Module):
         def __init__(self, part):
@@ -129,7 +131,9 @@ def test_where_it_cannot_tell():
         found
     )
     bert = transformers.AutoModel.from_config(transformers.BertConfig(**WIDE))
-    assert str(ch.hf.supports(Wrapper(bert))).startswith("yes: Wrapper hands over its attention")
+    assert str(ch.hf.supports(Wrapper(bert))).startswith(
+        "yes: Wrapper uses the attention interface"
+    )
     assert str(ch.hf.supports(torch.compile(bert, backend="eager"))).startswith(
         "no: attention in a compiled graph"
     )
@@ -139,10 +143,10 @@ ANSWERS = {
     "deepseek_v32": "no: DeepseekV32Attention passes indices to its attention function",
     "dots3_note_text": "no: Dots3NoteTextAttention passes indices to its attention function",
     "inkling2_text": "no: Inkling2SlidingAttention passes sinks to its attention function",
-    "deepseek_v4": "no: DeepseekV4Model needs a mask of numbers",
-    "nllb-moe": "no: NllbMoeEncoder needs a mask of numbers",
-    "modernbert": "yes: ModernBertModel hands over its attention",  # passes a switch
-    "gpt_oss": "yes: GptOssModel hands over its attention",  # passes sinks for each head
+    "deepseek_v4": "no: DeepseekV4Model needs an additive mask",
+    "nllb-moe": "no: NllbMoeEncoder needs an additive mask",
+    "modernbert": "yes: ModernBertModel uses the attention interface",  # passes a switch
+    "gpt_oss": "yes: GptOssModel uses the attention interface",  # passes sinks for each head
 }
 
 
@@ -210,14 +214,14 @@ def helper(module, q):
 @pytest.mark.parametrize(
     "kind, sparse, answer",
     [
-        (Attention, False, "yes: Attention hands over"),
+        (Attention, False, "yes: Attention uses the"),
         (Attention, True, "no: Attention passes block_indices to its attention function"),
         (
             Passes,
             False,
-            "cannot tell: Passes passes indices to its attention function where it has",
+            "cannot tell: Passes passes indices to its attention function if it has",
         ),
-        (Helped, False, "yes: Helped hands over"),
+        (Helped, False, "yes: Helped uses the"),
         (Overridden, False, "cannot tell: no module of Overridden calls"),
         (Hidden, True, "cannot tell: the code of Hidden does not show how it calls"),
     ],
@@ -243,7 +247,7 @@ def test_what_is_no_model():
     with pytest.raises(BadType) as error:
         ch.hf.supports("bert-base-uncased")
     assert str(error.value) == (
-        "supports got a str.\n  Rule: it is told by a model of transformers, or by its "
+        "supports got a str.\n  Rule: it checks a transformers model or its "
         "configuration.\n  Hint: pass the model, or "
         "transformers.AutoConfig.from_pretrained(folder)."
     )

@@ -1,6 +1,6 @@
-"""The model that ships: a small decoder of `clearhead.nn` that was trained on small stories.
+"""The included model: a small decoder of `clearhead.nn`, trained on short stories.
 
-`load()` returns it. Its grammar, its training and its measurements are in `examples/storyteller`.
+`load()` returns it. Its grammar, training and measurements are in `examples/storyteller`.
 """
 
 from .measured import MeasuredHead

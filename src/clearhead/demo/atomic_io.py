@@ -1,4 +1,4 @@
-"""Files that are never half written: each is written under another name and then moved."""
+"""Write files atomically: under a temporary name, then moved."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from ..errors import BadValue
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
     """Write tensors and metadata to one safetensors file.
 
-    A process that is killed while it writes leaves the old file as it was: the new one replaces it
-    in one move, once it is on the disk.
+    If the process is killed while it writes, the old file stays unchanged: the new file replaces it
+    in one move, after it is on disk.
     """
     named = {name: t.detach().contiguous() for name, t in tensors.items()}
     return replace(path, save(named, {name: json.dumps(value) for name, value in about.items()}))
@@ -38,8 +38,10 @@ def replace(path: Path, data: bytes) -> Path:
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the metadata of a file of `write`. Raises `BadValue` for a file that is
-    missing or not such a file."""
+    """Return the tensors and the metadata of a file that `write` wrote.
+
+    Raises `BadValue` for a missing or unreadable file.
+    """
     try:
         with safe_open(str(path), framework="pt") as file:
             about = {n: json.loads(value) for n, value in (file.metadata() or {}).items()}
@@ -54,5 +56,5 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BadValue(
             f"The file {str(path)!r} cannot be read: {error}.",
             "weights and checkpoints are safetensors files that clearhead wrote.",
-            "pass another; an unfinished training is begun anew in another folder.",
+            "pass another; to repeat an unfinished training, use another folder.",
         ) from error

@@ -1,7 +1,7 @@
-"""The characters of the stories, each with a pronoun, a home, things, deeds and moods.
+"""The characters of the stories, with pronouns, homes, things, deeds and moods.
 
-Things, deeds and moods differ from character to character. So, to predict what follows "she" or
-"her", a model has to look back at whom the pronoun means.
+Things, deeds and moods differ between characters. So, to predict the word after "she" or "her", a
+model has to look back at the antecedent of the pronoun.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Pronouns:
-    """The forms of one pronoun: she took her kite, she was tired, the owl saw her."""
+    """The forms of a pronoun: she took her kite, she was tired, the owl saw her."""
 
     subject: str
     object: str

@@ -1,4 +1,4 @@
-"""The model as data, for a page that computes other texts by itself."""
+"""Convert the model to data with which a page computes other texts."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from ..inspection.report.live_model import LiveModel
 from ..nn import RelativePositions
 from .model import Decoder
 
-MOST_WEIGHTS = 700_000  # of a model that a page holds: 1.9 MB
+MOST_WEIGHTS = 700_000  # of a model in a page: 1.9 MB
 
 
 def live_model(model: Decoder, words: Sequence[str]) -> LiveModel | None:
-    """The model for the page; None for a large one, or one of which a part was taken away."""
+    """Return the model for the page; None if it is large, or if a part of it was removed."""
     config, weights = model.config, model.state_dict()
     usual = config.positions and config.causal and config.scaled
     if not usual or sum(x.numel() for x in weights.values()) > MOST_WEIGHTS:

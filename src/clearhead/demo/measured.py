@@ -1,4 +1,4 @@
-"""What heads were measured to do, on held-out stories."""
+"""Label heads by measurements on held-out stories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,23 +6,26 @@ from dataclasses import dataclass, replace
 from ..inspection.report import Report
 from ..inspection.report.findings import Head
 
-# By relation: the words of which it holds.
+# The words for which a relation is measured.
 WORDS_OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}
 
 
 @dataclass(frozen=True)
 class MeasuredHead:
-    """One relation and the head that was selected for it. Each rate is the share of words, verbs or
-    pronouns for which the largest weight lies where `label` says."""
+    """A relation and the head that was selected for it.
+
+    A rate is the fraction of words, verbs or pronouns whose largest weight is on the word that
+    `label` names.
+    """
 
     label: str
     layer: int
     head: int
-    of: int  # how many held-out words the rates are of
-    found: float  # its rate on the training stories that it was selected on
-    rate: float  # its rate on held-out stories
-    random: float  # that of the best head of a model with random weights
-    distance: float  # that of always looking one fixed distance back, the best one
+    of: int  # the number of held-out words
+    found: float  # the rate on the training stories used to select the head
+    rate: float  # the rate on held-out stories
+    random: float  # the rate of the best head of a model with random weights
+    distance: float  # the rate of the best fixed distance
     chance: float
 
     def __str__(self) -> str:
@@ -31,7 +34,7 @@ class MeasuredHead:
 
     @property
     def evidence(self) -> str:
-        """Against what the relation was measured."""
+        """The size of the measurement, and its baselines."""
         return (
             f"Measured on {self.of:,} {WORDS_OF[self.label]} of held-out stories; an untrained "
             f"model's best head reaches {self.random:.0%}, the best fixed distance "
@@ -40,8 +43,10 @@ class MeasuredHead:
 
 
 def with_measured_labels(report: Report, heads: Sequence[MeasuredHead]) -> Report:
-    """The report, in which heads that were measured are labelled by what they do, and their number
-    is the share of held-out words for which they do it."""
+    """Return the report with the labels of measured heads.
+
+    Their number is the fraction of held-out words for which they are right.
+    """
 
     def labelled(head: Head) -> Head:
         own = [x for x in heads if (x.layer, x.head) == (head.layer, head.head)]

@@ -14,7 +14,7 @@ from ..nn import RelativePositions, TokenEmbedding, TransformerBlock
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a decoder. The last three are for ablation: each removes one part."""
+    """The sizes of a decoder. The last three are for ablation: False removes a part."""
 
     words: int
     d: int = 128
@@ -30,13 +30,13 @@ class Config:
 
 
 class Decoder(nn.Module):
-    """Ids (B, T) or (T) -> logits for the next word, (B, T, words) or (T, words).
+    """A decoder: ids (B, T) or (T) to logits for the next word, (B, T, words) or (T, words).
 
-    ``x = E[ids]; x = block_i(x) for each block; logits = norm(x) W``. Positions come from
-    `RelativePositions` alone, one learned bias for each distance: a head can look by distance, by
-    content, or by both, and every pair of words trains the bias of its distance.
+    ``x = E[ids]; x = block_i(x) for each block; logits = norm(x) W``. The only positions are
+    `RelativePositions`, one learned bias per distance: a head can look by distance, by content, or
+    by both, and every pair of words trains the bias of its distance.
 
-    Raises `BadValue` for more tokens than the context, and what the layers raise.
+    Raises `BadValue` for more tokens than the context, and any error of the layers.
     """
 
     def __init__(self, config: Config) -> None:
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         if input_ids.shape[-1] > self.config.context:
             raise BadValue(
                 f"The text has {input_ids.shape[-1]} tokens.",
-                f"this model reads at most {self.config.context} tokens at a time.",
+                f"the context of this model is {self.config.context} tokens.",
                 "pass a shorter text, for example its last sentences.",
             )
         x = self.embed(input_ids)
@@ -77,14 +77,14 @@ class Decoder(nn.Module):
 
 
 def untrained(config: Config, seed: int = 0) -> Decoder:
-    """A model with the initial weights of a seed. torch's global generator is not changed."""
+    """Return a model with the initial weights of a seed. torch's global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Decoder(config)
 
 
 class Multiply(nn.Module):
-    """Queries times sqrt(D), which cancels the scaling by 1/sqrt(D)."""
+    """Multiplies queries by sqrt(D), which cancels the scaling by 1/sqrt(D)."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A trained model that reads a text: its predictions, its attention, and what its heads look at.
+"""The included model on a text: its predictions, its attention, and what its heads look at.
 
 Letters: T tokens, H heads.
 """
@@ -33,7 +33,7 @@ from .vocabulary import Encoded, Vocabulary
 
 
 class WordLink(NamedTuple):
-    """A word, the word on which its largest weight lies, and that weight."""
+    """A word, the word that gets its largest weight, and that weight."""
 
     query: str
     key: str
@@ -45,10 +45,10 @@ class WordLink(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the model expects after each word of a text.
+    """The predictions of the model after each word of a text.
 
-    `tokens` are the words as written, `unknown` says which of them the model does not know, and
-    `guesses` holds for each position the most probable next words with their probabilities.
+    `tokens` are the words as written, `unknown` is True for words outside the vocabulary, and
+    `guesses` has the most probable next words of each position, with probabilities.
     """
 
     tokens: tuple[str, ...]
@@ -68,11 +68,11 @@ class Reading:
 
 
 class Storyteller:
-    """A decoder, its vocabulary, and how both were made.
+    """A decoder with its vocabulary.
 
-    `made` has the seed, the command, the commit and so on; `table` is the result of `measure`, None
-    if the model was not measured. `path` is the folder of its files, None if it came with the
-    package.
+    `provenance` has the seed, the command and the commit of its training. `table` is the result of
+    `measure`; None if the model was not measured. `path` is the folder of its files; None for the
+    included model.
     """
 
     is_small = True
@@ -81,16 +81,16 @@ class Storyteller:
         self,
         model: Decoder,
         vocabulary: Vocabulary,
-        made: dict[str, Any],
+        provenance: dict[str, Any],
         table: dict[str, Any] | None = None,
         path: Path | None = None,
     ) -> None:
-        self.model, self.vocabulary, self.made, self.table = model, vocabulary, made, table
-        self.path = path
+        self.model, self.vocabulary = model, vocabulary
+        self.provenance, self.table, self.path = provenance, table, path
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of its folder; "storyteller" for the included model."""
         return "storyteller" if self.path is None else self.path.resolve().name
 
     @property
@@ -100,14 +100,14 @@ class Storyteller:
 
     @property
     def module(self) -> nn.Module:
-        """What runs on a text: `model`, which is also what predicts the next word."""
+        """The module that runs on a text: `model`, which is also the `predictor`."""
         return self.model
 
     predictor = module
 
     @property
     def depth(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return self.model.config.layers
 
     @property
@@ -116,21 +116,26 @@ class Storyteller:
         return self.vocabulary.words
 
     def tokens_and_inputs(self, text: str | Sequence[str]) -> tuple[list[str], dict[str, Tensor]]:
-        """The words of a text, unknown ones marked, and the inputs of the model for it. Raises
-        `BadValue` for a text without words."""
+        """Return the words of a text, unknown ones marked, and the inputs of the model.
+
+        Raises `BadValue` for a text without words.
+        """
         encoded = self.encode(text)
         return encoded.labels(), {"input_ids": torch.tensor([encoded.ids])}
 
     def run(self, inputs: dict[str, Tensor], *, predict: bool = True) -> Tensor:
-        """The logits of the next words, (1, T, words), with `predict` or without."""
+        """Return the logits of the next words, (1, T, words), for any `predict`."""
         with torch.no_grad():
             logits: Tensor = run_with_known_ids(self.model, inputs)
         return logits
 
     def annotate(self, report: Report) -> Report:
-        """The report with the labels of measured heads, the positions of unknown words, and the
-        model for the page. The numbers of a measured head's label are rates on held-out stories;
-        the other heads are labelled by where their weight lies on this text."""
+        """Return the report with labels of measured heads, positions of unknown words, and the
+        model for the page.
+
+        The number of a measured head is its rate on held-out stories; the labels of other heads
+        describe their weights on this text.
+        """
         unknown = self.encode(report.text).unknown
         return replace(
             with_measured_labels(report, self.heads),
@@ -139,30 +144,29 @@ class Storyteller:
         )
 
     def remarks(self, text: str) -> list[Remark]:
-        """What the model expects after each word, and where measured heads look."""
-        found = [
-            Remark(f"After each word, what the storyteller expects next:\n\n{self.read(text)}")
-        ]
-        # That it finds whom a pronoun means shows most plainly what attention is.
+        """Return the predictions after each word, and the words that measured heads look at."""
+        remarks = [Remark(f"The storyteller's predictions after each word:\n\n{self.read(text)}")]
+        # The antecedent of a pronoun comes first, because it shows most clearly what attention is.
         for head in sorted(self.heads, key=lambda head: head.label != "antecedent"):
-            links = ", ".join(map(str, self.links(text, head))) or "no word of this text needs it"
-            sentence = f"{head}; here, right or wrong:\n{links}"
-            found.append(Remark(sentence, self.explain(text, head.layer), head.layer, head.head))
-        return found
+            arrows = ", ".join(map(str, self.links(text, head))) or "no word of this text needs it"
+            sentence = f"{head}; on this text, right or wrong:\n{arrows}"
+            remarks.append(Remark(sentence, self.explain(text, head.layer), head.layer, head.head))
+        return remarks
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
-        """The text as numbers. Raises `BadValue` for a text without words."""
+        """Convert a text to ids. Raises `BadValue` for a text without words."""
         return self.vocabulary.encode(text)
 
     def read(self, text: str | Sequence[str], guesses: int = 3) -> Reading:
-        """What the model expects after each word of a text.
+        """Predict the next word after each word of a text.
 
-        Raises `BadValue` for a text without words, or with more than the model can read.
+        Raises `BadValue` for a text without words, or longer than the context.
+
         >>> import clearhead.demo as st
         >>> st.load().read("Once upon a").guesses[-1][0][0]
         'time'
         """
-        rule = "guesses is how many next words are given, 1 or more."
+        rule = "guesses is the number of next words per position, 1 or more."
         count = as_count("guesses", guesses, rule, "pass for example guesses=3.", least=1)
         encoded = self.encode(text)
         with torch.no_grad():
@@ -170,9 +174,9 @@ class Storyteller:
         return Reading(encoded.tokens, encoded.unknown, most_probable(logits, self.words, count))
 
     def explain(self, text: str | Sequence[str], layer: int = 0) -> Trace:
-        """The `Trace` of one layer on a text, with the q, k, v that the model computed.
+        """Return the `Trace` of one layer on a text, with the q, k, v that the model computed.
 
-        Raises `BadValue` for a layer that the model does not have, and as `read` does.
+        Raises `BadValue` for a layer that the model does not have, and any error of `read`.
         """
         last = self.depth - 1
         rule = f"this model has {self.depth} layers, numbered from 0."
@@ -188,7 +192,10 @@ class Storyteller:
         )
 
     def links(self, text: str | Sequence[str], head: MeasuredHead) -> list[WordLink]:
-        """Where a measured head looks from each verb, each pronoun, or each word but the first.
+        """Return the word that a measured head looks at, for each word of its relation.
+
+        These are verbs for "subject", pronouns for "antecedent", and all words but the first for
+        "previous word".
 
         >>> import clearhead.demo as st
         >>> teller = st.load()
@@ -198,7 +205,7 @@ class Storyteller:
         """
         trace = self.explain(text, head.layer)
         tokens, weights = trace.queries or (), trace["weights"][head.head]
-        queries: Iterable[int] = range(1, len(tokens))  # the first word has none before it
+        queries: Iterable[int] = range(1, len(tokens))  # no word precedes the first
         if head.label != "previous word":
             kind = verbs() if head.label == "subject" else pronouns()
             queries = [i for i in queries if tokens[i].lower() in kind]
@@ -206,12 +213,11 @@ class Storyteller:
         return [WordLink(tokens[i], tokens[int(keys[i])], float(largest[i])) for i in queries]
 
     def save(self, path: str | Path) -> Path:
-        """Write weights, vocabulary and how they were made to one file; the table, if any, to
-        another beside it."""
+        """Write weights, vocabulary and provenance to a file, and the table, if any, beside it."""
         about = {
             "config": self.model.config.as_dict(),
             "vocabulary": self.vocabulary.words,
-            "made": self.made,
+            "made": self.provenance,
         }
         path = atomic_io.write(Path(path), self.model.state_dict(), about)
         if self.table is not None:
@@ -220,9 +226,9 @@ class Storyteller:
 
 
 def load(path: str | Path | None = None) -> Storyteller:
-    """The storyteller that comes with clearhead, or one that `train` wrote.
+    """Load the included storyteller, or one that `train` wrote.
 
-    Raises `BadValue` for a file that is missing, or is no such model.
+    Raises `BadValue` for a file that is missing or not a storyteller.
     """
     if path is None:
         return _shipped()
@@ -232,13 +238,13 @@ def load(path: str | Path | None = None) -> Storyteller:
 
 @lru_cache(maxsize=1)
 def _shipped() -> Storyteller:
-    # The whole folder, so that the table is beside the weights even if the package is a zip file.
+    # The complete folder, so that the table is beside the weights even in a zipped package.
     with resources.as_file(resources.files(__package__) / "weights") as folder:
         return _load(folder / "storyteller.safetensors")
 
 
 def is_storyteller(path: str | Path) -> bool:
-    """Whether `path` is a model that `train` wrote: a file, or a folder with its model.safetensors.
+    """Return whether `path` is a model that `train` wrote: a file, or a folder with one.
 
     A Hugging Face checkpoint has a config.json beside the weights instead.
     """
@@ -248,12 +254,12 @@ def is_storyteller(path: str | Path) -> bool:
     try:
         with safe_open(str(path), framework="pt") as file:
             return "vocabulary" in (file.metadata() or {})
-    except (OSError, SafetensorError):  # a damaged file: tell by the folder
+    except (OSError, SafetensorError):  # the file is damaged, so decide by the folder
         return path.name == "model.safetensors" and not (path.parent / "config.json").exists()
 
 
 def keep_table(path: str | Path, table: dict[str, Any]) -> Path:
-    """Write the result of `measure` beside the weights, from where `load` reads it."""
+    """Write the result of `measure` beside the weights, where `load` reads it."""
     return atomic_io.write_json(_file(Path(path)).with_suffix(".json"), table)
 
 
@@ -269,17 +275,17 @@ def _load(path: Path, folder: Path | None = None) -> Storyteller:
         vocabulary = Vocabulary(tuple(about["vocabulary"]))
     except (KeyError, TypeError, RuntimeError) as error:
         raise BadValue(
-            f"The file {str(path)!r} holds no storyteller: {error}.",
+            f"The file {str(path)!r} is not a storyteller: {error}.",
             "a model file has the weights, the sizes and the vocabulary that `train` wrote.",
-            "pass the model.safetensors of a training, or its folder.",
+            "pass the model.safetensors that `train` wrote, or its folder.",
         ) from error
     model.eval().requires_grad_(False)
-    made, table = about.get("made", {}), _table(path.with_suffix(".json"))
-    return Storyteller(model, vocabulary, made, table, folder)
+    provenance, table = about.get("made", {}), _table(path.with_suffix(".json"))
+    return Storyteller(model, vocabulary, provenance, table, folder)
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    """The table that `measure` wrote beside the weights; None if there is none."""
+    """Read the table that `measure` wrote beside the weights; None if there is none."""
     if not path.is_file():
         return None
     try:
@@ -287,15 +293,15 @@ def _table(path: Path) -> dict[str, Any] | None:
         _heads(table)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadValue(
-            f"The file {str(path)!r} beside the weights is no table of heads: {error!r}.",
-            "it holds the result of `measure` for this model.",
-            "move it away, or measure again with clearhead measure.",
+            f"The file {str(path)!r} beside the weights is not a table of heads: {error!r}.",
+            "it is the result of `measure` for this model.",
+            "remove it, or run clearhead measure again.",
         ) from error
     return table
 
 
 def _heads(table: dict[str, Any] | None) -> tuple[MeasuredHead, ...]:
-    """The heads of a table. Raises KeyError, TypeError or ValueError for another kind of table."""
+    """Return the heads of a table. Raises KeyError, TypeError or ValueError for another table."""
     rows = table["heads"] if table else ()
     heads = tuple(MeasuredHead(**{**row, "rate": float(row["rate"])}) for row in rows)
     if unknown := {head.label for head in heads} - set(WORDS_OF):

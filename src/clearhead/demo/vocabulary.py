@@ -1,7 +1,7 @@
-"""Words and their numbers.
+"""The vocabulary of the included model: words and their ids.
 
-A word outside the vocabulary gets the number of ``<unknown>`` and is marked, so that views can show
-the mark. Letters: T tokens.
+A word outside the vocabulary gets the id of ``<unknown>`` and is marked, so that views can show the
+mark. Letters: T tokens.
 """
 
 from collections import Counter
@@ -16,20 +16,20 @@ UNKNOWN, END = "<unknown>", "<end>"
 
 
 class Encoded(NamedTuple):
-    """A text as numbers: T tokens as written, T ids, and which of them are unknown."""
+    """A text as ids: T tokens as written, T ids, and T booleans for unknown words."""
 
     tokens: tuple[str, ...]
     ids: tuple[int, ...]
     unknown: tuple[bool, ...]
 
     def labels(self) -> list[str]:
-        """The tokens to show, unknown ones marked: ``zebra(?)``."""
+        """Return the tokens for views, unknown ones marked: ``zebra(?)``."""
         return [f"{t}(?)" if u else t for t, u in zip(self.tokens, self.unknown, strict=True)]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words a model knows, lower case; the first two stand for the unknown and for the end.
+    """The words of a model, in lower case; the first two are ``<unknown>`` and ``<end>``.
 
     >>> v = Vocabulary.of(["the", "owl"])
     >>> v.encode("The zebra")
@@ -43,26 +43,26 @@ class Vocabulary:
         object.__setattr__(self, "number", {word: i for i, word in enumerate(self.words)})
         if self.words[:2] != (UNKNOWN, END) or len(self.number) != len(self.words):
             raise BadValue(
-                f"A vocabulary was given {len(self.words)} words, {len(self.number)} different.",
-                f"it starts with {UNKNOWN} and {END}, and every word is there once.",
-                "use Vocabulary.of(words), which does both.",
+                f"Vocabulary got {len(self.words)} words, {len(self.number)} of them different.",
+                f"it starts with {UNKNOWN} and {END}, and its words are unique.",
+                "use Vocabulary.of(words), which ensures both.",
             )
 
     @classmethod
     def of(cls, words: Iterable[str]) -> "Vocabulary":
-        """These words, lower case, each once, in alphabetical order."""
+        """Return the vocabulary of these words, in lower case and alphabetical order."""
         return cls((UNKNOWN, END, *sorted({word.lower() for word in words} - {UNKNOWN, END})))
 
     @classmethod
     def of_text(cls, text: str, most: int = 1000) -> "Vocabulary":
-        """The `most` most frequent words of a text; of equally frequent ones, the first."""
+        """Return the vocabulary of the `most` most frequent words; ties go to the first."""
         return cls.of(word for word, _ in Counter(tokenize(text.lower())).most_common(most))
 
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
-        """A text, or its tokens, as numbers. Raises `BadValue` for a text without words."""
+        """Convert a text, or its tokens, to ids. Raises `BadValue` for a text without words."""
         tokens = tuple(tokenize(text) if isinstance(text, str) else text)
         if not tokens:
             raise BadValue(

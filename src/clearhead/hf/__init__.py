@@ -1,7 +1,7 @@
-"""clearhead in Hugging Face transformers: ``attn_implementation="clearhead"``.
+"""Use clearhead in Hugging Face transformers: ``attn_implementation="clearhead"``.
 
-transformers looks up two functions by that name: one makes the mask, the other computes attention.
-`register` sets both; `supports` tells which models call them.
+transformers looks up two functions by that name: one creates the mask, the other computes
+attention. `register` sets both; `supports` checks whether a model calls them.
 """
 
 from .checkpoint import Checkpoint

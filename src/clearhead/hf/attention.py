@@ -16,9 +16,9 @@ from ..masks import Mask, causal, dense, documents, everything, intersect
 from ..torch_state import has_values
 from .lazy_mask import BooleanMask, LazyMask
 
-# Keywords that change nothing here: what has been applied before (positions are in queries and
-# keys, a sliding window and a sequence index in the mask), what goes into the model, and what is
-# made of its output. `max_length_*` follow from `cu_seq_lens_*`.
+# Keywords without effect on attention: settings that are already applied (positions in queries and
+# keys, a sliding window and a sequence index in the mask), inputs of the model, and options for its
+# output. `max_length_*` follow from `cu_seq_lens_*`.
 _NO_EFFECT = {
     "position_ids", "cache_position", "sliding_window", "max_length_q", "max_length_k",
     "token_type_ids", "mm_token_type_ids", "decoder_input_ids", "pixel_values",
@@ -35,19 +35,21 @@ def attention_forward(
     attention_mask: Tensor | None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What a model calls: query (B, H, Tq, D), key and value with their own G heads, not repeated.
+    """Compute attention for a model of transformers.
 
-    Returns the output as (B, Tq, H, Dv), contiguous, and the weights (B, H, Tq, Tk) if the call
-    asked for `output_attentions`, else None. The weights never carry dropout, and asking for them
-    does not change the output. Where `cu_seq_lens_q` and `cu_seq_lens_k` say that texts are packed,
-    each sees only itself. Raises `BadValue` for an argument whose meaning is not known here,
-    rather than ignoring it; only switches, True or False, are taken to be about the model.
+    `query` is (B, H, Tq, D); `key` and `value` have G heads, not repeated. Returns the output as
+    (B, Tq, H, Dv), contiguous, and the weights (B, H, Tq, Tk) with ``output_attentions=True``, else
+    None. The weights never include dropout, and they do not change the output. With packed texts
+    (`cu_seq_lens_q` and `cu_seq_lens_k`), a query looks only at its own text.
+
+    Raises `BadValue` for an unknown argument, except for switches, True or False, which are assumed
+    to concern the model.
     """
-    answer = _attend
+    attend = _attend
     if torch.compiler.is_compiling() and isinstance(attention_mask, LazyMask):
-        # A layer that is compiled by itself, in a model that is not: a graph has no lazy masks.
-        answer = torch.compiler.disable(_attend)
-    return answer(module, query, key, value, attention_mask, **keywords)
+        # The layer is compiled but the model is not: a graph cannot hold a LazyMask.
+        attend = torch.compiler.disable(_attend)
+    return attend(module, query, key, value, attention_mask, **keywords)
 
 
 def _attend(
@@ -67,11 +69,12 @@ def _attend(
     cu_seq_lens_k: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    for name, given in others.items():
-        if not (given is None or isinstance(given, bool) or name in _NO_EFFECT):
+    for name, argument in others.items():
+        if not (argument is None or isinstance(argument, bool) or name in _NO_EFFECT):
             raise BadValue(
                 f"The model passed {name} to its attention function.",
-                "clearhead answers only what it understands in full.",
+                "clearhead refuses arguments that it does not know, because they may change the "
+                "result.",
                 "load this model with another attn_implementation.",
             )
     bias = position_bias
@@ -109,33 +112,35 @@ def _attend(
     return out.transpose(1, 2).contiguous(), weights
 
 
-# All keywords that are answered. Of others, only None and switches are accepted.
+# All supported keywords. Others are accepted only if they are None or switches.
 KEYWORDS = {*inspect.signature(_attend).parameters, *_NO_EFFECT} - {"others"}
 
 
 def _each_text_alone(
-    mask: Mask, given: Tensor | None, starts_q: Tensor, starts_k: Tensor, Tq: int, Tk: int
+    mask: Mask, passed: Tensor | None, starts_q: Tensor, starts_k: Tensor, Tq: int, Tk: int
 ) -> Mask:
-    """`mask`, and a query sees only keys of its own text. The starts say where in the row each text
-    begins, and end with the length of the row. The layers of a model pass the same tensors, so what
-    was made of them is kept with the mask that was `given`."""
-    kept = getattr(given, "each_alone", None)
-    if kept is not None and kept[0] is mask and kept[1] is starts_q:
-        return kept[2]
+    """Return `mask`, restricted to the keys of the query's own text.
+
+    The starts are the columns at which texts begin, followed by the length of the row. The layers
+    of a model pass the same tensors, so the result is cached with the `passed` mask.
+    """
+    cached = getattr(passed, "each_alone", None)
+    if cached is not None and cached[0] is mask and cached[1] is starts_q:
+        return cached[2]
     if has_values(starts_q, starts_k) and not (
         torch.equal(starts_q, starts_k) and Tq == Tk == int(starts_q[-1])
     ):
         raise BadValue(
             f"cu_seq_lens_q ends with {int(starts_q[-1])} and cu_seq_lens_k with "
             f"{int(starts_k[-1])}, for {Tq} queries and {Tk} keys.",
-            "texts are packed into one row, and their queries and keys begin at the same places.",
-            "pass what DataCollatorWithFlattening(return_flash_attn_kwargs=True) returns, with no "
-            "keys in a cache before it.",
+            "queries and keys of packed texts begin in the same columns of one row.",
+            "pass what DataCollatorWithFlattening(return_flash_attn_kwargs=True) returns, without "
+            "keys in a cache.",
         )
-    place = torch.arange(Tq, device=starts_q.device)
-    alone = intersect(mask, documents(torch.searchsorted(starts_q, place, right=True)))
-    if isinstance(given, LazyMask):
-        given.each_alone = mask, starts_q, alone
+    columns = torch.arange(Tq, device=starts_q.device)
+    alone = intersect(mask, documents(torch.searchsorted(starts_q, columns, right=True)))
+    if isinstance(passed, LazyMask):
+        passed.each_alone = mask, starts_q, alone
     return alone
 
 
@@ -148,17 +153,19 @@ def _weights(query: Tensor, key: Tensor, keywords: dict[str, Any]) -> Tensor:
         if "memory" not in str(error):
             raise
         raise BadValue(
-            f"output_attentions=True asks for {' x '.join(map(str, weights.shape))} weights a "
+            f"output_attentions=True needs {' x '.join(map(str, weights.shape))} weights per "
             f"layer, {4 * cells / 1e9:.1f} GB in fp32.",
-            "the weights of a layer are given where memory has room for a few times as much.",
-            "pass fewer or shorter texts, or leave output_attentions out and ask for what you need "
-            "of the weights: with clearhead.watch(model, stats=[...], exact_rows=[...]).",
+            "the weights of a layer need a few times this memory.",
+            "pass fewer or shorter texts, or leave output_attentions out and compute statistics or "
+            "rows of the weights: with clearhead.watch(model, stats=[...], exact_rows=[...]).",
         ) from error
 
 
 def _collects_weights() -> bool:
-    """Does transformers collect the weights of this call? Some models (GPT-2, OPT) are asked to
-    return them and do not pass that on to their attention function."""
+    """Return whether transformers collects the weights of this call.
+
+    Some models (GPT-2, OPT) do not pass `output_attentions` to their attention function.
+    """
     try:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from disk, and the attention of its layers on a text."""
+"""Load a model and its tokenizer from disk, and run it on a text: `Checkpoint`."""
 
 import json
 import warnings
@@ -22,21 +22,26 @@ from .inspect_model import calls_interface, not_answered
 from .register import NAME, quiet_transformers, register, transformers
 from .token_text import TokenTexts, Vocabulary
 
-# Names of folders that say nothing about the model.
+# Names of folders that do not identify the model.
 _NAMELESS = {"", ".", "model", "models", "checkpoint", "snapshot"}
 
 
 class Checkpoint:
-    """A model and its tokenizer from a folder on disk, or from a GGUF file, whose weights are
-    dequantised once and cached. Nothing is downloaded, no code in it is run.
+    """A model and its tokenizer from a folder on disk, or from a GGUF file.
 
-    `path` is what was passed, and `folder` has the files: the same, or a folder of the cache.
-    `model` gives a vector for each token; `predictor` is the same model with the head that makes
-    logits of the next token of them, None if it was not trained with one.
+    The weights of a GGUF file are dequantised once and cached. Nothing is downloaded, and no code
+    in the folder is run.
 
-    Raises `BadValue` if the folder is not there, is damaged, or does not hold a checkpoint with
-    safetensors of a kind that is part of transformers; for a GGUF file that transformers reads
-    otherwise than llama.cpp.
+    Attributes:
+        path: the path that was passed.
+        folder: the folder with the files: `path`, or a folder of the cache for a GGUF file.
+        model: returns a vector for each token.
+        predictor: the same model with the head that computes logits of the next token; None if it
+            was not trained with one.
+
+    Raises `BadValue` if the folder is missing or damaged, or is not a checkpoint with safetensors
+    of an architecture in transformers, and for a GGUF file that transformers reads differently than
+    llama.cpp.
     """
 
     def __init__(self, path: str | Path):
@@ -47,26 +52,26 @@ class Checkpoint:
             raise BadValue(
                 f"{str(path)!r} is not a checkpoint folder.",
                 "a Hugging Face checkpoint is a folder with config.json, model.safetensors and "
-                "tokenizer files; a GGUF file will do, too.",
+                "tokenizer files; a GGUF file is also accepted.",
                 "check the path; a model on the hub must be downloaded first.",
             )
         self._check_weights()
         register()
-        with quiet_transformers():  # what matters of a loading is told below
+        with quiet_transformers():  # the checks below report what matters
             trained, loaded = self._load(library)
         self._check_vocabulary()
         self._check_implementation(trained)
-        # A pooler makes one vector of a text, and attention comes before it.
+        # A pooler comes after attention, so missing weights there do not matter.
         if drawn := sorted(name for name in loaded["missing_keys"] if "pooler" not in name):
             warnings.warn(
                 f"the checkpoint in {str(self.path)!r} lacks {len(drawn)} of the model's "
-                f"weights, which are drawn at random: {', '.join(drawn[:5])}",
+                f"weights, which are therefore random: {', '.join(drawn[:5])}",
                 stacklevel=2,
             )
         if loaded["mismatched_keys"]:
-            name, found, expected = min(loaded["mismatched_keys"])
+            name, stored, expected = min(loaded["mismatched_keys"])
             raise self._damaged(
-                f"{name} is {tuple(found)} in its weights and {tuple(expected)} by its config.json."
+                f"{name} is {tuple(stored)} in its weights and {tuple(expected)} in config.json."
             )
         trained.eval()
         self.predictor: nn.Module | None = None
@@ -75,7 +80,7 @@ class Checkpoint:
             self.predictor, self.model = trained, trained.base_model
 
     def _load(self, library: Any) -> tuple[Any, dict[str, Any]]:
-        """Load the tokenizer; return the model, and what transformers reports of its weights."""
+        """Load the tokenizer; return the model and transformers' loading report."""
         try:
             config = library.AutoConfig.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
@@ -89,15 +94,15 @@ class Checkpoint:
                 config=config,
                 attn_implementation=NAME,
                 local_files_only=True,
-                trust_remote_code=False,  # left out, transformers asks on standard input
+                trust_remote_code=False,  # without it, transformers prompts on standard input
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # told by the caller, with names and sizes
+                ignore_mismatched_sizes=True,  # the caller raises, with names and sizes
                 output_loading_info=True,
             )
             return trained, loaded
-        except Exception as error:  # a damaged file raises whatever its reader happens to
-            # How transformers says that it has no such implementation for this model. A path may
-            # hold our name too.
+        except Exception as error:  # the reader of a damaged file may raise anything
+            # transformers' messages for a model without this implementation. A path may contain
+            # the name, too.
             if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
                 raise not_answered(f"The {config.model_type} in {str(self.path)!r}") from error
             raise self._damaged(
@@ -118,8 +123,11 @@ class Checkpoint:
         )
 
     def _check_vocabulary(self) -> None:
-        """Raise `BadValue` for a tokenizer without words: transformers makes one where the files of
-        the tokenizer are missing, and every word would become the unknown token."""
+        """Raise `BadValue` for a tokenizer without vocabulary.
+
+        transformers creates one if the tokenizer's files are missing, and every word would become
+        the unknown token.
+        """
         special = {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()}
         if special.issuperset(self.tokenizer.get_vocab()):
             raise self._damaged(
@@ -128,15 +136,15 @@ class Checkpoint:
             )
 
     def _check_implementation(self, model: nn.Module) -> None:
-        """Raise `BadValue` if a layer that asks transformers for its attention gets another's."""
+        """Raise `BadValue` if a layer uses another attention implementation than clearhead."""
         for name, module in model.named_modules():
             if not calls_interface(type(module)):
                 continue
             used = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
             if used != NAME:
                 raise BadValue(
-                    f"{name or 'The model'} in {str(self.path)!r} runs on {used!r}, as "
-                    "_attn_implementation of its configuration says.",
+                    f"{name or 'The model'} in {str(self.path)!r} runs on {used!r}, because of "
+                    "_attn_implementation in its configuration.",
                     f"a checkpoint runs on attn_implementation={NAME!r} in all its layers.",
                     "remove the key _attn_implementation from config.json.",
                 )
@@ -148,15 +156,18 @@ class Checkpoint:
     ) -> BadValue:
         return BadValue(
             f"The checkpoint in {str(self.path)!r} cannot be loaded: {why}",
-            "config, safetensors and tokenizer fit together; code in a folder is never run.",
+            "config, safetensors and tokenizer belong together; code in a folder is never run.",
             hint,
         )
 
     @property
     def name(self) -> str:
-        """The name of the folder or file; for one such as "model", the name in its configuration,
-        or its kind. Remarks follow it: how the weights of a GGUF file are quantised, and whether
-        only the encoder of an encoder and decoder is run."""
+        """The name of the folder or file; for a generic one such as "model", the name in its
+        configuration, or its type.
+
+        Remarks follow in parentheses: the quantisation of a GGUF file, and whether only the encoder
+        of an encoder-decoder runs.
+        """
         about = self._about
         quantization = about.get("quantization")
         name = self.path.resolve().name
@@ -175,7 +186,7 @@ class Checkpoint:
 
     @property
     def _about(self) -> dict[str, Any]:
-        """The name and the quantisation in the metadata of a GGUF file."""
+        """The metadata of a GGUF file; empty for a folder."""
         if self.path == self.folder:
             return {}
         written = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
@@ -183,7 +194,7 @@ class Checkpoint:
 
     @property
     def has_decoder(self) -> bool:
-        """Is it an encoder and a decoder? Then only the encoder is run."""
+        """Whether it is an encoder-decoder, of which only the encoder runs."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     @cached_property
@@ -193,23 +204,23 @@ class Checkpoint:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens the model has positions for; None if it does not say."""
+        """The number of positions of the model; None if unlimited or unknown."""
         for name, module in self.model.named_modules():
             if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-                # RoBERTa and its relatives count positions from padding_idx + 1.
+                # RoBERTa and similar models count positions from padding_idx + 1.
                 skipped = 0 if module.padding_idx is None else module.padding_idx + 1
                 return module.num_embeddings - skipped
         most = getattr(self.model.config, "max_position_embeddings", None)
-        return most if most is not None and most > 0 else None  # XLNet says -1
+        return most if most is not None and most > 0 else None  # XLNet has -1
 
     @property
     def depth(self) -> int | None:
-        """How many layers there are; None if the config does not say."""
+        """The number of layers; None if the configuration does not have it."""
         return getattr(self.model.config, "num_hidden_layers", None)
 
     def tokens_and_inputs(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
-        """The tokens of a text as it was written, each a `Token`, and the inputs of the model."""
-        # verbose=False: a text that is too long is an error below, and needs no warning above it.
+        """Return the tokens of a text as written, each a `Token`, and the inputs of the model."""
+        # verbose=False: a text that is too long raises an error below.
         is_fast = getattr(self.tokenizer, "is_fast", False)
         encoded = self.tokenizer(
             text, return_tensors="pt", verbose=False, return_offsets_mapping=is_fast
@@ -218,14 +229,14 @@ class Checkpoint:
         if not ids.numel() and text.strip():
             raise BadValue(
                 f"The tokenizer of {str(self.path)!r} finds no tokens in {text!r}.",
-                "a checkpoint is read with the tokenizer whose files lie beside its weights.",
+                "a checkpoint is read with the tokenizer in its folder.",
                 "save the tokenizer into the folder too: tokenizer.save_pretrained(folder).",
             )
         special = {*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}
         if special.issuperset(ids.flatten().tolist()):
             raise BadValue(
-                f"The text {text!r} has no tokens of its own.",
-                "a text has at least one token beside those that the tokenizer puts around it.",
+                f"The text {text!r} has only special tokens.",
+                "a text has at least one token that the tokenizer does not add itself.",
                 "pass some words.",
             )
         if self.longest is not None and ids.shape[1] > self.longest:
@@ -236,62 +247,60 @@ class Checkpoint:
             )
         offsets = encoded["offset_mapping"][0].tolist() if is_fast else None
         tokens: list[str] = [*TokenTexts(self.tokenizer).tokens(text, ids[0].tolist(), offsets)]
-        given = {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
+        inputs = {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
         if getattr(self.model.config, "use_cache", False) and not self.has_decoder:
-            # No next token is generated, so keys and values need not be kept: 270 MB at 32k tokens.
-            given["use_cache"] = False
-        return tokens, given
+            # No token is generated, so a KV cache would be useless: 270 MB at 32k tokens.
+            inputs["use_cache"] = False
+        return tokens, inputs
 
     @property
     def module(self) -> nn.Module:
-        """What is run on a text: the model, of an encoder and decoder the encoder."""
+        """The module that runs on a text: the model, or the encoder of an encoder-decoder."""
         module = self.model.get_encoder() if self.has_decoder else self.model
         assert isinstance(module, nn.Module)
         return module
 
-    def run(self, given: dict[str, Tensor], *, predict: bool = False) -> Any:
-        """Run the model on a text, for those who listen to it, and return what it gives; with
-        `predict` the `predictor`, if there is one."""
+    def run(self, inputs: dict[str, Tensor], *, predict: bool = False) -> Any:
+        """Run `module` on a text, or with `predict` the `predictor` if there is one."""
         module = self.predictor if predict and self.predictor is not None else self.module
         try:
             with torch.no_grad(), known_ids(module):
-                return module(**given)
+                return module(**inputs)
         except AttentionError:
             raise
-        except Exception as error:  # an input that is missing, or a config that makes no sense
+        except Exception as error:  # an input is missing, or the configuration is wrong
             raise BadValue(
-                f"The model in {str(self.path)!r} cannot be run on a text: {error}",
-                "it is given the tokens of the text and nothing else, no image and no sound.",
-                "run it yourself on all its inputs: report(model, inputs), or inside of "
-                "watch(model).",
+                f"The model in {str(self.path)!r} cannot run on a text: {error}",
+                "its only input is the tokens of the text, without images or sound.",
+                "run it on all its inputs: report(model, inputs), or inside watch(model).",
             ) from error
 
     is_small = False
 
     def annotate(self, report: Any) -> Any:
-        """The report with the positions of tokens that the vocabulary lacks."""
+        """Return the report with the positions of tokens that are not in the vocabulary."""
         unknown = TokenTexts(self.tokenizer).unknown(report.tokens)
         return replace(report, unknown=unknown)
 
     def remarks(self, text: str) -> tuple[()]:
-        """None: the report says everything."""
+        """Return no remarks."""
         return ()
 
     def explain(self, text: str, layer: int = 0) -> Trace:
-        """The `Trace` of one layer on a text.
+        """Return the `Trace` of one layer on a text.
 
         Raises `BadValue` for a layer that the model does not have.
         """
-        tokens, given = self.tokens_and_inputs(text)
-        call, count = capture_call(lambda: self.run(given), layer)
+        tokens, inputs = self.tokens_and_inputs(text)
+        call, count = capture_call(lambda: self.run(inputs), layer)
         if call is None:
             raise BadValue(
-                f"layer {layer} was asked for.",
+                f"layer {layer} was requested.",
                 f"{'its encoder' if self.has_decoder else 'this model'} has {count} layers that "
                 "call attention, numbered from 0.",
                 f"pass a layer from 0 to {count - 1}."
                 if count
-                else "use a model that goes through transformers' attention interface.",
+                else "use a model that uses transformers' attention interface.",
             )
         trace = explain_problem(*call, tokens=tokens)
         kind = visible(str(getattr(self.model.config, "model_type", "model")), 60)
@@ -300,9 +309,11 @@ class Checkpoint:
 
 
 def use_clearhead(config: Any) -> None:
-    """Write the implementation into a configuration and its parts. A key `_attn_implementation` in
-    config.json would win over the argument, and may name a kernel that transformers downloads; so
-    may the key for the experts."""
+    """Set the attention implementation in a configuration and its parts.
+
+    A key `_attn_implementation` in config.json would override the argument, and may name a kernel
+    that transformers downloads, like the key for the experts.
+    """
     config._attn_implementation = NAME
     config._experts_implementation = None
     for part in vars(config).values():
@@ -311,8 +322,8 @@ def use_clearhead(config: Any) -> None:
 
 
 def _loader(library: Any, config: Any) -> Any:
-    """The class of transformers that loads this model: with the head that predicts the next token,
-    if it was trained with one."""
+    """Return the transformers class that loads this model, with its next-token head if it was
+    trained with one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     (name, *_) = config.architectures or [""]

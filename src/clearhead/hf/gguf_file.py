@@ -1,7 +1,7 @@
-"""A GGUF file as a checkpoint: transformers reads it once, and the model is kept as safetensors.
+"""Convert a GGUF file to a checkpoint: transformers reads it once, and safetensors are cached.
 
-The tensors are dequantised to float32, the exact values of the blocks, and put into a cache folder
-that is named after the content of the file. The next start reads that.
+The tensors are dequantised to float32, which is exact. The cache folder is named after the content
+of the file, and later runs read it.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _SETTINGS = {
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Is this a GGUF file, by its first bytes?"""
+    """Return whether the first bytes of a file are those of GGUF."""
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF"
@@ -47,8 +47,8 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where clearhead keeps files that it can make again: CLEARHEAD_CACHE, or `clearhead` in
-    XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of cached files: CLEARHEAD_CACHE, or `clearhead` in XDG_CACHE_HOME or
+    ~/.cache."""
     if named := os.environ.get("CLEARHEAD_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -56,11 +56,10 @@ def cache_folder() -> Path:
 
 
 def converted(file: Path) -> Path:
-    """The checkpoint folder that holds the model of a GGUF file: converted now, if no run did
-    before.
+    """Return the checkpoint folder of a GGUF file, after converting the file if necessary.
 
-    Raises `Missing` without the packages that read GGUF; `BadValue` for a file that is damaged, of
-    a kind that transformers does not read, or that transformers would misread.
+    Raises `Missing` without the packages that read GGUF. Raises `BadValue` for a file that is
+    damaged, or that transformers cannot read or would misread.
     """
     import transformers
 
@@ -83,7 +82,7 @@ def converted(file: Path) -> Path:
         return folder
     try:
         reader = gguf.GGUFReader(file)
-    except Exception as error:  # a damaged file raises whatever its reader happens to
+    except Exception as error:  # the reader of a damaged file may raise anything
         raise _unreadable(file, f"{type(error).__name__}: {error}") from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
@@ -91,7 +90,7 @@ def converted(file: Path) -> Path:
         raise BadValue(
             f"{str(file)!r} has {size / 1e9:.1f} GB of weights as float32.",
             f"they are written to {str(folder.parent)!r} once, where {free / 1e9:.1f} GB are free.",
-            "set CLEARHEAD_CACHE to a folder with more room.",
+            "set CLEARHEAD_CACHE to a folder with more space.",
         )
     temporary = Path(tempfile.mkdtemp(prefix="converting-", dir=folder.parent))
     try:
@@ -136,14 +135,14 @@ def _convert(file: Path, reader: Any, folder: Path) -> None:
 
 
 def _without_bars() -> contextlib.AbstractContextManager[object]:
-    """Drop the bar of the conversion, which transformers cannot turn off, outside a terminal."""
+    """Hide the bar of the conversion outside a terminal; transformers has no option for it."""
     if sys.stderr.isatty():
         return contextlib.nullcontext()
     return contextlib.redirect_stderr(io.StringIO())
 
 
 def _loader(config: Any) -> Any:
-    """The class of transformers that loads this model with the head that predicts tokens."""
+    """Return the transformers class that loads this model with its next-token head."""
     import transformers
 
     if config.is_encoder_decoder:
@@ -152,8 +151,8 @@ def _loader(config: Any) -> Any:
 
 
 def _write_model(model: Any, folder: Path) -> None:
-    """Save the weights with a model of the same configuration that knows of no quantisation, with
-    which transformers refuses to save."""
+    """Save the weights with a copy of the model without quantisation settings, with which
+    transformers would refuse to save."""
     config = type(model.config).from_dict(
         {name: x for name, x in model.config.to_dict().items() if name != "quantization_config"}
     )
@@ -165,9 +164,9 @@ def _write_model(model: Any, folder: Path) -> None:
 
 
 def _quantization(reader: Any, file_type: Any) -> str:
-    """How the weights are stored, such as "Q4_1"; "" for floating-point numbers.
+    """Return the quantisation of the weights, such as "Q4_1"; "" for floating-point numbers.
 
-    The file's own name for it, or the type of most of its weights.
+    It is the file's own name for it, or the type of most of its weights.
     """
     import gguf
 
@@ -183,7 +182,7 @@ def _quantization(reader: Any, file_type: Any) -> str:
 
 
 def _check_settings(file: Path, reader: Any, config: Any) -> None:
-    """Raise `BadValue` for a setting that the configuration has otherwise than the file."""
+    """Raise `BadValue` for a setting that differs between the configuration and the file."""
     rotations = getattr(config, "rope_parameters", None) or {}
     for key, field in reader.fields.items():
         setting = key.partition(".")[2]
@@ -200,10 +199,10 @@ def _check_settings(file: Path, reader: Any, config: Any) -> None:
 
 
 def _scale_rotations(file: Path, reader: Any, config: Any) -> None:
-    """Put the factors of `rope_freqs.weight`, by which a Llama 3.1 or later divides its rotary
-    frequencies, into the configuration: transformers ignores that tensor.
+    """Add the factors of `rope_freqs.weight` to the configuration.
 
-    Raises `BadValue` for factors that transformers' rule "llama3" does not give.
+    Llama 3.1 and later divide their rotary frequencies by them, and transformers ignores that
+    tensor. Raises `BadValue` for factors that transformers' rule "llama3" cannot express.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -224,8 +223,10 @@ def _scale_rotations(file: Path, reader: Any, config: Any) -> None:
 
 
 def _check_numbers(file: Path, reader: Any, model: nn.Module, missing: set[str]) -> None:
-    """Raise `BadValue` if a parameter is not in the file, or a tensor of the file in no parameter:
-    transformers draws the first at random, and leaves the second out, without a warning."""
+    """Raise `BadValue` if a parameter is missing in the file, or a tensor of the file is unused.
+
+    transformers draws the first at random and ignores the second, without a warning.
+    """
     if missing:
         raise _unreadable(file, f"it lacks {', '.join(sorted(missing)[:5])}")
     tied = getattr(model.config, "tie_word_embeddings", False)
@@ -276,6 +277,6 @@ def _misread(file: Path, key: str, value: object, known: object) -> BadValue:
 def _unreadable(file: Path, why: str) -> BadValue:
     return BadValue(
         f"The GGUF file {str(file)!r} cannot be loaded: {why}.",
-        "a GGUF file is read as far as transformers reads it, and all of its numbers are used.",
+        "transformers must be able to read a GGUF file, and all of its numbers are used.",
         "load the original checkpoint, a folder with config.json and safetensors.",
     )

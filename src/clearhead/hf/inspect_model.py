@@ -1,7 +1,7 @@
-"""Does a transformers model hand its attention to the interface that `register` answers?
+"""Read from the code of a transformers model whether it uses the attention interface.
 
-A module does if the code of its class reads transformers' table `ALL_ATTENTION_FUNCTIONS`. So the
-classes that a model is made of tell before it runs.
+A module uses it if the code of its class reads transformers' table `ALL_ATTENTION_FUNCTIONS`. So
+the classes of a model's modules show this before it runs.
 """
 
 import functools
@@ -16,27 +16,32 @@ from torch import nn
 from ..errors import BadValue
 
 TABLE = "ALL_ATTENTION_FUNCTIONS"
-# What a module calls that computes its attention itself; or a function with softmax in its name.
+# A module that computes its attention itself calls one of these, or a function named softmax.
 _ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
-# They call the interface and also read their mask elsewhere, as numbers.
+# They call the interface, and also read their mask elsewhere, as an additive mask.
 _READ_MASKS = {"transformers.models.nllb_moe", "transformers.models.deepseek_v4"}
 
 
 def calls_interface(kind: type[nn.Module]) -> bool:
-    """Does a module of this class hand its attention to transformers' interface?"""
+    """Return whether a module of this class uses transformers' attention interface."""
     return TABLE in _names(kind)
 
 
 def computes_attention(kind: type[nn.Module]) -> bool:
-    """Does it compute attention itself? It is named so and has a softmax; a router has one too."""
+    """Return whether a module of this class computes attention itself.
+
+    Its name must have "Attention" in it, because a router also has a softmax.
+    """
     if "Attention" not in kind.__name__ or calls_interface(kind):
         return False
     return any("softmax" in name.lower() or name in _ATTENTION for name in _names(kind))
 
 
 def misreads_masks(configuration: str) -> bool:
-    """Would the models whose configuration is in this module misread a boolean mask? Those that are
-    not part of transformers are taken to read it right."""
+    """Return whether the models whose configuration is in this module misread a boolean mask.
+
+    False for models outside transformers, which are assumed to read it correctly.
+    """
     return _misreads_masks(configuration)
 
 
@@ -54,32 +59,32 @@ def _misreads_masks(configuration: str) -> bool:
     except ImportError:
         return False
     classes: list[Any] = [x for x in vars(modeling).values() if isinstance(x, type)]
-    kinds = [x for x in classes if issubclass(x, nn.Module) and x.__module__ == modeling.__name__]
-    own = any(map(computes_attention, kinds)) and not any(map(calls_interface, kinds))
+    modules = [x for x in classes if issubclass(x, nn.Module) and x.__module__ == modeling.__name__]
+    own = any(map(computes_attention, modules)) and not any(map(calls_interface, modules))
     return own or package in _READ_MASKS
 
 
 def not_answered(model: str) -> BadValue:
     return BadValue(
-        f"{model} computes its attention itself, or needs a mask of numbers.",
-        "clearhead answers models that hand their attention to transformers' interface, and gives "
-        "them boolean masks; clearhead.hf.supports(model or configuration) tells beforehand.",
-        "load this one with attn_implementation='eager' (or, where it has 'sdpa', run that inside "
-        "of clearhead.compat.patched()), or take a BERT, GPT-2, Llama, Mistral, Qwen or Gemma.",
+        f"{model} computes its attention itself, or needs an additive mask.",
+        "clearhead supports models that use transformers' attention interface with boolean masks; "
+        "clearhead.hf.supports(model or configuration) checks this.",
+        "load this one with attn_implementation='eager' (or with 'sdpa' if it has it, inside "
+        "clearhead.compat.patched()), or use a BERT, GPT-2, Llama, Mistral, Qwen or Gemma.",
     )
 
 
 def asks_for_mask(kind: type[nn.Module]) -> bool:
-    """Does a module of this class have transformers make the mask?"""
+    """Return whether a module of this class lets transformers create the mask."""
     return any(name.startswith("create_") and "mask" in name for name in _names(kind))
 
 
 def functions_of(kind: type[nn.Module]) -> list[FunctionType]:
-    """The methods of a class and of its bases, and the functions of their files that these call."""
+    """Return the methods of a class and its bases, and functions of their files that they call."""
     own = kind.__mro__[: kind.__mro__.index(nn.Module)]
     # `PreTrainedModel` reads the table only to check names.
     bases = [base for base in own if base.__module__ != "transformers.modeling_utils"]
-    methods: dict[str, list[FunctionType]] = {}  # each with those of bases that it calls by super
+    methods: dict[str, list[FunctionType]] = {}  # by name, with those that they call by super
     for base in bases:
         for name, member in vars(base).items():
             method = inspect.unwrap(member) if callable(member) else None
@@ -103,12 +108,12 @@ def functions_of(kind: type[nn.Module]) -> list[FunctionType]:
 
 
 def names_in(function: FunctionType) -> set[str]:
-    """The names of globals and attributes that a function uses."""
+    """Return the names of globals and attributes that a function uses."""
     return {name for part in _with_inner(function.__code__) for name in part.co_names}
 
 
 def _names(kind: type[nn.Module]) -> set[str]:
-    """The names that the functions of a class of modules use."""
+    """Return the names that the functions of a module class use."""
     return _cached_names(kind)  # type: ignore[arg-type]  # a class has a hash
 
 

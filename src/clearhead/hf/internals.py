@@ -1,4 +1,4 @@
-"""What clearhead reads of transformers beside its documented interface, checked by `register`."""
+"""Check the undocumented names of transformers that clearhead uses, for `register`."""
 
 import functools
 import importlib
@@ -34,7 +34,7 @@ CLOSURES = {
     "packed_sequence_mask_function": {"packed_sequence_mask"},
     "remap_positions_for_packed_sequence": {"mask_function"},
 }
-_NOT_IN_ALL = {"remap_positions_for_packed_sequence"}  # older ones do not remap positions
+_NOT_IN_ALL = {"remap_positions_for_packed_sequence"}  # older versions do not remap positions
 
 
 @functools.cache

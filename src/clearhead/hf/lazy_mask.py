@@ -1,8 +1,8 @@
-"""Masks as transformers wants them, boolean tensors, that are not written out until a cell is read.
+"""Boolean mask tensors for transformers whose cells are computed only when they are read.
 
-Written out, a mask is Tq x Tk booleans, 1 GB for 32k tokens. Most models only hand their mask on to
-the attention function, and `LazyMask` then carries a clearhead `Mask` there. A model may also slice
-it, compose it or write into it: then, and only then, its cells are computed, as a `BooleanMask`.
+A full mask has Tq x Tk booleans, 1 GB for 32k tokens. Most models only pass their mask to the
+attention function, and a `LazyMask` carries a clearhead `Mask` there. Only if a model slices it,
+combines it or writes to it, its cells are computed, as a `BooleanMask`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from ..errors import BadValue
 from ..functional.ambient import UNKNOWN_POSITION
 from ..masks import Mask, dense
 
-# What can be answered without computing a cell.
+# Functions that do not need the cells.
 _METADATA = {
     *(
         getattr(Tensor, n).__get__
@@ -30,12 +30,12 @@ _METADATA = {
 }
 
 _ADD = {*(getattr(Tensor, n) for n in ("add", "__add__", "__radd__")), torch.add}
-# What would take True to be a 1, or to mean "hide".
+# Functions that would take True as a 1, or as "masked".
 _MISREAD = {
     *(getattr(Tensor, n) for n in ("add_", "__iadd__", "masked_fill", "masked_fill_")),
     torch.masked_fill,
 }
-# What makes a tensor whose True may mean "hide".
+# Functions that return a tensor whose True may mean "masked".
 _NEGATE = {
     *(getattr(Tensor, n) for n in ("__invert__", "logical_not", "bitwise_not", "__eq__", "__ne__")),
     torch.logical_not,
@@ -44,11 +44,11 @@ _NEGATE = {
 
 
 class BooleanMask(Tensor):
-    """A boolean mask, True = may look, that knows what adding it to numbers means.
+    """A boolean mask, True = may look, that can be added to numbers.
 
     Eager models have masks of 0 and a large negative number, and add them to a bias (BEiT) or to
     scores. Booleans would count as 1 and 0 there, so ``numbers + mask`` is -inf where the mask is
-    False. What cannot be given a meaning so simply raises `BadValue`.
+    False. Other operations that would misread booleans raise `BadValue`.
     """
 
     position = UNKNOWN_POSITION  # of the call in the text
@@ -67,9 +67,9 @@ class BooleanMask(Tensor):
         if numbers is not None:
             raise BadValue(
                 f"The model calls {func.__name__} on its scores with a boolean mask.",
-                "the masks that clearhead gives are True where a query may look.",
-                "load this model with attn_implementation='eager'; it computes its attention "
-                "itself, at least in part.",
+                "clearhead's masks are True where a query may look, and cannot be used as numbers.",
+                "load this model with attn_implementation='eager', because it computes at least "
+                "part of its attention itself.",
             )
         result = super().__torch_function__(func, types, args, kwargs)
         changed = isinstance(result, BooleanMask) and (
@@ -83,9 +83,9 @@ class BooleanMask(Tensor):
 
 
 class LazyMask(Tensor):
-    """A boolean mask (B, 1, Tq, Tk) that holds a `Mask` in place of its cells.
+    """A boolean mask, (B, 1, Tq, Tk), that stores a `Mask` instead of its cells.
 
-    Writing into it changes the mask that it holds; slices of it are copies.
+    Writing to it changes the stored mask; slices are copies.
     """
 
     mask: Mask
@@ -95,9 +95,9 @@ class LazyMask(Tensor):
     @staticmethod
     def of(mask: Mask, B: int, Tq: int, Tk: int, device: torch.device) -> "LazyMask":
         cell = torch.ones((), dtype=torch.bool, device=device)
-        made = cell.expand(B, 1, Tq, Tk).as_subclass(LazyMask)
-        made.mask = mask
-        return made
+        lazy = cell.expand(B, 1, Tq, Tk).as_subclass(LazyMask)
+        lazy.mask = mask
+        return lazy
 
     @classmethod
     def __torch_function__(
@@ -107,14 +107,14 @@ class LazyMask(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _METADATA:
                 return func(*args, **kwargs)
-        # Called on the masks of a static cache, and by a checkpoint with use_reentrant=True: there
-        # is nothing to lay out, and no gradient.
+        # A static cache and a checkpoint with use_reentrant=True call these. A LazyMask has no
+        # layout and no gradient.
         if func in (Tensor.contiguous, Tensor.detach):
             return args[0]
         if isinstance(kwargs.get("out"), LazyMask):
             raise BadValue(
-                f"torch.{func.__name__} was to write into a mask, by out=.",
-                "the masks that clearhead gives to transformers have no memory to write to.",
+                f"torch.{func.__name__} got a mask as out=.",
+                "clearhead's masks for transformers have no memory to write to.",
                 "clone the mask first: mask = mask.clone().",
             )
         plain, named = tree_map_only(LazyMask, _computed, (args, kwargs))
@@ -133,7 +133,7 @@ class LazyMask(Tensor):
 
 
 def _computed(x: LazyMask) -> Tensor:
-    """Its cells."""
+    """Compute the cells of a lazy mask."""
     B, _, Tq, Tk = x.shape
     keep = x.mask.to_bool(Tq, Tk, B=B, device=x.device)
     cells = keep.expand(B, 1, Tq, Tk).as_subclass(BooleanMask)
@@ -142,7 +142,7 @@ def _computed(x: LazyMask) -> Tensor:
 
 
 def _may_write(func: Callable[..., Any]) -> bool:
-    """May this function of torch change its first argument?"""
+    """Return whether this torch function may write to its first argument."""
     name = func.__name__
     return name in ("__setitem__", "__iand__", "__ior__", "__ixor__") or (
         name.endswith("_") and not name.endswith("__")

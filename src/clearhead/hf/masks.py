@@ -1,8 +1,8 @@
-"""The mask function that transformers calls. It answers with a `LazyMask` where it can.
+"""The mask function that transformers calls. It returns a `LazyMask` if possible.
 
-transformers describes a mask by a function of positions. The usual ones (causal, sliding windows,
-chunks, packed documents, none at all, each with padding) are recognised and become a clearhead
-`Mask`; of any other function every cell is computed.
+transformers describes a mask by a function of positions. The usual functions (causal, sliding
+windows, chunks, packed documents, no mask, and any of these with padding) are recognised and become
+a clearhead `Mask`. For any other function every cell is computed.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,12 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor | None:
-    """Which queries may look at which keys, (B, 1, Tq, Tk), True = may look. None: the only query
-    may look at all, and the model allows that this is left unsaid, as a step of decoding does.
+    """Return a boolean mask, (B, 1, Tq, Tk), where True means "may look".
 
-    Query i has the position q_offset + i, key j the position kv_offset + j; `attention_mask` (B, T)
-    is 0 on padding. Raises `BadValue` for a model that computes its attention itself.
+    Query i has the position q_offset + i, key j the position kv_offset + j; `attention_mask`,
+    (B, T), is 0 on padding. Returns None if the only query may look at all keys and the model
+    accepts None, as in a decoding step. Raises `BadValue` for a model that computes its attention
+    itself.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -46,29 +47,27 @@ def attention_mask(
     if misreads_masks(config.__module__):
         raise not_answered(config.__name__.removesuffix("Config"))
     function = causal_mask_function if mask_function is None else mask_function
-    padded = None  # which edits and statistics ask for
+    padded = None  # used by edits and statistics
     around = ambient()
     if attention_mask is not None and around.is_hooked:
         padded = padding_of(attention_mask)
     if not torch.compiler.is_compiling():
-        # In a graph a LazyMask would be a Python object to guard, and a position that is a number
-        # would tie the graph to that position.
+        # In a graph, torch would guard on the LazyMask, and on the number of each position.
         ranks = around.ranks
         first = None if ranks is None else ranks.tokens_before
         if first is None:
             first, keys = int(q_offset), range(kv_offset, kv_offset + kv_length)
-        else:  # the cache knows the keys of this rank alone
+        else:  # the cache has only the keys of this rank
             keys = range(first + q_length)
         at = _Positions(range(first, first + q_length), keys, device)
         mask = _mask_of(function, at)
         padding = everything if attention_mask is None else _padding(attention_mask, at.k)
         if ranks is not None and (mask is None or padding is not everything):
             raise BadValue(
-                "The model's mask is padded, or of a kind that is not known here, and the text is "
-                "cut over ranks.",
-                "inside of distributed.sharded a mask is a rule over all positions: causal, a "
-                "sliding window, or none.",
-                "pass no attention_mask; what else masks goes to sharded(mask=...), for example "
+                "The model's mask has padding or is of an unknown kind, and the text is sharded "
+                "over ranks.",
+                "inside distributed.sharded, a model's mask is causal, a sliding window, or none.",
+                "pass no attention_mask, and pass any other mask to sharded(mask=...), for example "
                 "mask=lengths(keys=...) for padding.",
             )
         if mask is not None:
@@ -107,32 +106,32 @@ class _Positions(NamedTuple):
 
 
 def _mask_of(function: Callable[..., Any], at: _Positions) -> Mask | None:
-    """The same rule as a mask function of transformers; None for a function that is not known."""
+    """Return the mask of a mask function of transformers; None for an unknown function."""
     from transformers import masking_utils
 
     if function is masking_utils.bidirectional_mask_function:
         return everything
     if function is masking_utils.causal_mask_function:
-        # One query that decodes sees all keys. Edits ask the mask where it stands among them.
+        # A single query in decoding may look at all keys. Edits need its position from the mask.
         sees_all = at.q.start >= at.k.stop - 1 and not ambient().is_hooked
         return everything if sees_all else Causal(align=at.align)
     if parts := _closure(function, "and_masks").get("mask_functions"):
         return _intersection(parts, at)
-    if found := _closure(function, "sliding_window_overlay"):
-        size = found["sliding_window"]
+    if variables := _closure(function, "sliding_window_overlay"):
+        size = variables["sliding_window"]
         return window(before=size - 1, align=at.align) if size > 0 else None
-    if found := _closure(function, "sliding_window_bidirectional_overlay"):
-        size = found["sliding_window"]
+    if variables := _closure(function, "sliding_window_bidirectional_overlay"):
+        size = variables["sliding_window"]
         return window(before=size, after=size, align=at.align) if size >= 0 else None
-    if found := _closure(function, "chunked_overlay"):
+    if variables := _closure(function, "chunked_overlay"):
         if ambient().ranks is not None:
             return None
-        first = found["left_padding"].unsqueeze(-1)
-        queries, keys = ((at.tensor(x) - first) // found["chunk_size"] for x in (at.q, at.k))
+        first = variables["left_padding"].unsqueeze(-1)
+        queries, keys = ((at.tensor(x) - first) // variables["chunk_size"] for x in (at.q, at.k))
         return documents(keys, queries=queries)
-    if found := _closure(function, "packed_sequence_mask_function"):
-        ids = found["packed_sequence_mask"]
-        if (ranks := ambient().ranks) is not None:  # positions jump where a shard's ranges meet
+    if variables := _closure(function, "packed_sequence_mask_function"):
+        ids = variables["packed_sequence_mask"]
+        if (ranks := ambient().ranks) is not None:  # positions jump between the ranges of a shard
             ranks.must_be_one_text(ids)
             return everything
         return documents(ids[:, at.k.start : at.k.stop], queries=ids[:, at.q.start : at.q.stop])
@@ -152,8 +151,10 @@ def _intersection(functions: tuple[Callable[..., Any], ...], at: _Positions) -> 
 
 
 def _without_remap(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Without starting positions again in each document. Among keys of one document this changes no
-    distance, and only chunks depend on more than distances."""
+    """Remove the remapping of positions to the start of each document.
+
+    It does not change distances within a document, and only chunks depend on anything else.
+    """
     inner = _closure(function, "remap_positions_for_packed_sequence").get("mask_function")
     return function if inner is None or _has_chunks(inner) else inner
 
@@ -164,8 +165,10 @@ def _has_chunks(function: Callable[..., Any]) -> bool:
 
 
 def _closure(function: Any, maker: str) -> dict[str, Any]:
-    """The variables in the closure of a function that transformers' `maker` returned; empty for any
-    other function."""
+    """Return the closure variables of a function that transformers' `maker` returned.
+
+    Empty for any other function.
+    """
     if not getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>."):
         return {}
     cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
@@ -173,9 +176,12 @@ def _closure(function: Any, maker: str) -> dict[str, Any]:
 
 
 def _padding(real: Tensor, keys: range) -> Mask:
-    """Which keys are real, from (B, T) that is 0 on padding. Padding at either end is a count."""
+    """Return the mask of real keys, from a tensor (B, T) that is 0 on padding.
+
+    Padding only at the ends is stored as counts.
+    """
     tokens = real[:, keys.start : keys.stop].cpu().numpy() != 0
-    if tokens.shape[1] < len(keys):  # a static cache has room for keys that are still to come
+    if tokens.shape[1] < len(keys):  # a static cache has memory for future keys
         tokens = np.pad(tokens, ((0, 0), (0, len(keys) - tokens.shape[1])))
     if tokens.all():
         return everything
@@ -188,5 +194,5 @@ def _padding(real: Tensor, keys: range) -> Mask:
 
 @lru_cache(maxsize=64)
 def _without_first(counts: tuple[int, ...]) -> Mask:
-    """Not the first tokens of each text. They stay the same while a model generates."""
+    """Return the mask without the first tokens of each text. Cached for all steps of generation."""
     return ~prefix(counts)

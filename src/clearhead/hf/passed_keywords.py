@@ -1,7 +1,7 @@
-"""What a module passes to its attention function, read from its code.
+"""Find the keywords that a module passes to its attention function, by reading its code.
 
-transformers' modules look the function up in `ALL_ATTENTION_FUNCTIONS` and call it with keywords. A
-keyword that clearhead does not know is refused when the model runs; here it is found before.
+transformers' modules look the function up in `ALL_ATTENTION_FUNCTIONS` and call it with keywords.
+clearhead refuses an unknown keyword when the model runs; this module finds it before.
 """
 
 import ast
@@ -21,17 +21,21 @@ from .register import NAME
 
 
 class Refused(NamedTuple):
-    """A keyword that clearhead refuses. `certain` is False where only a run tells whether the
-    module passes it."""
+    """A keyword that clearhead refuses.
+
+    `certain` is False if only a run shows whether the module passes it.
+    """
 
     keyword: str
     certain: bool
 
 
 def refused_keywords(module: nn.Module) -> list[Refused] | None:
-    """The keywords that clearhead refuses among those that the module passes to its attention
-    function; None if its code cannot be read, or does not show the call."""
-    found = []
+    """Return the refused keywords that the module passes to its attention function.
+
+    None if its code cannot be read, or does not contain the call.
+    """
+    refused = []
     calls = 0
     for function in functions_of(type(module)):
         if TABLE not in names_in(function):
@@ -47,8 +51,8 @@ def refused_keywords(module: nn.Module) -> list[Refused] | None:
                 judge = _Judge(code, {**function.__globals__, "self": module})
                 passed = _both(judge.runs(call), judge.has_value(keyword.value))
                 if passed is not False:
-                    found.append(Refused(keyword.arg, certain=passed is True))
-    return found if calls else None
+                    refused.append(Refused(keyword.arg, certain=passed is True))
+    return refused if calls else None
 
 
 class _Code(NamedTuple):
@@ -76,7 +80,7 @@ def _read(function: FunctionType) -> _Code | None:
 
 
 def _is_attention(called: ast.expr, bound: set[str]) -> bool:
-    """Is this the attention function, and not the table or one of its methods?"""
+    """Return whether this is the attention function, and not the table or one of its methods."""
     if isinstance(called, ast.Name):
         return called.id in bound
     return isinstance(called, ast.Subscript | ast.Call) and _has(called, TABLE)
@@ -88,15 +92,17 @@ def _has(node: ast.AST, name: str) -> bool:
 
 
 class _Judge:
-    """Tells what holds in a function when it runs, for a module that is known: True or False, or
-    None where it depends on the inputs."""
+    """Evaluates conditions in the code of a known module's function, without running it.
+
+    Results are True or False, or None if they depend on the inputs.
+    """
 
     def __init__(self, code: _Code, names: dict[str, object]) -> None:
         self.code, self.names = code, names
-        self.variables: set[str] = set()  # that are being judged
+        self.variables: set[str] = set()  # whose values are being evaluated
 
     def runs(self, node: ast.AST) -> bool | None:
-        """Do the conditions hold under which this code runs?"""
+        """Return whether the conditions hold under which this code runs."""
         result: bool | None = True
         while (parent := self.code.parents.get(node)) is not None:
             if isinstance(parent, ast.If) and node is not parent.test:
@@ -107,7 +113,7 @@ class _Judge:
         return result
 
     def has_value(self, node: ast.expr) -> bool | None:
-        """Is this neither None nor a switch, True or False, when it is passed?"""
+        """Return whether this expression is neither None nor a switch, True or False."""
         known, value = self.evaluate(node)
         if known:
             return not (value is None or isinstance(value, bool))
@@ -131,7 +137,7 @@ class _Judge:
                 yield node
 
     def evaluate(self, node: ast.expr) -> tuple[bool, object]:
-        """Whether the value is known, and the value. Nothing is called."""
+        """Return whether the value is known, and the value. Nothing is called."""
         if any(isinstance(x, ast.Call | ast.NamedExpr | ast.Await) for x in ast.walk(node)):
             return False, None
         expression = ast.fix_missing_locations(ast.Expression(_Loaded().visit(copy.deepcopy(node))))
@@ -142,7 +148,7 @@ class _Judge:
 
 
 class _Loaded(ast.NodeTransformer):
-    """Code as it is in a model that is loaded with clearhead."""
+    """Replaces `_attn_implementation` by clearhead's name, as in a model loaded with it."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         return ast.Constant(NAME) if node.attr == "_attn_implementation" else node

@@ -1,8 +1,8 @@
-"""How llama.cpp cuts a text before byte-pair merges, by the name in a GGUF file.
+"""The rules by which llama.cpp splits a text before byte-pair merges, by their names in GGUF files.
 
-A file names its rule in `tokenizer.ggml.pre`. Where transformers does not know the name, it uses
-GPT-2's rule without a warning. The rules are those of `llama-vocab.cpp`: each expression cuts the
-pieces that the expressions before it left.
+A file names its rule in `tokenizer.ggml.pre`. If transformers does not know the name, it uses
+GPT-2's rule without a warning. The rules are those of `llama-vocab.cpp`: each expression splits the
+pieces that the earlier expressions left.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ _LINES_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _GPT2 = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LETTERS = rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
-# A word begins at a capital letter, or is one of capital letters.
+# A word begins at a capital letter, or has capital letters only.
 _WORD = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+"
 _CAPITALS = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
 _ENDS = rf"(?i:{_CONTRACTIONS})?"
@@ -46,7 +46,7 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     ((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), "default"),
 )
 RULES = {name: expressions for expressions, names in _RULES for name in names.split()}
-# A piece that is a token is not cut further, and a text begins with the token for that.
+# A piece that is a token is not split further, and a text begins with the BOS token.
 _LLAMA3 = {
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
     "jina-v5-nano", "tekken",
@@ -55,9 +55,9 @@ KEEPS_KNOWN_PIECES = ADDS_BOS = _LLAMA3
 
 
 def apply_rule(tokenizer: Any, name: str | None, file: str) -> None:
-    """Make a byte-level tokenizer (of the library tokenizers) cut texts by the rule of this name.
+    """Make a byte-level tokenizer (of the library tokenizers) split texts by the named rule.
 
-    Raises `BadValue` for a rule that is not known, or where the file names none.
+    Raises `BadValue` for an unknown rule, or if the file names none.
     """
     from tokenizers import Regex, pre_tokenizers
 
@@ -65,8 +65,8 @@ def apply_rule(tokenizer: Any, name: str | None, file: str) -> None:
         gave = "names no pre-tokenizer" if name is None else f"names the pre-tokenizer {name!r}"
         raise BadValue(
             f"{file!r} {gave}.",
-            "texts are cut by the rule that the model was trained with, so it must be known; these "
-            f"are: {', '.join(sorted(RULES))}.",
+            "texts are split by the rule that the model was trained with. The known rules are "
+            f"{', '.join(sorted(RULES))}.",
             "convert the model again with a newer llama.cpp, which writes tokenizer.ggml.pre."
             if name is None
             else "load the original checkpoint, a folder with its own tokenizer.json.",

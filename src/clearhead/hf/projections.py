@@ -1,8 +1,8 @@
-"""What a module writes with: the matrix after the heads of an attention call, W_O.
+"""Find the output projection of a module, W_O, which is applied to the heads of an attention call.
 
-The attention call of a module returns z, (B, H, T, Dv). What its heads write is
+The attention call of a module returns z, (B, H, T, Dv). Its heads write
 ``sum_h z[:, h] @ W_O[h] + bias``. The matrix is found by its name and its width, and `check`
-compares what it gives with what the model computed.
+compares its result with the output of the model.
 
 Letters: B batch, T tokens, H query heads, Dv value size, d model size.
 """
@@ -17,13 +17,13 @@ from ..errors import BadValue, kind_of
 from ..nn.simple import OneHead
 from .inspect_model import calls_interface
 
-# The last part of the names that libraries give to the projection of the joined heads.
+# The last part of the names that libraries use for the output projection.
 NAMES = (  # in lower case
     "o_proj", "out_proj", "c_proj", "o", "wo", "w_o", "dense", "out_lin", "proj", "projection",
     "linear_out", "proj_out", "to_out", "output_projection", "output_proj", "attention_output",
     "projection_layer",
 )  # fmt: skip
-# In the names of modules that change the output of attention before the projection reads it.
+# Parts of the names of modules that change the output of attention before the projection.
 _CHANGES = ("gate", "sub_norm", "o_norm", "inner_attn_ln")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _TOKENS_CHECKED = 8
@@ -31,11 +31,11 @@ _TOKENS_CHECKED = 8
 
 @dataclass(frozen=True, repr=False)
 class OutputProjection:
-    """What the heads of an attention call write into the residual stream, in fp32.
+    """The output projection of an attention call, in fp32.
 
-    `weight` is (H, Dv, d): head h writes ``z[:, h] @ weight[h]``. `bias`, (d,), belongs to no head;
-    None if there is none. `module` is the name of the module that computes the sum. A norm, a gate
-    or a dropout after it is not part of it.
+    `weight` is (H, Dv, d): head h writes ``z[:, h] @ weight[h]`` into the residual stream. `bias`,
+    (d,), belongs to no head; None if there is none. `module` is the name of the module that
+    computes the sum. A norm, a gate or a dropout after it is not included.
     """
 
     weight: Tensor
@@ -47,8 +47,11 @@ class OutputProjection:
         return f"OutputProjection({self.module or 'the model'}: {tuple(self.weight.shape)}{bias})"
 
     def check(self, z: Tensor, returned: object) -> None:
-        """Raise `BadValue` unless `returned`, what `module` returned, is what the heads `z`,
-        (B, H, T, Dv), write, within rounding. Compares a few tokens."""
+        """Raise `BadValue` unless the output of `module` is the projection of the heads.
+
+        Compares `returned`, the output, with the projection of `z`, (B, H, T, Dv), at a few tokens,
+        within rounding.
+        """
         if isinstance(returned, tuple):  # torch.nn.MultiheadAttention: the output and the weights
             returned = returned[0]
         B, H, T, Dv = z.shape
@@ -74,25 +77,24 @@ class OutputProjection:
 
     def _disagrees(self, what: str) -> BadValue:
         return BadValue(
-            f"{self.module or 'The model'} returned {what} where the heads times its weights were "
-            "expected.",
-            "what a head writes is known where the projection reads the output of attention as it "
-            "is; a gate or a norm before it, an adapter, or another order of the heads changes "
-            "that.",
-            "merge adapters into the weights; a module with a gate (Qwen3-Next) or a norm there is "
-            "not supported.",
+            f"{self.module or 'The model'} returned {what}, not the heads times its weights.",
+            "the projection must read the output of attention unchanged, without a gate, a norm, "
+            "an adapter, or another order of heads.",
+            "merge adapters into the weights; a module with a gate (Qwen3-Next) or a norm before "
+            "the projection is not supported.",
         )
 
 
 def output_projection(model: nn.Module, name: str, heads: int, size: int) -> OutputProjection:
-    """The projection after the attention calls of a module: `name` is the one that calls attention,
-    with `heads` query heads and values of `size` Dv.
+    """Find the output projection after the attention calls of the module `name`.
 
-    Reads nn.Linear, Conv1D of transformers, torch.nn.MultiheadAttention and layers of clearhead.nn;
-    a layer without projection writes its head as it is. Values that several heads share are
-    no matter: each head has its own part. Raises `BadValue` where no projection is found, and for
-    weights that are quantised, sharded, on the meta device, or of another kind of module. Whether
-    the model computes what was found, `OutputProjection.check` tells.
+    The calls have `heads` query heads and values of `size` Dv. Reads nn.Linear, Conv1D of
+    transformers, torch.nn.MultiheadAttention and layers of clearhead.nn; a layer without projection
+    gets an identity matrix. Each query head has its own part of the matrix, also if heads share
+    values. `OutputProjection.check` checks that the model computes this projection.
+
+    Raises `BadValue` if no projection is found, and for weights that are quantised, sharded, on the
+    meta device, or of another kind of module.
     """
     module = model.get_submodule(name)
     if isinstance(module, OneHead):
@@ -111,15 +113,17 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
 
 
 def without_projection(model: nn.Module) -> str | None:
-    """Why what heads carry is not known in this transformers model, as far as its modules tell
-    before it runs; None if nothing is in the way."""
+    """Return why a transformers model has no usable output projection, without running it.
+
+    None if no obstacle was found.
+    """
     for name, module in model.named_modules():
         if not calls_interface(type(module)):
             continue
         kind = type(module).__name__
         _, linear = next(iter(_candidates(model, name, None)), (None, None))
         if linear is None:
-            return f"{kind} has no output projection with a name that is known"
+            return f"{kind} has no output projection with a known name"
         if obstacle := _obstacle(linear):
             return f"the output projection of {kind} {obstacle}"
         children = dict(module.named_children())
@@ -133,8 +137,10 @@ def without_projection(model: nn.Module) -> str | None:
 
 
 def matrix_of(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
-    """The matrix (in, out) and the bias (out,) of a linear module, in fp32. Raises `BadValue` for
-    weights that do not hold their numbers."""
+    """Return the matrix (in, out) and the bias (out,) of a linear module, in fp32.
+
+    Raises `BadValue` for weights that are quantised, sharded, packed, or on the meta device.
+    """
     matrix, bias = readable_matrix(linear, name)
     return matrix.float(), None if bias is None else bias.float()
 
@@ -146,7 +152,7 @@ def readable_matrix(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None
     if obstacle := _obstacle(linear) or ("is on the meta device" if on_meta else ""):
         raise BadValue(
             f"The projection {name!r}, {kind_of(linear)}, {obstacle}.",
-            "what a head writes is computed from whole weights in fp32, fp64, bf16 or fp16.",
+            "a projection needs complete weights in fp32, fp64, bf16 or fp16.",
             "load the model unquantised on one device; merge adapters into the weights.",
         )
     assert isinstance(weight, Tensor)
@@ -156,30 +162,34 @@ def readable_matrix(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None
 
 
 def input_width(module: nn.Module) -> int | None:
-    """The input features of a linear module, also of a quantised or wrapped one; None for another
-    module."""
+    """Return the input features of a linear module, also of a quantised or wrapped one.
+
+    None for any other module.
+    """
     width = getattr(module, "nx" if is_conv1d(module) else "in_features", None)
     return width if isinstance(width, int) else None
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Is it transformers' `Conv1D`, a linear module whose matrix is not transposed?"""
+    """Return whether this is transformers' `Conv1D`, whose matrix is not transposed."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 
 def _candidates(model: nn.Module, name: str, width: int | None) -> Iterator[tuple[str, nn.Module]]:
-    """The linear modules of that input width (None: any) whose name is an output projection's: of
-    the module itself, then of those that its parent runs after it."""
+    """Yield linear modules of this input width (None: any) with the name of an output projection.
+
+    First those inside the module itself, then those that its parent runs after it.
+    """
     module = model.get_submodule(name)
-    places = [(name, module)]
+    scopes = [(name, module)]
     if name:
         parent, _, own = name.rpartition(".")
         siblings = list(model.get_submodule(parent).named_children())
         later = siblings[[n for n, _ in siblings].index(own) + 1 :]
-        places += [(f"{parent}.{n}".lstrip("."), sibling) for n, sibling in later]
-    for place, part in places:
+        scopes += [(f"{parent}.{n}".lstrip("."), sibling) for n, sibling in later]
+    for scope, part in scopes:
         linears = {
-            f"{place}.{path}".strip("."): x
+            f"{scope}.{path}".strip("."): x
             for path, x in part.named_modules()
             if (x is not module) and input_width(x) is not None and width in (None, input_width(x))
         }
@@ -190,16 +200,16 @@ def _candidates(model: nn.Module, name: str, width: int | None) -> Iterator[tupl
 
 
 def _last_word(path: str) -> str:
-    """The last part of a name that is not a number: to_out of attn.to_out.0."""
+    """Return the last part of a name that is not a number: to_out of attn.to_out.0."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
 def _obstacle(linear: nn.Module) -> str:
-    """Why the numbers of a linear module cannot be read; "" if they can."""
+    """Return why the numbers of a linear module cannot be read; "" if they can."""
     weight = getattr(linear, "weight", None)
     if not isinstance(linear, nn.Linear) and not is_conv1d(linear):
         return "is not an nn.Linear or a Conv1D"
-    if hasattr(weight, "device_mesh"):  # a DTensor, whose import takes long
+    if hasattr(weight, "device_mesh"):  # a DTensor, which is slow to import
         return "is sharded over devices"
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         return "has no matrix of weights; it is sharded or packed"

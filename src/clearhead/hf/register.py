@@ -1,4 +1,7 @@
-"""Both functions under one name, together: with only one, the mask would be lost without a word."""
+"""Register the attention function and the mask function of clearhead in transformers.
+
+With only one of the two, transformers would ignore the mask without a warning.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +16,14 @@ NAME = "clearhead"
 
 
 def register() -> None:
-    """Make ``attn_implementation="clearhead"`` available to every transformers model that hands its
-    attention to that interface. Of others, transformers raises for some (GPT-J), and some take the
-    name and go on as before (DeBERTa): `watch` raises where a model never asks.
+    """Make ``attn_implementation="clearhead"`` available to transformers.
 
-    Raises `Missing`, an ImportError, if transformers is not installed, and `BadValue` if it is of a
-    version that lacks something that clearhead reads.
+    It works for every model that uses transformers' attention interface. For some other models
+    (GPT-J) transformers raises an error; others (DeBERTa) accept the name and compute attention
+    themselves, in which case `watch` raises one.
+
+    Raises `Missing`, an ImportError, if transformers is not installed, and `BadValue` if its
+    version lacks something that clearhead reads.
     """
     library = transformers()
     check_internals()
@@ -29,7 +34,7 @@ def register() -> None:
 
 
 def transformers() -> Any:
-    """The library, or an error that says how to install it."""
+    """Import and return transformers. Raises `Missing` if it is not installed."""
     try:
         import transformers
     except ImportError as error:
@@ -43,7 +48,7 @@ def transformers() -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the warnings and the progress bars of transformers while a model is loaded."""
+    """Silence the warnings and progress bars of transformers inside the `with` block."""
     logging = transformers().utils.logging
     logging.disable_progress_bar()
     verbosity = logging.get_verbosity()

@@ -21,8 +21,10 @@ _KNOWN_CODE = {"torch", "transformers"}
 
 
 class Support(NamedTuple):
-    """The answer of `supports`: True, False, or None where it cannot be known without a run. It is
-    true only for True, and printed it gives the reason."""
+    """The result of `supports`, with its reason.
+
+    `supported` is None if only a run can show it. ``bool(support)`` is True only for True.
+    """
 
     supported: bool | None
     reason: str
@@ -36,18 +38,18 @@ class Support(NamedTuple):
 
 
 def supports(model: Any) -> Support:
-    """Can this transformers model run with ``attn_implementation="clearhead"`` and be watched?
+    """Check whether a transformers model can run on clearhead, and so be watched.
 
     >>> print(ch.hf.supports(transformers.BloomConfig()))  # doctest: +SKIP
     no: BloomModel computes its attention itself (BloomAttention).
 
-    `model` is a model or its configuration; of a configuration the model is made without weights,
-    on the meta device. Nothing is run: the answer is read from the code of the model's modules, and
-    "cannot tell" is the answer where that does not show it. Where only some layers hand their
-    attention to transformers' interface, the answer is yes, and the reason names those that do not:
-    they run as ever and are not watched. The reason also says where it is not known what the heads
-    write into the residual stream.
-    Raises `BadType` for anything else, and `Missing` if transformers is not installed.
+    `model` is a model or its configuration, from which a model is built without weights on the meta
+    device. Nothing is run: the result is read from the code of the model's modules, and is None if
+    the code does not show it. If only some layers use transformers' attention interface,
+    the result is yes, and the reason names the other ones, which run as usual and are not watched.
+    The reason also states if the vectors that the heads write into the residual stream are unknown.
+
+    Raises `BadType` for any other object, and `Missing` if transformers is not installed.
     """
     library = transformers()
     if isinstance(model, nn.Module):
@@ -55,22 +57,22 @@ def supports(model: Any) -> Support:
     if not isinstance(model, library.PreTrainedConfig):
         raise BadType(
             f"supports got {kind_of(model)}.",
-            "it is told by a model of transformers, or by its configuration.",
+            "it checks a transformers model or its configuration.",
             "pass the model, or transformers.AutoConfig.from_pretrained(folder).",
         )
     register()
     try:
         return _of_modules(_without_weights(library, model, NAME))
-    except Exception as error:  # whatever a model makes of a configuration that does not fit
+    except Exception as error:  # a model may raise anything for a configuration that does not fit
         if error.args != (NAME,):
             kind = type(model).__name__
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            return Support(None, f"no model can be made of this {kind} alone: {why}")
+            return Support(None, f"no model can be built from this {kind} alone: {why}")
     eager = _without_weights(library, model, "eager")
-    own = _kinds(eager, computes_attention)
+    own = _classes(eager, computes_attention)
     return Support(
         False,
-        f"{type(eager).__name__} takes its attention ({_list(own)}) from a table of its own, where "
+        f"{type(eager).__name__} reads its attention ({_list(own)}) from its own table, where "
         f"transformers raises KeyError for {NAME!r}.{_hint(own)}",
     )
 
@@ -79,26 +81,29 @@ def _of_modules(model: nn.Module) -> Support:
     name = type(model).__name__
     if "" in compiled_parts(model):
         return Support(False, "attention in a compiled graph is not watched.")
-    answered, own = _kinds(model, calls_interface), _kinds(model, computes_attention)
-    if answered:
+    calling, own = _classes(model, calls_interface), _classes(model, computes_attention)
+    if calling:
         for obstacle in (_misread(model), _refused(model)):
             if obstacle is not None:
                 return obstacle
         rest = f"; not in {_list(own)}, where nothing is watched" if own else ""
         if unknown := without_projection(model):
-            rest += f"; what its heads write is not known: {unknown}"
-        return Support(True, f"{name} hands over its attention in {_list(answered)}{rest}.")
+            rest += f"; what its heads write is unknown: {unknown}"
+        return Support(True, f"{name} uses the attention interface in {_list(calling)}{rest}.")
     if own:
         itself = f"{name} computes its attention itself ({_list(own)}).{_hint(own)}"
         return Support(False, itself)
     reason = f"no module of {name} calls transformers' attention interface"
-    if others := _kinds(model, lambda kind: kind.__module__.split(".")[0] not in _KNOWN_CODE):
-        return Support(None, f"{reason}; what {_list(others)} calls elsewhere is not known.")
+    if others := _classes(model, lambda kind: kind.__module__.split(".")[0] not in _KNOWN_CODE):
+        return Support(None, f"{reason}; what {_list(others)} calls elsewhere is unknown.")
     return Support(False, f"{reason}.")
 
 
 def _refused(model: nn.Module) -> Support | None:
-    """The answer for a model that passes to its attention function what clearhead refuses."""
+    """Return the result for a model that passes a refused keyword to its attention function.
+
+    None if it passes none.
+    """
     uncertain = None
     for module in model.modules():
         kind = type(module)
@@ -113,41 +118,45 @@ def _refused(model: nn.Module) -> Support | None:
         for keyword, certain in refused or ():
             passes = f"{kind.__name__} passes {keyword} to its attention function"
             if certain:
-                return Support(False, f"{passes}, which clearhead does not answer.")
-            run = f"{passes} where it has a value, which clearhead does not answer; a run tells."
+                return Support(False, f"{passes}, which clearhead does not support.")
+            run = f"{passes} if it has a value, which clearhead does not support; run it to know."
             uncertain = uncertain or Support(None, run)
     return uncertain
 
 
 def _misread(model: nn.Module) -> Support | None:
-    """The answer for a model that a boolean mask would mislead, or that makes one for a part which
-    computes its attention itself."""
+    """Return the result for a model that would misread a boolean mask; None for any other.
+
+    Such a model adds the mask to scores, or creates it for a part that computes attention itself.
+    """
     for module in model.modules():
         kind, config = type(module), type(getattr(module, "config", None))
         if asks_for_mask(kind) and misreads_masks(config.__module__):
-            return Support(False, f"{kind.__name__} needs a mask of numbers.")
+            return Support(False, f"{kind.__name__} needs an additive mask.")
     return None
 
 
-def _kinds(model: nn.Module, has: Callable[..., bool]) -> list[type[nn.Module]]:
+def _classes(model: nn.Module, has: Callable[..., bool]) -> list[type[nn.Module]]:
     return sorted({*filter(has, map(type, model.modules()))}, key=lambda kind: kind.__name__)
 
 
-def _list(kinds: list[type[nn.Module]]) -> str:
-    return ", ".join(kind.__name__ for kind in kinds)
+def _list(classes: list[type[nn.Module]]) -> str:
+    return ", ".join(kind.__name__ for kind in classes)
 
 
 def _hint(own: list[type[nn.Module]]) -> str:
     files = (inspect.getsource(sys.modules[kind.__module__]) for kind in own)
     if not any("scaled_dot_product_attention(" in file for file in files):
         return ""
-    return " Load it with attn_implementation='sdpa' and run it inside of compat.patched()."
+    return " Load it with attn_implementation='sdpa' and run it inside compat.patched()."
 
 
 def _without_weights(library: Any, config: Any, implementation: str) -> nn.Module:
-    """The model that a configuration describes, on the meta device: of the class that it names, or
-    of the first that transformers can make of it."""
-    config = copy.deepcopy(config)  # transformers writes the implementation into it
+    """Build the model of a configuration on the meta device.
+
+    Its class is the one that the configuration names, or the first that transformers can build.
+    """
+    config = copy.deepcopy(config)  # transformers writes the implementation to it
     named = [getattr(library, x) for x in config.architectures or () if hasattr(library, x)]
     autos = [library.AutoModel, *vars(library.models.auto.modeling_auto).values()]
     autos = [x for x in autos if isinstance(x, type) and hasattr(x, "from_config")]

@@ -1,9 +1,9 @@
-"""The tokens of a text as it was written, whatever a vocabulary spells them.
+"""Convert tokens to the text as it was written, for any spelling of the vocabulary.
 
-Vocabularies spell a space, a byte and the middle of a word in their own ways: byte-level ones in
-letters that stand for bytes ("ĠMary", "âĢĻ"), SentencePiece with "▁" and "<0xE2>", WordPiece with
-"##". The first two hold all of a text, so that the texts of its tokens joined are the text. The
-others normalise it, and what was written is read from the offsets of their tokens.
+Vocabularies spell a space, a byte and the middle of a word differently. Byte-level ones use letters
+for bytes ("ĠMary", "âĢĻ"), SentencePiece uses "▁" and "<0xE2>", WordPiece uses "##". The first two
+keep the complete text, so that the joined texts of tokens are the text. The others normalise it,
+and the written text is read from the offsets of their tokens.
 """
 
 import re
@@ -14,13 +14,15 @@ from ..formatting import Token
 from ..torch_state import loadable
 
 loadable(Token)
-UNKNOWN = "(?)"  # after a word that the vocabulary lacks
+UNKNOWN = "(?)"  # after a word that is not in the vocabulary
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def byte_letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: a printable byte is its own character in Latin-1, and the others
-    are the characters from 256 on, in order."""
+    """Return GPT-2's letters for bytes.
+
+    A printable byte is its character in Latin-1; the others are the characters from 256 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = [*map(chr, printable), *(chr(256 + n) for n in range(len(others)))]
@@ -28,8 +30,10 @@ def byte_letters() -> dict[str, int]:
 
 
 def texts_of(pieces: Sequence[bytes]) -> list[str]:
-    """The text of each piece of UTF-8. The piece with the last byte of a character has it; the
-    bytes in pieces before that are written as bytes, and so is what is not UTF-8.
+    """Return the text of each piece of UTF-8.
+
+    A character that is split over pieces belongs to the piece with its last byte. Its bytes in
+    earlier pieces, and bytes that are not UTF-8, are written as numbers.
 
     >>> texts_of([b"a", b"\\xe4\\xbd", b"\\xa0b", b"\\xff"])
     ['a', '⟨E4 BD⟩', '你b', '⟨FF⟩']
@@ -52,7 +56,7 @@ def texts_of(pieces: Sequence[bytes]) -> list[str]:
 
 
 def _runs(parts: list[str | bytes]) -> list[str | bytes]:
-    """The parts, with neighbouring bytes in one."""
+    """Return the parts, with neighbouring bytes joined."""
     runs: list[str | bytes] = []
     for part in parts:
         if isinstance(part, bytes) and runs and isinstance(runs[-1], bytes):
@@ -67,7 +71,7 @@ def _written(part: str | bytes) -> str:
 
 
 class TokenTexts:
-    """Writes tokens of one tokenizer of transformers as `Token`."""
+    """Converts tokens of a transformers tokenizer to `Token`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -81,8 +85,11 @@ class TokenTexts:
     def tokens(
         self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]] | None
     ) -> list[Token]:
-        """The tokens of a text. `offsets` are their first characters and ends in it, which slow
-        tokenizers do not have."""
+        """Return the tokens of a text.
+
+        `offsets` are the positions of their first characters and their ends in the text; None for
+        slow tokenizers.
+        """
         raw = self.tokenizer.convert_ids_to_tokens(list(ids))
         texts = texts_of([self._bytes(i, token) for i, token in zip(ids, raw, strict=True)])
         special = {*self.tokenizer.all_special_ids}
@@ -92,7 +99,7 @@ class TokenTexts:
             special.discard(self.tokenizer.unk_token_id)
             texts = self._sliced(text, ids, raw, texts, offsets)
         tokens: list[Token] = []
-        before = " "  # what the text before ends with
+        before = " "  # the last character of the text so far
         for number, token in enumerate(texts):
             apart = ids[number] in special or before.isspace() or token[:1].isspace()
             tokens.append(Token(token, str(raw[number]), int(ids[number]), not apart))
@@ -100,18 +107,18 @@ class TokenTexts:
         return tokens
 
     def unknown(self, tokens: Sequence[str]) -> tuple[int, ...]:
-        """The positions of tokens for which the vocabulary has only the unknown token."""
+        """Return the positions of tokens that are the unknown token."""
         unknown = self.tokenizer.unk_token_id
         known = ((i, token) for i, token in enumerate(tokens) if isinstance(token, Token))
         return tuple(i for i, token in known if token.id == unknown and token != token.raw)
 
     def alone(self, id: int) -> Token:
-        """The token of an id, without a text around it."""
+        """Return the token of an id, without its text."""
         raw = str(self.tokenizer.convert_ids_to_tokens(id))
         return Token(texts_of([self._bytes(id, raw)])[0], raw, id)
 
     def _bytes(self, id: int, raw: str | None) -> bytes:
-        """What a token adds to a text, if the vocabulary alone decides that."""
+        """Return the bytes that a token adds to a text, from its spelling in the vocabulary."""
         raw = str(raw)
         if id in self._spelled_out:
             return raw.encode()
@@ -128,10 +135,10 @@ class TokenTexts:
     def _strip_added_space(
         self, text: str, ids: Sequence[int], texts: list[str], special: set[int]
     ) -> None:
-        """Leave out the space that a tokenizer puts before the first word of a text."""
+        """Remove the space that a tokenizer adds before the first word of a text."""
         own = [number for number, i in enumerate(ids) if i not in special]
         if own and not text.startswith(" ") and texts[own[0]].startswith(" "):
-            texts[own[0]] = texts[own[0]][1:] or " "  # a token of its own is shown
+            texts[own[0]] = texts[own[0]][1:] or " "  # a separate space token stays visible
 
     def _sliced(
         self,
@@ -141,12 +148,14 @@ class TokenTexts:
         texts: Sequence[str],
         offsets: Sequence[tuple[int, int]],
     ) -> list[str]:
-        """What was written where each token is, with the marks after it that were normalised away,
-        and with a space if one is before it. Tokens of one character, as of a fraction that was
-        normalised, are spelled as in the vocabulary."""
+        """Return the written text of each token, from its offsets.
+
+        It includes marks after the token that were normalised away, and a space before it. Several
+        tokens of one character, such as a normalised fraction, are spelled as in the vocabulary.
+        """
         written = list(texts)
         spans = [(n, *span) for n, span in enumerate(offsets) if span[0] < span[1]]
-        spans = [span for span in spans if raw[span[0]] != "▁"]  # which has the place of a letter
+        spans = [span for span in spans if raw[span[0]] != "▁"]  # its offsets are a letter's
         starts = [start for _, start, _ in spans[1:]] + [len(text)]
         end = 0
         for (number, start, stop), following in zip(spans, starts, strict=True):
@@ -163,7 +172,7 @@ class TokenTexts:
 
 
 class Vocabulary(Sequence[Token]):
-    """The token of each id, written when it is read."""
+    """The token of each id, converted when it is read."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self.texts = texts
