@@ -1,4 +1,5 @@
-// Checks the problem, chooses prefill or decode, cuts the work into tasks and runs them on threads.
+// Checks the problem, chooses prefill or decode, splits the work into tasks, and runs them on
+// threads.
 #include "attention.h"
 
 #include <algorithm>
@@ -15,37 +16,42 @@
 namespace clearhead {
 namespace {
 
-// Up to this many rows per key head (its query heads times their queries) decode reads the keys
-// where they lie; from there on packing them pays. Time of decode over time of prefill, one core, D
-// = 128, at 1, 4 and 8 rows: float32 0.48, 0.65, 0.82, bf16 0.56, 0.64, 0.84, float16 0.49, 0.61,
-// 0.81 (2026-11-22); 12 rows took 1.4 and more (bench/LOG.md, "where prefill begins").
+// The most rows per key head (its query heads times their queries) for decode, which does not pack
+// keys. Time of decode divided by time of prefill (one core, D = 128, 2026-11-22):
+//
+//     rows      1     4     8
+//     float32   0.48  0.65  0.82
+//     bf16      0.56  0.64  0.84
+//     float16   0.49  0.61  0.81
+//
+// With 12 rows it was 1.4 and more (bench/LOG.md, "where prefill begins").
 constexpr int64_t DECODE_ROWS = 8;
 
-// A decode splits the keys into at most MAX_KEY_SPLITS ranges of 1024 keys or more (the last has
-// the rest). The number of threads has no influence, so the bits do not depend on it.
+// A decode splits the keys into at most MAX_KEY_SPLITS ranges of 1024 keys or more; the last has
+// the rest. The number of threads has no influence, so the bits do not depend on it.
 constexpr int64_t MIN_SPLIT = 1024, SPLIT_STEP = 128;
 
-// A prefill task keeps its queries and their output sums in two thirds of a 1 MB L2. With more rows
-// each packed key is used more often: 384 left 4 % to packing at D = 64, 640 leave 3 %, and 1032
-// are another 0.5 to 1 % faster (bench/LOG.md, "rows of a task").
+// A prefill task holds its queries and their output sums in two thirds of a 1 MB L2. More rows use
+// each packed key more often. At D = 64, packing takes 4 % of the time with 384 rows and 3 % with
+// 640; 1032 rows are another 0.5 to 1 % faster (bench/LOG.md, "rows of a task").
 constexpr int64_t TASK_BYTES = 640 << 10, MAX_ROWS = 1024;
 
-// With fewer rows than this, packing costs too much per use of a key.
+// With fewer rows, packing costs too much per use of a key.
 constexpr int64_t WORTH_PACKING = 4 * QUERY_BLOCK;
 
-// Keys of one task of the weight sums; they are packed for all the queries of a head.
+// The keys of one task of the weight sums, which are packed for all queries of a head.
 constexpr int64_t WEIGHT_SUMS_KEYS = 768;
 
-// Below this many multiply-adds a second thread costs more than it gains.
+// With fewer multiply-adds, a second thread costs more than it gains.
 constexpr double WORTH_A_THREAD = 1e6;
 
-// Limit for the partial results of a decode; key heads beyond it are computed afterwards.
+// The limit for the partial results of a decode; key heads beyond it are computed afterwards.
 constexpr int64_t STATE_BYTES = 2 << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// Memory that a thread keeps between calls; it grows to the largest task the thread has had.
+// Memory that a thread keeps between calls. It grows to the size of its largest task.
 class Scratch {
  public:
   Scratch() = default;
@@ -71,8 +77,8 @@ class Scratch {
 };
 thread_local Scratch task_scratch, state_scratch;
 
-// Takes a thread's scratch for the duration of a call. A signal handler may make another call on
-// the same thread meanwhile: it finds an empty one, and what it allocates is freed afterwards.
+// Takes a thread's scratch for the duration of a call. If a signal handler makes another call on
+// the same thread meanwhile, that call gets an empty scratch, which is freed afterwards.
 class BorrowedScratch : public Scratch {
  public:
   explicit BorrowedScratch(Scratch& owner) : owner_(owner) { swap(owner_); }
@@ -82,7 +88,7 @@ class BorrowedScratch : public Scratch {
   Scratch& owner_;
 };
 
-// Task numbers, which any number of threads take one by one.
+// Task numbers, which threads take one by one.
 struct Queue {
   int64_t count;
   std::thread::id caller = std::this_thread::get_id();
@@ -93,7 +99,7 @@ struct Queue {
     code = with;
     next = count;
   }
-  // Has the call been stopped? Long tasks ask, too. The calling thread checks for signals.
+  // Whether the call has been stopped. Long tasks check it too. The calling thread checks signals.
   bool stopped() {
     if (interrupted && code == DONE && std::this_thread::get_id() == caller && interrupted())
       stop(INTERRUPTED);
@@ -140,9 +146,8 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
     states = (float*)memory.reserve(size_t(at_once * head_bytes));
     if (!states) return NO_MEMORY;
   }
-  // Where the heads of a key lie side by side, (B, T, H, D), so do their pages of memory: all heads
-  // read one split before the next, and a page's address is translated once (bench/LOG.md, "heads
-  // that lie side by side").
+  // If the heads of a key are adjacent in memory, (B, T, H, D), all heads read one split before the
+  // next. Then the address of a page is translated once (bench/LOG.md, 2026-11-23).
   const bool side_by_side = p.k.t > p.k.h;
   for (int64_t first = 0; first < heads; first += at_once) {
     int64_t count = std::min(at_once, heads - first);
@@ -168,13 +173,13 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
 }
 
 Code prefill(const Problem& p, const Level& level, int64_t threads) {
-  int64_t shared = p.H / p.G;  // query heads that share a key head, hence its packed keys
+  int64_t shared = p.H / p.G;  // query heads of a key head, which use its packed keys together
   int64_t fit = TASK_BYTES / ((p.D + p.Dv + 32) * 4);
   fit = std::min(MAX_ROWS, std::max<int64_t>(2 * QUERY_BLOCK, fit));
   int64_t left = p.B * p.H * p.Tq, largest = 0;
-  // A row's result does not depend on which rows share its task, so the cut may depend on the
-  // number of threads. A task takes half of one thread's share of what is left, so the last ones
-  // are small and threads of unequal speed finish together (guided self-scheduling:
+  // A row's result does not depend on the other rows of its task, so the split into tasks may
+  // depend on the number of threads. A task takes half of the remaining rows per thread. So the
+  // last tasks are small, and threads of unequal speed finish together (guided self-scheduling:
   // Polychronopoulos and Kuck, 1987).
   auto rows = [&] {
     return threads == 1 ? fit : std::min(fit, std::max(WORTH_PACKING, left / (2 * threads)));
@@ -184,7 +189,7 @@ Code prefill(const Problem& p, const Level& level, int64_t threads) {
     for (int64_t head = 0, heads; head < p.H; head += heads) {
       heads = std::max<int64_t>(1, rows() / std::min<int64_t>(p.Tq, 2 * QUERY_BLOCK));
       heads = std::min(shared - head % shared, heads);
-      // Under a causal mask the last queries have the most work: they go first.
+      // The last queries come first: under a causal mask they have the most work.
       for (int64_t end = p.Tq, queries; end > 0; end -= queries) {
         int64_t tasks_left = ceil_div(end, std::max<int64_t>(1, rows() / heads));
         queries = std::min(end, round_up(ceil_div(end, tasks_left), QUERY_BLOCK));
@@ -201,14 +206,15 @@ int64_t threads_for(const Problem& p) {
   return double(p.B) * p.H * p.Tq * p.Tk * (p.D + p.Dv) < WORTH_A_THREAD ? 1 : threads_available();
 }
 
-// Is every row of a key head decoded? There are too few to pack keys for.
+// Whether the rows of a key head are decoded, because they are too few for packing keys.
 bool decodes(const Problem& p, const Level& level) {
   return p.H / p.G * p.Tq <= std::min(DECODE_ROWS, level.max_decode_rows) && !p.dropout;
 }
 
-// Decode adds up a score in another order than the backward pass, by whose scores the weights of a
-// decoded row would not quite sum to 1. Prefill has its order: output and lse of such rows are
-// computed again, into `memory` (bench/LOG.md, "gradients of few rows").
+// Recomputes the output and lse of decoded rows by prefill, into `memory`. Decode sums a score in
+// another order than the backward pass, so the weights that the backward pass recomputes would not
+// sum exactly to 1. Prefill has the order of the backward pass (bench/LOG.md, "gradients of few
+// rows").
 Code prefill_again(Problem& p, const Level& level, int64_t threads, Scratch& memory) {
   const int64_t rows = p.B * p.H * p.Tq, width = p.dtype == FLOAT32 ? 4 : 2;
   const int64_t sums = rows * int64_t(sizeof(double)), out = round_up(rows * p.Dv * width, 64);
@@ -242,7 +248,7 @@ Code attend(const Problem& p) {
   if (!p.B || !p.H || !p.Tq) return DONE;
   int64_t threads = threads_for(p);
   if (!decodes(p, *with)) return prefill(p, *with, threads);
-  // Decode computes no statistics: for those its rows go through prefill as well, without output.
+  // Decode computes no statistics, so prefill computes them for these rows, without output.
   if (p.out.data || p.lse.data)
     if (Code code = decode(p, *with, threads)) return code;
   if (!p.row_stats) return DONE;
@@ -251,8 +257,8 @@ Code attend(const Problem& p) {
   return prefill(stats_only, *with, threads);
 }
 
-// A task has a range of keys and all the queries of a head, so no two tasks add to the same number
-// and the additions are always in the order of the queries. With a map, a range holds entire bins.
+// A task has a range of keys and all queries of a head. So no two tasks add to the same number, and
+// additions are in the order of the queries. With a map, a range holds entire bins.
 Code sum_weights(const Problem& p, const WeightSums& sums) {
   if (Code code = check(p)) return code;
   const Level* with = level();
@@ -272,8 +278,8 @@ Code sum_weights(const Problem& p, const WeightSums& sums) {
   return run_tasks(threads_for(p), p.B * p.H * ranges, with->weight_sums_scratch(p), task);
 }
 
-// A task has one head, or one key split of a head where there are few heads. If a broadcast bias
-// collects gradients from several batches or heads, one task adds them up in their order.
+// A task has one head, or one key split of a head if there are few heads. If a broadcast bias gets
+// gradients from several batches or heads, one task adds them in order.
 Code backward(const Problem& forward, const Gradients& g) {
   Problem p = forward;
   if (Code code = check(p)) return code;

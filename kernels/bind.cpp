@@ -1,4 +1,5 @@
-// The Python module: packed structs in, a code out; and the clock of the benchmark's peak rates.
+// The Python module: its functions read packed structs and return a code. Also measures the peak
+// rates for the benchmark.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -21,7 +22,7 @@ using namespace clearhead;
 
 namespace {
 
-// A struct that Python packed by its fields (fields.h).
+// Reads a struct that Python packed by its fields (fields.h).
 template <class T> bool unpack(nb::bytes packed, T* into) {
   if (packed.size() != sizeof *into) return false;
   memcpy((void*)into, packed.data(), sizeof *into);
@@ -34,8 +35,8 @@ double seconds(clockid_t clock) {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-// Python handles signals only between its own instructions: a long call checks now and then, but
-// not more often than ten times a second.
+// Checks for signals, at most ten times a second, because Python handles signals only between its
+// own instructions.
 constexpr double BETWEEN_CHECKS = 0.1;
 thread_local double last_check;
 bool signal_pending() {
@@ -46,8 +47,8 @@ bool signal_pending() {
   return PyErr_CheckSignals() != 0;
 }
 
-// Runs without the GIL. Failed allocations become Python's MemoryError, Ctrl-C its
-// KeyboardInterrupt; any other code is a bug on the Python side, and returned.
+// Runs a call without the GIL. Raises MemoryError for a failed allocation and KeyboardInterrupt for
+// Ctrl-C. Returns any other code, which is a bug in the Python code.
 template <class Work> int run(Work work) {
   Code code;
   {
@@ -66,7 +67,7 @@ int attend_packed(nb::bytes problem) {
   return run([&] { return attend(p); });
 }
 
-// The same, with statistics of the rows; `groups` is one packed Group after another.
+// The same, with statistics of the rows; `groups` is an array of packed Groups.
 int attend_with_stats(nb::bytes problem, nb::bytes row_stats, nb::bytes groups) {
   Problem p;
   RowStats stats;
@@ -79,7 +80,7 @@ int attend_with_stats(nb::bytes problem, nb::bytes row_stats, nb::bytes groups) 
   return run([&] { return attend(p); });
 }
 
-// What turns the scores in RowStats into natural logits.
+// The factor from the scores in RowStats to natural logits.
 double logit_scale(nb::bytes problem) {
   Problem p;
   return level() && unpack(problem, &p) ? level()->logit_scale(p) : 0;
@@ -99,7 +100,7 @@ int backward_packed(nb::bytes problem, nb::bytes gradients) {
   return run([&] { return backward(p, g); });
 }
 
-// What torch says of a tensor, taken while the package is imported and never given back.
+// torch's types and functions for reading a tensor, referenced from the import of the package on.
 struct Torch {
   PyObject *tensor, *parameter;  // the types
   PyObject *is_neg, *is_grad_enabled, *is_cpu, *requires_grad;
@@ -116,7 +117,8 @@ void take_tensors(nb::capsule exchange, nb::handle tensor, nb::handle parameter,
   take_exchange(exchange.data());
 }
 
-// Is this a torch.Tensor or Parameter, not a negative view, and without a gradient to record?
+// Whether this is a torch.Tensor or Parameter, not a negative view, and without a gradient to
+// record.
 bool reads_as_it_is(nb::handle x, bool grad) {
   PyObject* type = (PyObject*)Py_TYPE(x.ptr());
   if (type != torch.tensor && type != torch.parameter) return false;
@@ -124,14 +126,14 @@ bool reads_as_it_is(nb::handle x, bool grad) {
   return !grad || nb::getattr(x, torch.requires_grad).ptr() != Py_True;
 }
 
-// What decides about a call of the core, but for the addresses and strides of q, k and v, as bytes;
-// None if it can't read them where they lie, or they need a gradient. A single query sees the keys
-// up to `last_key`: if those are all, the call is a step of decoding (true), and the bytes leave out
-// their number.
+// Returns bytes that determine a call of the core, except the addresses and strides of q, k and v;
+// None if the core would read copies, or if a tensor needs a gradient. The call is a step of
+// decoding (true) if a single query sees all keys, up to `last_key`; then the bytes do not contain
+// the number of keys.
 nb::object layouts(nb::handle q, nb::handle k, nb::handle v, int64_t last_key) {
   if (!torch.tensor) return nb::none();
   bool grad = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;
-  // Of a device that it does not know DLPack raises an error, which takes milliseconds.
+  // For an unknown device DLPack raises an error, which takes milliseconds.
   if (nb::getattr(q, torch.is_cpu, nb::none()).ptr() != Py_True) return nb::none();
   Layout read[3] = {};
   int i = 0;
@@ -148,12 +150,12 @@ nb::object layouts(nb::handle q, nb::handle k, nb::handle v, int64_t last_key) {
   return nb::make_tuple(decodes, nb::bytes((const char*)read, sizeof read));
 }
 
-// `attend` with the addresses and strides of these tensors in place of the problem's, and with as
-// many keys as there are; all else is as it was for the same `layouts`.
+// Runs `attend` with the addresses, strides and number of keys of these tensors instead of the
+// problem's; everything else is as for an earlier call with the same `layouts`.
 int attend_tensors(nb::bytes problem, nb::handle q, nb::handle k, nb::handle v, nb::handle out) {
   Problem p;
   if (!unpack(problem, &p)) return -1;
-  // A mode of torch may have made the output another one than was asked for.
+  // A torch mode may have returned another output than was requested.
   auto view = [&](nb::handle x, TensorView* into, int64_t* length) {
     Layout layout;
     void* data;
@@ -162,13 +164,13 @@ int attend_tensors(nb::bytes problem, nb::handle q, nb::handle k, nb::handle v, 
     *length = layout.sizes[2];
     return true;
   };
-  // k and v give the number of keys; q and out that of the queries.
+  // k and v have the number of keys, q and out the number of queries.
   if (!view(q, &p.q, &p.Tq) || !view(k, &p.k, &p.Tk) || !view(v, &p.v, &p.Tk)) return -1;
   if (!view(out, &p.out, &p.Tq)) return -1;
   return run([&] { return attend(p); });
 }
 
-// {struct: [(member, its format in Python's `struct` module), ...]}, in order.
+// Returns {struct: [(member, its format in Python's `struct` module), ...]}, in order.
 nb::dict field_table() {
   nb::dict table;
   for_each_struct([&](const char* name, auto&& fields) {
@@ -194,14 +196,14 @@ nb::list level_list() {
   return list;
 }
 
-// The clock of bench: with one thread its processor time, so that the time of other
-// programs is not counted; with more the wall clock, because a thread that waits for its turn
-// leaves its share of the memory bandwidth to the others, and the sum of their rates is fiction.
+// The clock of the benchmark. With one thread it is processor time, which excludes other programs.
+// With more it is the wall clock: a thread that waits for a processor leaves memory bandwidth to
+// the others, so a sum of rates by processor time would be too high.
 double seconds_now(int64_t threads) {
   return seconds(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC);
 }
 
-// Runs `body` on `threads` threads, each for `seconds`; the sum of what each counted, per second.
+// Runs `body` on `threads` threads, each for `seconds`. Returns the sum of their counts per second.
 template <class Body> double per_second(int64_t threads, double seconds, Body body) {
   if (!level()) return 0;
   struct Measurement {
@@ -237,7 +239,8 @@ double dot_ceiling(int64_t threads, double seconds) {
   return per_second(threads, seconds, [](int64_t) { return level()->dot_rounds(100000); });
 }
 
-// Bytes per second that `threads` threads read from the memory at `address`, each its own part.
+// Returns the bytes per second that `threads` threads read from the memory at `address`, each from
+// its own part.
 double read_ceiling(uintptr_t address, size_t bytes, int64_t threads, double seconds) {
   size_t part = bytes / size_t(threads) / 4096 * 4096;
   return per_second(threads, seconds, [=](int64_t number) {
@@ -250,7 +253,7 @@ double read_ceiling(uintptr_t address, size_t bytes, int64_t threads, double sec
 }  // namespace
 
 NB_MODULE(_kernels, m) {
-  // With an unknown name there is no level: `attend` refuses, and Python lists the names.
+  // With an unknown name there is no level: `attend` returns a code, and Python lists the names.
   const char* named = getenv("CLEARHEAD_CPU");
   choose_level(named ? named : "");
   interrupted = signal_pending;

@@ -1,4 +1,4 @@
-// The members of the structs in attention.h, by name and in order, for Python to pack them by.
+// The members of the structs in attention.h, by name and in order, from which Python packs them.
 #pragma once
 
 #include <type_traits>
@@ -22,7 +22,7 @@ template <class T> constexpr const char* format_of() {
   return "q";  // a number or a pointer
 }
 
-// Do these fields cover a struct of this size, one after the other?
+// Whether these fields cover a struct of this size without gaps.
 template <size_t n> constexpr bool cover(const Field (&fields)[n], size_t size) {
   size_t at = 0;
   for (const Field& f : fields) {

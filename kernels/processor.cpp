@@ -22,7 +22,7 @@ struct Features {
     const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
     bool fma = c >> 12 & 1, xsave = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
     if (!xsave || !avx) return;
-    // The processor having wide registers is not enough: the system must save them (XCR0).
+    // The operating system must save wide registers too (XCR0).
     unsigned lo, hi;
     asm volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
     bool ymm = (lo & 0x6) == 0x6, zmm = (lo & 0xe6) == 0xe6, tiles = (lo & 0x60000) == 0x60000;
@@ -34,7 +34,7 @@ struct Features {
     amx = tiles && (d >> 22 & 1) && (d >> 24 & 1);
     if (most_leaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
       avx512bf16 = avx512 && (a >> 5 & 1);
-    zen4 = family == 25 && avx512;  // Zen 3 is of the same family, without AVX-512
+    zen4 = family == 25 && avx512;  // Zen 3 has the same family, without AVX-512
   }
 };
 const Features& features() {

@@ -1,11 +1,12 @@
-// Which level this machine runs: the widest it has, or the one that CLEARHEAD_CPU names.
+// Chooses the level of this machine: the widest that it supports, or the one in CLEARHEAD_CPU.
 #pragma once
 
 #include "attention.h"
 
 namespace clearhead {
 
-// Levels of this build from the narrowest to the widest, and whether this machine has each.
+// The levels of this build from the narrowest to the widest, and whether this machine supports
+// each.
 struct Choice {
   const Level* level;
   bool present;
@@ -13,18 +14,18 @@ struct Choice {
 constexpr int LEVELS = 4;  // at most
 int levels(Choice (&choices)[LEVELS]);
 
-// The level in force. Null until one is chosen; a choice that failed leaves the one before.
+// The level in use. Null until one is chosen; a failed choice does not change it.
 const Level* level();
 
-// Chooses by name; an empty name means the widest present. False if there is no such level here.
+// Chooses by name; an empty name means the widest supported. Returns false if the level is missing.
 bool choose_level(const char* name);
 
-// Does this machine have AMX, tiles of bf16 that it multiplies as matrices? No level uses them.
+// Whether this machine has AMX, which multiplies tiles of bf16 as matrices. No level uses it.
 bool has_amx();
 
-// Does the processor's own prefetcher carry one stream, read a whole line at a time, to the end of a
-// page of memory, so that asking for every line would only get in its way? So does Zen 4; Zen 3 and
-// Zen 5 want every line (bench/LOG.md, "the first lines of a page, again"). Others were not measured.
+// Whether the processor's own prefetcher follows a stream of whole lines to the end of a page. Then
+// prefetching every line is slower. This holds for Zen 4. Zen 3 and Zen 5 are faster with every
+// line prefetched (bench/LOG.md, "the first lines of a page, again"). Others were not measured.
 bool prefetches_within_pages();
 
 }  // namespace clearhead

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds a wheel whose core has the address and undefined-behaviour sanitizers, installs it into a
-# folder of its own and runs the tests of the kernels on it.
+# Builds a wheel whose core has the address and undefined-behaviour sanitizers, installs it into its
+# own folder, and runs the tests of the kernels on it.
 # usage: sanitize.sh PYTHON EMPTY_FOLDER [pytest arguments]
 set -eu
 python=$1 folder=$2
@@ -12,7 +12,7 @@ build="$folder/build" package="$folder/package"
   --config-settings "build-dir=$build" --config-settings cmake.define.CLEARHEAD_SANITIZE=ON "$root"
 "$python" -m pip --quiet install --no-deps --target "$package" "$folder"/clearhead-*.whl
 compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$build/CMakeCache.txt")
-# An editable install finds clearhead before any path does: its finder has to be removed.
+# The finder of an editable install precedes every path, so it is removed.
 cat >"$folder/run.py" <<END
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "skbc" not in type(finder).__module__]
@@ -21,7 +21,7 @@ import clearhead._kernels, pytest
 assert clearhead._kernels.__file__.startswith("$package"), clearhead._kernels.__file__
 sys.exit(pytest.main(sys.argv[1:]))
 END
-# The sanitizers must be loaded first, as Python was built without them; and Python itself leaks.
+# The sanitizers must be loaded first, because Python was built without them. Python itself leaks.
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so) \
 $("$compiler" -print-file-name=libstdc++.so)" \
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \

@@ -1,4 +1,4 @@
-// The level that every machine has.
+// The level that every machine supports.
 #define CLEARHEAD_LEVEL scalar
 #include "simd/scalar.h"
 

@@ -13,10 +13,10 @@ struct Pool {
   int32_t (*get_num_threads)(uint32_t*) = nullptr;
   explicit operator bool() const { return parallel_for && get_num_threads; }
 };
-Pool pool;  // taken while the module is imported, before any call
+Pool pool;  // set while the module is imported, before any call
 
-// The pool's threads do not survive a fork, and a child that waited for them would wait for ever:
-// so a child computes on its one thread, with the same bits.
+// The pool's threads do not survive a fork, and a child process would wait for them forever. So a
+// child computes on one thread, with the same bits.
 bool forked = false;
 const int fork_watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
@@ -27,7 +27,7 @@ struct Work {
 
 }  // namespace
 
-// Loading a library ourselves could bring a second pool.
+// Only a loaded library is used: loading one could create a second pool.
 bool take_pool(const char* library) {
   void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (!loaded) return false;
@@ -51,8 +51,8 @@ void on_threads(int64_t threads, void (*work)(void*), void* context) {
       const Work& w = *(const Work*)x;
       w.work(w.context);
     };
-    // One index per thread; torch hands a thread a range of them, and one run of `work` per range
-    // is enough, since `work` takes tasks until none is left.
+    // There is one index per thread, and torch calls `body` for a range of indices. One run of
+    // `work` per range suffices, since `work` takes tasks until none is left.
     if (pool.parallel_for(0, threads, 1, body, &w) == 0) return;
   }
   work(context);

@@ -1,15 +1,15 @@
 // The arithmetic of the two matrix products: float32, or pairs of bf16 summed in float32.
 //
-// Both products run over "units". In float32 a unit is one number; in pairs it is two bf16 that
-// are adjacent in the dimension that is summed over: two of D in the scores, two keys in the
-// weighted sum. The register tiles are written once and serve both.
+// Both products sum over "units". In float32 a unit is one number. In pairs it is two bf16 that are
+// adjacent in the dimension of the sum: two of D in the scores, two keys in the weighted sum. So
+// the register tiles are written once for both.
 #pragma once
 
 #include "functions.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// E is the type in memory: float, bf16 or half. All are computed in float32.
+// E is the type in memory: float, bf16 or half. The arithmetic is in float32.
 template <class E> struct Singles {
   using Element = E;
   using Unit = float;
@@ -23,9 +23,9 @@ template <class E> struct Singles {
   static F mac(F sum, Vector a, Vector b) { return fma(a, b, sum); }
   static F load_units(const E* p) { return load(p); }
   static F load_units(const E* p, int n) { return n >= W ? load(p) : load_part(p, n); }
-  // n lanes of values: of one key, or of two that form pairs (`odd` is null after the last key).
+  // Loads n lanes of values of one key, or of two keys as pairs (`odd` is null after the last key).
   static F load_values(const E* x, const E*, int n) { return n == W ? load(x) : load_part(x, n); }
-  // A sum that stays 0 until a value is NaN or infinite, and is never 0 again afterwards.
+  // Updates a sum that is 0 until a value is NaN or infinite, and never 0 afterwards.
   static F nonfinite(F so_far, F values) { return fma(values, zero(), so_far); }
   static F finite_or_zero(F values) {
     return select(less(abs(values), splat(INF)), values, zero());

@@ -1,38 +1,42 @@
-// Backward: from gradients of the output, or of statistics of the weights, to those of the inputs.
+// Backward: gradients of the inputs from those of the output or of statistics of the weights.
 //
-// With w the weights, y the natural logits, kept = 0 or 1 / (1 - p) (dropout), dO the gradient of
-// the output and delta = dO . out - dlse of every query (what softmax subtracts from each logit):
+// w are the weights, y the natural logits, and kept is 0 or 1 / (1 - p) (dropout). dO is the
+// gradient of the output, and delta = dO . out - dlse of every query is what softmax subtracts from
+// the gradient of each logit.
 //
 //     dV = (w kept)^T dO        dP = dO V^T        dY = w (kept dP - delta)        dbias = dY
 //     dX = scale (1 - tanh^2) dY, with the slope of a soft cap        dK = dX^T Q        dQ = dX K
 //
-// For statistics dY = w (dreceived + dw_log_w ln w - delta): the gradients of the sums of w and of
-// w ln w with respect to each weight; what softmax subtracts is part of the caller's dlse
+// For statistics dY = w (dreceived + dw_log_w ln w - delta), from the gradients of the sums of w
+// and of w ln w. What softmax subtracts is part of the caller's dlse
 // (engines/cpu/stats_backward.py).
 //
 // The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/backward.py).
 //
-// A pair costs five products, where forward takes two; its weight is recomputed from the
-// log-sum-exp, so nothing of size Tq x Tk is stored. Source: Dao et al. 2022, "FlashAttention".
+// A pair costs five products; forward needs two. Its weight is recomputed from the log-sum-exp, so
+// nothing of the size Tq x Tk is stored. Source: Dao et al. 2022, "FlashAttention".
 //
-// Memory layout. A task has one head and a range of keys that no other task of that head has, so dK
-// and dV have one writer. Its queries come in chunks that stay in L2 in four layouts (q and dO,
-// each as groups and as columns) beside their dQ; a key block stays there as panels of K and V,
-// columns of K, and its dK and dV, 240 KB at D = 64. A query block and a key block give two squares
-// in L1, w and dY, which enter three products: two transposed, over the queries, one over the keys.
+// Memory layout. A task has one head and a range of keys that no other task of that head has, so
+// only one task writes a row of dK and dV. L2 holds a chunk of its queries in four layouts (q and
+// dO, each as groups and as columns) and their dQ. L2 also holds a key block: panels of K and V,
+// columns of K, and its dK and dV, 240 KB at D = 64. A query block and a key block yield two
+// matrices in L1, w and dY. They are operands of three products: two transposed, summed over the
+// queries, and one summed over the keys.
 //
-// Precision. For bf16, where the processor has dot products of pairs, all five products are of
-// pairs: scores and dP of the inputs as given, in the other three with w and dY rounded to bf16, as
-// forward and torch round the weights. dq, dk and dv then err by less than torch's (bench/LOG.md,
-// "all five in pairs"). Everywhere else w and dY are float32. Where values lie far from 0, dP and
-// delta are both large and dP - delta is not; delta is therefore computed from the unrounded output,
-// of which forward keeps the rest (`rounding`, like out), divided by the sum of the weights as they
-// were rounded, so that what all values have in common cancels.
-// The order of every sum depends on the sizes alone, so threads do not change a bit.
+// Precision. For bf16, if the processor has dot products of pairs, all five products are of pairs.
+// Scores and dP are computed from the inputs. For the other three products w and dY are rounded to
+// bf16, as forward and torch round the weights. The errors of dq, dk and dv are then smaller than
+// torch's (bench/LOG.md, "all five in pairs"). Otherwise w and dY are float32.
 //
-// NaN and infinity. A hidden cell is exactly 0 in w and dY, but 0 * NaN is NaN in the products, so
-// the columns of q and k hold 0 in place of NaN and infinity: a row that does see one has a NaN in
-// dY already. dO is used as it is, as torch does.
+// For values far from 0, dP and delta are large, but dP - delta is small. So delta is computed from
+// the unrounded output, whose rounding error forward stores (`rounding`, like out). That output is
+// divided by the sum of the weights after rounding, so that a common offset of all values cancels.
+//
+// The order of every sum depends only on the sizes, so the number of threads does not change a bit.
+//
+// NaN and infinity. A hidden cell is exactly 0 in w and dY, but 0 * NaN is NaN in the products. So
+// in the columns of q and k, 0 replaces NaN and infinity; a row that sees one already has NaN in
+// dY. dO is used unchanged, as in torch.
 #pragma once
 
 #include "block_scores.h"
@@ -49,7 +53,7 @@ template <class A> class Backward : BlockScores<A> {
       Base::query_row, Base::key_row, Base::find_ranges, Base::pack_groups, Base::pack_panels,
       Base::any_query_sees_block, Base::sees_block, Base::scores, Base::score_tile_for,
       Base::value_tile_for, Base::visible_to, Base::PER_UNIT, Base::WEIGHT_STRIDE;
-  // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, "the way back").
+  // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, 2026-11-21).
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
 
  public:
@@ -72,7 +76,7 @@ template <class A> class Backward : BlockScores<A> {
         .compute(task);
   }
 
-  // Writes delta, which softmax subtracts from the logits' gradients, for the queries of a head.
+  // Writes the delta of a head's queries, which softmax subtracts from the gradients of the logits.
   static void deltas(const Problem& p, const Gradients& g, int64_t b, int64_t h) {
     for (int64_t q = 0; q < p.Tq; q++) {
       const E *dout = row_at<E>(g.dout, b, h, q), *out = row_at<E>(p.out, b, h, q);
@@ -136,7 +140,7 @@ template <class A> class Backward : BlockScores<A> {
     pack_groups(p_.q, p_.D, q_);
     pack_groups(g_.dout, p_.Dv, dout_);
     __builtin_memset(no_row_, 0, size_t(max(p_.D, p_.Dv)) * sizeof(E));
-    // A query that sees no key contributes nothing, whatever it contains.
+    // A fully masked query contributes 0, even if it contains NaN.
     auto row = [&](const TensorView& x, int64_t i) {
       return i >= n_rows_ ? nullptr : row_[i].hull.empty() ? no_row_ : query_row(x, row_[i]);
     };
@@ -158,8 +162,8 @@ template <class A> class Backward : BlockScores<A> {
     clear(dv_, key_block_.size() * values_.stride());
   }
 
-  // Writes row i of `rows` into columns, or rows i and i + 1 (`odd`, null after the last) as pairs.
-  // CLEAN: zeros in place of NaN and infinity.
+  // Writes row i of `rows` into columns, or rows i and i + 1 as pairs (`odd` is null after the
+  // last). CLEAN replaces NaN and infinity by 0.
   template <bool CLEAN> static void write_columns(const E* x, const E* odd, int64_t size,
                                                   const Columns& c, Unit* to, int64_t rows,
                                                   int64_t i) {
@@ -174,7 +178,7 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
-  // Pass 3: dP = dO V^T, over the keys that the rows of a tile see.
+  // Pass 3: computes dP = dO V^T over the keys that the rows of a tile see.
   void value_scores(int64_t i) {
     int rows = rows_of(i);
     for (int r = 0; r < rows; r += SCORE_ROWS) {
@@ -197,10 +201,10 @@ template <class A> class Backward : BlockScores<A> {
     const double logit_scale = logits_.logit_scale();
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * QUERY_BLOCK + r];
-      // No weight is above 1, but the log-sum-exp of few queries was summed in another order
-      // (decode.h), and for large scores it can lie far below the scores computed here: hence the
-      // bound in `log2_weights`. At scores of 10^4 a float has half a digit of the weight left, so
-      // lse is a double: differences are taken from the nearest float, and the residual is added.
+      // The log-sum-exp of few queries was summed in another order (decode.h), and for large scores
+      // it can be far below the scores computed here. So `log2_weights` limits the result, as no
+      // weight exceeds 1. At scores of 10^4 a float leaves half a digit of the weight, so lse is a
+      // double: the nearest float is subtracted, and the residual is added.
       double lse = *row_at<double>(p_.lse, task_.b, x.h, x.q);
       if (lse == -INF) lse = 0;
       float from = Logits::clamp_finite(lse / logit_scale);
@@ -215,7 +219,7 @@ template <class A> class Backward : BlockScores<A> {
       if (g_.dbias.data) accumulate_bias_grad(x, d);
       if (cap_slope_)
         for (int k = begin_; k < end_; k += W) {
-          // Where no row of a tile sees a key, dY is 0 and the slope was not written.
+          // If no row of a tile sees a key, dY is 0 and the slope was not written.
           F y = load(d + k);
           store(d + k,
                 select(equal(y, zero()), zero(), mul(y, load(cap_slope_ + r * SCORE_STRIDE + k))));
@@ -223,7 +227,7 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
-  // Recomputes the weights of a row: from scores to their base 2 logarithms.
+  // Recomputes the base 2 logarithms of a row's weights from its scores.
   struct Softmax {
     F log2_scale, from, residual;
     F log2_weights(F scores) const {
@@ -232,8 +236,8 @@ template <class A> class Backward : BlockScores<A> {
     }
   };
 
-  // Adds to dP of one row the gradients that statistics give each weight. A weight of 0 has no
-  // logarithm, and needs none.
+  // Adds the gradients from statistics to dP of one row. The logarithm of a weight of 0 is replaced
+  // by 0.
   void add_stat_grads(const Row& x, const float* s, float* d, const Softmax& softmax) const {
     F dw_log_w =
         splat(g_.dw_log_w.data ? *row_at(g_.dw_log_w, task_.b, x.h, x.q) / float(LOG2E) : 0);
@@ -247,7 +251,7 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
-  // Replaces one row's scores by its weights after dropout, and its dP by dY.
+  // Replaces a row's scores by its weights after dropout, and its dP by dY.
   template <bool DROPOUT> void weights_and_gradients(const Row& x, float* s, float* d,
                                                      const Softmax& softmax, F delta) const {
     uint32_t row_key = DROPOUT ? dropout_.row_key(task_.b, x.h, x.q) : 0;
@@ -266,8 +270,8 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
-  // Pass 4b: the weights and dY, rounded, as pairs of queries, where those of the first query lay;
-  // and dY as pairs of keys.
+  // Pass 4b: rounds the weights and dY to pairs of queries, which overwrite those of the first
+  // query; and dY to pairs of keys.
   void round_to_pairs(int64_t i) {
     int rows = rows_of(i);
     for (int r = 0; r < rows; r += 2) {
@@ -299,7 +303,8 @@ template <class A> class Backward : BlockScores<A> {
     if (!g.x) *to += total(sum);
   }
 
-  // Pass 5: three products. In the transposed ones a row is a key, and the sum is over queries.
+  // Pass 5: computes three products. In the transposed ones a row is a key, and sums are over
+  // queries.
   void accumulate_grads(int64_t i) {
     int rows = rows_of(i);
     accumulate_transposed((const Unit*)s_, values_, dout_columns_, i, rows, dv_);
@@ -370,9 +375,9 @@ template <class A> class Backward : BlockScores<A> {
   Unit *dout_, *v_;  // as groups, as panels
   Unit *q_columns_, *dout_columns_, *k_columns_;
   E* no_row_;              // zeros
-  float *dq_, *dk_, *dv_;  // of the chunk; of the key block
+  float *dq_, *dk_, *dv_;  // dq_ of the chunk; the others of the key block
   float* dp_;              // dP, then dY
-  Unit* key_pairs_;        // dY for the sums over keys; in float32 it is dp_
+  Unit* key_pairs_;        // dY for the sums over keys; dp_ in float32
   float ones_[QUERY_BLOCK];
 };
 

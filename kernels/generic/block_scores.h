@@ -1,9 +1,9 @@
-// The scores of blocks of queries against blocks of keys: the part that prefill.h, weight_sums.h
-// (the second sweep) and backward.h share.
+// The scores of blocks of queries over blocks of keys: the common part of prefill.h, weight_sums.h
+// (the second sweep) and backward.h.
 //
-// The rows of a task are some queries of one head, or of several heads that share a key head. They
-// are computed QUERY_BLOCK at a time against KEY_BLOCK keys at a time, wherever a row of the query
-// block sees a key of the key block. The scores of such a pair of blocks (18 KB) stay in L1.
+// The rows of a task are some queries of one head, or of several heads with the same key head. They
+// are computed in blocks of QUERY_BLOCK rows and KEY_BLOCK keys. Pairs of blocks in which no row
+// sees a key are skipped. The scores of a pair of blocks (18 KB) stay in L1.
 #pragma once
 
 #include "logits.h"
@@ -24,7 +24,7 @@ template <class A> class BlockScores : protected Products<A> {
   struct Row {
     int64_t h, q;
     KeyRange hull, core;
-    KeyRange in_block;  // the visible keys of the current key block lie in this range
+    KeyRange in_block;  // contains the visible keys of the current key block
     bool contiguous;    // every key of `in_block` is visible
   };
   struct QueryBlock {
@@ -45,7 +45,7 @@ template <class A> class BlockScores : protected Products<A> {
 
   static int64_t unit_count(int64_t size) { return (size + PER_UNIT - 1) / PER_UNIT; }
 
-  // Does this query block see any key of the key block? If so, lo_ to hi_ are the keys it sees.
+  // Returns whether this query block sees a key of the key block. Sets lo_ and hi_ to those keys.
   bool sees_block(int64_t i) {
     KeyRange seen = blocks_[i].hull.intersect(key_block_);
     if (seen.empty() || blocks_[i].next >= key_block_.hi) return false;
@@ -54,8 +54,8 @@ template <class A> class BlockScores : protected Products<A> {
     hi_ = int(seen.hi - key_block_.lo);
     return !seen.empty();
   }
-  // Sets what each row of a query block sees of the key block, and returns the hull of all of them.
-  // If that is empty, sets the next key that a row sees.
+  // Sets the range that each row of a query block sees of the key block, and returns the hull of
+  // all ranges. If it is empty, sets the next key that a row sees.
   KeyRange find_block_ranges(int64_t i) {
     QueryBlock& block = blocks_[i];
     Row *first = row_ + i * QUERY_BLOCK, *end = row_ + min((i + 1) * QUERY_BLOCK, n_rows_);
@@ -79,7 +79,7 @@ template <class A> class BlockScores : protected Products<A> {
     return false;
   }
 
-  // Pass 0: the visible keys of every row, of every query block and of the task.
+  // Pass 0: finds the visible keys of every row, of every query block and of the task.
   void find_ranges(const KeyRange& keys) {
     hull_ = NO_KEYS;
     for (int64_t i = 0; i < n_blocks_; i++) blocks_[i] = {NO_KEYS, {0, p_.Tk}, 0};
@@ -100,7 +100,7 @@ template <class A> class BlockScores : protected Products<A> {
 
   int rows_of(int64_t i) const { return int(min<int64_t>(QUERY_BLOCK, n_rows_ - i * QUERY_BLOCK)); }
 
-  // A row's part of a tensor over (b, h, q), and a key's part of one over (b, g, k).
+  // Return the row of a tensor (b, h, q), and that of a tensor (b, g, k).
   const E* query_row(const TensorView& x, const Row& r) const {
     return row_at<E>(x, task_.b, r.h, r.q);
   }
@@ -109,8 +109,8 @@ template <class A> class BlockScores : protected Products<A> {
     return row_at<E>(x, task_.b, g, key);
   }
 
-  // Pass 1a: packs rows of q (or of the gradient of the output) as groups; one transposition makes
-  // W / SCORE_ROWS groups. The last group is filled up with copies of the last row.
+  // Pass 1a: packs rows of q (or of the gradient of the output) as groups. One transposition
+  // produces W / SCORE_ROWS groups. The last group is padded with copies of the last row.
   void pack_groups(const TensorView& x, int64_t size, Unit* to_all) const {
     constexpr int SR = SCORE_ROWS, GROUPS = W / SR;
     static_assert(W % SR == 0);
@@ -141,7 +141,7 @@ template <class A> class BlockScores : protected Products<A> {
     }
   }
 
-  // Pass 1b: packs the keys of a block (or their values), transposed: panels; zeros past the end.
+  // Pass 1b: packs the keys of a block (or their values) as panels, transposed; zeros past the end.
   void pack_panels(const TensorView& x, int64_t size, Unit* to_all) const {
     int from = int(max<int64_t>(hull_.lo - key_block_.lo, 0)) / W * W;
     int count = int(key_block_.size());
@@ -172,8 +172,8 @@ template <class A> class BlockScores : protected Products<A> {
     }
   }
 
-  // Pass 2: the scores of a query block and a key block (logits.h), -infinity where the mask hides
-  // a key. Leaves the maxima of each row in the lanes of `lane_max_`.
+  // Pass 2: computes the scores of a query block and a key block (logits.h), -infinity for masked
+  // keys. Stores the maxima of each row in the lanes of `lane_max_`.
   void scores(int64_t i) {
     const QueryBlock& block = blocks_[i];
     int rows = rows_of(i);
@@ -196,7 +196,7 @@ template <class A> class BlockScores : protected Products<A> {
       for (int r = 0; r < rows; r += SCORE_ROWS) {
         int here = min(SCORE_ROWS, rows - r);
         float* s = s_ + r * SCORE_STRIDE + k;
-        KeyRange part = {0, width};  // of the panel, in whole vectors: what some of these rows see
+        KeyRange part = {0, width};  // the part of the panel that some row sees, in whole vectors
         if (!full) {
           part = visible_vectors(visible + r, here, width);
           for (int x = 0; x < here; x++)
@@ -223,8 +223,8 @@ template <class A> class BlockScores : protected Products<A> {
     return {__builtin_ctzll(any) / W * W, (63 - __builtin_clzll(any)) / W * W + W};
   }
 
-  // Applies cap, bias and mask to a row of scores. A hidden key's score is replaced by -infinity,
-  // so whatever a hidden key contains has no effect.
+  // Applies cap, bias and mask to a row of scores. The score of a hidden key becomes -infinity, so
+  // a hidden key has no effect, even if it contains NaN.
   void apply_mask_and_bias(const Row& x, int64_t key, int width, uint64_t visible, float* s,
                            F* lane_max) {
     F t = *lane_max;
@@ -248,7 +248,7 @@ template <class A> class BlockScores : protected Products<A> {
     *lane_max = t;
   }
 
-  // The keys of this block that some of these rows see, relative to its start.
+  // Returns the keys of this block that some of these rows see, relative to its start.
   KeyRange visible_to(int64_t row, int n) const {
     KeyRange all = NO_KEYS;
     for (int r = 0; r < n; r++) all.include(row_[row + r].in_block.intersect(key_block_));
@@ -264,10 +264,10 @@ template <class A> class BlockScores : protected Products<A> {
   QueryBlock* blocks_;
   Unit *q_, *k_;
   float* s_;
-  float* cap_slope_ = nullptr;  // if set, receives the cap's slope, 1 - tanh^2, at every score
+  float* cap_slope_ = nullptr;  // if set, receives the slope of the cap, 1 - tanh^2, at every score
   KeyRange hull_, key_block_;
   int lo_, hi_;      // the visible keys of the query block, relative to the key block's start
-  int begin_, end_;  // the same, extended to whole vectors
+  int begin_, end_;  // the same, rounded to whole vectors
   F lane_max_[PADDED_ROWS];
 };
 

@@ -1,10 +1,10 @@
-// The peak rates of the processor, measured with the level's own instructions, so that a share of
+// Measures the peak rates of the processor with the level's own instructions, so that a fraction of
 // the peak means the same on every processor.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// Twelve chains of multiply-adds cover two pipes of latency 4, and fit 16 registers.
+// Twelve chains of multiply-adds fill two pipes of latency 4, and fit into 16 registers.
 constexpr int CHAINS = 12;
 
 inline double fma_rounds(int64_t rounds) {

@@ -1,13 +1,13 @@
 // Decode: few queries. Keys and values are read once, in order, without packing.
 //
-// What limits the speed. A key and its value are (D + Dv) numbers from memory and, with R rows, the
-// same count of multiply-adds times R: at 41 GB/s for two cores, 128 + 128 floats take 25 ns, in
-// which one core does 3000 multiply-adds, 12 rows' worth. So nothing is packed, all rows of a key
-// head (its query heads, and their few queries) share one read, and bytes per second count.
+// The limit of the speed. A key and its value are D + Dv numbers from memory, and R (D + Dv)
+// multiply-adds for R rows. At 41 GB/s for two cores, 128 + 128 floats take 25 ns. In this time one
+// core computes 3000 multiply-adds, enough for 12 rows. So memory bandwidth is the limit: nothing
+// is packed, and all rows of a key head (its query heads, and their few queries) use one read.
 //
-// R rows x U keys give W dot products, which one tree of additions reduces to one vector:
-// lane r * U + u is row r and key u. Scores, maxima and weights stay in that order, so one vector
-// of exponentials serves all rows at once.
+// R rows x U keys are W dot products. One tree of additions reduces them to one vector, whose lane
+// r * U + u belongs to row r and key u. Scores, maxima and weights have the same order, so one
+// vector of exponentials is for all rows.
 #pragma once
 
 #include "arithmetic.h"
@@ -19,31 +19,31 @@
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-// Steps of the loop over D that are unrolled: many short vectors spend a tenth on the loop itself.
+// Unrolled steps of the loop over D. With short vectors, the loop itself takes a tenth of the time.
 constexpr int D_UNROLL = W < 16 ? 4 : 1;
 
 template <class A, int R> class Decode {
   using Unit = typename A::Unit;
   using E = typename A::Element;
-  // The arithmetic of the weighted sum. One row uses single values: reading the values of two keys
-  // side by side was 10 % slower from memory (bench/LOG.md, "two values at a time").
+  // The arithmetic of the weighted sum. One row uses single values, because reading the values of
+  // two keys together was 10 % slower from memory (bench/LOG.md, "two values at a time").
   using Values = std::conditional_t<R == 1, Singles<E>, A>;
   using WeightUnit = typename Values::Unit;
   static constexpr int PER_UNIT = A::PER_UNIT, PER_WEIGHT = Values::PER_UNIT;
   static constexpr int U = W / R;  // keys per vector of scores
   static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
-  static constexpr int KEYS_PER_STEP = R == 1 ? 1 : U;  // whose products are computed together
+  static constexpr int KEYS_PER_STEP = R == 1 ? 1 : U;  // keys whose products are computed together
   static constexpr int KEY_BLOCK = 1024;                // keys between two updates of the maximum
-  static constexpr int EDGE_BLOCK = 64;         // the same where some row does not see every key
+  static constexpr int EDGE_BLOCK = 64;         // the same, if some row does not see every key
   static constexpr int PIECE = 64 / sizeof(E);  // keys whose values stay in L1 across columns
   static constexpr int64_t AHEAD = 16384;       // bytes between the prefetch of a row and its use
-  // Vectors of values that are summed together: as many as the registers hold, with a value each
-  // and a weight. With 32 registers, few rows of float32 are limited by memory, which one pass over
-  // wide columns reads best; with 16 they would be limited by the sums that go through memory
-  // (bench/LOG.md, "columns that fit", "what AVX2 alone shows").
+  // Vectors of values that are summed together: as many as the registers hold, with one value for
+  // each and a weight. With 32 registers, few rows of float32 are limited by memory, which is read
+  // best in one pass over wide columns. With 16 registers they would be limited by sums that are
+  // stored and loaded (bench/LOG.md, "columns that fit", "what AVX2 alone shows").
   static constexpr bool WIDE = REGISTERS >= 32 && sizeof(E) == 4 && R <= 4;
-  // Pieces of float32 begin from 0, so that no sum is long; in 16 bits the rounding of the output is
-  // larger than that of 1024 additions, and the additions would count.
+  // In float32 the sum of each piece starts from 0, so that no sum is long. In 16-bit types the
+  // output's rounding exceeds that of 1024 additions, and the additional additions would cost time.
   static constexpr bool SHORT_SUMS = sizeof(E) == 4;
   static constexpr int COLUMNS = WIDE ? 8 : min(8, (REGISTERS - 1) / (R + 1));
 
@@ -78,9 +78,9 @@ template <class A, int R> class Decode {
     return row_at<E>(x, task_.b, task_.key_head, key);
   }
 
-  // Memory is read as one sequence: the keys of a block, its values, the keys of the next block.
-  // Long blocks let the processor's prefetchers follow one stream, and rows are prefetched 16 KB
-  // before their use, so that memory and arithmetic overlap (bench/LOG.md, "long blocks").
+  // Memory is read in sequence: the keys of a block, its values, the keys of the next block. With
+  // long blocks the processor's prefetchers follow one stream. Rows are prefetched 16 KB before
+  // their use, so that memory and arithmetic overlap (bench/LOG.md, "long blocks").
   void compute() {
     find_ranges();
     pack_queries();
@@ -99,7 +99,7 @@ template <class A, int R> class Decode {
     finish();
   }
 
-  // Pass 0: the keys that some row sees (hull), and those that all rows see (core).
+  // Pass 0: finds the keys that some row sees (hull), and those that all rows see (core).
   void find_ranges() {
     hull_ = NO_KEYS;
     core_ = {0, p_.Tk};
@@ -112,10 +112,10 @@ template <class A, int R> class Decode {
     }
     core_ = core_.intersect(hull_);
     const bool all = core_.lo == hull_.lo && core_.hi == hull_.hi;
-    if (!all && core_.size() < EDGE_BLOCK) core_ = {hull_.hi, hull_.hi};  // not worth a block
+    if (!all && core_.size() < EDGE_BLOCK) core_ = {hull_.hi, hull_.hi};  // too short for a block
   }
 
-  // Between two ranges of a row there may be a block of which no row sees a key.
+  // Whether some row sees a key of the block. None does between two ranges of the mask.
   bool any_row_sees() const {
     if (mask_.one_range()) return true;
     for (int r = 0; r < n_rows_; r++)
@@ -123,7 +123,7 @@ template <class A, int R> class Decode {
     return false;
   }
 
-  // Pass 1: packs queries as whole vectors of units, padded with zeros in D and to R rows.
+  // Pass 1: packs queries as vectors of units, padded with zeros in D and to R rows.
   void pack_queries() {
     for (int r = 0; r < R; r++) {
       Unit* to = q_ + r * d_vectors_ * W;
@@ -139,7 +139,7 @@ template <class A, int R> class Decode {
     sum_ = zero();
   }
 
-  // Rows that will be read soon, to be prefetched one by one.
+  // The rows to prefetch next.
   struct UpcomingRows {
     const E* first;
     int64_t step, size, count;
@@ -152,8 +152,8 @@ template <class A, int R> class Decode {
     }
   };
 
-  // The rows to prefetch while the PIECE rows of the block from row k on are computed: rows of the
-  // same matrix, or, near the block's end, of the matrix that is read next, from key `start` on.
+  // Returns the rows to prefetch during the PIECE rows from row k of the block: rows of the same
+  // matrix, or near the block's end rows of the matrix that is read next, from key `start`.
   UpcomingRows upcoming(int k, const TensorView& current, int64_t current_size,
                         const TensorView& next, int64_t next_size, int64_t start) const {
     const bool same_matrix = k < same_until_;
@@ -166,10 +166,11 @@ template <class A, int R> class Decode {
             whole_lines && task_.page_starts};
   }
 
-  // Pass 2: scores of the block, KEYS_PER_STEP keys together. One row is limited by memory, and
-  // reading one key after another is one ascending stream, which the processor's prefetchers follow
-  // best. More rows are limited by loads: with several keys together, a vector of queries in
-  // registers serves U keys (bench/LOG.md, "one row after another" and "side by side").
+  // Pass 2: computes the scores of the block, KEYS_PER_STEP keys together. One row is limited by
+  // memory. Reading one key after another is one ascending stream, which the processor's
+  // prefetchers follow best. More rows are limited by loads. With several keys together, a vector
+  // of queries in registers is used for U keys (bench/LOG.md, "one row after another" and "side by
+  // side").
   void scores() {
     const E* keys = key_row(p_.k, key_block_.lo);
     UpcomingRows next{};
@@ -193,7 +194,7 @@ template <class A, int R> class Decode {
 #pragma GCC unroll 16
     for (int i = 0; i < KEYS_PER_STEP; i++) {
       next.prefetch(k % PIECE + i);
-      key[i] = keys + min(k + i, count_ - 1) * p_.k.t;  // past the end: masked below
+      key[i] = keys + min(k + i, count_ - 1) * p_.k.t;  // keys past the end are masked later
     }
 #pragma GCC unroll 16
     for (int i = 0; i < R * KEYS_PER_STEP; i++) part[i] = zero();
@@ -208,7 +209,7 @@ template <class A, int R> class Decode {
     for (int i = 0; i < R * KEYS_PER_STEP; i++)
       sum[i / KEYS_PER_STEP * U + i % KEYS_PER_STEP] = part[i];
   }
-  // Adds the products of vector d of every row with that of every key.
+  // Adds the products of vector d of every row and every key.
   template <class Load> void add_products(int64_t d, F* part, Load load_key) const {
     typename A::Vector y[R];
 #pragma GCC unroll 16
@@ -222,8 +223,8 @@ template <class A, int R> class Decode {
     }
   }
 
-  // Applies cap, bias and mask to one vector of scores: U keys of every row. Inlined, it would take
-  // registers from the loop that calls it (measured: 1.04 to 1.08 of the time of 1024 keys).
+  // Applies cap, bias and mask to one vector of scores: U keys of every row. If inlined, it would
+  // take registers from the calling loop (measured: 1.04 to 1.08 of the time of 1024 keys).
   [[gnu::noinline]] F apply_mask_and_bias(F s, int64_t key) const {
     const int in = int(min<int64_t>(U, key_block_.hi - key));
     uint64_t visible = 0;
@@ -246,7 +247,7 @@ template <class A, int R> class Decode {
     return load(lane);
   }
 
-  // Pass 3: softmax. Maxima are kept per row, repeated over its U lanes.
+  // Pass 3: computes the softmax. The maximum of a row is stored in each of its U lanes.
   void softmax() {
     F log2_scale = splat(logits_.log2_scale()), t = splat(-INF);
     for (int k = 0; k < count_; k += U) t = max(t, load(s_ + k * R));
@@ -272,9 +273,9 @@ template <class A, int R> class Decode {
     store(rescale_, rescale);
   }
 
-  // Pass 4: weighted sum, piece by piece so that a value is read from memory once, then added to
-  // the previous blocks'. Blocks begin from 0, as do pieces of float32: a long row is summed in
-  // levels, none of them long.
+  // Pass 4: computes the weighted sum piece by piece, so that a value is read from memory once, and
+  // adds it to that of the previous blocks. The sum of a block starts from 0, as does that of a
+  // piece of float32, so a long row is summed in levels of short sums.
   void weighted_sum() {
     for (int64_t i = 0; i < R * v_vectors_; i++) store(block_sum_ + i * W, zero());
     for (int k = 0; k < count_; k += PIECE) {
@@ -309,9 +310,9 @@ template <class A, int R> class Decode {
       for (int c = 0; c < N; c++)
         sum[r][c] = SHORT_SUMS ? zero() : load(block_sum_ + (r * v_vectors_ + j + c) * W);
     const E* x = key_row(p_.v, key_block_.lo + k) + j * W;
-    // Every pass over the piece prefetches its share of the rows, so that memory works all the time:
-    // several rows are limited by arithmetic, and their passes take as long as they have columns;
-    // one row is limited by memory, and its passes share equally.
+    // Every pass over the piece prefetches a part of the rows, so that memory is always busy.
+    // Several rows are limited by arithmetic, and the time of a pass is proportional to its
+    // columns. One row is limited by memory, and its passes prefetch equal parts.
     const UpcomingRows next = upcoming(k, p_.v, p_.Dv, p_.k, p_.D, key_block_.hi);
     constexpr int64_t SHARE = R == 1 ? COLUMNS : 1;
     const int64_t shares = (v_vectors_ + SHARE - 1) / SHARE;
@@ -342,7 +343,7 @@ template <class A, int R> class Decode {
       }
   }
 
-  // Some row does not see some key: every row adds only what it sees, because 0 * NaN is NaN.
+  // Sums a piece with hidden keys: every row adds only the values that it sees, as 0 * NaN is NaN.
   void weighted_sum_masked(int k, int n) {
     for (int r = 0; r < n_rows_; r++) {
       uint64_t visible = mask_.visible_bits(task_.b, head(r), query(r), key_block_.lo + k, n);
@@ -360,7 +361,7 @@ template <class A, int R> class Decode {
     }
   }
 
-  // Pass 5: writes the rows, or, where the keys are split, the state (max, sum, out) for the merge.
+  // Pass 5: writes the rows, or, if the keys are split, the state (max, sum, out) for the merge.
   void finish() {
     float max_of[W], sum_of[W];
     store(max_of, max_);
@@ -390,18 +391,18 @@ template <class A, int R> class Decode {
   int n_rows_;
   int64_t d_vectors_, v_vectors_;
   Unit* q_;
-  float *o_, *block_sum_, *s_;  // block_sum_: the weighted sum of this block alone
-  WeightUnit* weights_;         // in place of the scores; of pairs, rounded, in memory of their own
+  float *o_, *block_sum_, *s_;  // block_sum_: the weighted sum of this block only
+  WeightUnit* weights_;         // they overwrite the scores; rounded pairs have their own memory
   KeyRange hull_of_[R];         // the visible keys of each row
   KeyRange hull_, core_, key_block_;
   int count_;       // keys of the block
-  int same_until_;  // the first key whose upcoming rows are of the next matrix
+  int same_until_;  // the first key whose upcoming rows are in the next matrix
   bool full_;
   F max_, sum_;
   alignas(64) float rescale_[W];
 };
 
-// Merges the splits of one key head in their order, whichever threads computed them.
+// Merges the splits of one key head in order, so that the threads have no influence.
 template <class E> void merge_splits_of(const Problem& p, int64_t b, int64_t key_head,
                                         int64_t splits, const float* states) {
   int64_t heads = p.H / p.G, rows = heads * p.Tq, row_size = p.Dv + STATE_HEADER;

@@ -1,6 +1,6 @@
-// Dropout: whether a weight survives is a hash of (seed, b, h, q, k) and nothing else, so every
-// engine and every tiling drops the same weights (src/clearhead/problem/dropout.py is the Python
-// version). 32-bit arithmetic; the finaliser is MurmurHash3's (Austin Appleby, public domain).
+// Dropout: a hash of (seed, b, h, q, k) decides whether a weight is kept, so every engine and every
+// tiling drops the same weights (src/clearhead/problem/dropout.py is the Python version). The
+// arithmetic is 32-bit; the finaliser is MurmurHash3's (Austin Appleby, public domain).
 #pragma once
 
 #include <math.h>
@@ -15,18 +15,18 @@ class Dropout {
  public:
   explicit Dropout(const Problem& p) : p_(p), threshold_(rint(p.dropout * 0x1p32)) {}
 
-  // The factor for surviving weights: 1 / (1 - p).
+  // The factor of weights that are kept: 1 / (1 - p).
   static float keep_factor(const Problem& p) { return float(1 / max(1 - p.dropout, 1e-30)); }
 
   bool active() const { return p_.dropout > 0; }
 
-  // The part of the hash that all keys of a query share.
+  // The part of the hash that is the same for all keys of a query.
   uint32_t row_key(int64_t b, int64_t h, int64_t q) const {
     uint32_t key = mix(mix(0u, uint32_t(p_.seed)), uint32_t(uint64_t(p_.seed) >> 32));
     return mix(mix(mix(key, uint32_t(b)), uint32_t(h)), uint32_t(q));
   }
 
-  // For the W keys from `key` on: 1 where the weight survives, 0 where it is dropped.
+  // Returns 1 for each weight that is kept and 0 for each that is dropped, of W keys from `key` on.
   F keep_mask(uint32_t row_key, int64_t key) const {
     if (threshold_ >= 0x1p32) return zero();
     Words k = uint32_t(key) - Words{}, count;
@@ -44,7 +44,7 @@ class Dropout {
   }
 
   const Problem& p_;
-  double threshold_;  // a weight survives if its hash is at least this
+  double threshold_;  // a weight is kept if its hash is at least this
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

@@ -1,5 +1,5 @@
-// The one place that turns a Dtype into a type: calls `then` with a value of it. Inlined, because a
-// bias asks for every vector.
+// Calls `then` with a value of the C++ type of a Dtype. It is inlined, because a bias calls it for
+// every vector.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {

@@ -1,4 +1,4 @@
-// The end of a row: adds the sink, divides by the sum, writes the output and the log-sum-exp.
+// Finishes a row: adds the sink, divides by the sum, writes the output and the log-sum-exp.
 #pragma once
 
 #include <math.h>
@@ -23,18 +23,18 @@ class RowEpilogue {
       sum = sum * rescale + exp2_one(float((sink - base) * LOG2E));
       max_logit_ = above;
     }
-    // A query that sees no key gives 0, and a log-sum-exp of -infinity if there is no sink.
+    // A fully masked query has output 0, and without a sink log-sum-exp -infinity.
     scale_ = sees_nothing || sum == 0 ? 0 : rescale / sum;
     if (p.dropout)
-      scale_ *= Dropout::keep_factor(p);  // here, so that a weight of 1 is 1 in bf16 too
+      scale_ *= Dropout::keep_factor(p);  // not in the weights, so that 1 stays 1 in bf16
     sum_ = sum;
   }
 
-  // What the weighted sums are multiplied by.
+  // The factor of the weighted sums.
   float scale() const { return scale_; }
 
-  // Writes numbers `from` to `from + size` of a row of the output, given their weighted sums `o`.
-  // `rounding` receives what is missing to o * unrounded_scale.
+  // Writes numbers `from` to `from + size` of a row of the output from their weighted sums `o`.
+  // Writes the difference to o * unrounded_scale to `rounding`.
   template <class E> void write(const Problem& p, int64_t b, int64_t h, int64_t q, int64_t from,
                                 const float* o, int64_t size, float unrounded_scale) const {
     E* out = row_at<E>(p.out, b, h, q) + from;

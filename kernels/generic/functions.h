@@ -1,4 +1,4 @@
-// Functions built on a level's vocabulary: exp2, tanh, sums and maxima of rows.
+// Functions from a level's vocabulary: exp2, tanh, sums and maxima of rows.
 #pragma once
 
 namespace clearhead::CLEARHEAD_LEVEL {
@@ -6,18 +6,18 @@ namespace clearhead::CLEARHEAD_LEVEL {
 constexpr double LOG2E = 1.44269504088896341;
 constexpr float INF = __builtin_inff();
 
-// Each level has its own instead of std::min and std::max, of which the linker might keep the
-// widest level's copy for all.
+// Each level has its own min and max, because the linker might use the widest level's copies of
+// std::min and std::max for all levels.
 template <class T> constexpr T min(T a, T b) { return a < b ? a : b; }
 template <class T> constexpr T max(T a, T b) { return a > b ? a : b; }
-// How many of n numbers a vector takes.
+// Returns how many of n numbers fit into a vector.
 inline int in_vector(int64_t n) { return int(min<int64_t>(W, n)); }
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// 2^x for x <= 0 (and a little above): 2^round(x) * 2^rest with |rest| <= 1/2. The polynomials are
-// 1 at 0 exactly, so a maximum that does not change rescales by exactly 1. Their relative errors,
-// 9.1e-8 and 2.8e-6, are half a unit of float32 and far below one of bf16 (fitted by weighted
-// least squares). -infinity gives exactly 0, NaN stays NaN.
+// Computes 2^x for x <= 0 (and a little above) as 2^round(x) * 2^rest with |rest| <= 1/2. The
+// polynomials are exactly 1 at 0, so an unchanged maximum rescales by exactly 1. They were fitted
+// by weighted least squares. Their relative errors, 9.1e-8 and 2.8e-6, are half a unit of float32
+// and far below a unit of bf16. -infinity yields exactly 0, NaN stays NaN.
 template <int degree> inline F exp2(F x) {
   static_assert(degree == 4 || degree == 5);
   F n, r = split(x, &n), p;
@@ -40,19 +40,19 @@ inline float exp2_one(float x) {
   return lane[0];
 }
 
-// The log-sum-exp of a row is stored in one double as max + log(sum) * log_unit(max). With a
-// maximum like 3e38, as masks use it, log(sum) would be lost to rounding, and with it whether one
-// key has the weight or a hundred. So from 2^32 on, where two logits differ by 256 or not at all,
-// log(sum) is stored in units of 2^-32 of the maximum: still too small to change a float. Code that
-// computes a weight from it divides the difference by the same unit (backward.h;
-// engines/cpu/backward.py for sinks).
+// Returns the unit of log(sum) in the log-sum-exp of a row, which is stored in one double as
+// max + log(sum) * log_unit(max). With a maximum like 3e38, as masks use, rounding would lose
+// log(sum), and with it whether one key has the weight or a hundred. From 2^32 on, two logits
+// differ by 256 or are equal. There log(sum) is stored in units of 2^-32 of the maximum, too small
+// to change a float. Code that computes a weight divides the difference by the same unit
+// (backward.h; engines/cpu/backward.py for sinks).
 inline double log_unit(float max) {
   float far = __builtin_fabsf(max);
   return far >= 0x1p32f && far < INF ? __builtin_ldexp(1.0, __builtin_ilogbf(far) - 32) : 1.0;
 }
 
-// tanh: near 0 an odd polynomial (error 3.7e-8), else (1 - e) / (1 + e) with e = exp(-2 |x|), which
-// would lose the digits of a small x.
+// Computes tanh: near 0 by an odd polynomial (error 3.7e-8), else as (1 - e) / (1 + e) with
+// e = exp(-2 |x|), which would lose the digits of a small x.
 inline F tanh(F x) {
   F y = abs(x), z = mul(x, x);
   F e = exp2<5>(mul(y, splat(float(-2 * LOG2E))));
@@ -64,7 +64,7 @@ inline F tanh(F x) {
   return sign_of(select(less(y, splat(0.55f)), near, far), x);
 }
 
-// Lane i of the result is the sum (the maximum) of vector i, for W vectors.
+// Return the sum (the maximum) of vector i in lane i, for W vectors.
 inline F totals(const F* x) {
   return fold(x, [](F a, F b) { return add(a, b); });
 }

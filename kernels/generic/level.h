@@ -1,7 +1,8 @@
-// One level: the generic algorithms over the vocabulary (simd/*.h) included before this file.
+// One level: the generic algorithms with the vocabulary (simd/*.h) that is included before this
+// file.
 //
-// Every name lives in the level's own namespace and no function of the C++ library is called, so
-// no wide instruction can end up in a function that other levels share (checked by
+// Every name is in the level's own namespace, and no function of the C++ library is called. So a
+// function that other levels use cannot contain a wide instruction (checked by
 // tests/engines/cpu/test_kernels.py).
 #pragma once
 
@@ -22,7 +23,7 @@ template <class Then>
   return with_dtype(p.dtype, [&]<class E>(E) { return then(ArithmeticOf<E>()); });
 }
 
-// Calls `then` with the Decode for this many rows, padded to a power of two.
+// Calls `then` with the Decode for the number of rows, rounded up to a power of two.
 template <class A, class Then> auto with_rows(const Problem& p, Then then) {
   const int64_t rows = p.H / p.G * p.Tq;
   if constexpr (W >= 8)

@@ -1,8 +1,8 @@
-// From raw dot products to scores: scale, soft cap, bias, ALiBi.
+// Computes scores from raw dot products: scale, soft cap, bias, ALiBi.
 //
-// A weight is 2^((score - maximum) * log2_scale). If nothing but a scale applies, the score is the
-// unmodified dot product and the scale is part of log2_scale; otherwise the score is the logit. The
-// difference is taken first, so a maximum is never rounded, however large it is.
+// A weight is 2^((score - maximum) * log2_scale). If only a scale applies, the score is the
+// unmodified dot product, and the scale is part of log2_scale. Otherwise the score is the logit.
+// The difference is computed first, so a large maximum is never rounded.
 #pragma once
 
 #include "dtype.h"
@@ -14,22 +14,22 @@ class Logits {
  public:
   explicit Logits(const Problem& p)
       : p_(p), capped_(p.softcap > 0),
-        // A scale that rounds to 0 would turn the -inf of a row without visible keys into NaN: such
-        // a scale is applied to the scores.
+        // A scale that rounds to 0 is applied to the scores, because times the -inf of a fully
+        // masked row it would be NaN.
         unmodified_(!capped_ && !p.bias.data && !p.slopes.data && p.scale > 1e-30),
         prescale_(splat(clamp_finite(capped_ ? p.scale / p.softcap : p.scale))),
         cap_(splat(float(p.softcap))) {}
 
-  // True if scores are the dot products themselves.
+  // Whether scores are the dot products themselves.
   bool unmodified() const { return unmodified_; }
   bool capped() const { return capped_; }
-  // Turns a difference of scores into a difference of logits in base 2.
+  // The factor from a difference of scores to a difference of logits in base 2.
   float log2_scale() const { return clamp_finite(logit_scale() * LOG2E); }
-  // Turns a score into a natural logit.
+  // The factor from a score to a natural logit.
   double logit_scale() const { return unmodified_ ? p_.scale : 1; }
 
-  // Applies scale, cap and biases to n lanes of dot products of query (b, h, q) with the keys from
-  // `key` on. If `cap_slope` is given and scores are capped, stores the cap's slope, 1 - tanh^2.
+  // Applies scale, cap and biases to n lanes of dot products of query (b, h, q) and the keys from
+  // `key` on. If `cap_slope` is not null and scores are capped, stores the cap's slope, 1 - tanh^2.
   F apply(F s, int64_t b, int64_t h, int64_t q, int64_t key, int n,
           float* cap_slope = nullptr) const {
     if (unmodified_) return s;
@@ -47,7 +47,7 @@ class Logits {
     return s;
   }
 
-  // The nearest finite float; NaN stays.
+  // Returns the nearest finite float; NaN stays NaN.
   static float clamp_finite(double x) {
     return x != x ? float(x) : float(max(-0x1.fffffep127, min(0x1.fffffep127, x)));
   }

@@ -1,4 +1,4 @@
-// What a kernel asks of a mask: the key ranges of a query, and 64 keys at a time as bits.
+// The mask as kernels read it: the key ranges of a query, and 64 keys at a time as bits.
 #pragma once
 
 #include "functions.h"
@@ -10,20 +10,20 @@ struct KeyRange {
   bool empty() const { return lo >= hi; }
   int64_t size() const { return hi - lo; }
   KeyRange intersect(const KeyRange& to) const { return {max(lo, to.lo), min(hi, to.hi)}; }
-  // Extends this range just enough to hold the other, too.
+  // Extends this range to contain the other.
   void include(const KeyRange& other) {
     if (!other.empty()) *this = {min(lo, other.lo), max(hi, other.hi)};
   }
 };
-constexpr KeyRange NO_KEYS = {INT64_MAX, 0};  // the empty range to start `include` from
+constexpr KeyRange NO_KEYS = {INT64_MAX, 0};  // the empty range, for a first `include`
 
 class MaskView {
  public:
   explicit MaskView(const Problem& p) : MaskView(p.mask, p.Tk) {}
   MaskView(const Mask& mask, int64_t Tk) : m_(mask), Tk_(Tk) {}
 
-  // hull: the smallest range that holds every visible key of a query, among `keys`. core: a range
-  // in which every key is visible, the longest.
+  // Sets `hull` to the smallest range that contains every visible key of a query among `keys`, and
+  // `core` to the longest range in which every key is visible.
   void hull_and_core(int64_t b, int64_t h, int64_t q, const KeyRange& keys, KeyRange* hull,
                      KeyRange* core) const {
     *hull = visible_hull(b, h, q, keys);
@@ -34,8 +34,8 @@ class MaskView {
     }
   }
 
-  // The smallest range that holds every visible key of a query, among `keys`; `contiguous` says
-  // whether all keys in it are visible.
+  // Returns the smallest range that contains every visible key of a query among `keys`. Sets
+  // `contiguous` to whether all keys in it are visible.
   KeyRange visible_hull(int64_t b, int64_t h, int64_t q, const KeyRange& keys,
                         bool* contiguous = nullptr) const {
     KeyRange seen = NO_KEYS;
@@ -51,7 +51,7 @@ class MaskView {
     return seen;
   }
 
-  // The first key, from `key` on, in one of a query's ranges; Tk if there is none.
+  // Returns the first key, from `key` on, in one of a query's ranges; Tk if there is none.
   int64_t next_visible(int64_t b, int64_t h, int64_t q, int64_t key) const {
     int64_t first = Tk_;
     for (int64_t i = 0; i < range_count(); i++) {
@@ -61,16 +61,16 @@ class MaskView {
     return first;
   }
 
-  // True if the hull says everything: one range per query, and no bits.
+  // Returns whether the hull determines the mask: one range per query, and no bits.
   bool one_range() const { return range_count() == 1 && !m_.bits.data; }
 
-  // Bit i says whether a range holds key `key + i`, for n <= 64 keys.
+  // Returns n <= 64 bits: bit i is set if the range contains key `key + i`.
   static uint64_t visible_bits(const KeyRange& r, int64_t key, int n) {
     int64_t lo = max<int64_t>(r.lo - key, 0), hi = min<int64_t>(r.hi - key, n);
     return lo < hi ? low_bits(int(hi)) & ~low_bits(int(lo)) : 0;
   }
 
-  // Bit i says whether key `key + i` is visible to the query, for n <= 64 keys.
+  // Returns n <= 64 bits: bit i is set if key `key + i` is visible to the query.
   uint64_t visible_bits(int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
     uint64_t seen = 0;
     for (int64_t i = 0; i < range_count(); i++) seen |= visible_bits(range(b, h, q, i), key, n);
@@ -96,7 +96,7 @@ class MaskView {
     __builtin_memcpy(&bytes, x, 8);
     return bytes;
   }
-  // Shortens a range at both ends to the first and the last set bit.
+  // Shortens a range to the first and the last set bit.
   void trim(const uint8_t* x, KeyRange* r) const {
     const int64_t step = m_.bits.x;
     if (step == 1) {
@@ -106,7 +106,7 @@ class MaskView {
     while (r->lo < r->hi && !x[r->lo * step]) r->lo++;
     while (r->lo < r->hi && !x[(r->hi - 1) * step]) r->hi--;
   }
-  // The same, N at a time.
+  // Shortens it by N keys at a time.
   template <int N> static void trim(const uint8_t* x, KeyRange* r) {
     auto empty = [x](int64_t from) {
       uint64_t any = 0;
@@ -116,7 +116,8 @@ class MaskView {
     while (r->lo + N <= r->hi && empty(r->lo)) r->lo += N;
     while (r->lo + N <= r->hi && empty(r->hi - N)) r->hi -= N;
   }
-  // One bit for each byte that is not 0: the product moves the lowest bit of byte i to bit 56 + i.
+  // Returns one bit for each byte that is not 0. The product moves the lowest bit of byte i to bit
+  // 56 + i.
   static uint64_t pack_nonzero(uint64_t bytes) {
     uint64_t low = 0x7f7f7f7f7f7f7f7f,
              set = (((bytes & low) + low) | bytes) >> 7 & 0x0101010101010101;

@@ -1,25 +1,25 @@
-// Prefill: many queries against all keys, in register tiles.
+// Prefill: many queries over all keys, in register tiles.
 //
-// What limits the speed. A (query, key) pair costs D + Dv multiply-adds and one exponential. With
-// 16 lanes and two FMA pipes, D = Dv = 64 takes 64 cycles of FMA for 16 pairs and about 7 cycles of
-// exponential (bench/LOG.md, "the exponential"), so 90 % of the FMA peak is the most there is, and
-// everything else must hide: loads behind FMAs (11 loads feed 24 FMAs), packing behind the hundreds
-// of queries that use a packed key, rescaling inside the last step of the weighted sum.
+// The limit of the speed. A (query, key) pair costs D + Dv multiply-adds and one exponential. With
+// 16 lanes, two FMA pipes and D = Dv = 64, 16 pairs take 64 cycles of FMA and about 7 cycles of
+// exponential (bench/LOG.md, "the exponential"). So at most 90 % of the FMA peak can be reached, if
+// everything else overlaps with FMAs: 11 loads feed 24 FMAs, hundreds of queries use a packed key,
+// and rescaling is part of the last step of the weighted sum.
 //
-// Memory layout. A task holds its queries (packed), their output sums and their (max, sum), and
-// loops over blocks of KEY_BLOCK keys. A key block is packed once: keys as panels [D][PANEL], so
-// that a vector holds one coordinate of W keys, values as [key][Dv], padded. Then one query block
-// after the other computes with it: scores (18 KB, stay in L1), softmax, weighted sum.
+// Memory layout. A task holds its packed queries, their output sums and their (max, sum), and loops
+// over blocks of KEY_BLOCK keys. A key block is packed once. Keys are packed as panels [D][PANEL],
+// so that a vector holds one coordinate of W keys; values as [key][Dv], padded. Then each query
+// block computes its scores (18 KB, which stay in L1), softmax and weighted sum.
 //
-// What statistics add. Those of a row are computed in the softmax pass: a moment beside the sum
-// (one FMA a vector), the largest scores before they turn into weights (one comparison a vector, in
-// blocks whose maximum may enter the list), groups of keys afterwards. The operations of the output
-// stay the same, so its bits do. Statistics that need finished weights (received, maps, exact rows)
-// take a second sweep (weight_sums.h).
+// Statistics. Those of a row are computed in the softmax pass. A moment takes one more FMA a
+// vector. The largest scores take one comparison a vector, in blocks whose maximum may enter the
+// list. Groups of keys are summed afterwards. The operations of the output are the same, hence its
+// bits too. Statistics that need final weights (received, maps, exact rows) take a second sweep
+// (weight_sums.h).
 //
-// Why the bits do not depend on the other rows of a task. A row's sums run over d, then over the
-// keys of a block, then over blocks that start at multiples of KEY_BLOCK, always in this order. A
-// block without a visible key multiplies by exp2(0) = 1 and adds 0.
+// Bits. They do not depend on the other rows of a task. A row is summed over d, then over the keys
+// of a block, then over blocks that start at multiples of KEY_BLOCK, always in this order. A block
+// without a visible key multiplies by exp2(0) = 1 and adds 0.
 #pragma once
 
 #include <math.h>
@@ -105,8 +105,8 @@ template <class A> class Prefill : BlockScores<A> {
     for (int64_t i = 0; i < n_rows_ * stats_.n_groups; i++) group_sums_[i] = 0;
   }
 
-  // While a query block computes, its share of the next block's keys and values, if they are read,
-  // is prefetched into L2: packing would otherwise wait for the L3 (bench/LOG.md, "packing waits").
+  // Each query block prefetches a part of the next block's keys and values into L2. Otherwise
+  // packing would wait for L3 (bench/LOG.md, "packing waits").
   void prefetch_next_block(int64_t block) const {
     int64_t next = key_block_.lo / KEY_BLOCK * KEY_BLOCK + KEY_BLOCK;
     int64_t each = (KEY_BLOCK + n_blocks_ - 1) / n_blocks_;
@@ -121,7 +121,7 @@ template <class A> class Prefill : BlockScores<A> {
     return v + columns_.start(j) * (W * KEY_BLOCK / PER_UNIT);
   }
 
-  // Pass 1c: packs the values of a block, padded with zeros, and checks them for NaN and infinity.
+  // Pass 1c: packs the values of a block, padded with zeros, and checks for NaN and infinity.
   void pack_values() {
     static constexpr auto packers = []<int... i>(std::integer_sequence<int, i...>) {
       return Table<F (Prefill::*)(int), sizeof...(i)>{{&Prefill::pack_column<i + 1>...}};
@@ -155,7 +155,7 @@ template <class A> class Prefill : BlockScores<A> {
     return nonfinite[0];
   }
 
-  // Pass 3: softmax of a query block's scores, against the running maximum.
+  // Pass 3: softmax of a query block's scores, relative to the running maximum.
   template <bool MOMENT, bool DROPOUT, bool ROUNDED> void softmax(int64_t i) {
     int rows = rows_of(i);
     float* row_max = max_ + i * PADDED_ROWS;
@@ -170,7 +170,7 @@ template <class A> class Prefill : BlockScores<A> {
       store(base + r, from);
       F shift = mul(sub(before, from), log2_scale);
       store(rescale_ + r, exp2<5>(shift));
-      if constexpr (MOMENT) {  // the moment so far, relative to the new maximum
+      if constexpr (MOMENT) {  // converts the moment so far to the new maximum
         float* at = moment_ + i * PADDED_ROWS + r;
         shift = max(splat(MIN_POWER), shift);
         store(at, mul(load(rescale_ + r), fma(shift, load(row_sum + r), load(at))));
@@ -198,7 +198,7 @@ template <class A> class Prefill : BlockScores<A> {
       rounded_sums[r] = rounded_sum;
       if (stats_.n_groups) sum_groups(i * QUERY_BLOCK + r, s, w, log2_scale, from, rescale_[r]);
     }
-    for (int r = 0; r < rows; r += W) {  // lanes past the last row hold garbage, and are not read
+    for (int r = 0; r < rows; r += W) {  // lanes past the last row are undefined, and not read
       store(row_sum + r, fma(load(row_sum + r), load(rescale_ + r), totals(sums + r)));
       if constexpr (ROUNDED) {
         float* at = rounded_sum_ + i * PADDED_ROWS + r;
@@ -211,8 +211,8 @@ template <class A> class Prefill : BlockScores<A> {
     }
   }
 
-  // Keeps the n largest scores of a row so far in a heap, smallest first. Keys ascend, and of equal
-  // scores the first is kept.
+  // Updates the heap of a row's n largest scores, whose root is the smallest. Keys ascend; among
+  // equal scores the first is kept.
   void update_top(int64_t row, const float* s) {
     const int64_t n_top = stats_.n_top;
     float *best = top_scores_ + row * n_top, edge = best[0];
@@ -220,8 +220,8 @@ template <class A> class Prefill : BlockScores<A> {
     F top = lane_max_[row % QUERY_BLOCK];
     if (stats_.top_offsets.data) s = add_top_offsets(row_[row], s, &top);
     if (!word(less(splat(edge), top))) return;
-    // Most scores of a first block would enter and leave again. The n-th largest of the lane maxima
-    // is no larger than the n-th largest score, so a score below it can be skipped.
+    // In the first block most scores would enter the heap and leave it again. The n-th largest lane
+    // maximum is at most the n-th largest score, so smaller scores are skipped.
     if (keys[0] < 0 && n_top <= W) edge = nextafterf(largest_lane(top, n_top - 1), -INF);
     for (int k = begin_; k < end_; k += 64) {
       uint64_t larger = 0;
@@ -233,20 +233,21 @@ template <class A> class Prefill : BlockScores<A> {
       }
     }
   }
-  // The scores of a row plus the offset of each key, and their lane maxima.
+  // Adds the offset of each key to the scores of a row; returns the sums, and their lane maxima.
   const float* add_top_offsets(const Row& x, const float* s, F* top) {
     *top = splat(-INF);
     for (int k = begin_; k < end_; k += W) {
       int64_t key = key_block_.lo + k;
-      F y = load(s + k), offset = load_part(row_at(stats_.top_offsets, task_.b, x.h, key),
-                                            in_vector(p_.Tk - key));
-      y = select(equal(y, splat(-INF)), y, add(y, offset));  // whatever the offset is
+      F y = load(s + k),
+        offset = load_part(row_at(stats_.top_offsets, task_.b, x.h, key), in_vector(p_.Tk - key));
+      y = select(equal(y, splat(-INF)), y,
+                 add(y, offset));  // -inf stays, also if the offset is NaN
       store(raised_ + k, y);
       *top = max(*top, y);
     }
     return raised_;
   }
-  // Replaces the root of a heap of n and restores the heap.
+  // Replaces the root of a heap of n entries and restores the heap.
   static void replace_root(float* best, int64_t* keys, int64_t n, float y, int64_t key) {
     auto ranks_lower = [](float a, int64_t i, float b, int64_t j) {
       return a < b || (a == b && i > j);
@@ -261,7 +262,7 @@ template <class A> class Prefill : BlockScores<A> {
     }
     best[at] = y, keys[at] = key;
   }
-  // From a heap to descending order.
+  // Sorts a heap in descending order.
   static void sort_heap(float* best, int64_t* keys, int64_t n) {
     while (n-- > 1) {
       float y = best[n];
@@ -271,7 +272,7 @@ template <class A> class Prefill : BlockScores<A> {
     }
   }
 
-  // The largest lane after the n largest.
+  // Returns the largest lane besides the n largest.
   static float largest_lane(F x, int64_t n) {
     float lane[W];
     store(lane, x);
@@ -283,7 +284,7 @@ template <class A> class Prefill : BlockScores<A> {
     }
   }
 
-  // Sums a row's weights over groups of keys; pairs, which store them rounded, compute them again.
+  // Sums a row's weights over groups of keys. Pairs store weights rounded, so they are recomputed.
   void sum_groups(int64_t row, const float* s, const typename A::Weight* w, F log2_scale, F from,
                   float rescale) {
     const Row& x = row_[row];
@@ -301,7 +302,7 @@ template <class A> class Prefill : BlockScores<A> {
         F e;
         if constexpr (PER_UNIT == 1) e = load(w + k);
         else e = exp2<5>(mul(sub(load(s + k), from), log2_scale));
-        if (factors.data) {  // a key without weight adds nothing, even if its factor is NaN
+        if (factors.data) {  // a key of weight 0 adds 0, even if its factor is NaN
           F weighted = mul(e, load_part(row_at(factors, task_.b, x.h, key), in));
           e = select(equal(e, zero()), zero(), weighted);
         }
@@ -312,7 +313,7 @@ template <class A> class Prefill : BlockScores<A> {
     }
   }
 
-  // Pass 4: weighted sum.
+  // Pass 4: computes the weighted sum of the values.
   void weighted_sum(int64_t i) {
     int rows = rows_of(i);
     const KeyRange& core = blocks_[i].core;
@@ -334,8 +335,9 @@ template <class A> class Prefill : BlockScores<A> {
     }
   }
 
-  // The block holds a NaN or an infinity that is hidden from some row, and 0 * NaN is NaN: every
-  // row gets its own copy of the values, zeros where a key is hidden. Slow and rare.
+  // Handles a block with NaN or infinity in a value that is hidden from some row. Since 0 * NaN is
+  // NaN, every row uses its own copy of the values, with zeros for hidden keys. This is slow and
+  // rare.
   void weighted_sum_masked(int64_t i) {
     int rows = rows_of(i);
     for (int r = 0; r < rows; r++) {
@@ -385,7 +387,7 @@ template <class A> class Prefill : BlockScores<A> {
   void write_stats(const Row& r, int64_t row, int64_t at) {
     int64_t b = task_.b, best = stats_.n_top, groups = stats_.n_groups;
     sort_heap(top_scores_ + row * best, top_keys_ + row * best, best);
-    // A vector maximum ignores a NaN, the sum does not.
+    // A vector maximum ignores NaN, but the sum does not.
     bool has_nan = sum_[at] != sum_[at] && max_[at] < INF;
     *row_at(stats_.max, b, r.h, r.q) = has_nan ? sum_[at] : max_[at];
     *row_at(stats_.sum, b, r.h, r.q) = sum_[at];
@@ -403,13 +405,13 @@ template <class A> class Prefill : BlockScores<A> {
   Dropout dropout_;
   Columns columns_;
   int64_t o_stride_;
-  float *max_, *sum_;  // per row, PADDED_ROWS apart per query block
-  // The sum of the weights as they are rounded to pairs, for `rounding`; elsewhere it is `sum_`.
+  float *max_, *sum_;  // of each row; a query block has PADDED_ROWS of them
+  // The sum of the weights after rounding to pairs, for `rounding`; without pairs it is `sum_`.
   float* rounded_sum_;
   bool sums_rounded_;
   Unit *v_, *masked_v_;
   float* o_;
-  Unit* weights_;  // in float32 they overwrite their scores
+  Unit* weights_;  // in float32 they overwrite the scores
   bool nonfinite_;
   float *moment_, *top_scores_, *group_sums_;
   int64_t* top_keys_;

@@ -1,9 +1,9 @@
 // The two matrix products of attention as register tiles, and the memory layout of their operands.
 //
-// Scores, Q K^T (`score_tile`): queries in groups [D][SCORE_ROWS], so that one step of a tile reads
-// one cache line; keys in panels [D][PANEL], so that a vector holds one coordinate of W keys.
-// Weighted sum, P V (`value_tile`): values in columns [key][up to VALUE_VECTORS vectors]; weights
-// as the softmax leaves them, a row per query, or transposed, a row per key.
+// Scores, Q K^T (`score_tile`). Queries are in groups [D][SCORE_ROWS], so that one step of a tile
+// reads one cache line. Keys are in panels [D][PANEL], so that a vector holds one coordinate of W
+// keys. Weighted sum, P V (`value_tile`). Values are in columns [key][up to VALUE_VECTORS vectors].
+// Weights are as the softmax stores them, a row per query, or transposed, a row per key.
 #pragma once
 
 #include <utility>
@@ -15,8 +15,9 @@ namespace clearhead::CLEARHEAD_LEVEL {
 
 template <class T, int n> struct Table { T entry[n]; };
 
-// Splits rows of `size` numbers into columns of up to VALUE_VECTORS vectors, whose widths differ by
-// one at most: 5 = 3 + 2. Where a column starts is asked for at every tile, so nothing is divided.
+// Splits rows of `size` numbers into columns of up to VALUE_VECTORS vectors. Widths differ by one
+// at
+// most: 5 = 3 + 2. `start` is called for every tile, so it needs no division.
 struct Columns {
   int64_t vectors, count, least,
       n_wider;  // a column has `least` vectors, the first `n_wider` one more
@@ -32,16 +33,16 @@ template <class A> struct Products {
   using Unit = typename A::Unit;
   static constexpr int PER_UNIT = A::PER_UNIT;
   static constexpr int PANEL = SCORE_VECTORS * W;
-  static constexpr int KEY_BLOCK = 192;  // keys: their scores with a query block are 18 KB, in L1
+  static constexpr int KEY_BLOCK = 192;  // keys; their scores of a query block are 18 KB, in L1
   static constexpr int64_t CHAIN = PER_UNIT == 1 ? 192 : 1 << 30;  // steps of one sum
-  static constexpr int SCORE_STRIDE = KEY_BLOCK + W;  // floats; no power of two, for L1's sets
+  static constexpr int SCORE_STRIDE = KEY_BLOCK + W;  // floats; not a power of two, for L1's sets
   static constexpr int PAIR_STRIDE = (KEY_BLOCK + 32) / PER_UNIT;  // units
   static constexpr int WEIGHT_STRIDE = PER_UNIT == 1 ? SCORE_STRIDE : PAIR_STRIDE;
   static_assert(KEY_BLOCK % PANEL == 0 && KEY_BLOCK % 2 == 0 && PANEL <= 64);
   static_assert(QUERY_BLOCK % SCORE_ROWS == 0 && QUERY_BLOCK % VALUE_ROWS == 0);
 
-  // sum[r][n] = over the steps, number (r, step) of `x` times vector n of row `step` of `y`. The
-  // sums stay in registers: R x N of them, fed by R + N loads a step.
+  // Computes sum[r][n], the sum over the steps of number (r, step) of `x` times vector n of row
+  // `step` of `y`. The R x N sums stay in registers; a step needs R + N loads.
   template <int R, int N, int ROW, int STEP, int Y_STEP>
   [[gnu::always_inline]] static void multiply(const Unit* x, const Unit* y, int64_t steps,
                                               F (&sum)[R][N]) {
@@ -63,9 +64,9 @@ template <class A> struct Products {
     }
   }
 
-  // R queries x N vectors of keys stay in registers over all of D. A sum over more than CHAIN steps
-  // is made of shorter sums, which round less (fp32, D = 512: half the error). Where a panel is
-  // unmasked, the row maxima are taken before the sums leave their registers.
+  // Computes the scores of R queries x N vectors of keys, which stay in registers over all of D. A
+  // sum over more than CHAIN steps is split into shorter sums, which round less (fp32, D = 512:
+  // half the error). If a panel is unmasked, the row maxima are computed from the registers.
   template <int R, int N>
   static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* lane_max) {
     int64_t from = 0;
@@ -101,9 +102,9 @@ template <class A> struct Products {
     return table.entry[(rows - 1) * SCORE_VECTORS + vectors - 1];
   }
 
-  // R queries x N vectors of values stay in registers over the keys of the block; at the end the
-  // old sums are rescaled and added, by one FMA each. TRANSPOSED: R keys, summed over queries; the
-  // weights of a pair of queries lie where the scores of its first one lay.
+  // Computes R queries x N vectors of the weighted sum, which stay in registers over the keys of
+  // the block. At the end one FMA each rescales and adds the old sums. TRANSPOSED: R keys, summed
+  // over queries; the weights of a pair of queries are where the scores of its first query were.
   template <bool TRANSPOSED, int R, int N>
   static void value_tile(const Unit* w, const Unit* v, int64_t steps, const float* rescale,
                          float* o, int64_t o_stride) {

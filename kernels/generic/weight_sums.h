@@ -1,5 +1,5 @@
-// The second sweep: sums of finished weights over the queries, given every row's maximum and share
-// from a first sweep. Passes 0 to 2 are those of block_scores.h; there is no output.
+// The second sweep: sums of weights over the queries, from every row's maximum and normalization
+// (`share`) of a first sweep. Passes 0 to 2 are those of block_scores.h; there is no output.
 #pragma once
 
 #include "block_scores.h"
@@ -61,13 +61,13 @@ template <class A> class WeightSummer : BlockScores<A> {
     return false;
   }
 
-  // The bin of a position, and the first position of a bin.
+  // Return the bin of a position, and the first position of a bin.
   static int64_t bin(int64_t at, int64_t size, int64_t bins) {
     return ((at + 1) * bins - 1) / size;
   }
   static int64_t bin_start(int64_t bin, int64_t size, int64_t bins) { return bin * size / bins; }
 
-  // Pass 3: weights, summed over the queries of a block that share a bin.
+  // Pass 3: computes weights, and sums them over the queries of a block in the same bin.
   void sum_block(const WeightSums& sums, int64_t i) {
     int rows = rows_of(i);
     F log2_scale = splat(logits_.log2_scale());
@@ -92,7 +92,7 @@ template <class A> class WeightSummer : BlockScores<A> {
         for (int x = r; x < end; x++) {
           F y = load(s_ + x * SCORE_STRIDE + k);
           F w = mul(exp2<5>(mul(sub(y, splat(from[x])), log2_scale)), splat(share[x]));
-          w = select(equal(y, splat(-INF)), zero(), w);  // in a row of NaN too
+          w = select(equal(y, splat(-INF)), zero(), w);  // also in a row with NaN
           sum = add(sum, w);
           if (exact[x]) store_part(exact[x] + k, w, in_vector(key_block_.size() - k));
         }
@@ -103,15 +103,15 @@ template <class A> class WeightSummer : BlockScores<A> {
     }
   }
 
-  // Sums of n columns, times the factors of their keys.
+  // Returns the sums of n columns, multiplied by the factors of their keys.
   F times_factors(const TensorView& factors, int64_t key, int n) const {
     F x = load_part(bin_sums_ + (key - key_block_.lo), n);
     if (!factors.data) return x;
     F y = mul(x, load_part(row_at(factors, task_.b, task_.head, key), n));
-    return select(equal(x, zero()), zero(), y);  // a masked key adds nothing, even if it is NaN
+    return select(equal(x, zero()), zero(), y);  // a masked key adds 0, even if its factor is NaN
   }
 
-  // Adds sums of columns to their bins.
+  // Adds the sums of columns to their bins.
   void fold_into_map(const WeightSums& sums, float* row) const {
     int64_t key = key_block_.lo + lo_, end = key_block_.lo + hi_;
     for (int64_t j = bin(key, p_.Tk, sums.map_cols), next; key < end; j++, key = next) {

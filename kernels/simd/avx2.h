@@ -36,8 +36,8 @@ inline F widen(__m128i h) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 inline __m128i bytes16(const void* p) { return _mm_loadu_si128((const __m128i*)p); }
-// The first n of 8 numbers of 16 bits, without reading past them; AVX2 has no masked load this
-// narrow.
+// Loads the first n of 8 numbers of 16 bits without reading past them; AVX2 has no masked load for
+// them.
 inline __m128i few(const void* p, int n) {
   if (n == W) return bytes16(p);
   alignas(16) uint16_t x[8] = {};
@@ -67,7 +67,8 @@ inline void store_few(void* p, __m128i h, int n) {
   for (int i = 0; i < n; i++) ((uint16_t*)p)[i] = x[i];
 }
 inline void store(float* p, F x) { _mm256_storeu_ps(p, x); }
-// A masked store is microcode on Zen 2 and 3: of 32 keys, storing the output took a fifth of a call.
+// A masked store is microcode on Zen 2 and 3: with 32 keys, storing the output took a fifth of a
+// call.
 inline void store_part(float* p, F x, int n) {
   if (n == W) store(p, x);
   else _mm256_maskstore_ps(p, first_words(n), x);
@@ -95,9 +96,9 @@ inline float total(F a) {
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
 
-// p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
+// Returns p * 2^n, with 2^n from its exponent bits; n = -127 yields 0.
 constexpr float MIN_POWER = -127.0f;
-// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER.
+// Splits x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER.
 inline F split(F x, F* n) {
   x = max(splat(MIN_POWER), x);
   *n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -77,10 +77,10 @@ inline Lanes less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 inline Lanes equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline float total(F a) { return _mm512_reduce_add_ps(a); }
 
-// p * 2^n for whole n. Below 2^-149 the product is 0, so `MIN_POWER` stands for -infinity where
-// that would be multiplied by 0.
+// Returns p * 2^n for whole n. Below 2^-149 the product is 0, so `MIN_POWER` replaces -infinity,
+// whose product with 0 would be NaN.
 constexpr float MIN_POWER = -192.0f;
-// x = n + rest with n whole and |rest| <= 1/2; of -infinity the rest is 0.
+// Splits x = n + rest with n whole and |rest| <= 1/2; the rest of -infinity is 0.
 inline F split(F x, F* n) {
   F rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   *n = _mm512_sub_ps(x, rest);
@@ -88,7 +88,7 @@ inline F split(F x, F* n) {
 }
 inline F scale_by_power(F p, F n) { return _mm512_scalef_ps(p, n); }
 
-// Sixteen rows of sixteen become sixteen columns: pairs, then quadruples, then whole lanes.
+// Transposes 16 x 16 numbers: pairs, then quadruples, then whole lanes.
 inline void transpose(F (&x)[W]) {
   F a[W], b[W];
 #pragma GCC unroll 8
@@ -118,8 +118,8 @@ inline void transpose(F (&x)[W]) {
   }
 }
 
-// Sixteen vectors become one, whose lane i is vector i folded by `op`. Every lane is folded in the
-// same tree, whichever of the sixteen it is.
+// Folds sixteen vectors by `op` into one, whose lane i is the result of vector i. The tree of
+// operations is the same for every lane.
 template <class Op> inline F fold(const F* x, Op op) {
   F a[8], b[4];
 #pragma GCC unroll 8
@@ -138,7 +138,7 @@ template <class Op> inline F fold(const F* x, Op op) {
 }
 
 #ifdef __AVX512BF16__
-// Pairs of bf16: two products into every lane's sum, twice the work of a float32 FMA.
+// Pairs of bf16: two products are added to every lane's sum, twice the work of a float32 FMA.
 #define CLEARHEAD_HAS_PAIRS 1
 using P = __m512bh;
 inline P load_pairs(const void* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -149,17 +149,17 @@ inline void store_narrow(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
 inline F narrowed(F x) { return widen((__m256i)_mm512_cvtneps_pbh(x)); }
-// 2 n halves (or fewer, the rest 0) as they are in memory, in float lanes.
+// Loads n 16-bit numbers as they are in memory into float lanes; the rest is 0.
 inline F load_raw(const bf16* p, int n) {
   return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(uint32_t((uint64_t(1) << n) - 1), p));
 }
-// Two rows of n bf16 each become n pairs (one above, one below).
+// Combines two rows of n bf16 into n pairs: one in the upper half, one in the lower.
 inline F interleave(const bf16* even, const bf16* odd, int n) {
   __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), even));
   __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd ? first(n) : 0, odd));
   return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-// Two vectors of floats, narrowed, become the pairs of their lanes.
+// Rounds two vectors of floats to bf16, and combines their lanes to pairs.
 inline F pairs_of(F even, F odd) {
   __m512i a = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
   __m512i b = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));

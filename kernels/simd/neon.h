@@ -13,8 +13,8 @@ constexpr int W = 4;
 
 constexpr int REGISTERS = 32;
 
-// Register tiles: 4 x 4 = 16 sums, as many as four pipes of latency 4 keep busy, 4 keys (or values)
-// and 4 queries (or weights). Of 6 x 4 sums gcc 12 spills three.
+// Register tiles: 4 x 4 = 16 sums, which keep four pipes of latency 4 busy, 4 keys (or values) and
+// 4 queries (or weights). With 6 x 4 sums, gcc 12 spills three.
 constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 4;
 constexpr int VALUE_ROWS = 4, VALUE_VECTORS = 4;
 
@@ -71,9 +71,9 @@ inline Lanes less(F a, F b) { return vcltq_f32(a, b); }
 inline Lanes equal(F a, F b) { return vceqq_f32(a, b); }
 inline float total(F a) { return vaddvq_f32(a); }
 
-// p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
+// Returns p * 2^n, with 2^n from its exponent bits; n = -127 yields 0.
 constexpr float MIN_POWER = -127.0f;
-// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER.
+// Splits x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER.
 inline F split(F x, F* n) {
   x = max(splat(MIN_POWER), x);
   *n = vrndnq_f32(x);
@@ -84,7 +84,7 @@ inline F scale_by_power(F p, F n) {
   return mul(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
 }
 
-// The even (odd) half of the pairs of two vectors, as pairs of floats.
+// Returns the even (odd) numbers of the pairs of two vectors.
 inline F pairs_1(F a, F b) {
   return vreinterpretq_f32_f64(vtrn1q_f64(vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b)));
 }
@@ -98,7 +98,8 @@ inline void transpose(F (&x)[W]) {
   x[2] = pairs_2(a, c), x[3] = pairs_2(b, d);
 }
 
-// Four vectors become one, whose lane i is vector i folded by `op`, every lane in the same tree.
+// Folds four vectors by `op` into one, whose lane i is the result of vector i. The tree of
+// operations is the same for every lane.
 template <class Op> inline F fold(const F* x, Op op) {
   F a = op(vuzp1q_f32(x[0], x[1]), vuzp2q_f32(x[0], x[1]));
   F b = op(vuzp1q_f32(x[2], x[3]), vuzp2q_f32(x[2], x[3]));

@@ -1,5 +1,5 @@
-// The vocabulary without a particular instruction set: four lanes in the compiler's own vectors,
-// which are compiled to the platform's baseline (SSE2 on x86-64, NEON on ARM). The C++ oracle.
+// The vocabulary without a particular instruction set: four lanes in vectors of the compiler, for
+// the platform's baseline (SSE2 on x86-64, NEON on ARM). Other levels are compared with it.
 #pragma once
 
 #include <cstring>
@@ -39,8 +39,8 @@ inline float number(bf16 x) {
   return f;
 }
 inline float number(half x) {
-  // Move the 15 bits of magnitude under the float's exponent and correct the bias by one
-  // multiplication, which also makes float16's subnormals right; then the specials.
+  // Moves the 15 bits of magnitude under the float's exponent. One multiplication corrects the bias
+  // of the exponent, also for float16's subnormals. NaN and infinity are handled afterwards.
   uint32_t bits = uint32_t(x.bits & 0x7fff) << 13;
   float f;
   memcpy(&f, &bits, 4);
@@ -105,10 +105,10 @@ inline Lanes less(F a, F b) { return a < b; }
 inline Lanes equal(F a, F b) { return a == b; }
 inline float total(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
-// p * 2^n by building 2^n from its exponent bits; n = -127 builds 0.
+// Returns p * 2^n, with 2^n from its exponent bits; n = -127 yields 0.
 constexpr float MIN_POWER = -127.0f;
-// x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER. Below 2^22, adding
-// 1.5 * 2^23 leaves no room for a fraction.
+// Splits x = n + rest with n whole and |rest| <= 1/2; -infinity becomes MIN_POWER. Below 2^22,
+// adding 1.5 * 2^23 rounds to a whole number.
 inline F split(F x, F* n) {
   const F shift = splat(0x1.8p23f);
   x = max(splat(MIN_POWER), x);
