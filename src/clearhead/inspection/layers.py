@@ -94,6 +94,11 @@ class Layers:
         """Whether a module of the model is running."""
         return bool(self._running)
 
+    @property
+    def current(self) -> str | None:
+        """The name of the module that is running; None outside the model."""
+        return self._running[-1] if self._running and not self._in_other_thread() else None
+
     def next_call(self) -> tuple[int, str]:
         """Count an attention call of the running module. Returns the layer and the module name."""
         name = self._running[-1]

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadType, BadValue, as_index, kind_of, refuse_keywords
 from ..functional.ambient import listening
-from ..functional.sharding import full_output, statistics_of
+from ..functional.sharding import must_not_be_sharded, full_output, statistics_of
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import edges_in_call
@@ -41,6 +41,7 @@ from .layers import (
     warn_if_compiled,
 )
 from .recording import INDEX, Call, Recording, new_folder, write_call
+from .value_norms import ValueNorms
 
 
 @contextmanager
@@ -70,6 +71,10 @@ def watch(
     the statistic in the backward pass (`topk` already in the forward pass), which is several times
     slower. A checkpoint with ``use_reentrant=True`` records no gradients in its forward pass, so a
     backward pass through a statistic raises `BadValue` there.
+
+    ``value_weighted(groups)`` and ``by="value"`` multiply weights by |v W_O|, the norm of what the
+    value of a key writes through the output projection of its layer. The projection is found in the
+    model, and compared with what the layer returns; the norms receive no gradient.
 
     Groups of `mass` without `align` take the alignment of the call's mask, if all its parts have
     the same one. So they stay correct with a KV cache.
@@ -101,7 +106,8 @@ def watch(
         BadValue, BadType: unknown statistics, patterns that match no module, heads or rows that do
             not exist, a folder that cannot be written or holds an earlier recording; and at the end
             of the block, if the model ran without an attention call, or a layer in `layers` made
-            none.
+            none; for statistics of values, an output projection that is not found, or that does not
+            compute what the layer returns.
 
     Warns if a part of the model is compiled.
     """
@@ -125,10 +131,10 @@ def watch(
     rows = None if exact is None else exact.queries
     statistics = tuple(s for s in statistics if s is not exact)
     folder = None if to is None else new_folder(to)
-    watcher = _Watcher(statistics, layers, heads, rows, outputs, folder)
+    watcher = _Watcher(model, statistics, layers, heads, rows, outputs, folder)
     try:
         with (
-            module_hooks(model, watcher.enter, watcher.running.leave),
+            module_hooks(model, watcher.enter, watcher.leave),
             listening(watcher.on_call),
         ):
             yield watcher.recording
@@ -143,6 +149,7 @@ class _Watcher:
 
     def __init__(
         self,
+        model: nn.Module,
         statistics: tuple[Statistic, ...],
         layers: Sequence[int | str] | None,
         heads: Sequence[int] | None,
@@ -153,6 +160,7 @@ class _Watcher:
         self.statistics, self.layers, self.heads = statistics, layers, heads
         self.rows = None if rows is None else tuple(rows)
         self.outputs, self.folder = outputs, folder
+        self.values = ValueNorms(model) if any(map(_needs_values, statistics)) else None
         self.running = Layers()
         self.recording, self.recorded = Recording(), 0
         self.grad_enabled = False  # when the model was called
@@ -162,6 +170,11 @@ class _Watcher:
         if not name or not self.running.inside:
             self.grad_enabled = torch.is_grad_enabled()
         self.running.enter(name, module, *arguments)
+
+    def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
+        if self.values is not None and (name := self.running.current) is not None:
+            self.values.verify(name, result)
+        self.running.leave()
 
     def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
         if not self.running.inside or in_backward():
@@ -180,6 +193,12 @@ class _Watcher:
         """Compute the statistics of one call."""
         at = self.running.texts.positions(problem)
         statistics, rows = self.aligned(problem, at), None
+        if self.values is not None:
+            must_not_be_sharded("watch with statistics of values")
+            numbers = self.values.of_call(name, problem, inputs, out)
+            statistics = tuple(
+                s.with_numbers(numbers) if _needs_values(s) else s for s in statistics
+            )
         if self.rows is not None:
             rows = self.rows_of(problem, at)
             columns = sorted({*rows.flatten().tolist()} - {-1})
@@ -253,6 +272,8 @@ class _Watcher:
     def check_recorded(self, model: nn.Module) -> None:
         """Raise `BadValue` if the model ran without an attention call, or a selected layer made
         none. Warn if a part of the model is compiled."""
+        if self.values is not None:
+            self.values.must_be_verified()
         if self.running.ran and not self.running.names:
             raise no_attention_call(
                 model,
@@ -270,6 +291,11 @@ class _Watcher:
                 "use these numbers, or the names of modules that call attention: "
                 f"{', '.join(dict.fromkeys(self.running.names))}.",
             )
+
+
+def _needs_values(statistic: Statistic) -> bool:
+    """Whether weights are to be multiplied by the norms of what the values write."""
+    return statistic.factors is not None and statistic.factors.numbers is None
 
 
 def _refuse_gradient(name: str, x: Tensor) -> Tensor:

@@ -1,0 +1,65 @@
+"""The norms of what the values of a call write: |v W_O| for every head and key.
+
+`watch` multiplies weights by them (``value_weighted``, ``by="value"``). W_O is the part of the
+layer's output projection that reads the head. The norms are computed from a square root of
+W_O W_O^T, so a key costs Dv x Dv multiplications instead of Dv x d.
+
+Letters: B batch, H query heads, G key/value heads, Tk keys, Dv value size, d model size.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadValue
+from ..hf.projections import OutputProjection, output_projection
+from ..problem.problem import Inputs, Problem
+
+
+class _Layer(NamedTuple):
+    projection: OutputProjection
+    root: Tensor  # (H, Dv, Dv): |v W_O| = |v root|
+
+
+class ValueNorms:
+    """The norms for the calls of a model. The first call of every module is verified."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._layers: dict[str, _Layer] = {}
+        self._unverified: dict[str, tuple[OutputProjection, Tensor]] = {}  # and output of attention
+
+    @torch.no_grad()
+    def of_call(self, name: str, p: Problem, inputs: Inputs, out: Tensor) -> Tensor:
+        """Compute |v W_O|, (B, H, Tk), for a call of the module `name`, whose output is `out`.
+
+        Raises `BadValue` if the output projection of the module is not found.
+        """
+        if name not in self._layers:
+            projection = output_projection(self._model, name, p.H, p.Dv)
+            weight = projection.weight.double()
+            eigenvalues, vectors = torch.linalg.eigh(weight @ weight.mT)
+            root = vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)
+            self._layers[name] = _Layer(projection, root)
+            heads = out.detach().reshape(p.B, p.H, p.Tq, p.Dv)
+            self._unverified[projection.module] = projection, heads
+        root = self._layers[name].root.to(p.device, p.wide)
+        per_key_head = root.unflatten(0, (p.G, p.H // p.G))
+        values = inputs.v.detach().reshape(p.B, p.G, 1, p.Tk, p.Dv).to(p.wide)
+        return (values @ per_key_head).norm(dim=-1).flatten(1, 2)
+
+    def verify(self, name: str, returned: object) -> None:
+        """Compare what the module `name` returned with what the heads of its call write."""
+        if returned is not None and name in self._unverified:
+            projection, heads = self._unverified.pop(name)
+            projection.check(heads, returned)
+
+    def must_be_verified(self) -> None:
+        """Raise `BadValue` if an output projection that was found did not run."""
+        for name in self._unverified:
+            raise BadValue(
+                f"The output projection {name} did not run after the attention call it belongs to.",
+                "the norms of values are those of the projection that reads the heads.",
+                "call the projection as a module, or leave out statistics of values.",
+            )

@@ -1,0 +1,207 @@
+"""What heads move, |v W_O|, against eager models of transformers with hooks."""
+
+import pytest
+import torch
+
+import clearhead as ch
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+T, H, G, D = 11, 6, 2, 8
+SIZES = {
+    "vocab_size": 99, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": H,
+}  # fmt: skip
+GROUPS = {"first": ch.prefix(1), "near": ch.window(2, 0)}
+
+
+def _fused_gpt2(layer):
+    values = layer.attn.c_attn.weight.detach()[:, -48:], layer.attn.c_attn.bias.detach()[-48:]
+    return values, layer.attn.c_proj.weight.detach()
+
+
+def _linear(values, output):
+    bias = values.bias
+    return (
+        values.weight.detach().T,
+        0 if bias is None else bias.detach(),
+    ), output.weight.detach().T
+
+
+def _fused_neox(layer):
+    fused = layer.attention.query_key_value
+    weight = fused.weight.detach().view(H, 3, D, 48)[:, 2].reshape(48, 48).T
+    return (
+        weight,
+        fused.bias.detach().view(H, 3, D)[:, 2].flatten(),
+    ), layer.attention.dense.weight.detach().T
+
+
+# The model, its layers, the module whose input the values are made of, and how.
+MODELS = {
+    "gpt2": lambda **k: transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_embd=48, n_layer=2, n_head=H, vocab_size=99, bos_token_id=0, eos_token_id=0, **k)),
+    "llama": lambda **k: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(num_key_value_heads=G, **SIZES, **k)),
+    "qwen3": lambda **k: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(num_key_value_heads=G, head_dim=D, **SIZES, **k)),
+    "gemma2": lambda **k: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(num_key_value_heads=G, head_dim=D, **SIZES, **k)),
+    "bert": lambda **k: transformers.BertModel(transformers.BertConfig(**SIZES, **k)),
+    "gpt-neox": lambda **k: transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(**SIZES, **k)),
+}  # fmt: skip
+PARTS = {
+    "gpt2": lambda m: (m.transformer.h[1].attn, _fused_gpt2(m.transformer.h[1])),
+    "bert": lambda m: (
+        m.encoder.layer[1].attention.self,
+        _linear(m.encoder.layer[1].attention.self.value, m.encoder.layer[1].attention.output.dense),
+    ),
+    "gpt-neox": lambda m: (m.gpt_neox.layers[1].attention, _fused_neox(m.gpt_neox.layers[1])),
+}
+
+
+def parts(name, model):
+    if name in PARTS:
+        return PARTS[name](model)
+    attention = model.model.layers[1].self_attn
+    return attention, _linear(attention.v_proj, attention.o_proj)
+
+
+def eager_products(name, ids):
+    """w |v W_O| of layer 1 in float64, (B, H, T, T), from weights that transformers returns."""
+    torch.manual_seed(0)
+    model = MODELS[name](attn_implementation="eager").eval()
+    attention, ((weight, bias), output) = parts(name, model)
+    inputs = {}
+
+    def keep(module, args, kwargs):
+        inputs["x"] = args[0] if args else kwargs["hidden_states"]
+
+    handle = attention.register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        weights = model(ids, output_attentions=True).attentions[1]
+    handle.remove()
+    values = inputs["x"].double() @ weight.double() + bias
+    values = values.unflatten(-1, (-1, D)).transpose(1, 2)
+    values = values.repeat_interleave(H // values.shape[1], 1)
+    written = values @ output.double().view(H, D, -1)
+    return weights.double() * written.norm(dim=-1).unsqueeze(2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_head_moves_is_that_of_an_eager_model(name):
+    ch.hf.register()
+    ids = torch.randint(0, 99, (2, T), generator=torch.Generator().manual_seed(3))
+    moved = eager_products(name, ids)
+    torch.manual_seed(0)
+    model = MODELS[name](attn_implementation="clearhead").eval()
+    stats = [ch.value_weighted(GROUPS), ch.topk(3, by="value"), ch.received(by="value")]
+    with torch.no_grad(), ch.watch(model, stats=stats) as seen:
+        model(ids)
+    close = dict(rtol=1e-4, atol=1e-6, check_dtype=False)
+    total = moved.sum(-1)
+    causal = torch.ones(T, T).tril() if name != "bert" else torch.ones(T, T)
+    near = moved * (causal * torch.ones(T, T).tril().triu(-2))
+    torch.testing.assert_close(seen[1].value_weighted["first"], moved[..., 0] / total, **close)
+    torch.testing.assert_close(seen[1].value_weighted["near"], near.sum(-1) / total, **close)
+    torch.testing.assert_close(seen[1].topk.weights, moved.topk(3).values, **close)
+    torch.testing.assert_close(seen[1].received, moved.sum(2), **close)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_moves_nothing(side):
+    ch.hf.register()
+    torch.manual_seed(0)
+    model = MODELS["llama"](attn_implementation="clearhead").eval()
+    ids = torch.randint(0, 99, (1, 7), generator=torch.Generator().manual_seed(5))
+    pad = torch.zeros(1, 4, dtype=torch.long)
+    parts = (pad, ids) if side == "left" else (ids, pad)
+    padded, real = (
+        torch.cat(parts, 1),
+        torch.cat([(x is ids) * torch.ones_like(x) for x in parts], 1),
+    )
+    stats = [ch.value_weighted(GROUPS), ch.topk(2, by="value")]
+    with torch.no_grad(), ch.watch(model, stats=stats) as alone:
+        model(ids)
+    with torch.no_grad(), ch.watch(model, stats=stats) as seen:
+        model(padded, attention_mask=real)
+    columns = slice(4, 11) if side == "left" else slice(0, 7)
+    for a, b in zip(alone, seen, strict=True):
+        for group in GROUPS:
+            x = b.value_weighted[group][..., columns]
+            torch.testing.assert_close(x, a.value_weighted[group], rtol=1e-4, atol=1e-5)
+        assert torch.equal(b.topk.keys[..., columns, :], a.topk.keys)
+
+
+def test_an_edited_head_moves_what_the_model_computes():
+    """The output of a head is scaled: the projection still reads what attention returned."""
+    ch.hf.register()
+    torch.manual_seed(0)
+    model = MODELS["llama"](attn_implementation="clearhead").eval()
+    ids = torch.arange(T).unsqueeze(0)
+    edit = ch.edits.knock_out(ch.prefix(1), layers=[0], heads=[1], rows=[5, -1])
+    with (
+        torch.no_grad(),
+        ch.intervene(model, [edit]),
+        ch.watch(model, stats=[ch.value_weighted(GROUPS)]) as seen,
+    ):
+        model(ids)
+    first = seen[0].value_weighted["first"][0]
+    assert (first[1, [5, -1]] == 0).all() and (first[0] > 0).all() and (first[1, :5] > 0).all()
+
+
+class Gated(torch.nn.Module):
+    """Attention with a gate between the heads and their projection."""
+
+    def __init__(self, gated=True, named="o_proj"):
+        super().__init__()
+        self.gated, self.named = gated, named
+        setattr(self, named, torch.nn.Linear(12, 5))
+
+    def forward(self, x):
+        heads = ch.attention(*[x.unflatten(-1, (3, 4)).transpose(1, 2)] * 3, mask=ch.causal)
+        joined = heads.transpose(1, 2).flatten(2)
+        return getattr(self, self.named)(joined.sigmoid() if self.gated else joined)
+
+
+@pytest.mark.parametrize(
+    ("module", "match"),
+    [(Gated(), "a gate"), (Gated(named="last"), "No output projection was found")],
+)
+def test_a_projection_that_does_not_compute_the_output_is_refused(module, match):
+    x = torch.randn(2, 7, 12)
+    with (
+        pytest.raises(ch.BadValue, match=match),
+        ch.watch(module, stats=[ch.value_weighted(GROUPS)]),
+    ):
+        module(x)
+    with ch.watch(ok := Gated(gated=False), stats=[ch.value_weighted(GROUPS)]) as seen:
+        ok(x)
+    assert seen[0].value_weighted["first"].shape == (2, 3, 7)
+
+
+class Functional(Gated):
+    """The projection is not called as a module, so what it computed is not known."""
+
+    def forward(self, x):
+        heads = ch.attention(*[x.unflatten(-1, (3, 4)).transpose(1, 2)] * 3, mask=ch.causal)
+        return torch.nn.functional.linear(heads.transpose(1, 2).flatten(2), self.o_proj.weight)
+
+
+def test_a_projection_that_never_runs_is_refused():
+    module = Functional()
+    with (
+        pytest.raises(ch.BadValue, match="did not run"),
+        ch.watch(module, stats=[ch.received(by="value")]),
+    ):
+        module(torch.randn(2, 7, 12))
+
+
+def test_a_layer_of_torch():
+    x = torch.randn(2, 7, 12)
+    stats = [ch.value_weighted(GROUPS)]
+    layer = torch.nn.MultiheadAttention(12, 3, batch_first=True).eval()
+    with torch.no_grad(), ch.compat.patched(), ch.watch(layer, stats=stats) as seen:
+        layer(x, x, x, need_weights=False)
+    assert seen[0].value_weighted["first"].shape == (2, 3, 7)
