@@ -388,7 +388,7 @@ TYPES = {
     "a layer of another dtype": (
         lambda: ch.nn.SelfAttention(4, 4)(torch.ones(5, 4).half()),
         """SelfAttention got x of torch.float16, and its weights are torch.float32.
-  Rule: a layer and what it reads have one dtype, unless autocast is on.
+  Rule: a layer and its input have one dtype, unless autocast is on.
   Hint: pass x.to(torch.float32), or convert the layer with .to(torch.float16).""",
     ),
     "sinks in a list": (

@@ -74,7 +74,6 @@ UNFINISHED: tuple[str, ...] = (
     "examples/",
     "page/src/",
     "src/clearhead/explorer/",
-    "src/clearhead/nn/",
 )
 
 PATTERNS = (

@@ -251,8 +251,8 @@ def test_dropout_and_seed_are_reproducible(run):
     (["explain", "nowhere.txt"], "The file 'nowhere.txt' does not exist.\n  Rule: a text "
      "without spaces that looks like a path is the name of a file.\n  Hint: check the path; to use "
      "these characters as the text, pipe them in."),
-    (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain holds every matrix "
-     "it shows, for at most 2048 tokens.\n  Hint: pass a shorter text."),
+    (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain_text holds every "
+     "matrix, for at most 2048 tokens.\n  Hint: pass a shorter text."),
     (["explain", "a b", "--head", "2"], "Head 2 was requested.\n  Rule: this trace has 2, "
      "counted from 0.\n  Hint: pass one of these."),
 

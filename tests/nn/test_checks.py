@@ -41,14 +41,15 @@ WRONG = {
         "  Hint: pass another number of heads, for example 2, or another d."),
     "key heads": (lambda: MultiHeadAttention(12, 6, kv_heads=4), ch.BadValue,
         "MultiHeadAttention got heads=6 and kv_heads=4.\n"
-        "  Rule: each key head serves heads / kv_heads query heads, so kv_heads divides heads.\n"
+        "  Rule: heads / kv_heads query heads read each key head, so kv_heads divides heads.\n"
         "  Hint: pass another number of key heads, for example 3."),
     "no heads": (lambda: MultiHeadAttention(12, 0), ch.BadValue,
         "MultiHeadAttention got heads=0.\n  Rule: heads is a whole number, 1 or more."),
     "rotary of another size": (
         lambda: MultiHeadAttention(12, 3, rotary=RotaryPositions(6)), ch.BadValue,
         "MultiHeadAttention got a rotary for heads of 6 features.\n"
-        "  Rule: its heads have d / heads = 4 features.\n  Hint: pass RotaryPositions(4)."),
+        "  Rule: the heads of this layer have d / heads = 4 features.\n"
+        "  Hint: pass RotaryPositions(4)."),
     "dtype": (lambda: FeedForward(4, dtype=torch.int8), ch.BadType,
         "FeedForward got dtype=torch.int8.\n"
         "  Rule: parameters are floating-point: dtype is a torch.dtype such as "
@@ -58,7 +59,7 @@ WRONG = {
         "  Rule: device is a torch.device, or the name of one, such as 'cpu' or 'cuda:0'."),
     "width": (lambda: SelfAttention(5, 3)(torch.zeros(2, 7, 4)), ch.BadValue,
         "SelfAttention got x of shape (2, 7, 4).\n"
-        "  Rule: the last dimension of x is 5, as the layer was built.\n"
+        "  Rule: this layer was built for 5 features, the last dimension of x.\n"
         "  Hint: pass vectors of 5 features, or build the layer for 4."),
     "context width": (
         lambda: MultiHeadAttention(4, 2, d_context=5)(torch.zeros(2, 4), torch.zeros(3, 4)),
@@ -68,18 +69,18 @@ WRONG = {
         "  Rule: x is (B, T, d), or (T, d) for one sequence."),
     "ids for vectors": (lambda: FeedForward(4)(torch.tensor([[1, 2, 3, 4]])), ch.BadType,
         "FeedForward got a tensor of torch.int64 as x.\n"
-        "  Rule: x holds one vector per token: a floating tensor (B, T, 4) or (T, 4).\n"
-        "  Hint: pass vectors as torch.tensor(x, dtype=torch.float32); look ids up first, for "
-        "example with TokenEmbedding."),
+        "  Rule: x has one vector per token: a floating tensor (B, T, 4) or (T, 4).\n"
+        "  Hint: pass vectors as torch.tensor(x, dtype=torch.float32); convert ids to vectors, "
+        "for example with TokenEmbedding."),
     "a list": (lambda: SimpleAttention()([[1.0]]), ch.BadType,
         "SimpleAttention got a list as x."),
     "context length": (lambda: CausalAttention(4, 3, 5)(torch.zeros(2, 7, 4)), ch.BadValue,
         "CausalAttention got 7 tokens, in x of shape (2, 7, 4).\n"
-        "  Rule: this layer reads at most context_length=5 tokens.\n"
-        "  Hint: cut the input, for example to its last tokens, or build the layer for more."),
+        "  Rule: this layer accepts at most context_length=5 tokens.\n"
+        "  Hint: cut the input, for example to its last tokens, or build a layer for more."),
     "dropout": (lambda: CausalAttention(4, 3, 5, dropout=1.5), ch.BadValue,
         "CausalAttention got dropout=1.5.\n"
-        "  Rule: dropout is a probability, from 0 to 1; it acts in training mode only."),
+        "  Rule: dropout is a probability, from 0 to 1; it is active in training mode only."),
     "dropout of a block": (lambda: TransformerBlock(4, 2, dropout=-0.1), ch.BadValue,
         "MultiHeadAttention got dropout=-0.1."),
     "odd head size": (lambda: RotaryPositions(7), ch.BadValue,
@@ -90,7 +91,7 @@ WRONG = {
         "RotaryPositions got pairs='both'."),
     "rotary width": (lambda: RotaryPositions(8)(torch.zeros(3, 6)), ch.BadValue,
         "RotaryPositions got x of shape (3, 6) and torch.float32.\n"
-        "  Rule: x is floating, (..., T, D), with the head size D=8."),
+        "  Rule: x is a floating tensor (..., T, D) with the head size D=8."),
     "start": (lambda: SinusoidalPositions(4)(torch.zeros(3, 4), start=-1), ch.BadValue,
         "SinusoidalPositions got start=-1.\n"
         "  Rule: start is the position of the first token, a whole number from 0 on."),
@@ -130,22 +131,22 @@ WRONG = {
         "MultiHeadAttention got context= and has positions."),
     "relative heads": (lambda: MultiHeadAttention(6, 3, relative=RelativePositions(2)), ch.BadValue,
         "MultiHeadAttention got relative positions for 2 heads.\n"
-        "  Rule: it has 3 heads, each with its own number for a distance.\n"
+        "  Rule: each of the 3 heads of this layer has its own number for a distance.\n"
         "  Hint: pass RelativePositions(3)."),
     "longest": (lambda: RelativePositions(2, near=16, longest=16), ch.BadValue,
         "RelativePositions got near=16 and longest=16.\n"
-        "  Rule: distances from near to longest share buckets, so longest is beyond near.\n"
+        "  Rule: distances from near to longest share buckets, so longest is larger than near.\n"
         "  Hint: pass longest=128, or a smaller near."),
     "cache is full": (lambda: grown().append(*[torch.zeros(2, 3, 2, 7)] * 2), ch.BadValue,
-        "KVCache got 2 more tokens and holds 4.\n  Rule: it has room for max_length=5.\n"
-        "  Hint: build a longer cache, or KVCache() without a limit."),
+        "KVCache got 2 tokens, and stores 4.\n  Rule: it stores at most max_length=5 tokens.\n"
+        "  Hint: make a longer cache, or KVCache() without a limit."),
     "cache of another batch": (lambda: grown().append(*[torch.zeros(1, 3, 1, 7)] * 2), ch.BadValue,
-        "KVCache got keys of shape (1, 3, 1, 7), torch.float32 on cpu; it holds (2, 3, 4, 7), "
+        "KVCache got keys of shape (1, 3, 1, 7), torch.float32 on cpu; it stores (2, 3, 4, 7), "
         "torch.float32 on cpu.\n"
-        "  Rule: new tokens continue the same sequences: all but the length stays as it was."),
+        "  Rule: new tokens continue the same sequences, so only the length may differ."),
     "cache of another dtype": (
         lambda: grown().append(*[torch.zeros(2, 3, 1, 7).double()] * 2), ch.BadValue,
-        "KVCache got keys of shape (2, 3, 1, 7), torch.float64 on cpu; it holds"),
+        "KVCache got keys of shape (2, 3, 1, 7), torch.float64 on cpu; it stores"),
     "keys without values": (
         lambda: KVCache().append(torch.zeros(2, 3, 1, 7), torch.zeros(2, 3, 2, 7)), ch.BadValue,
         "KVCache got keys (2, 3, 1, 7) and values (2, 3, 2, 7)."),
@@ -153,13 +154,13 @@ WRONG = {
         "KVCache(max_length=5) got keys or values that need a gradient."),
     "cache length": (lambda: KVCache(0), ch.BadValue, "KVCache got max_length=0."),
     "cut": (lambda: grown().cut(5), ch.BadValue,
-        "cut was asked for length=5.\n"
-        "  Rule: the cache holds 4 tokens, and cutting keeps the first of them.\n"
+        "cut got length=5.\n"
+        "  Rule: the cache has 4 tokens, and cut keeps the first of them.\n"
         "  Hint: pass a whole number from 0 to 4."),
     "bias_kv": (lambda: MultiHeadAttention.from_torch(odd_torch(add_bias_kv=True)), ch.BadValue,
         "from_torch got a module with add_bias_kv.\n"
-        "  Rule: these add a key that no token has, and MultiHeadAttention has none.\n"
-        "  Hint: train without them, or keep using torch's module."),
+        "  Rule: these add a key without a token, which MultiHeadAttention does not support.\n"
+        "  Hint: train without them, or keep torch's module."),
     "zero_attn": (lambda: MultiHeadAttention.from_torch(odd_torch(add_zero_attn=True)), ch.BadValue,
         "from_torch got a module with add_zero_attn."),
     "another module": (lambda: MultiHeadAttention.from_torch(torch.nn.Linear(4, 4)), ch.BadType,

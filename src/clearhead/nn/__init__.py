@@ -1,4 +1,4 @@
-"""Layers to build with. Those that attend call `clearhead.attention`, so `watch` sees them.
+"""Layers for models. Their attention calls `clearhead.attention`, so `watch` records it.
 
 Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head size. Inputs are
 (B, T, d), or (T, d) for one sequence.

@@ -1,4 +1,4 @@
-"""A transformer block: attention and a feed-forward network, each added to the residual stream.
+"""Define the transformer block: attention and a feed-forward network with residual connections.
 
 Letters: B batch, T tokens, d model size.
 """
@@ -28,13 +28,13 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Each token on its own: ``dropout(activation(x W_1 + b_1)) W_2 + b_2``.
+    """Transform each token separately: ``dropout(activation(x W_1 + b_1)) W_2 + b_2``.
 
     x is (B, T, d) or (T, d). `hidden` is the inner size; None means 4 d. `activation` is "gelu"
-    (the exact one), "relu" or "silu". Dropout acts in training mode only. `device` and `dtype` are
+    (exact), "relu" or "silu". Dropout is active in training mode only. `device` and `dtype` are
     those of the weights; None means torch's default.
 
-    Raises `BadValue` for an unknown activation, a dropout outside [0, 1], another width.
+    Raises `BadValue` for an unknown activation, a dropout outside [0, 1], or another width.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.3 (with relu).
     """
 
@@ -64,7 +64,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(check_dropout("FeedForward", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, d) or (T, d) -> the same shape."""
+        """Apply the network to each token: (B, T, d) or (T, d) -> the same shape."""
         x = check_sequence("FeedForward", "x", x, self.d, self.W_1)
         return self.W_2(self.dropout(_ACTIVATIONS[self.activation](self.W_1(x))))
 
@@ -79,10 +79,10 @@ class TransformerBlock(nn.Module):
     ``norm="post"``: ``h = norm_1(x + A(x))``, ``y = norm_2(h + F(h))``
 
     A is `MultiHeadAttention` and F is `FeedForward`, each followed by dropout; the norms are
-    `nn.LayerNorm(d)`. The arguments are those of the two; `dropout` acts on the weights, on the
-    hidden features and on both branches, in training mode only.
+    `nn.LayerNorm(d)`. The arguments are those of these two classes. `dropout` applies to the
+    weights, to the hidden features and to both branches, in training mode only.
 
-    Raises `BadValue` for an unknown norm, and what the two raise.
+    Raises `BadValue` for an unknown norm, and the errors of both classes.
     Sources: Vaswani et al. 2017, "Attention Is All You Need" (post); Xiong et al. 2020, "On Layer
     Normalization in the Transformer Architecture" (pre).
     """
@@ -108,7 +108,7 @@ class TransformerBlock(nn.Module):
         if norm not in ("pre", "post"):
             raise BadValue(
                 f"TransformerBlock got norm={norm!r}.",
-                "'pre' normalises what enters a branch, 'post' the sum after it.",
+                "'pre' normalises the input of a branch, 'post' the sum after it.",
                 "pass norm='pre' or norm='post'.",
             )
         factory = factory_kwargs("TransformerBlock", device, dtype)
@@ -132,7 +132,10 @@ class TransformerBlock(nn.Module):
     def forward(
         self, x: Tensor, *, mask: Mask | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        """(B, T, d) or (T, d) -> the same shape. `mask` and `cache` as in `MultiHeadAttention`."""
+        """Apply the block: (B, T, d) or (T, d) -> the same shape.
+
+        `mask` and `cache` are as in `MultiHeadAttention`.
+        """
         x = self._check_input(x)
         with restore_on_error(cache):
             if self.norm == "pre":
@@ -142,7 +145,7 @@ class TransformerBlock(nn.Module):
             return self.norm_2(x + self.dropout(self.feed_forward(x)))
 
     def _check_input(self, x: Tensor) -> Tensor:
-        # Another norm than LayerNorm may convert its input.
+        # A norm that replaces LayerNorm may convert its input.
         projection = self.attention.W_query if type(self.norm_1) is nn.LayerNorm else None
         return check_sequence("TransformerBlock", "x", x, self.attention.d, projection)
 
@@ -156,14 +159,14 @@ class TransformerBlock(nn.Module):
         cache: KVCache | None = None,
         seed: int | None = None,
     ) -> Trace:
-        """What `forward` computes, step by step: norms, attention, feed-forward, residual sums.
+        """Compute `forward` step by step: norms, attention, feed-forward network, residual sums.
 
-        The steps after those of `MultiHeadAttention.explain`: `attended` and `block` are the two
-        residual sums (post-norm: `normed` and `block` their layer norms), `fed` is the feed-forward
-        network.
+        After the steps of `MultiHeadAttention.explain`, `attended` and `block` are the two residual
+        sums (with post-norm, `normed` and `block` are their layer norms), and `fed` is the output
+        of the feed-forward network.
 
         The arguments are those of `MultiHeadAttention.explain`. With `seed=None` dropout draws from
-        torch's generator in the order of `forward`. A cache is read and stays as it was.
+        torch's generator in the order of `forward`. A cache is read but not changed.
         """
         x = self._check_input(x)
         inner = self.norm_1(x) if self.norm == "pre" else x
@@ -189,23 +192,24 @@ class TransformerBlock(nn.Module):
         fed = self.feed_forward(normed)
         if pre:
             stream, norm = "stream", "norm_2"
-            first = step("stream", "x", "What enters the block; it flows past both branches.", x)
-            why = "What the attention is given: each token on one scale."
-            given = replace(trace.step("inputs"), formula="norm_1(stream)", why=why)
-            before = first, given, *trace.steps[1:]
-            block = step("block", f"attended + {dropped('fed')}", "And added to the stream.",
+            first = step("stream", "x", "The input of the block, which bypasses both branches.", x)
+            why = "The input of attention: each token is normalised to one scale."
+            inputs = replace(trace.step("inputs"), formula="norm_1(stream)", why=why)
+            before = first, inputs, *trace.steps[1:]
+            block = step("block", f"attended + {dropped('fed')}",
+                         "The result of the network is added to the stream.",
                          attended + self.dropout(fed))  # fmt: skip
         else:
             stream, norm, before = "inputs", "norm_1", trace.steps
             block = step("block", f"norm_2(normed + {dropped('fed')})",
-                         "Added to the stream, and on one scale again.",
+                         "The result is added to the stream, and normalised again.",
                          self.norm_2(normed + self.dropout(fed)))  # fmt: skip
         after = (
             step("attended", f"{stream} + {dropped('projected')}",
-                 "What was found is added to the stream.", attended),
-            step("normed", f"{norm}(attended)", "Each token on one scale again.", normed),
+                 "The result of attention is added to the stream.", attended),
+            step("normed", f"{norm}(attended)", "Each token is normalised again.", normed),
             step("fed", projection_formula(hidden, "W_2", W_2),
-                 "Each token is worked on by itself.", fed),
+                 "The network transforms each token separately.", fed),
             block,
         )  # fmt: skip
         return replace(trace, steps=(*before, *after))

@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of the tokens so far, which new tokens need not compute again.
+"""Define the KV cache, which stores keys and values so that new tokens do not recompute them.
 
 Letters: B batch, G key/value heads, T tokens, D head size, Dv value size.
 """
@@ -17,22 +17,23 @@ from .checks import check_size, check_type
 
 
 class KVCache:
-    """Holds the keys (B, G, T, D) and values (B, G, T, Dv) of one attention layer.
+    """Stores the keys (B, G, T, D) and values (B, G, T, Dv) of one attention layer.
 
-    `length` is the number of tokens held, `cut(n)` keeps the first n of them and `reset()` none.
-    Each layer has a cache of its own. `max_length` allocates memory for so many tokens at the first
-    `append`, and later tokens are written into it. None means no limit: memory is reserved for 256
-    tokens more than there are, again and again; under autograd, and while torch is compiling or
-    transforming, each `append` copies instead.
+    `length` is the number of stored tokens, `cut(n)` removes all but the first n, and `reset()`
+    removes all. Each layer needs its own cache.
 
-    In `distributed.sharded` a cache holds the tokens of its rank, and `length` counts these.
+    With `max_length`, the first `append` allocates memory for that many tokens. Without it, a full
+    cache allocates memory for 256 more tokens. Under autograd, and while torch compiles or
+    transforms, a cache without `max_length` copies at each `append` instead.
 
-    A beam search continues with some of its sequences, in another order: ``kept = KVCache()``, then
-    ``kept.append(cache.keys[order], cache.values[order])``.
+    In `distributed.sharded` a cache stores only the tokens of its rank, and `length` counts these.
 
-    Raises `BadValue` for keys and values that do not fit together or to those held, for more than
-    `max_length` tokens, for keys that require a gradient where `max_length` is given, and in a
-    backward pass, when activation checkpointing computes a layer again.
+    In a beam search, select and order sequences with a new cache: ``beams = KVCache()``, then
+    ``beams.append(cache.keys[order], cache.values[order])``.
+
+    Raises `BadValue` for keys and values that do not match each other or the stored ones; for more
+    than `max_length` tokens; for keys that require a gradient, with `max_length`; and in a backward
+    pass, in which activation checkpointing recomputes a layer.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
@@ -46,41 +47,41 @@ class KVCache:
 
     @property
     def keys(self) -> Tensor | None:
-        """The keys held, (B, G, length, D); None before the first `append`."""
+        """The stored keys, (B, G, length, D); None before the first `append`."""
         return None if self._k is None else self._k[..., : self.length, :]
 
     @property
     def values(self) -> Tensor | None:
-        """The values held, (B, G, length, Dv); None before the first `append`."""
+        """The stored values, (B, G, length, Dv); None before the first `append`."""
         return None if self._v is None else self._v[..., : self.length, :]
 
     def belongs_to(self, layer: nn.Module) -> None:
         """Remember the layer that fills this cache. Raises `BadValue` if another layer has."""
-        if torch.compiler.is_compiling():  # the graph would be guarded on the identity of the layer
+        if torch.compiler.is_compiling():  # the graph would have a guard on the layer's identity
             return
         if self.length and self._owner not in (None, id(layer)):
             raise BadValue(
                 f"{type(layer).__name__} got a {self!r} that another layer has filled.",
-                "each layer has keys and values of its own, so it has a cache of its own.",
-                "make one per layer, for example caches = [KVCache() for _ in blocks]; for a copy "
-                "of the layer, copy.deepcopy the cache, too.",
+                "each layer computes its own keys and values, so it needs its own cache.",
+                "make one per layer, for example caches = [KVCache() for _ in blocks]; if you copy "
+                "a layer, also copy.deepcopy its cache.",
             )
         self._owner = id(layer)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_owner": None}  # a copy may be used by a copy of the layer
+        return {**self.__dict__, "_owner": None}  # a copy of the layer may use a copy of the cache
 
     def __copy__(self) -> "KVCache":
         other = KVCache(self.max_length)
         other.__dict__.update(self.__getstate__())
         if other.max_length is not None and self._k is not None and self._v is not None:
-            other._k, other._v = self._k.clone(), self._v.clone()  # it writes into its own memory
+            other._k, other._v = self._k.clone(), self._v.clone()  # it writes to this memory
         else:
-            other._k, other._v = self.keys, self.values  # without room: it will not write into ours
+            other._k, other._v = self.keys, self.values  # full, so its next `append` copies them
         return other
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens; returns all keys and all values held."""
+        """Add the keys and values of new tokens, and return all stored keys and values."""
         self._check(k, v)
         k, v = cached_part(k), cached_part(v)
         length = self.length + k.shape[-2]
@@ -88,35 +89,35 @@ class KVCache:
             self._k = k.clone() if self.keys is None else torch.cat([self.keys, k], -2)
             self._v = v.clone() if self.values is None else torch.cat([self.values, v], -2)
         else:
-            if not self._has_room(length):
+            if not self._has_memory_for(length):
                 most = length + TOKENS_AHEAD if self.max_length is None else self.max_length
-                self._k, self._v = _copied(self.keys, k, most), _copied(self.values, v, most)
+                self._k, self._v = _enlarged(self.keys, k, most), _enlarged(self.values, v, most)
             assert self._k is not None and self._v is not None
             self._k[..., self.length : length, :] = k
             self._v[..., self.length : length, :] = v
         self.length = length
         return self._k[..., :length, :], self._v[..., :length, :]
 
-    def _has_room(self, length: int) -> bool:
+    def _has_memory_for(self, length: int) -> bool:
         k = self._k
         return k is not None and k.shape[-2] >= length and not _inference_ended(k)
 
     def cut(self, length: int) -> None:
-        """Forget all but the first `length` tokens; with 0, shapes and allocated memory too."""
+        """Remove all but the first `length` tokens; 0 also removes shapes and allocated memory."""
         self.length = as_count(
-            "cut was asked for length",
+            "cut got length",
             length,
-            f"the cache holds {self.length} tokens, and cutting keeps the first of them.",
+            f"the cache has {self.length} tokens, and cut keeps the first of them.",
             f"pass a whole number from 0 to {self.length}.",
             most=self.length,
         )
         if not self.length:
             self._k = self._v = None
         elif self.max_length is None:
-            self._k, self._v = self.keys, self.values  # without room: who holds the rest keeps it
+            self._k, self._v = self.keys, self.values  # full, so that `append` never overwrites
 
     def reset(self) -> None:
-        """Forget everything, for another batch of sequences."""
+        """Remove all tokens, for another batch of sequences."""
         self.cut(0)
 
     def __repr__(self) -> str:
@@ -127,8 +128,8 @@ class KVCache:
     def _check(self, k: Tensor, v: Tensor) -> None:
         if in_backward():
             raise BadValue(
-                "KVCache got tokens in a backward pass, where a checkpoint computes again.",
-                "a cache takes every token once, and computing again would add it twice.",
+                "KVCache got tokens in a backward pass, in which a checkpoint recomputes a layer.",
+                "a cache stores every token once, and recomputation would add it twice.",
                 "checkpoint only layers without a cache.",
             )
         check_type("KVCache", "k", k, Tensor)
@@ -137,42 +138,40 @@ class KVCache:
             raise BadValue(
                 f"KVCache got keys {tuple(k.shape)} and values {tuple(v.shape)}.",
                 "every key has one value: k is (B, G, T, D) and v is (B, G, T, Dv).",
-                "give both the same batch, heads and length.",
+                "pass both with the same batch, heads and length.",
             )
-        for name, new, held in (("keys", k, self.keys), ("values", v, self.values)):
-            if held is not None and _layout(new) != _layout(held):
+        for name, new, stored in (("keys", k, self.keys), ("values", v, self.values)):
+            if stored is not None and _layout(new) != _layout(stored):
                 raise BadValue(
                     f"KVCache got {name} of shape {tuple(new.shape)}, {new.dtype} on {new.device}; "
-                    f"it holds {tuple(held.shape)}, {held.dtype} on {held.device}.",
-                    "new tokens continue the same sequences: all but the length stays as it was.",
-                    "call reset() before another batch, and keep one cache per layer.",
+                    f"it stores {tuple(stored.shape)}, {stored.dtype} on {stored.device}.",
+                    "new tokens continue the same sequences, so only the length may differ.",
+                    "call reset() before another batch, and use one cache per layer.",
                 )
         if self.max_length is None:
             return
         if self._k is not None and _inference_ended(self._k):
             raise BadValue(
-                f"KVCache(max_length={self.max_length}) was begun under torch.inference_mode.",
-                "new tokens are written into reserved room, and what was made in that mode is "
-                "written to in that mode only.",
-                "go on under torch.inference_mode(), or begin under torch.no_grad().",
+                f"KVCache(max_length={self.max_length}) was allocated in torch.inference_mode.",
+                "new tokens are written to this memory, which torch allows only in that mode.",
+                "continue in torch.inference_mode(), or begin in torch.no_grad().",
             )
         if self.length + k.shape[-2] > self.max_length:
             raise BadValue(
-                f"KVCache got {k.shape[-2]} more tokens and holds {self.length}.",
-                f"it has room for max_length={self.max_length}.",
-                "build a longer cache, or KVCache() without a limit.",
+                f"KVCache got {k.shape[-2]} tokens, and stores {self.length}.",
+                f"it stores at most max_length={self.max_length} tokens.",
+                "make a longer cache, or KVCache() without a limit.",
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise BadValue(
                 f"KVCache(max_length={self.max_length}) got keys or values that need a gradient.",
-                "new tokens are written over reserved room, and a gradient would need what was "
-                "there before.",
-                "decode under torch.no_grad(), or use KVCache() without max_length.",
+                "new tokens overwrite allocated memory, which gradients of earlier calls may need.",
+                "decode in torch.no_grad(), or use KVCache() without max_length.",
             )
 
 
 def _inference_ended(x: Tensor) -> bool:
-    """Is it a tensor of torch.inference_mode, used outside of that mode?"""
+    """Is this a tensor of torch.inference_mode, used outside that mode?"""
     return (
         not torch.compiler.is_compiling()
         and x.is_inference()
@@ -180,12 +179,12 @@ def _inference_ended(x: Tensor) -> bool:
     )
 
 
-def _copied(held: Tensor | None, new: Tensor, length: int) -> Tensor:
-    """What is held, in memory for `length` tokens like the `new` ones."""
-    room = new.new_empty(*new.shape[:-2], length, new.shape[-1])
-    if held is not None:
-        room[..., : held.shape[-2], :] = held
-    return room
+def _enlarged(stored: Tensor | None, new: Tensor, length: int) -> Tensor:
+    """Copy the stored tokens to memory for `length` tokens like the `new` ones."""
+    memory = new.new_empty(*new.shape[:-2], length, new.shape[-1])
+    if stored is not None:
+        memory[..., : stored.shape[-2], :] = stored
+    return memory
 
 
 def _layout(x: Tensor) -> tuple[object, ...]:
@@ -193,18 +192,18 @@ def _layout(x: Tensor) -> tuple[object, ...]:
 
 
 def cached_length(cache: KVCache | None) -> int:
-    """How many tokens the cache holds; 0 without one. Raises `BadType` for anything else."""
-    held: KVCache | None = check_type("A layer", "cache", cache, KVCache, type(None))
-    return 0 if held is None else held.length
+    """Return the number of tokens in the cache; 0 for None. Raises `BadType` for other types."""
+    checked: KVCache | None = check_type("A layer", "cache", cache, KVCache, type(None))
+    return 0 if checked is None else checked.length
 
 
 @contextmanager
 def restore_on_error(cache: KVCache | None) -> Iterator[None]:
-    """If the body raises, the cache is cut back to the tokens it held before."""
-    held = cached_length(cache)
+    """Remove new tokens from the cache if the body of the `with` block raises."""
+    length = cached_length(cache)
     try:
         yield
     except BaseException:
         if cache is not None:
-            cache.cut(held)
+            cache.cut(length)
         raise

@@ -1,4 +1,4 @@
-"""Token embeddings, and positions: sinusoidal, rotary, learned relative distances.
+"""Define token embeddings, and sinusoidal, rotary and learned relative positions.
 
 Letters: B batch, T tokens (Tq queries, Tk keys), d features, H heads, D head size, p position.
 """
@@ -18,10 +18,10 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class TokenEmbedding(nn.Module):
-    """A table with one learned row per word: ``E[ids]``, ids (...) -> (..., d).
+    """Look up a learned row for each token: ``E[ids]``, ids (...) -> (..., d).
 
-    The table is an `nn.Embedding(vocabulary, d)`, so a seed decides it. `device` and `dtype` are
-    those of the table; None means torch's default.
+    The table is an `nn.Embedding(vocabulary, d)`, so torch's seed determines it. `device` and
+    `dtype` are those of the table; None means torch's default.
 
     Raises `BadValue` for ids outside the vocabulary, `BadType` for ids that are not integers.
     """
@@ -41,12 +41,12 @@ class TokenEmbedding(nn.Module):
         self.table = nn.Embedding(self.vocabulary, self.d, **factory)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The row of each id: integers of any shape (...) -> (..., d)."""
+        """Return the row of each id: integers of any shape (...) -> (..., d)."""
         if not isinstance(ids, Tensor) or ids.dtype not in _INTEGERS:
             kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
             raise BadType(
                 f"TokenEmbedding got ids of {kind}.",
-                "ids are whole numbers, the rows of the table.",
+                "ids are whole numbers, which index rows of the table.",
                 "pass an integer tensor, for example torch.tensor([0, 2, 1]).",
             )
         # On a GPU the check would force a synchronisation, and a traced tensor has no values.
@@ -56,16 +56,16 @@ class TokenEmbedding(nn.Module):
                 raise BadValue(
                     f"TokenEmbedding got ids from {low} to {high}.",
                     f"an id is a row of the table, from 0 to {len(self.table.weight) - 1}.",
-                    "use the ids of this vocabulary, or build the table for more words.",
+                    "pass ids of this vocabulary, or make a larger table.",
                 )
         return self.table(ids.long())
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds to each token a pattern of its position: ``x[..., p, :] + P[p]``.
+    """Add a pattern of sines and cosines of the position to each token: ``x[..., p, :] + P[p]``.
 
     ``P[p, 2i] = sin(p / base^(2i/d))`` and ``P[p, 2i + 1] = cos(p / base^(2i/d))``: even columns
-    are sines, odd columns cosines of the same angle. For an odd d the last column is a sine.
+    are sines, and odd columns cosines of the same angle. For an odd d the last column is a sine.
 
     Raises `BadValue` for another width, or a start below 0.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
@@ -77,7 +77,7 @@ class SinusoidalPositions(nn.Module):
         self.base = check_base("SinusoidalPositions", base)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """(B, T, d) or (T, d) -> the same shape; the first token stands at position `start`."""
+        """Add the positions to (B, T, d) or (T, d); the first token is at position `start`."""
         x = check_sequence("SinusoidalPositions", "x", x, self.d)
         start = _check_start("SinusoidalPositions", start)
         angles = _angles(x, start, self.d, self.base)
@@ -89,15 +89,15 @@ class SinusoidalPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Rotates pairs of features by an angle that grows with the position p.
+    """Rotate pairs of features by an angle that grows with the position p.
 
     ``a' = a cos(p t_i) - b sin(p t_i), b' = b cos(p t_i) + a sin(p t_i)`` with
     ``t_i = base^(-2i/D)``, for the pairs (a, b) with i = 0 .. D/2 - 1. Queries and keys are both
-    rotated, so that their dot product depends on the distance of their positions only.
+    rotated, so their dot product depends only on the distance of their positions.
 
-    `pairs` says which features make a pair, and weights trained with one do not work with the
-    other: ``"half"`` pairs i with i + D/2 (Hugging Face, Llama checkpoints there, GPT-NeoX),
-    ``"interleaved"`` pairs 2i with 2i + 1 (the paper, Meta's own Llama files).
+    `pairs` selects which features form a pair: ``"half"`` pairs i with i + D/2 (Hugging Face and
+    its Llama checkpoints, GPT-NeoX), ``"interleaved"`` pairs 2i with 2i + 1 (the paper, Meta's own
+    Llama files). Trained weights work only with the pairs of their training.
 
     Raises `BadValue` for an odd head size, another last dimension, or a start below 0.
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
@@ -127,12 +127,12 @@ class RotaryPositions(nn.Module):
         self.pairs = pairs
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """(..., T, D) -> the same shape; the first token stands at position `start`."""
+        """Rotate the features of (..., T, D); the first token is at position `start`."""
         check_type("RotaryPositions", "x", x, Tensor)
         if not x.dtype.is_floating_point or x.dim() < 2 or x.shape[-1] != self.head_size:
             raise BadValue(
                 f"RotaryPositions got x of shape {tuple(x.shape)} and {x.dtype}.",
-                f"x is floating, (..., T, D), with the head size D={self.head_size}.",
+                f"x is a floating tensor (..., T, D) with the head size D={self.head_size}.",
                 "split the heads first; queries are (B, H, T, D), keys (B, G, T, D).",
             )
         start = _check_start("RotaryPositions", start)
@@ -151,14 +151,14 @@ class RotaryPositions(nn.Module):
 
 
 class RelativePositions(nn.Module):
-    """A learned number for each head and distance, added to the scores: ``S[h, q, k] + r[h, b]``.
+    """Learn a number for each head and distance to add to the scores: ``S[h, q, k] + r[h, b]``.
 
-    b is the bucket of the distance from q back to k. The first `near` distances, 0 among them, have
-    one bucket each; farther ones share `far` buckets, whose widths grow in proportion to the
-    distance up to `longest`; all distances beyond share the last. Keys after the query have buckets
-    of their own. All numbers are initialised to zero.
+    b is the bucket of the distance from q back to k. Each of the first `near` distances, from 0 on,
+    has its own bucket. Larger distances share `far` buckets, whose widths grow with the distance up
+    to `longest`, and the last bucket has all distances beyond. Keys after the query have separate
+    buckets. All numbers are initialised to zero.
 
-    The result is H x Tq x Tk numbers, which limits the length of a text. `device` and `dtype` are
+    The result has H x Tq x Tk numbers, which limits the length of a text. `device` and `dtype` are
     those of the table; None means torch's default.
 
     Raises `BadValue` for sizes below 1, a `longest` that is not beyond `near`, or a start below 0.
@@ -184,7 +184,7 @@ class RelativePositions(nn.Module):
         if self.longest <= self.near:
             raise BadValue(
                 f"RelativePositions got near={near} and longest={longest}.",
-                "distances from near to longest share buckets, so longest is beyond near.",
+                "distances from near to longest share buckets, so longest is larger than near.",
                 f"pass longest={8 * self.near}, or a smaller near.",
             )
         factory = factory_kwargs(name, device, dtype)
@@ -196,7 +196,7 @@ class RelativePositions(nn.Module):
         nn.init.zeros_(self.table)
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
-        """(H, Tq, Tk); the first query stands at position `start`, the first key at 0."""
+        """Return the bias, (H, Tq, Tk), with query 0 at position `start` and key 0 at 0."""
         must_not_be_sharded("RelativePositions")
         start = _check_start("RelativePositions", start)
         if not queries or not keys:
@@ -204,14 +204,14 @@ class RelativePositions(nn.Module):
         last = start + queries - 1
         distances = torch.arange(last, start - keys, -1, device=self.table.device)
         by_distance = self.table[:, self.bucket(distances)]
-        # A Toeplitz matrix: each row is the next one shifted by one.
+        # The result is a Toeplitz matrix: each row is the next row, shifted by one.
         if torch.compiler.is_compiling():  # unfold would specialise the graph on the length
             rows = torch.arange(queries - 1, -1, -1, device=self.table.device)
             return by_distance[:, rows.unsqueeze(-1) + torch.arange(keys, device=rows.device)]
         return by_distance.unfold(-1, keys, 1).flip(1)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """The column of the table for each distance back, integers of any shape."""
+        """Return the column of the table for each distance from query back to key."""
         distance = distances.abs()
         growth = (distance.clamp_min(self.near).float() / self.near).log() / math.log(
             self.longest / self.near
@@ -225,10 +225,10 @@ class RelativePositions(nn.Module):
 
 
 def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
-    """(T, ceil(d / 2)): position times base^(-2i/d), in fp32, or fp64 for fp64 inputs.
+    """Compute position times base^(-2i/d), (T, ceil(d / 2)), in fp32, or fp64 for fp64 inputs.
 
-    Computed at each call: a cached table would have to follow the dtype and device of the layer,
-    and T x d/2 is little next to the T x d x d of any projection.
+    There is no cached table, which would have to follow the layer's dtype and device. T x d/2
+    angles cost little next to the T x d x d products of a projection.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     positions = token_positions(start, x.shape[-2], wide, x.device)
@@ -238,5 +238,5 @@ def _angles(x: Tensor, start: int, d: int, base: float) -> Tensor:
 
 def _check_start(layer: str, start: object) -> int:
     rule = "start is the position of the first token, a whole number from 0 on."
-    hint = "pass the number of tokens that came before, for example cache.length."
+    hint = "pass the number of earlier tokens, for example cache.length."
     return as_count(f"{layer} got start", start, rule, hint)

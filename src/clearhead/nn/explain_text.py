@@ -1,7 +1,6 @@
-"""From a sentence to a `Trace`: tokens, embeddings, positions, projections, then attention.
+"""Explain attention on a sentence: tokens, embeddings, positions, projections, attention.
 
-Nothing is learned here: embeddings and projections are drawn from a seed, so that every number can
-be reproduced.
+Embeddings and projections are random, drawn from a seed, so that every number can be reproduced.
 """
 
 from collections.abc import Iterator
@@ -32,12 +31,11 @@ def explain_text(
 ) -> Trace:
     """Explain self-attention over the words of a text, with random embeddings and projections.
 
-    Equal words have equal embeddings, (T, size), drawn in the order in which words first appear in
-    this text. With `positions`, sinusoids are added to them. Q, K and V are projected from the sum
-    for `heads` heads of size / heads features each; up to size 64 the projection matrices are steps
-    too (`W_query`, (H, size, size / H), and so on).
-    `mask=None` lets every query look at every key, `scale=None` means 1/sqrt(size / heads). `seed`
-    also decides which weights dropout drops.
+    Equal words have equal embeddings, (T, size), drawn in the order in which words first appear.
+    With `positions`, sinusoids are added to them. Q, K and V are projections of the sum, for
+    `heads` heads of size / heads features. Up to size 64 the projection matrices are also steps
+    (`W_query`, (H, size, size / H), and so on). `mask=None` lets every query look at every key, and
+    `scale=None` means 1/sqrt(size / heads). `seed` also determines the weights that dropout drops.
 
     Raises `BadValue` for a text without words or with more than 2048, for a size or a seed out of
     range, and for heads that do not divide the size.
@@ -45,15 +43,15 @@ def explain_text(
     if not isinstance(text, str):
         raise BadType(
             f"explain_text got {kind_of(text)}.",
-            "a text is one string, which is split into words here.",
-            "pass a string; tokens of your own go to explain(q, k, v, tokens=[...]).",
+            "a text is one string, which explain_text splits into words.",
+            "pass a string; for your own tokens use explain(q, k, v, tokens=[...]).",
         )
     tokens = tokenize(text)
     if not tokens:
         raise BadValue(
             f"The text {text!r} has no words.",
             "attention needs at least one token.",
-            "pass some words.",
+            "pass a text with words.",
         )
     seed = _between("seed", seed, 0, MOST_SEED)
     size = _between("size", size, 1, MOST_LESSON_FEATURES)
@@ -66,7 +64,7 @@ def explain_text(
     if len(tokens) > MOST_LESSON_TOKENS:
         raise BadValue(
             f"The text has {len(tokens)} tokens.",
-            f"explain holds every matrix it shows, for at most {MOST_LESSON_TOKENS} tokens.",
+            f"explain_text holds every matrix, for at most {MOST_LESSON_TOKENS} tokens.",
             "pass a shorter text.",
         )
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
@@ -100,20 +98,22 @@ def _between(name: str, value: int, least: int, most: int) -> int:
 
 
 def _with_matrices(trace: Trace, layer: MultiHeadAttention, source: str) -> Iterator[Step]:
-    """The layer's steps, with `source` as the formula of its inputs, and before each projection its
-    matrix, if it is small enough to show."""
-    heads, shown = layer.heads, layer.d <= MOST_SHOWN
+    """Yield the layer's steps, with `source` as the formula of its inputs.
+
+    Before each projection comes its matrix, if it has at most `MOST_SHOWN` features.
+    """
+    heads, with_matrices = layer.heads, layer.d <= MOST_SHOWN
     axes = {"query": "h e d", "key": "g e d", "value": "g e v"}
     for step in trace:
         if step.name == "inputs":
             step = replace(step, formula=f"X = {source}")
-        if shown and step.name in axes:
+        if with_matrices and step.name in axes:
             name = f"W_{step.name}"
             matrix = getattr(layer, name).weight.detach().T.unflatten(1, (heads, -1)).movedim(1, 0)
-            why = f"Drawn at random: what turns a token into a {step.name}. Each head has its own."
+            why = f"A random matrix, which turns a token into a {step.name}. Each head has its own."
             yield Step(name, "", why, axes[step.name], matrix)
-        if shown and step.name == "projected":
+        if with_matrices and step.name == "projected":
             matrix = layer.out_proj.weight.detach().T.unflatten(0, (heads, -1))
-            why = "Drawn at random: what mixes the answers of the heads. Each head has its rows."
+            why = "A random matrix, which mixes the outputs of the heads. Each head has its rows."
             yield Step("W_out", "", why, "h v e", matrix)
         yield step

@@ -1,4 +1,4 @@
-"""What the layers pass to attention, and the steps and formulas that they add to its trace."""
+"""Hold the inputs that layers pass to attention, and make the steps that they add to a trace."""
 
 from typing import NamedTuple
 
@@ -21,25 +21,27 @@ class AttentionInputs(NamedTuple):
     bias: Bias | None = None
 
 
-def combine_masks(own: Mask | None, given: Mask | None) -> Mask | None:
-    """The layer's own mask and the one of this call; None means no mask. What is not a mask is
-    passed on, for attention to refuse."""
-    if own is None or (given is not None and not isinstance(given, Mask)):
-        return given
-    return own if given is None else own & given
+def combine_masks(own: Mask | None, of_call: Mask | None) -> Mask | None:
+    """Combine a layer's own mask with the mask of a call; None means no mask.
+
+    Another object is returned as it is, because attention refuses it.
+    """
+    if own is None or (of_call is not None and not isinstance(of_call, Mask)):
+        return of_call
+    return own if of_call is None else own & of_call
 
 
 def projection_formula(x: str, name: str, layer: nn.Linear) -> str:
-    """The formula of a projection, for example ``X · W_query + b``."""
-    biased = getattr(layer, "bias", None) is not None  # a module that wraps a Linear may have none
+    """Write the formula of a projection, for example ``X · W_query + b``."""
+    biased = getattr(layer, "bias", None) is not None  # a module around a Linear may have no bias
     return f"{x} · {name}" + (" + b" if biased else "")
 
 
 def input_step(x: Tensor, name: str = "inputs", letter: str = "q") -> Step:
-    """The first step of a layer's trace: one of its inputs."""
+    """Return the step of one of a layer's inputs."""
     formula, why = {
-        "inputs": ("X", "What the layer is given: one vector per token."),
-        "context": ("C", "What the queries look at: keys come from it."),
-        "values": ("U", "What the values come from, one vector per key."),
+        "inputs": ("X", "The input of the layer: one vector per token."),
+        "context": ("C", "The input that the queries look at, from which the keys are projected."),
+        "values": ("U", "The input from which the values are projected, one vector per key."),
     }[name]
     return Step(name, formula, why, f"b {letter} e" if x.dim() == 3 else f"{letter} e", x)

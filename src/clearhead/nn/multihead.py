@@ -1,4 +1,4 @@
-"""Multi-head attention: self or cross, grouped-query, with positions and a KV cache.
+"""Define multi-head attention: self or cross, grouped-query, with positions and a KV cache.
 
 Letters: B batch, T tokens (Tq queries, Tk keys), H query heads, G key/value heads, D head size,
 d model size (H * D).
@@ -23,7 +23,7 @@ from .inputs import AttentionInputs, combine_masks, input_step, projection_formu
 
 
 class MultiHeadAttention(nn.Module):
-    """Several heads look at once, and their answers are joined and projected.
+    """Compute attention with several heads, concatenate their outputs, and project them.
 
     ``head_i = softmax(Q_i K_j^T / sqrt(D)) V_j`` with ``j = i // (H // G)`` and ``D = d // H``;
     ``out = concat(head_1 .. head_H) W_out``. Q = X W_query is (B, H, Tq, D); K = C W_key and
@@ -34,20 +34,20 @@ class MultiHeadAttention(nn.Module):
         heads: H, which divides d.
         kv_heads: G, which divides H; None means H, and 1 is multi-query attention.
         d_context: features of the context that keys come from; None means d.
-        d_values: features of what the values come from; None means d_context.
+        d_values: features of the input of the values; None means d_context.
         dropout: the probability that a weight is dropped, in training mode only.
         qkv_bias: whether the three projections have a bias.
-        out_bias: whether the output projection `out_proj` has one.
-        causal: a token looks at itself and those before it. With a cache, the last query stands at
-            the last key; without one, there are as many queries as keys.
-        rotary: rotates queries and keys by their positions, which a cache continues; None means no
-            positions. Its head size is D.
+        out_bias: whether the output projection `out_proj` has a bias.
+        causal: a token looks only at itself and earlier tokens. With a cache, the last query is at
+            the last key; without a cache, Tq = Tk.
+        rotary: rotates queries and keys by their positions, which continue those of a cache. Its
+            head size is D. None means no rotation.
         relative: adds a learned number for each head and distance to the scores; None means none.
         device, dtype: those of the weights; None means torch's default.
 
-    Raises `BadValue` for heads that do not divide, a rotary of another head size, a relative for
-    another number of heads, a dropout outside [0, 1]. Sources: Vaswani et al. 2017, "Attention Is
-    All You Need"; Shazeer 2019, "Fast Transformer Decoding" (G = 1); Ainslie et al. 2023, "GQA".
+    Raises `BadValue` for numbers of heads that do not divide, a `rotary` or `relative` for other
+    heads, or a dropout outside [0, 1]. Sources: Vaswani et al. 2017, "Attention Is All You Need";
+    Shazeer 2019, "Fast Transformer Decoding" (G = 1); Ainslie et al. 2023, "GQA".
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MultiHeadAttention(nn.Module):
         if heads % self.kv_heads:
             raise BadValue(
                 f"MultiHeadAttention got heads={heads} and kv_heads={kv_heads}.",
-                "each key head serves heads / kv_heads query heads, so kv_heads divides heads.",
+                "heads / kv_heads query heads read each key head, so kv_heads divides heads.",
                 f"pass another number of key heads, for example "
                 f"{_nearest_divisor(heads, self.kv_heads)}.",
             )
@@ -91,13 +91,13 @@ class MultiHeadAttention(nn.Module):
         if rotary is not None and rotary.head_size != self.head_size:
             raise BadValue(
                 f"MultiHeadAttention got a rotary for heads of {rotary.head_size} features.",
-                f"its heads have d / heads = {self.head_size} features.",
+                f"the heads of this layer have d / heads = {self.head_size} features.",
                 f"pass RotaryPositions({self.head_size}).",
             )
         if relative is not None and relative.heads != heads:
             raise BadValue(
                 f"MultiHeadAttention got relative positions for {relative.heads} heads.",
-                f"it has {heads} heads, each with its own number for a distance.",
+                f"each of the {heads} heads of this layer has its own number for a distance.",
                 f"pass RelativePositions({heads}).",
             )
         self.d_context = check_size(name, "d_context", d if d_context is None else d_context)
@@ -115,33 +115,33 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """A layer with a copy of the module's weights, in its mode, dtype and device.
+        """Make a layer with a copy of the module's weights, and its mode, dtype and device.
 
-        Inputs are always (B, T, d) or (T, d) here; the (T, B, d) inputs of a module with
-        `batch_first=False` have to be transposed. Only the output is returned, not torch's pair of
-        output and weights (`watch` and `explain` show those). Torch's masks mark who may *not*
-        look: pass ``mask=dense(drop=attn_mask)``.
+        There are three differences. Inputs are always (B, T, d) or (T, d), so transpose the
+        (T, B, d) inputs of a module with `batch_first=False`. The layer returns only the output;
+        `watch` and `explain` show the weights. The masks of torch are True where a query must *not*
+        look, so pass ``mask=dense(drop=attn_mask)``.
 
-        Raises `BadType` for another module, `BadValue` for one with `add_bias_kv` or
-        `add_zero_attn`, which add keys that no token has, and for one that is being pruned.
+        Raises `BadType` for another module. Raises `BadValue` for a module with `add_bias_kv` or
+        `add_zero_attn`, which add keys without tokens, and for a module that is being pruned.
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise BadType(
                 f"from_torch got {kind_of(module)}.",
-                "it copies the weights of a torch.nn.MultiheadAttention.",
+                "from_torch copies the weights of a torch.nn.MultiheadAttention.",
                 "pass that module, for example the self_attn of a TransformerEncoderLayer.",
             )
         if type(module).forward is not nn.MultiheadAttention.forward:
             raise BadType(
                 f"from_torch got a {type(module).__module__}.{type(module).__name__}.",
-                "it computes in a way of its own, with weights of its own.",
+                "this subclass has its own forward, which may use other weights.",
                 "pass a plain torch.nn.MultiheadAttention.",
             )
         computed = [n for n, _ in module.named_parameters() if n.endswith("_orig")]
         if computed:
             raise BadValue(
                 f"from_torch got a module that computes its weights from {', '.join(computed)}.",
-                "torch.nn.utils.prune does so before each forward; until then they are old.",
+                "torch.nn.utils.prune computes weights only before each forward.",
                 "call torch.nn.utils.prune.remove(module, name) first.",
             )
         extra = {
@@ -151,13 +151,13 @@ class MultiHeadAttention(nn.Module):
         if any(extra.values()):
             raise BadValue(
                 f"from_torch got a module with {' and '.join(n for n, on in extra.items() if on)}.",
-                "these add a key that no token has, and MultiHeadAttention has none.",
-                "train without them, or keep using torch's module.",
+                "these add a key without a token, which MultiHeadAttention does not support.",
+                "train without them, or keep torch's module.",
             )
         state = {"out_proj.weight": module.out_proj.weight}
         if module.in_proj_weight is not None:
             weights = module.in_proj_weight.chunk(3)
-        else:  # keys or values have another width
+        else:  # keys or values have another size
             weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         names = ("W_query", "W_key", "W_value")
         state |= {f"{n}.weight": w for n, w in zip(names, weights, strict=True)}
@@ -173,7 +173,7 @@ class MultiHeadAttention(nn.Module):
             dropout=module.dropout,
             qkv_bias=module.in_proj_bias is not None,
             out_bias=module.out_proj.bias is not None,
-            device="meta",  # draws no numbers from torch's generator
+            device="meta",  # which draws no numbers from torch's generator
         )
         layer.load_state_dict({n: t.detach().clone() for n, t in state.items()}, assign=True)
         for name, weight in state.items():
@@ -189,16 +189,16 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """(B, Tq, d) -> (B, Tq, d), or (Tq, d) -> (Tq, d).
+        """Compute the layer: (B, Tq, d) -> (B, Tq, d), or (Tq, d) -> (Tq, d).
 
         Args:
-            x: what the queries are projected from.
-            context: what the keys are projected from, (B, Tk, d_context); None means x itself.
-            values: what the values are projected from, (B, Tk, d_values); None means the context.
-            mask: who may look at whom, besides `causal`; None means no further rule. With a cache
-                there are more keys than queries, so a rule over positions says align="end".
-            cache: holds the keys and values of the tokens before x, and of x afterwards. For
-                self-attention only. If the call fails, it stays as it was.
+            x: the input of the queries.
+            context: the input of the keys, (B, Tk, d_context); None means x.
+            values: the input of the values, (B, Tk, d_values); None means the context.
+            mask: which keys each query may look at, besides `causal`; None means no further rule.
+                With a cache there are more keys than queries, so masks need align="end".
+            cache: has the keys and values of earlier tokens, to which those of x are added. It is
+                for self-attention only. If the call raises, the cache is not changed.
 
         Raises `BadValue`, `BadType` for inputs that do not fit the layer or the mask.
         """
@@ -221,14 +221,14 @@ class MultiHeadAttention(nn.Module):
         dropout: float | None = None,
         seed: int | None = None,
     ) -> Trace:
-        """What `forward` computes, step by step, from the inputs to the projection of the heads.
+        """Compute `forward` step by step, from the inputs to the projection of the heads.
 
-        `tokens` label x; `key_tokens` label the keys (with a cache, all tokens so far), None
-        meaning `tokens` if there are as many, else numbers. `scale=None` means 1/sqrt(D),
-        `dropout=None` what `forward` does in this mode, `seed=None` that torch's generator
-        decides what is dropped. A cache is read and stays as it was.
+        `tokens` label x. `key_tokens` label the keys (with a cache, those of all tokens); None
+        means `tokens` if there are as many keys, else numbers. `scale=None` means 1/sqrt(D),
+        `dropout=None` the dropout of `forward` in this mode, and `seed=None` that torch's generator
+        draws. A cache is read but not changed.
         """
-        held = cached_length(cache)
+        length = cached_length(cache)
         try:
             q, k, v, mask, _, own, bias = self._project(x, context, values, mask, cache)
             if cache is not None:  # later tokens may overwrite its memory
@@ -240,8 +240,8 @@ class MultiHeadAttention(nn.Module):
             )  # fmt: skip
         finally:
             if cache is not None:
-                cache.cut(held)
-        given = [(x, "inputs", "q"), (context, "context", "k"), (values, "values", "k")]
+                cache.cut(length)
+        inputs = [(x, "inputs", "q"), (context, "context", "k"), (values, "values", "k")]
         C = "X" if context is None else "C"
         U = C if values is None else "U"
         query = projection_formula("X", "W_query", self.W_query)
@@ -250,14 +250,14 @@ class MultiHeadAttention(nn.Module):
         if self.rotary is not None:
             query, key = f"rotated({query})", f"rotated({key})"
         trace = trace.with_formulas(query=query, key=key, value=value)
-        trace = trace.before(*(input_step(t, *names) for t, *names in given if t is not None))
+        trace = trace.before(*(input_step(t, *names) for t, *names in inputs if t is not None))
         joined = _join_heads(trace["output"])
         axes = "b q e" if joined.dim() == 3 else "q e"
         last = (
-            Step("joined", "concat over heads", "The answers of the heads, side by side.", axes,
+            Step("joined", "concat over heads", "The outputs of the heads, side by side.", axes,
                  joined),
             Step("projected", projection_formula("joined", "W_out", self.out_proj),
-                 "What each head found is mixed into one vector per token.", axes,
+                 "The outputs of the heads are mixed into one vector per token.", axes,
                  self.out_proj(joined)),
         )  # fmt: skip
         return replace(trace, steps=(*trace.steps, *last))
@@ -274,15 +274,15 @@ class MultiHeadAttention(nn.Module):
         if context is None and values is not None:
             raise BadValue(
                 "MultiHeadAttention got values= without context=.",
-                "every value belongs to a key, and the keys come from the context.",
-                "pass context= too; for self-attention leave both out.",
+                "every value belongs to a key, and keys are projected from the context.",
+                "pass context= too, or leave out both for self-attention.",
             )
         has_positions = self.rotary is not None or self.relative is not None
         if context is not None and (cache is not None or has_positions):
             raise BadValue(
                 f"MultiHeadAttention got context= and {'a cache' if cache else 'has positions'}.",
-                "a cache continues x, and positions count along x; a context is another sequence.",
-                "use them for self-attention, and a layer without them for cross-attention.",
+                "caches and positions are for self-attention; a context is another sequence.",
+                "use a layer without a cache and positions for cross-attention.",
             )
         name = "MultiHeadAttention"
         context = x if context is None else context
@@ -292,8 +292,8 @@ class MultiHeadAttention(nn.Module):
         values = check_sequence(name, "values", values, self.d_values, self.W_value)
         if self.causal and cache is None and x.shape[-2] != context.shape[-2]:
             raise BadValue(
-                f"MultiHeadAttention got {x.shape[-2]} tokens and a context of "
-                f"{context.shape[-2]}, and was built with causal=True.",
+                f"MultiHeadAttention(causal=True) got {x.shape[-2]} tokens and a context of "
+                f"{context.shape[-2]}.",
                 "without a cache, a causal layer has as many keys as queries.",
                 "build it with causal=False, and pass mask=Causal(align=...) for this context.",
             )
@@ -319,16 +319,19 @@ class MultiHeadAttention(nn.Module):
 
 
 def _split_heads(x: Tensor, D: int) -> Tensor:
-    """(..., T, H * D) -> (..., H, T, D). With tensor parallelism, H are the heads of this rank."""
+    """Split features into heads: (..., T, H * D) -> (..., H, T, D).
+
+    With tensor parallelism, H is the number of heads of this rank.
+    """
     return x.unflatten(-1, (-1, D)).transpose(-3, -2)
 
 
 def _join_heads(x: Tensor) -> Tensor:
-    """(..., H, T, D) -> (..., T, H * D)"""
+    """Concatenate the features of all heads: (..., H, T, D) -> (..., T, H * D)."""
     return x.transpose(-3, -2).flatten(-2)
 
 
 def _nearest_divisor(number: int, target: int) -> int:
-    """The divisor of `number` nearest to `target`."""
+    """Return the divisor of `number` nearest to `target`."""
     divisors = (n for n in range(1, number + 1) if number % n == 0)
     return min(divisors, key=lambda n: abs(n - target))

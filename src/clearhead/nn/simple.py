@@ -1,4 +1,4 @@
-"""Attention with one head, from a layer without parameters to the causal layer with dropout.
+"""Define layers with one head, from one without parameters to causal attention with dropout.
 
 Letters: B batch, T tokens, d_in and d_out features. Inputs are (B, T, d_in) or (T, d_in). `forward`
 calls `clearhead.attention`, and `explain` calls `clearhead.explain` with the same arguments.
@@ -25,16 +25,16 @@ class OneHead(nn.Module, ABC):
 
     @abstractmethod
     def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
-        """Check the input and project it: q, k, v are (B, T, d) or (T, d), like x."""
+        """Check the input and project it to q, k and v, which are (B, T, d) or (T, d), like x."""
 
     def formulas(self) -> dict[str, str]:
-        """Of queries, keys and values."""
+        """Return the formulas of query, key and value."""
         return {"query": "X", "key": "X", "value": "X"}
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """(B, T, d_in) -> (B, T, d_out), or (T, d_in) -> (T, d_out).
+        """Compute the layer: (B, T, d_in) -> (B, T, d_out), or (T, d_in) -> (T, d_out).
 
-        `mask` says who may look at whom, besides the layer's own mask; None means no further rule.
+        `mask` is combined with the layer's own mask; None means no further rule.
         """
         q, k, v, mask, scale, dropout, _ = self._with_head(self.project(x, mask))
         out = attention(q, k, v, mask=mask, scale=scale, dropout=dropout)
@@ -43,10 +43,10 @@ class OneHead(nn.Module, ABC):
     def explain(
         self, x: Tensor, tokens: Sequence[str] | None = None, *, mask: Mask | None = None
     ) -> Trace:
-        """What `forward(x, mask)` computes, step by step, from the inputs on.
+        """Compute `forward(x, mask)` step by step, from the inputs on.
 
         `tokens` label the positions; None means numbers. A batch has a head axis of size 1. In
-        training mode dropout is a step, drawn by torch's generator as in `forward`.
+        training mode dropout is a step, which torch's generator draws as in `forward`.
         """
         q, k, v, mask, scale, dropout, _ = self._with_head(self.project(x, mask))
         trace = explain(q, k, v, tokens=tokens, mask=mask, scale=scale, dropout=dropout)
@@ -54,7 +54,7 @@ class OneHead(nn.Module, ABC):
 
     @staticmethod
     def _with_head(inputs: AttentionInputs) -> AttentionInputs:
-        """Adds a head axis to a batch, (B, T, d); attention would read it as (H, T, d)."""
+        """Add a head axis to a batch, (B, T, d), which attention would read as (H, T, d)."""
         if inputs.q.dim() == 2:
             return inputs
         q, k, v = (t.unsqueeze(1) for t in inputs[:3])
@@ -62,7 +62,7 @@ class OneHead(nn.Module, ABC):
 
 
 class Projected(OneHead):
-    """One head whose queries, keys and values are learned projections, drawn in this order."""
+    """A layer with one head and learned projections to queries, keys and values."""
 
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool, **factory: Any) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Projected(OneHead):
 
 
 class SimpleAttention(OneHead):
-    """Attention without parameters and without scaling: ``softmax(X X^T) X``.
+    """Compute attention without parameters and without scaling: ``softmax(X X^T) X``.
 
     Queries, keys and values are the inputs themselves. Inputs are (B, T, d) or (T, d) for any d.
 
@@ -94,7 +94,7 @@ class SimpleAttention(OneHead):
     tensor([[0.7311, 0.2689],
             [0.2689, 0.7311]])
 
-    Raises `BadValue` or `BadType` for inputs of another shape or kind.
+    Raises `BadValue` or `BadType` for inputs of another shape or type.
     """
 
     def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
@@ -103,11 +103,12 @@ class SimpleAttention(OneHead):
 
 
 class SelfAttention(Projected):
-    """Attention with learned projections: ``softmax(Q K^T / sqrt(d_out)) V``.
+    """Compute attention with learned projections: ``softmax(Q K^T / sqrt(d_out)) V``.
 
-    ``Q = X W_query, K = X W_key, V = X W_value``, each an `nn.Linear(d_in, d_out)`, created in this
-    order, so that a seed decides them. `mask` applies to every call; None means every token may
-    look at every token. `device` and `dtype` are those of the weights; None means torch's default.
+    ``Q = X W_query, K = X W_key, V = X W_value``, each an `nn.Linear(d_in, d_out)`. They are
+    created in this order, so torch's seed determines them. `mask` applies to every call; None means
+    that every token may look at every token. `device` and `dtype` are those of the weights; None
+    means torch's default.
 
     Raises `BadValue` for sizes that are not whole numbers from 1 on, and for inputs of another
     width. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
@@ -130,18 +131,18 @@ class SelfAttention(Projected):
     def from_matrices(
         cls, W_q: Tensor, W_k: Tensor, W_v: Tensor, mask: Mask | None = None
     ) -> "SelfAttention":
-        """The layer with these matrices, (d_in, d_out) each, used as ``X @ W``; they are copied.
+        """Make a layer with copies of three matrices (d_in, d_out), used as ``X @ W``.
 
-        An `nn.Linear` holds its matrix transposed, so ``layer.W_query.weight`` is W_q.T.
-        Raises `BadType` unless all three are floating, of one dtype, and `BadValue` unless they
-        have one shape.
+        An `nn.Linear` stores its matrix transposed, so ``layer.W_query.weight`` is W_q.T. Raises
+        `BadType` unless all three have one floating dtype, and `BadValue` unless they have one
+        shape.
         """
         matrices = [_as_matrix(W) for W in (W_q, W_k, W_v)]
         if len({W.dtype for W in matrices}) > 1 or not matrices[0].is_floating_point():
             dtypes = ", ".join(str(W.dtype) for W in matrices)
             raise BadType(
                 f"The matrices have dtypes {dtypes}.",
-                "W_q, W_k and W_v hold real numbers of one floating dtype.",
+                "W_q, W_k and W_v have one floating dtype.",
                 "convert them first, for example with W.float().",
             )
         if matrices[0].dim() != 2 or len({W.shape for W in matrices}) > 1:
@@ -149,10 +150,10 @@ class SelfAttention(Projected):
             raise BadValue(
                 f"The matrices have shapes {shapes}.",
                 "W_q, W_k and W_v have one shape, (d_in, d_out), and are used as x @ W.",
-                "pass three such matrices; the weight of an nn.Linear goes in transposed.",
+                "pass three such matrices; transpose the weight of an nn.Linear.",
             )
         d_in, d_out = matrices[0].shape
-        # On meta, so that no numbers are drawn from torch's generator.
+        # On the meta device no numbers are drawn from torch's generator.
         layer = cls(d_in, d_out, mask=mask, device="meta")
         names = ("W_query.weight", "W_key.weight", "W_value.weight")
         weights = [W.detach().T.clone(memory_format=torch.contiguous_format) for W in matrices]
@@ -167,15 +168,15 @@ class SelfAttention(Projected):
 
 
 class CausalAttention(Projected):
-    """Self-attention in which a token looks at itself and at those before it.
+    """Compute self-attention in which a token looks only at itself and earlier tokens.
 
     ``dropout(softmax(mask(Q K^T / sqrt(d_out)))) V`` with projections as in `SelfAttention`, for at
-    most `context_length` tokens. Dropout acts on the weights, in training mode only. `device` and
-    `dtype` are those of the weights; None means torch's default.
+    most `context_length` tokens. Dropout applies to the weights, in training mode only. `device`
+    and `dtype` are those of the weights; None means torch's default.
 
     Raises `BadValue` for a longer or a wider input, and for a dropout outside [0, 1].
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3; the dropout of
-    weights is that of its authors' own code, tensor2tensor.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3; the dropout of weights
+    is in the code of its authors, tensor2tensor.
     """
 
     def __init__(
@@ -198,8 +199,8 @@ class CausalAttention(Projected):
         if x.shape[-2] > self.context_length:
             raise BadValue(
                 f"CausalAttention got {x.shape[-2]} tokens, in x of shape {tuple(x.shape)}.",
-                f"this layer reads at most context_length={self.context_length} tokens.",
-                "cut the input, for example to its last tokens, or build the layer for more.",
+                f"this layer accepts at most context_length={self.context_length} tokens.",
+                "cut the input, for example to its last tokens, or build a layer for more.",
             )
         return inputs._replace(dropout=self.dropout if self.training else 0.0)
 
@@ -213,6 +214,6 @@ def _as_matrix(W: object) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"from_matrices got {kind_of(W)}.",
-            "a matrix is a tensor, or nested lists of numbers, (d_in, d_out).",
+            "a matrix (d_in, d_out) is a tensor, or nested lists of numbers.",
             "pass three tensors.",
         ) from error

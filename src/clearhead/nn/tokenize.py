@@ -1,15 +1,15 @@
-"""A text split into words."""
+"""Split a text into words."""
 
 import re
 import unicodedata
 
 
 def tokenize(text: str) -> list[str]:
-    """Words and punctuation marks, as they stand: ``"It's late."`` -> It's, late, .
+    """Split a text into words and punctuation marks: ``"It's late."`` -> It's, late, .
 
-    Accents and vowel signs stay with their letter (composed where Unicode can, NFC), parts of a
-    word between joiners (Persian) with their word, and what is joined to an emoji with it. Chinese
-    and Japanese, which have no spaces, become characters.
+    Accents and vowel signs remain with their letter (composed by NFC), joined parts of a word
+    (Persian) with the word, and joined signs with their emoji. Chinese and Japanese, which have no
+    spaces, are split into characters.
     """
     text = unicodedata.normalize("NFC", text)
     marks = "".join({c for c in text if unicodedata.category(c)[0] == "M"})

@@ -64,7 +64,7 @@ class PerKey:
             )
 
     def of(self, p: Problem) -> Tensor:
-        """Return the numbers for a problem as a view, (B, H, Tk), in the dtype of its statistics."""
+        """Return the numbers for a problem as a view, (B, H, Tk), in the problem's wide dtype."""
         self.must_fit(p.grid)
         assert self.numbers is not None
         numbers = self.numbers.to(device=p.device, dtype=p.wide)
