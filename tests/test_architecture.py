@@ -21,18 +21,19 @@ HOUSE = ROOT / "src" / "clearhead"
 ROOMS = {
     "explorer": 3000,
     "demo": 510,
-    "inspection": 4320,  # logit attribution
-    "hf": 1600,  # GGUF files, which transformers misreads; output projections; tokens as text
+    "inspection": 4420,  # logit attribution; recordings as tables and under other names
+    "hf": 1630,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2530,
     "nn": 1160,
-    "functional": 1130,
+    "functional": 1160,
     "testing": 140,
     "engines": 3290,
     "stats": 1020,  # and numbers per key
     "problem": 790,
     "masks": 1780,
-    "trace": 110,
-    "formatting": 110,  # and tokens, with their spelling in a vocabulary
+    "trace": 140,
+    "results": 140,
+    "formatting": 115,  # and tokens, with their spelling in a vocabulary
     "torch_state": 160,
     "errors": 260,
 }

@@ -58,6 +58,7 @@ from .masks import (
 )
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
+from .results import load
 from .stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
 from .trace import Step, Trace
 
@@ -92,6 +93,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "report",
     "Report",
     "rollout",
+    "load",
     "plan",
     "Plan",
     "causal",

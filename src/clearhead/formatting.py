@@ -129,6 +129,16 @@ def spelled(tokens: Sequence[str]) -> dict[str, list[Any]]:
     return {"raw_tokens": [x.raw for x in known], "token_ids": [x.id for x in known]}
 
 
+def joined_text(tokens: Sequence[str]) -> str:
+    """The text of tokens: each `Token` has its own space, and words are separated by one.
+
+    >>> joined_text([Token("The", "The", 464), Token(" cat", "Ġcat", 3797)]), joined_text("ab")
+    ('The cat', 'a b')
+    """
+    known = all(isinstance(token, Token) for token in tokens)
+    return ("" if known else " ").join(tokens)
+
+
 def spellings(token: str) -> set[str]:
     """What a user may call a token: as it was written, as it is shown, as the vocabulary spells it.
 

@@ -33,10 +33,13 @@ PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None)}
 
 
 Class = TypeVar("Class", bound=type)
+LOADABLE: dict[str, type] = {}  # what files may hold, by name
 
 
 def loadable(kind: Class) -> Class:
-    """Let `torch.load` read saved values of this class with its default, ``weights_only=True``."""
+    """Let `torch.load` read saved values of this class with its default, ``weights_only=True``,
+    and let `results` save and load them."""
+    LOADABLE[kind.__name__] = kind
     torch.serialization.add_safe_globals([kind])
     return kind
 

@@ -5,12 +5,18 @@ Views draw a `Step` from its `axes` alone, so they also draw steps that are adde
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .errors import BadValue, as_index
 from .formatting import AXES, ShownInNotebook
+from .results import Savable, data_frame
 from .torch_state import loadable
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @loadable
@@ -54,7 +60,7 @@ class Step:
 
 @loadable
 @dataclass(frozen=True, eq=False)
-class Trace(ShownInNotebook):
+class Trace(ShownInNotebook, Savable):
     """The steps of one attention call, in order: `trace["weights"]` is the tensor of a step.
 
     A tensor may be an argument of the call itself, so do not write to it.
@@ -164,6 +170,30 @@ class Trace(ShownInNotebook):
     def number(self, letter: str, index: int) -> int:
         """Return the number that views show for an index of an axis, counted from 0 or `first`."""
         return index + (self.first or {}).get(letter, 0)
+
+    def to_pandas(self, step: str = "weights") -> "pandas.DataFrame":
+        """Return a table with one row per number of a step.
+
+        Its columns are the names of the axes, such as head, query and key, the tokens of queries
+        and keys if they are known, and the value. Raises `BadValue` if there is no such step, and
+        `Missing` without pandas.
+        """
+        chosen = self.step(step)
+        letters = chosen.axes.split()
+        tokens = {x: self.labels(x, chosen.shape[letters.index(x)]) for x in "qk" if x in letters}
+        rows = []
+        for index, value in zip(
+            product(*map(range, chosen.shape)),
+            chosen.tensor.detach().flatten().tolist(),
+            strict=True,
+        ):
+            row: dict[str, object] = {}
+            for letter, i in zip(letters, index, strict=True):
+                row[AXES.get(letter, letter)] = self.number(letter, i)
+                if letter in tokens and {"q": self.queries, "k": self.keys}[letter]:
+                    row[f"{AXES[letter]} token"] = tokens[letter][i]
+            rows.append({**row, step: value})
+        return data_frame(rows)
 
     def __repr__(self) -> str:
         rows = [

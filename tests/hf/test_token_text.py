@@ -4,7 +4,9 @@ import pickle
 import re
 
 import pytest
+import torch
 
+from clearhead.errors import BadType, BadValue
 from clearhead.formatting import Token, visible
 from clearhead.hf.token_text import TokenTexts, texts_of
 from tests.hf.tokenizer_families import FAMILIES, TEXTS
@@ -104,3 +106,21 @@ def test_a_token_is_a_string_that_keeps_its_spelling():
     again = pickle.loads(pickle.dumps(token))
     assert token == " Mary" and (again.raw, again.id, again.joined) == ("ĠMary", 11, False)
     assert visible(token) == "Mary" and visible(Token("  x", "ĠĠx", 1)) == "␣␣x"
+
+
+def test_ids_are_read_in_place_of_a_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    import clearhead as ch
+    from tests.hf.tiny_gguf import ByteLevel, llama, write
+
+    vocabulary = ByteLevel("smollm")
+    checkpoint = ch.hf.Checkpoint(write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary))
+    text = "the man\n  sat"
+    ids = torch.tensor(vocabulary.ids(text))
+    a, b = (ch.report(checkpoint, given, progress=False) for given in (text, ids))
+    assert a.tokens == b.tokens and "".join(a.tokens) == text
+    assert [x.id for x in b.tokens] == ids.tolist() == b.to_json()["token_ids"]
+    assert [x.entropy for x in a.heads] == [x.entropy for x in b.heads] and a.guesses == b.guesses
+    for wrong in (ids.float(), ids.reshape(1, 1, -1), torch.stack([ids, ids]), ids + 9999, ids[:0]):
+        with pytest.raises((BadType, BadValue), match="The ids"):
+            ch.report(checkpoint, wrong)

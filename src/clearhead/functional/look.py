@@ -1,7 +1,8 @@
 """`look`: compute the output of attention and exact statistics of its weights."""
 
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from itertools import product
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
+from ..results import Savable, data_frame
 from ..stats import (
     DEFAULT_STATISTICS,
     Result,
@@ -26,6 +28,11 @@ from ..torch_state import loadable
 from .ambient import ambient
 from .attention import compute
 from .sharding import must_not_be_sharded
+
+if TYPE_CHECKING:
+    import pandas
+
+NOT_PER_QUERY = {"received", "pooled", "exact_rows"}  # statistics without one number per query
 
 
 def look(
@@ -105,7 +112,7 @@ class NotRequested(BadValue, AttributeError):
 
 
 @loadable
-class Look(ShownInNotebook):
+class Look(ShownInNotebook, Savable):
     """The output of attention and the requested statistics.
 
     `look.out` is the output. Every statistic is an attribute under its name: `look.lse`,
@@ -142,6 +149,36 @@ class Look(ShownInNotebook):
         widths = [max(len(row[i]) for row in table) for i in range(2)]
         body = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table)
         return "\n".join([f"look at {self.about}", *body])
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with one row per query of each head.
+
+        Its columns are the leading axes, the query, and every statistic with one number per query:
+        each group of `mass` and `weighted`, the first key of `topk` with its weight. Raises
+        `BadValue` if no such statistic was requested, and `Missing` without pandas.
+        """
+        columns: dict[str, Tensor] = {}
+        for name, result in self._results.items():
+            if isinstance(result, TopWeights):
+                columns[f"{name} weight"] = result.weights[..., 0]
+                columns[f"{name} key"] = result.keys[..., 0]
+            elif isinstance(result, dict):
+                columns |= {f"{name} {group}": x for group, x in result.items()}
+            elif name not in NOT_PER_QUERY:
+                columns[name] = result
+        if not columns:
+            raise BadValue(
+                f"This look has {', '.join(self.names) or 'no statistics'}.",
+                "its table has one row per query.",
+                "request a statistic with one number per query, such as stats=['entropy'].",
+            )
+        shape = next(iter(columns.values())).shape
+        axes = ("sequence", "head", "query")[-len(shape) :]
+        values = {name: x.detach().flatten().tolist() for name, x in columns.items()}
+        rows = (dict(zip(axes, index, strict=True)) for index in product(*map(range, shape)))
+        return data_frame(
+            [{**row, **{n: x[i] for n, x in values.items()}} for i, row in enumerate(rows)]
+        )
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return name, shape and summary of the output and of every statistic."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttentionError, BadValue
+from ..errors import AttentionError, BadType, BadValue
 from ..formatting import visible
 from ..functional.ambient import capture_call
 from ..functional.explain import explain_problem
@@ -218,8 +218,14 @@ class Checkpoint:
         """The number of layers; None if the configuration does not have it."""
         return getattr(self.model.config, "num_hidden_layers", None)
 
-    def tokens_and_inputs(self, text: str) -> tuple[list[str], dict[str, Tensor]]:
-        """Return the tokens of a text as written, each a `Token`, and the inputs of the model."""
+    def tokens_and_inputs(self, text: str | Tensor) -> tuple[list[str], dict[str, Tensor]]:
+        """Return the tokens of a text as written, each a `Token`, and the inputs of the model.
+
+        In place of the text, its ids may be passed, (T,) or (1, T). No token is added to them.
+        """
+        if isinstance(text, Tensor):
+            ids = self._checked_ids(text)
+            return self._tokens_and_inputs(None, {"input_ids": ids}, None)
         # verbose=False: a text that is too long raises an error below.
         is_fast = getattr(self.tokenizer, "is_fast", False)
         encoded = self.tokenizer(
@@ -239,19 +245,39 @@ class Checkpoint:
                 "a text has at least one token that the tokenizer does not add itself.",
                 "pass some words.",
             )
+        offsets = encoded["offset_mapping"][0].tolist() if is_fast else None
+        return self._tokens_and_inputs(text, encoded, offsets)
+
+    def _tokens_and_inputs(
+        self, text: str | None, encoded: Any, offsets: list[tuple[int, int]] | None
+    ) -> tuple[list[str], dict[str, Tensor]]:
+        ids = encoded["input_ids"]
         if self.longest is not None and ids.shape[1] > self.longest:
             raise BadValue(
                 f"The text has {ids.shape[1]} tokens.",
                 f"this model has positions for at most {self.longest} tokens.",
                 "pass a shorter text.",
             )
-        offsets = encoded["offset_mapping"][0].tolist() if is_fast else None
         tokens: list[str] = [*TokenTexts(self.tokenizer).tokens(text, ids[0].tolist(), offsets)]
         inputs = {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
         if getattr(self.model.config, "use_cache", False) and not self.has_decoder:
             # No token is generated, so a KV cache would be useless: 270 MB at 32k tokens.
             inputs["use_cache"] = False
         return tokens, inputs
+
+    def _checked_ids(self, ids: Tensor) -> Tensor:
+        """Token ids as (1, T). Raises `BadType` for other numbers, `BadValue` for other shapes and
+        for an id that the model lacks."""
+        words = self.model.get_input_embeddings().num_embeddings
+        rule = f"token ids are whole numbers from 0 to {words - 1}, of shape (T,) or (1, T)."
+        hint = 'pass for example tokenizer(text, return_tensors="pt")["input_ids"].'
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise BadType(f"The ids are of {ids.dtype}.", rule, hint)
+        if ids.dim() not in (1, 2) or not ids.numel() or ids.shape[:-1].numel() != 1:
+            raise BadValue(f"The ids are of shape {tuple(ids.shape)}.", rule, hint)
+        if int(ids.min()) < 0 or int(ids.max()) >= words:
+            raise BadValue(f"The ids go from {int(ids.min())} to {int(ids.max())}.", rule, hint)
+        return ids.reshape(1, -1)
 
     @property
     def module(self) -> nn.Module:

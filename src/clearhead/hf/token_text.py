@@ -83,9 +83,9 @@ class TokenTexts:
         self._spelled_out = {*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids}
 
     def tokens(
-        self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]] | None
+        self, text: str | None, ids: Sequence[int], offsets: Sequence[tuple[int, int]] | None
     ) -> list[Token]:
-        """Return the tokens of a text.
+        """Return the tokens of a text; None if only its ids are known.
 
         `offsets` are the positions of their first characters and their ends in the text; None for
         slow tokenizers.
@@ -93,7 +93,9 @@ class TokenTexts:
         raw = self.tokenizer.convert_ids_to_tokens(list(ids))
         texts = texts_of([self._bytes(i, token) for i, token in zip(ids, raw, strict=True)])
         special = {*self.tokenizer.all_special_ids}
-        if self._keeps_all:
+        if text is None:
+            pass
+        elif self._keeps_all:
             self._strip_added_space(text, ids, texts, special)
         elif offsets is not None:
             special.discard(self.tokenizer.unk_token_id)

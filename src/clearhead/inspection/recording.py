@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import torch
 from safetensors import SafetensorError
@@ -14,13 +14,15 @@ from torch import Tensor
 
 from ..errors import BadValue, as_index, whole_number, writable_folder
 from ..formatting import ShownInNotebook
-from ..functional.look import NotRequested
+from ..functional.look import NOT_PER_QUERY, NotRequested
 from ..masks.text_positions import BY_COLUMN, Positions
+from ..results import Savable, data_frame
 from ..stats import Result, TopWeights
 from ..stats.parse import how_to_request
 from ..torch_state import loadable
 
-NOT_PER_QUERY = {"received", "pooled", "exact_rows"}  # statistics without one number per query
+if TYPE_CHECKING:
+    import pandas
 
 
 @loadable
@@ -57,6 +59,18 @@ class Call:
     def __repr__(self) -> str:
         heads = "" if self.heads is None else f", heads {', '.join(map(str, self.heads))}"
         return f"{self._where()}{heads}: {', '.join(self.statistics)}"
+
+    @property
+    def query_count(self) -> int:
+        """The number of queries, Tq; that of keys, if the call has only exact rows."""
+        if self.output is not None:
+            return self.output.shape[2]
+        for name, result in self.statistics.items():
+            if isinstance(result, Tensor) and name not in NOT_PER_QUERY:
+                return result.shape[2]
+        rows = self.statistics["exact_rows"]
+        assert isinstance(rows, Tensor)
+        return rows.shape[3]
 
     def _where(self) -> str:
         return f"layer {self.layer}  {self.module or 'the model'}  {self.problem}"
@@ -97,7 +111,7 @@ class Call:
 
 @loadable
 @dataclass(repr=False)
-class Recording(ShownInNotebook):
+class Recording(ShownInNotebook, Savable):
     """The attention calls that `watch` recorded, in the order in which the model made them."""
 
     calls: list[Call] = field(default_factory=list)
@@ -188,6 +202,69 @@ class Recording(ShownInNotebook):
             )
             for (prefix, name), parts in values_by_name.items()
         }
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with one row per head of each call: its number, layer, module and head,
+        and the mean of each statistic over batch and queries as in `scalars`, the maximum of `max`.
+
+        Raises `BadValue` for a recording in files, and `Missing` without pandas.
+        """
+        self._must_be_in_memory()
+        rows: dict[tuple[int, str], dict[str, object]] = {}
+        for number, call in enumerate(self.calls):
+            for head, name, values in call.values_of_heads(True):
+                place = {"call": number, "layer": call.layer, "module": call.module}
+                row = rows.setdefault(
+                    (number, head), {**place, "head": int(head.removeprefix("head"))}
+                )
+                row[name] = float(values.max() if name == "max" else values.mean())
+        return data_frame([*rows.values()])
+
+    def to_hook_names(self) -> dict[str, Tensor]:
+        """Return the tensors of the calls under the names and in the shapes of TransformerLens.
+
+        ``blocks.3.attn.hook_pattern`` is (B, H, Tq, Tk), the weights of layer 3, if the exact rows
+        of all queries were recorded (``watch(model, exact_rows=range(T))``).
+        ``blocks.3.attn.hook_z`` is (B, Tq, H, Dv), the output of its heads (``outputs=True``). A
+        layer that was called again has the tensors of its last call.
+
+        Raises `BadValue` for a recording without these tensors, of some heads, or in files.
+        """
+        self._must_be_in_memory()
+        named: dict[str, Tensor] = {}
+        for call in self.calls:
+            if call.heads is not None:
+                raise BadValue(
+                    f"Layer {call.layer} was recorded for heads {', '.join(map(str, call.heads))}.",
+                    "a tensor under a hook name has all heads.",
+                    "record without heads=.",
+                )
+            rows = call.statistics.get("exact_rows")
+            if isinstance(rows, Tensor) and call.queries == tuple(range(call.query_count)):
+                named[f"blocks.{call.layer}.attn.hook_pattern"] = rows
+            if call.output is not None:
+                named[f"blocks.{call.layer}.attn.hook_z"] = call.output.transpose(1, 2)
+        if not named:
+            raise BadValue(
+                "The recording has no weights of all queries and no outputs.",
+                "hook_pattern and hook_z are the tensors that have a name in TransformerLens.",
+                "record with watch(model, exact_rows=range(T), outputs=True).",
+            )
+        return named
+
+    def save(self, path: str | Path) -> Path:
+        self._must_be_in_memory()
+        return super().save(path)
+
+    save.__doc__ = Savable.save.__doc__
+
+    def _must_be_in_memory(self) -> None:
+        if self.written:
+            raise BadValue(
+                f"The calls are in {len(self.written)} files in {str(self.written[0].parent)!r}.",
+                "watch(to=...) writes calls to files and does not keep them in memory.",
+                "read these files with safetensors.torch.load_file, or record without to=.",
+            )
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "written": [str(path) for path in self.written]}

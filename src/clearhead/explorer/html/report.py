@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BadType, BadValue, kind_of
-from ...formatting import AXES, evenly, visible_in_browser
+from ...formatting import AXES, evenly, joined_text, visible_in_browser
 from ...inspection.report import Head, Layer, Report
 from ...trace import Step, Trace
 from . import schema
@@ -105,7 +105,7 @@ def snapshot(report: Report) -> schema.Snapshot:
         "names": AXES,
         "name": visible_in_browser(report.name),
         "tokens": [visible_in_browser(token) for token in report.tokens],
-        "text": report.text or " ".join(report.tokens),
+        "text": report.text or joined_text(report.tokens),
         "about": _about(report),
         "unknown": list(report.unknown),
         "guesses": None

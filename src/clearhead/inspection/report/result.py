@@ -3,14 +3,18 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import BadValue
 from ...formatting import ShownInNotebook, spelled, visible, without_nan
+from ...results import Savable, data_frame
 from ...torch_state import loadable
 from .findings import NOT_NUMBERS, Head, Layer
 from .head_label import LABELS, REPEAT_GROUPS
 from .live_model import LiveModel
+
+if TYPE_CHECKING:
+    import pandas
 
 # Descriptions of the metrics of effects, for the legend.
 EFFECTS = {
@@ -21,7 +25,7 @@ EFFECTS = {
 
 @loadable
 @dataclass(frozen=True, eq=False)
-class Report(ShownInNotebook):
+class Report(ShownInNotebook, Savable):
     """What a model does with a text, in `layers` with `heads`. Returned by `clearhead.report`.
 
     It prints as a table and has a notebook view.
@@ -72,6 +76,16 @@ class Report(ShownInNotebook):
                 "use an existing head, as report[layer, head].",
             )
         return self.layers[layer].heads[head]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with one row per head: where it is, its label, its numbers, and the
+        fraction of its weight on each group of keys. Raises `Missing` without pandas."""
+        rows = []
+        for layer in self.layers:
+            for head in layer.heads:
+                row = {n: x for n, x in vars(head).items() if n not in ("shares", "links")}
+                rows.append({"module": layer.module, **row, **head.shares})
+        return data_frame(rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report without maps and traces, for `json.dumps`; NaN and inf are None."""

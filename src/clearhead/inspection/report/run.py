@@ -93,10 +93,11 @@ def report(
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
     result = Report(run.name if name is None else name, labels, tuple(collector.layers))
-    if run.reader is not None and isinstance(text, str):
+    if run.reader is not None:
         path = run.reader.path
         folder = "" if path is None else str(path.resolve())
-        result = run.reader.annotate(replace(result, text=text, folder=folder))
+        written = text if isinstance(text, str) else ""
+        result = run.reader.annotate(replace(result, text=written, folder=folder))
     if run.words is not None:
         guesses = most_probable(logits_of(output)[0], run.words, GUESSES)
         result = replace(result, guesses=guesses)
@@ -153,13 +154,16 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
             "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
             "pass one of these.",
         )
-    if not isinstance(text, str):
+    if isinstance(model, Checkpoint) and isinstance(text, Tensor):
+        tokens, inputs = model.tokens_and_inputs(text)
+    elif isinstance(text, str):
+        tokens, inputs = model.tokens_and_inputs(text)
+    else:
         raise BadType(
             f"report got {kind_of(text)} for a checkpoint.",
-            "a checkpoint has a tokenizer and reads text.",
-            "pass a string; for token ids, pass checkpoint.module and tokens=.",
+            "a checkpoint has a tokenizer and reads text, or the ids of its tokens.",
+            "pass a string, or a tensor of ids.",
         )
-    tokens, inputs = model.tokens_and_inputs(text)
     predicts = model.predictor is not None and len(tokens) * len(model.words) <= MOST_LOGITS
     return ModelRun(
         module=model.module,

@@ -1,0 +1,163 @@
+"""Results as files and as tables: `save`, `load`, and data frames of pandas.
+
+A file is one of safetensors: the tensors of the result under the names of its attributes, and its
+structure as JSON in the metadata. Only classes that are marked `loadable` are written and read.
+"""
+
+import copyreg
+import json
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import BadType, BadValue, Missing, how_to_install, kind_of, why_failed
+from .torch_state import LOADABLE
+
+if TYPE_CHECKING:
+    import pandas
+
+KEY, VERSION_KEY, FORMAT = "clearhead", "clearhead_format", "1"
+
+
+class Savable:
+    """A result that can be written to a file."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write this result to a file, and return the path; `clearhead.load` reads it back.
+
+        The file holds tensors as safetensors and the rest as JSON, without pickle. Other programs
+        read the tensors with ``safetensors.torch.load_file``. Tensors are read back on the CPU and
+        without gradients.
+
+        Raises `BadValue` if the file cannot be written.
+        """
+        tensors: dict[str, Tensor] = {}
+        structure = _encode(self, "", tensors)
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        metadata = {KEY: json.dumps(structure, allow_nan=False), VERSION_KEY: FORMAT}
+        try:
+            save_file(tensors, temporary, metadata)
+            os.replace(temporary, path)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise BadValue(
+                f"{str(path)!r} cannot be written: {why_failed(error)}.",
+                "a result is saved to a file in a folder that exists.",
+                "pass another path.",
+            ) from error
+        return path
+
+
+def load(path: str | Path) -> Any:
+    """Read a result that its `save` wrote: a `Look`, a `Recording`, a `Report` or a `Trace`.
+
+    Raises `BadValue` for a missing file, for one that `save` did not write, and for one of another
+    version whose results had other parts.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if metadata[VERSION_KEY] != FORMAT:
+            raise KeyError(f"format {metadata[VERSION_KEY]}")
+        return _decode(json.loads(metadata[KEY]), tensors)
+    except FileNotFoundError as error:
+        why: object = f"{str(path)!r} is missing."
+        raise _unreadable(why) from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(f"{str(path)!r} cannot be read: {error}.") from error
+
+
+def _unreadable(why: object) -> BadValue:
+    return BadValue(
+        str(why),
+        "load reads what the save method of a result wrote, in this version of clearhead.",
+        "check the path; safetensors.torch.load_file reads the tensors of any such file.",
+    )
+
+
+def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON. Its tensors go into `tensors`, under `name` and the names of its parts."""
+
+    def part(key: object, x: Any) -> Any:
+        return _encode(x, f"{name}.{key}".lstrip("._"), tensors)
+
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": name}
+    if type(value) is list:
+        return [part(i, x) for i, x in enumerate(value)]
+    if type(value) is tuple:
+        return {"tuple": [part(i, x) for i, x in enumerate(value)]}
+    if type(value) in (dict, OrderedDict):
+        return {"dict": [[part("key", key), part(key, x)] for key, x in value.items()]}
+    kind = type(value)
+    if LOADABLE.get(kind.__name__) is not kind:
+        raise BadType(
+            f"The result holds {kind_of(value)} as {name}.",
+            "numbers, strings, tensors and the results of clearhead are saved.",
+            "save the tensors alone, with safetensors.torch.save_file.",
+        )
+    make, arguments, state = (*value.__reduce_ex__(2), None)[:3]
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # which pickle uses, too
+        arguments = arguments[1:]
+    return {
+        "class": kind.__name__,
+        "arguments": [part(i, x) for i, x in enumerate(arguments)],
+        "state": None if state is None else [[n, part(n, x)] for n, x in state.items()],
+    }
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(x, tensors) for x in value]
+    if not isinstance(value, dict):
+        return value
+    if "float" in value:
+        return float(value["float"])
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "tuple" in value:
+        return tuple(_decode(x, tensors) for x in value["tuple"])
+    if "dict" in value:
+        return {_decode(key, tensors): _decode(x, tensors) for key, x in value["dict"]}
+    kind = LOADABLE[value["class"]]
+    result = kind.__new__(kind, *(_decode(x, tensors) for x in value["arguments"]))
+    if value["state"] is not None:
+        state = {name: _decode(x, tensors) for name, x in value["state"]}
+        if set_state := getattr(kind, "__setstate__", None):
+            set_state(result, state)
+        else:
+            result.__dict__.update(state)
+        known = fields(kind) if is_dataclass(kind) else ()
+        needed = [x.name for x in known if x.default is MISSING and x.default_factory is MISSING]
+        if lacking := [name for name in needed if name not in state]:
+            raise KeyError(f"{kind.__name__} lacks {', '.join(lacking)}")
+    return result
+
+
+def data_frame(rows: Sequence[Mapping[str, object]]) -> "pandas.DataFrame":
+    """A table of pandas with these rows. Raises `Missing` without pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise Missing(
+            "pandas is not installed.",
+            "to_pandas returns a DataFrame, and clearhead does not require pandas.",
+            how_to_install("pandas"),
+        ) from error
+    return pandas.DataFrame(list(rows))
