@@ -7,6 +7,7 @@ import ast
 import random
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 
 from words import ROOT, files, markdown
 
@@ -34,12 +35,15 @@ def errors() -> Iterator[tuple[str, int, str]]:
 
 
 def paragraphs() -> Iterator[tuple[str, int, str]]:
-    """Paragraphs of README, documentation and lessons, of at least twenty words."""
+    """Paragraphs of README, documentation and lessons, of at least twenty words, as written."""
     for path in files():
         if path.suffix == ".md":
-            for line, text, prose in markdown(path.read_text()):
+            source = path.read_text()
+            lines = source.split("\n")
+            for line, text, prose in markdown(source):
                 if prose and len(text.split()) >= 20:
-                    yield path.relative_to(ROOT).as_posix(), line, text
+                    block = "\n".join(takewhile(str.strip, lines[line - 1 :]))
+                    yield path.relative_to(ROOT).as_posix(), line, block
 
 
 if __name__ == "__main__":

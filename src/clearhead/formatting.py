@@ -97,11 +97,12 @@ def without_nan(value: Any, write: Callable[[float], object]) -> Any:
 
 
 class Token(str):
-    """A token of a text as it was written, with the space before it: ``" Mary"``.
+    """A token as it was written in the text, with the space before it: ``" Mary"``.
 
-    `raw` is its spelling in the vocabulary (``"ĠMary"``), `id` its number there. `joined` is True
-    if no space is between it and the token before, as in the pieces of one word. Bytes that are a
-    part of a character are written as bytes, and the token that completes the character has it.
+    `raw` is its spelling in the vocabulary (``"ĠMary"``), and `id` its number there. `joined` is
+    True if no space is between it and the token before, as in the pieces of one word. A token that
+    is only a part of a character is written as bytes, and the token that completes the character
+    as the character.
     """
 
     raw: str
@@ -118,7 +119,7 @@ class Token(str):
 
 
 def spelled(tokens: Sequence[str]) -> dict[str, list[Any]]:
-    """The spelling in the vocabulary and the id of each `Token`, for JSON; nothing for strings.
+    """Return the vocabulary spelling and the id of each `Token`, for JSON; nothing for strings.
 
     >>> spelled([Token(" the", "Ġthe", 262)]), spelled([" the"])
     ({'raw_tokens': ['Ġthe'], 'token_ids': [262]}, {})
@@ -130,7 +131,7 @@ def spelled(tokens: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def joined_text(tokens: Sequence[str]) -> str:
-    """The text of tokens: each `Token` has its own space, and words are separated by one.
+    """Join tokens to a text. A `Token` has its own space; other strings are joined with spaces.
 
     >>> joined_text([Token("The", "The", 464), Token(" cat", "Ġcat", 3797)]), joined_text("ab")
     ('The cat', 'a b')
@@ -140,7 +141,7 @@ def joined_text(tokens: Sequence[str]) -> str:
 
 
 def spellings(token: str) -> set[str]:
-    """What a user may call a token: as it was written, as it is shown, as the vocabulary spells it.
+    """Return the names of a token that a user may pass: as written, as shown, as in the vocabulary.
 
     >>> sorted(spellings(Token(" the", "Ġthe", 262)))
     [' the', 'the', 'Ġthe']

@@ -66,9 +66,9 @@ def attention(
     Returns:
         (B, H, Tq, Dv), in the dtype of q. A fully masked query gets 0. Masked positions never
         affect the result, even if they contain NaN or infinity. An unmasked infinity propagates as
-        in the formula; the engine `sdpa` with a mask (float64, GPU) returns NaN instead. The sum
-        over keys is divided by the sum of the weights at the end, so it is infinite if it leaves
-        the range of fp32.
+        in the formula; the engine `sdpa` with a mask (float64, GPU) returns NaN instead. The
+        weighted sum of the values is divided last, so the output is infinite if the undivided sum
+        exceeds the range of fp32.
 
         The C++ core (fp32, bf16 and fp16 on a CPU) returns the same bits for an example with any
         number of threads, alone or in a batch, forward and backward, on one instruction-set level.

@@ -152,7 +152,7 @@ def _labels(
 
 
 def label(token: object) -> str:
-    """A token as a string; a `Token` as it is."""
+    """Convert a token to a string; a `Token` is returned as it is."""
     if isinstance(token, str):
         return token
     return str(token.item() if isinstance(token, Tensor) and token.dim() == 0 else token)

@@ -154,9 +154,8 @@ class Partial:
     def _refused(self, other: "Partial", why: str) -> BadValue:
         return BadValue(
             f"merge got a {self!r} and a {other!r}: {why}.",
-            "partials of the same statistics merge if they have a common sweep with equal queries "
-            "and disjoint keys, or equal keys and disjoint queries, or if they have the two sweeps "
-            "of the same pairs.",
+            "partials merge if they have the same statistics and sweep, equal queries or keys, and "
+            "no common pair; or the two sweeps of the same pairs.",
             "merge the key shards of each chunk of queries first, then the chunks.",
         )
 

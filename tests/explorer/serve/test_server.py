@@ -551,7 +551,7 @@ def test_a_port_that_is_taken_and_a_model_that_is_not_there(tmp_path):
         taken = other.getsockname()[1]
         done = subprocess.run(command("--port", taken), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"Error: Port {taken} cannot be listened on")
+    assert done.stderr.startswith(f"Error: Port {taken} is not available")
     done = subprocess.run(command("--model", tmp_path), capture_output=True, text=True)
     assert done.returncode == 2 and "is not a checkpoint folder" in done.stderr
 
