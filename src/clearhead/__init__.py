@@ -36,6 +36,7 @@ from .functional.matrix import Matrix, matrix
 from .functional.plan import Plan, plan
 from .functional.why_scale import why_scale
 from .inspection import edits
+from .inspection.circuits import Circuits, circuits
 from .inspection.effect_table import Effect, Effects
 from .inspection.effects import effects
 from .inspection.intervene import Intervention, intervene
@@ -90,6 +91,8 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "logit_difference",
     "logit_attribution",
     "LogitAttribution",
+    "circuits",
+    "Circuits",
     "report",
     "Report",
     "rollout",

@@ -20,6 +20,7 @@ from ..functional.ambient import listening
 from ..hf.projections import OutputProjection, input_width, output_projection
 from ..problem.problem import Inputs, Problem
 from .layers import Layers
+from .norms import is_norm, read_norm
 
 
 class AttentionCall(NamedTuple):
@@ -136,20 +137,21 @@ class DirectPaths:
             self.heads.append(HeadsPart(call, returned))
         elif self.calls > frame.calls:
             return result  # attention is inside of it
-        elif _is_norm(module):
-            linear = frozen_norm(module, given[0], returned) if len(given) == 1 else None
-            if linear is None:
+        elif is_norm(module):
+            norm = read_norm(module, given[0], returned) if len(given) == 1 else None
+            if norm is None:
                 self.unknown_norms.append(name)
                 returned = _cut(returned)
                 self.others.append(Part(name, self.calls, returned))
             else:
+                linear = norm.frozen(given[0])
                 if isinstance(bias := getattr(module, "bias", None), Tensor):
                     constant = _cut(bias.expand_as(linear).to(linear.dtype))
                     self.biases.append(Part(name, self.calls, constant))
                     linear = linear + constant
                 # The numbers of the model, with the gradient of the linear map.
                 returned = returned.detach() + (linear - linear.detach()).to(returned.dtype)
-        elif not any(True for _ in module.parameters()) or any(map(_is_norm, module.modules())):
+        elif not any(True for _ in module.parameters()) or any(map(is_norm, module.modules())):
             return result  # a dropout, or a part of a block with its norm
         else:
             if input_width(module) is not None and len(given) == 1:
@@ -166,42 +168,6 @@ def _not_projected(module: str, projection: str) -> BadValue:
         "what heads write is found by name, and a projection follows each attention call.",
         "pass a model whose modules call attention once and then their output projection.",
     )
-
-
-def frozen_norm(module: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
-    """What a norm, which gave `y` for `x`, gives before its bias if its scale is a constant:
-    ``(x - mean) * scale * gain`` for layer norm, ``x * scale * gain`` for RMS norm, where the gain
-    is the weight, or 1 + weight. None if the norm computes something else."""
-    wide = x.double() if x.dtype == torch.float64 else x.float()
-    some = x.detach().reshape(-1, x.shape[-1])[:4]
-    with torch.no_grad():  # a norm that subtracts the mean gives the same for a shifted vector
-        moved = module.forward(some + some.abs().amax(-1, keepdim=True))
-        centres = _close(moved, module.forward(some), 0.2)
-    if centres:
-        wide = wide - wide.mean(-1, keepdim=True)
-    epsilons = (getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon"))
-    eps = next((e for e in epsilons if isinstance(e, float)), 0.0)
-    scaled = wide * torch.rsqrt(wide.detach().square().mean(-1, keepdim=True) + eps)
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    gains = [1.0] if weight is None else [weight.detach().to(wide), 1 + weight.detach().to(wide)]
-    added = 0.0 if bias is None else bias.detach()
-    tolerance = max(1e-5, 4 * torch.finfo(y.dtype).eps)
-    for gain in gains:
-        with torch.no_grad():
-            fits = _close(scaled * gain + added, y, tolerance)
-        if fits:
-            return scaled * gain
-    return None
-
-
-def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    a, b = a.double(), b.double()
-    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max())
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """Is it a norm? By its name; whether it computes one, `frozen_norm` finds out."""
-    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
 
 
 def _cut(x: Tensor) -> Tensor:
