@@ -433,7 +433,10 @@ def test_equal_words_have_equal_embeddings_and_positions_tell_them_apart():
         (["explain", SENTENCE, "--json", "--query", "dog"], "--query was passed"),
         (["explain", SENTENCE, "--png", "a.png", "--html", "a.png"], "name two files"),
         (["explain", SENTENCE, "--png", "a.xyz"], "'a.png'"),
-        (["look", SENTENCE, "--random", "--tile", "0:0:0-1:0-1"], "--tile was passed with --random"),
+        (
+            ["look", SENTENCE, "--random", "--tile", "0:0:0-1:0-1"],
+            "--tile was passed with --random",
+        ),
     ],
 )
 def test_no_option_is_ignored_and_no_file_overwritten(run, tmp_path, monkeypatch, wrong, expected):

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadType, BadValue, as_index, kind_of, refuse_keywords
 from ..functional.ambient import listening
-from ..functional.sharding import must_not_be_sharded, full_output, statistics_of
+from ..functional.sharding import full_output, must_not_be_sharded, statistics_of
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import edges_in_call
@@ -29,6 +29,7 @@ from ..stats import (
     map_tensors,
     parse_stats,
 )
+from ..stats.parse import BY_NAME
 from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from .layers import (
     Layers,
@@ -263,7 +264,7 @@ class _Watcher:
         if self.folder is None:
             self.recording.calls.append(call)
         else:
-            statistics = [repr(s) if vars(s) else s.name for s in self.statistics]
+            statistics = [s.name if s == BY_NAME.get(s.name) else repr(s) for s in self.statistics]
             statistics += [] if self.rows is None else [repr(ExactRows(self.rows))]
             file = write_call(self.folder, self.recorded, call, statistics)
             self.recording.written.append(file)

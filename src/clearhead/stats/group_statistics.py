@@ -99,7 +99,7 @@ class GroupStatistic(RowStatistic):
         return dict(zip(self.groups, rows.weight(sums).unbind(-1), strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class mass(GroupStatistic):
     """The weight that each query puts on groups of keys, by name: masks, or spans (lo, hi).
 
@@ -119,7 +119,7 @@ class mass(GroupStatistic):
     accumulator = "groups"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class weighted(GroupStatistic):
     """The sum of weights times a number per key, over groups of keys: Σₖ w n.
 
@@ -143,7 +143,7 @@ class weighted(GroupStatistic):
         self.read_by()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class value_weighted(GroupStatistic):
     """The fraction of a head's output that comes from each group of keys, by the norms of values.
 

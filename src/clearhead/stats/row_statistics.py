@@ -81,7 +81,7 @@ class Effective(Entropy):
         return super().finish(rows).exp()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class topk(RowStatistic):
     """The `n` largest weights of each query, in falling order; ties go to the lower key.
 

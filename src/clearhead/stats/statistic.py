@@ -8,7 +8,7 @@ sum of a row is final, and a second sweep, if a statistic needs it, sums weights
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
@@ -67,6 +67,15 @@ class Statistic(ABC):
     call: ClassVar[str] = ""
     example: ClassVar[str] = ""
     by: Numbers = None  # a number for every key, which multiplies the weights
+
+    def __repr__(self) -> str:
+        """The call that makes it, without arguments that have their default value."""
+        parts = (
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)  # type: ignore[arg-type]  # those with arguments are dataclasses
+            if getattr(self, f.name) is not f.default
+        )
+        return f"{self.name}({', '.join(parts)})"
 
     def check(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
         """Raise `BadValue` if the statistic has no meaning for these sizes."""

@@ -15,7 +15,7 @@ from .per_key import Numbers
 from .statistic import WeightStatistic, WeightTile, bin_of, bins_of, checked_count, zeros
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class received(WeightStatistic):
     """The weight that each key receives, summed over the queries, per query head.
 
@@ -44,7 +44,7 @@ class received(WeightStatistic):
         return (total * self.factors.numbers.to(total)).masked_fill(total == 0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class pooled(WeightStatistic):
     """The pooled matrix: the weight on a bin of keys, averaged over the queries of a bin.
 
@@ -104,7 +104,7 @@ class pooled(WeightStatistic):
         return total / count.to(total).unsqueeze(-1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class exact_rows(WeightStatistic):
     """The exact weights of some queries, in their order; -1 is the last query."""
 
