@@ -201,15 +201,14 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
     Enables Input Length Extrapolation".
     """
     try:
-        numbers = None
-        if slopes is not None:
-            is_tensor = isinstance(slopes, Tensor)
-            numbers = slopes if is_tensor else torch.as_tensor(slopes, device="cpu")
+        numbers = slopes if isinstance(slopes, Tensor) else None
+        if slopes is not None and numbers is None:
+            numbers = torch.as_tensor(slopes, device="cpu")
             if isinstance(slopes, list | tuple) and numbers.dtype == torch.get_default_dtype():
                 # The default dtype would round them, unlike the slopes of the paper.
                 numbers = torch.tensor(slopes, dtype=torch.float64, device="cpu")
-            if not numbers.dim():
-                raise TypeError("one number")
+        if numbers is not None and not numbers.dim():
+            raise TypeError("one number")
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
             f"alibi got slopes={slopes!r}.",

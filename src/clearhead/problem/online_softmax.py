@@ -95,7 +95,7 @@ def begin(scores: Tensor, v: Tensor, keep: Tensor | None, drop: Tensor | None = 
 
 
 def merge(a: State, b: State) -> State:
-    """The state after the keys of both. What `b` does not accumulate stays that of `a`."""
+    """Combine the states of two sets of keys. Accumulators that only `a` has stay as they are."""
     top = torch.maximum(a.max, b.max)
     base = anchor(top.detach())
     a, b = moved(a, base), moved(b, base)
