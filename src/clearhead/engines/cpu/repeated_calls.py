@@ -33,6 +33,7 @@ from .extension import core, level
 from .pack import DTYPES, NO_TENSOR, TENSORS, args_of, check, rule
 
 NOT_KNOWN = -1
+INVALID = object()
 
 Signature: TypeAlias = tuple[object, ...]
 NUMBERS = {type(None), float}
@@ -68,10 +69,8 @@ def signature(
         return None
     if core is None or is_intercepted() or in_forward_mode():
         return None
-    if mask is not None and not isinstance(mask, Mask):  # `make_problem` raises an error
-        return None
     mask_key, last_key = _key_of(mask)
-    layouts = core.layouts(q, k, v, last_key)
+    layouts = None if mask_key is INVALID else core.layouts(q, k, v, last_key)
     if layouts is None:
         return None
     decodes, like = layouts
@@ -85,7 +84,8 @@ def _key_of(mask: Mask | None) -> tuple[object, int]:
     except padding in front; NOT_KNOWN if the query may not see them.
 
     Masks that models create for each call are compared by value. Other masks are compared by
-    identity and by a count of the changes of their tensors.
+    identity and by a count of the changes of their tensors. What is no mask gets INVALID, for
+    `make_problem` to refuse.
     """
     if mask is None or type(mask) is Everything:
         return None, UNLIMITED
@@ -94,6 +94,8 @@ def _key_of(mask: Mask | None) -> tuple[object, int]:
         return (Causal, align), last_key
     if type(mask) is window and not isinstance(mask.align, Tensor):
         return (window, mask.before, mask.after, mask.align), NOT_KNOWN
+    if not isinstance(mask, Mask):
+        return INVALID, NOT_KNOWN
     padded = type(mask) is Not and type(mask.mask) is prefix
     return (id(mask), mask.version()), UNLIMITED if padded else NOT_KNOWN
 

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from ...masks.key_ranges import KeyRanges
 from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, exact_rows, pooled, topk
@@ -53,13 +54,15 @@ def core_stats_and_max(
     problem = pack(q, k, v, out, None, args)
     unit = core.logit_scale(problem)
     offsets = next((_top_offsets(s, p, unit) for s in statistics if isinstance(s, topk)), None)
-    grouped = [s for s in statistics if isinstance(s, GroupStatistic)]
-    factors = [_numbers(s, p) for s in grouped]
-    ranges = [(r, x) for s, x in zip(grouped, factors, strict=True) for r in s.ranges(p)]
-    group_sums = zeros(p, p.Tq, len(ranges))
-    parts = group_sums.split([len(s.masks) for s in grouped], -1)
-    sums_of = {s.accumulator: WeightedSum(x) for s, x in zip(grouped, parts, strict=True)}
-    rows = rows._replace(more={**rows.more, **sums_of})
+    ranges, group_sums = list[tuple[KeyRanges, Tensor | None]](), None
+    if grouped := [s for s in statistics if isinstance(s, GroupStatistic)]:
+        for s in grouped:
+            numbers = _numbers(s, p)
+            ranges += [(of_group, numbers) for of_group in s.ranges(p)]
+        group_sums = zeros(p, p.Tq, len(ranges))
+        parts = group_sums.split([len(s.masks) for s in grouped], -1)
+        sums_of = {s.accumulator: WeightedSum(x) for s, x in zip(grouped, parts, strict=True)}
+        rows = rows._replace(more={**rows.more, **sums_of})
     check(
         core.attend_with_stats(
             problem,
