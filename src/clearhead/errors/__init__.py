@@ -7,6 +7,8 @@ import operator
 import os
 import shlex
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import metadata
@@ -14,6 +16,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+
+# What the path of a file of clearhead, of the standard library or of an installed package contains.
+LIBRARIES = (
+    str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "site-packages", "dist-packages",
+)  # fmt: skip
 
 
 class AttentionError(Exception):
@@ -29,6 +36,13 @@ class AttentionError(Exception):
 
     def __str__(self) -> str:
         return f"{self.gave}\n  Rule: {self.rule}\n  Hint: {self.hint}"
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: the caller's frames and the message, without the
+        frames of clearhead and of libraries in between."""
+        frames = traceback.extract_tb(self.__traceback__)
+        own = [x for x in frames if not any(part in x.filename for part in LIBRARIES)]
+        return [*traceback.format_list(own), f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return type(self), (self.gave, self.rule, self.hint)

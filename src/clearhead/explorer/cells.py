@@ -30,6 +30,7 @@ MOST_ROWS = 50
 MOST_CALLS = 48  # that a notebook draws
 THUMBNAIL = 64
 MOST_LETTERS = 2000  # of a caption or a cell
+UNTELLING = ("spread", "mixed", "sharp", "first token (sink)")  # labels
 
 
 @singledispatch
@@ -176,6 +177,17 @@ def _(recording: Recording) -> str:
 @html_of.register
 def _(report: Report) -> str:
     return pages.in_notebook(pages.report_page(report))
+
+
+def still(report: Report) -> str:
+    """The maps of one layer of a report as pictures without a script, for where nothing computes:
+    the layer of the head with the clearest label."""
+    heads = [x for x in report.heads if x.label not in UNTELLING] or report.heads
+    layer = report.layers[max(heads, key=lambda head: head.number).layer]
+    rows = [("head", "does", "by", "entropy")]
+    rows += [(str(x.head), x.label, x.share_text, f"{x.entropy:.2f}") for x in layer.heads]
+    caption = f"{report.name}: {report.about}\n{report.text[:MOST_LETTERS]}\nLayer {layer.number}:"
+    return cell(caption, rows, heads_of(layer.pooled))
 
 
 def _runs(row: Tensor) -> list[list[int]]:

@@ -9,8 +9,9 @@ import pytest
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
+from clearhead.explorer.html.document import WIDGET
 from clearhead.nn.explain_text import explain_text
-from tests.explorer.test_page import embedded
+from tests.explorer.test_page import browser as browser, embedded
 
 pytest.importorskip("anywidget")
 from clearhead.explorer.notebook import explore
@@ -38,15 +39,59 @@ def ask(widget, number, path, request):
 
 
 def test_the_page_is_sent_when_a_cell_asks_and_is_not_in_the_notebook(shown):
-    assert (
-        len(json.dumps({k: v for k, v in shown.get_state().items() if k != "layout"}, default=str))
-        < 10_000
-    )
+    state = {k: v for k, v in shown.get_state().items() if k != "layout"}
+    assert len(json.dumps(state, default=str)) < 60_000
     shown._receive(shown, {"page": True}, [])
     [message] = shown.sent
     page = message["page"]
     assert embedded(page)["host"] == "notebook" and "queen" in embedded(page)["tokens"]
     assert "connect-src" not in page
+
+
+def test_a_saved_notebook_shows_the_heads_where_no_python_runs(shown):
+    """Viewers without widgets show the cell's HTML, and JupyterLab the state of the widget."""
+    bundle = shown._repr_mimebundle_()[0]
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    for picture in (bundle["text/html"], shown.get_state()["picture"]):
+        assert picture.count("<img") == 8 and "antecedent" in picture and "She dreamt." in picture
+        assert "<script" not in picture
+    trace = explore(explain_text("The cat sat.", mask=ch.causal))
+    assert trace._repr_mimebundle_()[0]["text/html"].count("<img") == 2
+
+
+def test_the_frame_shows_the_picture_until_the_page_comes(shown, browser):
+    tab = browser.new_page()
+    script = WIDGET.read_text().replace("export default", "window.widget =")
+    tab.set_content("<div id=cell></div>")
+    tab.add_script_tag(content=script)
+    tab.evaluate(
+        """(picture) => { const model = { get: (name) => ({ address: "", picture })[name],
+           send() {}, off() {},
+           on(name, call) { if (name === "msg:custom") window.receive = call; } };
+           window.widget.render({ model, el: document.getElementById("cell") }); }""",
+        shown.picture,
+    )
+    frame = tab.frame_locator("iframe")
+    frame.locator("img").first.wait_for()
+    assert frame.locator("img").count() == 8
+    tab.evaluate("receive({ page: '<p id=page>the page</p>' })")
+    frame.locator("#page").wait_for()
+    assert frame.locator("img").count() == 0
+    tab.close()
+
+
+def test_a_wrong_choice_shows_its_message_without_the_frames_of_libraries(shown, capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell(colors="nocolor")
+    shell.user_ns["shown"] = shown
+    shell.run_cell("def choose():\n    shown.head = 9, 0\n\nchoose()")
+    printed = capsys.readouterr().out
+    assert "choose()" in printed and "shown.head = 9, 0" in printed
+    assert "BadValue: Layer 9 was requested." in printed
+    assert "Hint: set for example shown.head = 0, 0." in printed
+    assert "traitlets" not in printed and "widget.py" not in printed
+    assert len(printed.splitlines()) < 12
 
 
 def test_a_click_is_seen_in_python(shown):

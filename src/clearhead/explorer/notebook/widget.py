@@ -12,7 +12,7 @@ from ...errors import BadType, BadValue, as_index, did_you_mean, kind_of
 from ...formatting import spellings
 from ...inspection.text_model import TextModel
 from ...trace import Trace
-from .. import html
+from .. import cells, html
 from ..html.document import WIDGET, as_json
 from ..serve import Reader
 from ..serve.answer import answer
@@ -28,12 +28,14 @@ class Explorer(anywidget.AnyWidget):
     Both can be set and observed, a query also by its word. Setting one that is not there raises
     `BadValue`, and what was chosen stays. `text` is the text that was read last.
 
-    The page is sent when a cell shows it, and is not stored in the notebook's file.
+    The page is sent when a cell shows it, and is not stored in the notebook's file. A picture of
+    the heads is, which is shown where no Python runs.
     """
 
     _esm = WIDGET.read_text(encoding="utf-8")
 
     address = traitlets.Unicode("").tag(sync=True)
+    picture = traitlets.Unicode("", read_only=True).tag(sync=True)
     head = traitlets.Any((0, 0))
     query = traitlets.Any(None)
     text = traitlets.Unicode("", read_only=True)
@@ -51,15 +53,26 @@ class Explorer(anywidget.AnyWidget):
             self._tokens = list(model.queries or ())
             self._sizes = [(model.size("h") or 1, model.size("q") or 0)]
             self._page = html.page(model, host="frame")
+            picture = cells.html_of(model)
         else:
             self._reader = Reader(model)
             found = self._reader.report(str(text), progress=None)
             self._tokens = list(found.tokens)
             self._sizes = [(len(layer.heads), layer.queries) for layer in found.layers]
             self._page = html.report_page(found, host="notebook")
+            picture = cells.still(found)
         super().__init__()
         self.set_trait("text", text or "")
+        self.set_trait("picture", picture)
         self.on_msg(self._receive)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """What a cell stores: the widget, and its picture for viewers that show no widgets."""
+        bundle = super()._repr_mimebundle_(**options)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data is not None:
+            data["text/html"] = self.picture
+        return bundle
 
     # ---- what is chosen --------------------------------------------------------------
 

@@ -6,6 +6,8 @@ function render({ model, el }) {
   frame.setAttribute("sandbox", "allow-scripts");
   frame.title = "clearhead";
   frame.style.cssText = "width: 100%; height: 760px; border: 0";
+  frame.srcdoc = model.get("picture"); // until Python sends the page; where no kernel runs it never does
+  let hasPage = false;
   el.append(frame);
   let shown = model.get("address");
 
@@ -20,7 +22,10 @@ function render({ model, el }) {
   };
   const fromPython = (message) => {
     if (message.page === undefined) frame.contentWindow?.postMessage(message, "*");
-    else if (!frame.srcdoc) frame.srcdoc = message.page;
+    else if (!hasPage) {
+      hasPage = true;
+      frame.srcdoc = message.page;
+    }
   };
   const chosenInPython = () => {
     const address = model.get("address");
