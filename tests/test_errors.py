@@ -1,6 +1,6 @@
-"""Wrong calls: what was given, the rule, the hint; the whole text, as it is printed."""
+"""Compare the full text of errors: what the caller gave, the rule, the hint."""
 
-# ruff: noqa: E501  (error texts stand here as they are printed)
+# ruff: noqa: E501  (error texts are written as they are printed)
 
 import copy
 import pickle
@@ -190,7 +190,7 @@ VALUES = {
   Rule: a look holds what was requested: out, entropy.
   Hint: did you mean 'entropy'?""",
     ),
-    "a statistic of a look that was not asked for, although another is spelt nearly so": (
+    "a statistic of a look that was not requested, although another has a similar name": (
         lambda: ch.look(Q, K, V, stats=[ch.pooled(2, 2)]).max,
         """This look has no 'max'.
   Rule: a look holds what was requested: out, pooled.
@@ -477,11 +477,11 @@ def wrong_kinds():
 
 
 @pytest.mark.parametrize("name", wrong_kinds())
-def test_every_function_says_what_it_was_given(name):
-    call, said = wrong_kinds()[name]
+def test_every_error_names_the_argument(name):
+    call, text = wrong_kinds()[name]
     with pytest.raises(ch.AttentionError) as error:
         call()
-    assert said in error.value.gave and error.value.rule and error.value.hint
+    assert text in error.value.gave and error.value.rule and error.value.hint
 
 
 def test_an_error_travels_whole():

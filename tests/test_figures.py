@@ -1,7 +1,7 @@
-"""Every figure the five teaching documents print, through the public face.
+"""Reproduce every figure of the five teaching documents with public functions.
 
-One function a figure; `test_every_figure_is_shown` holds the list against the data. `figures.json`
-says for each how it comes about and to how many digits it was printed.
+There is one function for each figure, and `test_every_figure_is_shown` compares their names with
+`figures.json`, which has the origin of each figure and its number of printed digits.
 """
 
 import json
@@ -30,7 +30,7 @@ def figure(name):
 
 
 def expected(name):
-    """What was printed; null stands for minus infinity."""
+    """Return the printed figure, in which null means minus infinity."""
     if name == "e-masked-h0":
         rows = CASES[name]["expected"]
         return torch.tensor([[-math.inf if x is None else x for x in row] for row in rows])

@@ -1,4 +1,4 @@
-"""What the README shows is true: its Python runs, and prints what it says."""
+"""Run the Python of the README, and compare what it prints."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""An installation without a C++ compiler has no core: everything works, slower, and says so."""
+"""Without a C++ compiler there is no core: everything works, and reports that it is slower."""
 
 import subprocess
 import sys

@@ -1,5 +1,4 @@
-"""`compat.scaled_dot_product_attention` beside torch's own: same arguments, same answers, same
-gradients; and where it stands in for it, the same models."""
+"""Compare `compat.scaled_dot_product_attention` with torch's: outputs, gradients, models."""
 
 import inspect
 import threading
@@ -19,8 +18,8 @@ from clearhead.errors import AttentionError, BadType, BadValue
 TORCH = F.scaled_dot_product_attention
 OURS = compat.scaled_dot_product_attention
 
-# How far two right answers may lie apart: (rtol, atol). In half precision torch's kernels round
-# inside as well, and each gradient passes through more roundings than the output.
+# The tolerances (rtol, atol) of correct results. In 16-bit types torch's kernels also round inside,
+# and a gradient is rounded more often than the output.
 FORWARD = {
     torch.float64: (1e-10, 1e-12),
     torch.float32: (1e-5, 2e-6),
@@ -56,8 +55,7 @@ def qkv(*shapes, dtype=torch.float32):
 
 
 def same(tensors, mask=None, **keywords):
-    """torch's answer and ours lie close together, and so do the gradients of q, k, v and of a
-    floating mask."""
+    """Check that torch's output and ours are close, with the gradients of q, k, v and a mask."""
     learns = [*tensors, mask] if mask is not None and mask.is_floating_point() else [*tensors]
     results = []
     for function in (TORCH, OURS):
@@ -146,7 +144,7 @@ MASKS = [
     tuple(n if keep else 1 for n, keep in zip((B, H, L, S), kept, strict=True))[skip:]
     for kept in product([True, False], repeat=4)
     for skip in range(3)
-    if all(kept[:skip])  # the dimensions left out are not told apart
+    if all(kept[:skip])  # the dimensions left out do not matter
 ]
 
 
@@ -352,7 +350,7 @@ def test_any_call(engine, sizes, lead, group, rule, kept, dtype, scale):
     if rule == "causal" and scale is not None and scale < 1e-30:
         scale = 1 - scale  # torch's own answer is NaN: the test above
     keywords = {"scale": scale, "enable_gqa": group, "is_causal": rule == "causal"}
-    with pytest.MonkeyPatch.context() as patch:  # `auto` asks this engine first
+    with pytest.MonkeyPatch.context() as patch:  # `auto` tries this engine first
         patch.setattr(engines.choice, "ENGINES", (engine, *engines.ENGINES))
         same(tensors, {"bool": mask > -0.5, "float": mask}.get(rule), **keywords)
 
@@ -509,12 +507,12 @@ def test_an_error_in_full():
     )
 
 
-# ------------------------------------------------------------------------- standing in for torch
+# --------------------------------------------------------------------------- in place of torch
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Puts ours in torch's place for one call, and counts how often it was asked."""
+    """Replace torch's function for one call, and count the calls of ours."""
 
     def run(call):
         asked = []
@@ -688,7 +686,7 @@ def test_patched_leaves_what_others_put_there(monkeypatch):
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES)
-def test_no_engine_asks_what_stands_in_torchs_place(engine, monkeypatch):
+def test_no_engine_calls_the_function_that_replaces_torchs(engine, monkeypatch):
     monkeypatch.setattr(engines.choice, "ENGINES", (engine, *engines.ENGINES))
     with compat.patched():
         assert_close(F.scaled_dot_product_attention(q, k, v), TORCH(q, k, v))
@@ -722,7 +720,7 @@ def test_patched_is_compiled_into_a_graph_and_out_of_it_again():
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_transformer_encoder_is_watched_while_patched(padded, norm_first, grad):
-    """In evaluation mode too, where torch would take a fused path that asks no function."""
+    """In evaluation mode too, in which torch would take a fused path without this function."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(24, 6, 32, batch_first=True, norm_first=norm_first)
     model, x = nn.TransformerEncoder(layer, 2).eval(), draw(B, S, 24)

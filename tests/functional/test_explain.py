@@ -118,7 +118,7 @@ def test_masked_holds_minus_infinity_where_the_mask_blocks(qkv):
     assert torch.equal(trace["weights"] > 0, keep)
 
 
-def test_a_sink_takes_its_share(qkv):
+def test_a_sink_takes_weight(qkv):
     sinks = torch.tensor([-math.inf, 0.0, 1.0, 2.0, 3.0, 50.0])
     trace = ch.explain(*qkv, sinks=sinks)
     extra = sinks.reshape(1, -1, 1, 1).expand(2, 6, 5, 1)
@@ -200,7 +200,7 @@ def test_tokens_label_queries_and_keys():
     assert named.queries is None and named.keys == ("le", "chat")
 
 
-def test_a_trace_says_what_was_asked(qkv):
+def test_a_trace_describes_its_call(qkv):
     mask = ch.Causal(align="end")
     trace = ch.explain(*qkv, mask=mask, softcap=2.0, dropout=0.25, seed=7)
     assert trace.settings == {

@@ -1,4 +1,4 @@
-"""The attention matrix, asked piece by piece, against the whole one that `explain` holds."""
+"""Compare parts of the attention matrix with the full matrix of `explain`."""
 
 import importlib
 import math
@@ -135,7 +135,7 @@ def test_half_precision_is_answered_in_fp32():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_stands_at_masked_places_does_not_leak(bad):
+def test_masked_values_do_not_leak(bad):
     q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 7, 4)
     mask = ch.lengths(keys=4, queries=3)
     true = ch.matrix(q, k, mask=mask)
@@ -183,7 +183,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_the_square_is_never_formed(monkeypatch):
-    """20,000 tokens: the matrix has 400 million cells; what is asked for has 60,000."""
+    """20,000 tokens: the matrix has 400 million cells; the requested parts have 60,000."""
     T = 20_000
     q, k = torch.randn(T, 2), torch.randn(T, 2)
     A = ch.matrix(q, k, mask=ch.causal)
@@ -283,7 +283,7 @@ def test_a_product_is_attention_by_an_engine_that_can_be_named():
         ch.matrix(q, k, engine="fast")
 
 
-def test_what_the_matrix_says_of_itself():
+def test_the_repr_of_the_matrix():
     """Entropy, the largest weights and a pooled map, as the weights written out have them."""
     q, k = torch.randn(2, 3, 11, 5), torch.randn(2, 3, 13, 5)
     A = ch.matrix(q, k, mask=ch.Causal(align="end"))

@@ -17,7 +17,7 @@ class Refuses(Engine):
         return ["it is too early", "it is too late"]
 
     def compute(self, problem, inputs):
-        raise AssertionError("an engine that declined was asked")
+        raise AssertionError("an engine that declined was called")
 
 
 class Zeros(Engine):
@@ -52,7 +52,7 @@ def test_the_first_that_does_not_decline_answers(two_engines):
     assert (ch.attention(*QKV) == 0).all()
 
 
-def test_a_named_engine_is_the_only_one_asked(two_engines):
+def test_only_a_named_engine_is_tried(two_engines):
     plan = ch.plan(*QKV, engine="steps")
     assert plan.engine == "steps" and plan.declined == {} and plan.not_needed == ()
     assert not (ch.attention(*QKV, engine="steps") == 0).any()
@@ -191,7 +191,7 @@ def test_a_plan_of_a_million_tokens_comes_at_once():
     assert repr(plan) == str(plan)
 
 
-def test_a_plan_says_whether_empty_tiles_are_skipped():
+def test_a_plan_reports_whether_empty_tiles_are_skipped():
     q = torch.randn(1, 1, 600, 8)
     skipped, computed = (
         str(ch.plan(q, q, q, mask=ch.window(before=9), engine=e)) for e in ("tiled", "sdpa")

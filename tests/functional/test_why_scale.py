@@ -1,4 +1,4 @@
-"""Why divide by sqrt(d): the numbers are measured, and they say what the lesson says."""
+"""Check that the measured effects of scaling are those of the lesson."""
 
 import math
 
@@ -42,14 +42,14 @@ def test_it_prints_a_row_for_each_size():
     assert "     2 " in text and "     6 " in text and "At d = 6 " in text
 
 
-@pytest.mark.parametrize("wrong, said", [
+@pytest.mark.parametrize("wrong, text", [
     ({"size": 0}, "size=0."), ({"keys": -1}, "keys=-1."), ({"sizes": (4, 0)}, "sizes[1]=0."),
 ])  # fmt: skip
-def test_sizes_are_positive(wrong, said):
+def test_sizes_are_positive(wrong, text):
     with pytest.raises(BadValue) as error:
         why_scale(**wrong)
     assert str(error.value) == (
-        f"{said}\n  Rule: head sizes and counts are whole numbers from 1 to 65536.\n"
+        f"{text}\n  Rule: head sizes and counts are whole numbers from 1 to 65536.\n"
         "  Hint: pass a number in between."
     )
 

@@ -100,12 +100,12 @@ def runs(mask: Mask, grid: Grid) -> Tensor:
     return mask.key_ranges(grid).to_bool().expand(grid.B, grid.H, grid.Tq, grid.Tk)
 
 
-# --------------------------------------------------------------------- two ways to say one rule
+# --------------------------------------------------------------------- ---- two forms of a rule
 
 
 @settings(deadline=None)
 @given(ONE)
-def test_cells_and_runs_say_the_same(asked):
+def test_cells_and_ranges_are_the_same(asked):
     grid, mask = asked
     keep = cell_by_cell(mask, grid)
     assert torch.equal(runs(mask, grid), keep)
@@ -116,7 +116,7 @@ def test_cells_and_runs_say_the_same(asked):
 
 @settings(deadline=None)
 @given(ONE, st.data())
-def test_tiles_say_what_is_left(asked, data):
+def test_tiles_are_empty_full_or_partial(asked, data):
     grid, mask = asked
     keep = cell_by_cell(mask, grid)
     q0, k0 = data.draw(st.integers(0, grid.Tq - 1)), data.draw(st.integers(0, grid.Tk - 1))
@@ -250,7 +250,7 @@ def test_only_a_text_is_parsed(given, kind):
     ("window", "needs its numbers"), ("causal(3)", "takes no numbers"), ("2 + 3", "'2 + 3' is not a mask"),
     ("documents([0] * 9)", "'[0] * 9' is not a number"), ("dense(keep=x)", "'x' is not a number"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_said(text, why):
+def test_errors_of_parsing(text, why):
     with pytest.raises(ch.BadValue, match=re.escape(why)):
         ch.masks.parse(text)
 
@@ -356,7 +356,7 @@ def test_only_a_gpu_has_streams(monkeypatch):
 
 
 def test_what_a_mask_holds_is_moved_once(monkeypatch):
-    """To meta, which stands here for a GPU."""
+    """The meta device replaces a GPU here."""
     monkeypatch.setattr(values, "has_values", lambda *tensors: True)
     there, x = torch.device("meta"), torch.arange(5)
     moved = values.to_device(x, there)
@@ -364,7 +364,7 @@ def test_what_a_mask_holds_is_moved_once(monkeypatch):
     assert values.to_device(x, x.device) is x and values.to_device(x, None) is x
     with torch.inference_mode():
         assert values.to_device(x, there) is moved
-        made = torch.arange(5)  # it does not say when it was changed, so nothing is kept
+        made = torch.arange(5)  # torch does not count its changes, so no copy is stored
         assert values.to_device(made, there) is not values.to_device(made, there)
 
     streams = iter([5, 6, 6, None, 5])
@@ -440,8 +440,8 @@ def test_a_number_for_each_batch():
 SOME_MAY = "▒ some may: of the batch, the heads or that block"
 
 
-def test_a_rule_and_a_padding_mask_of_keys_are_drawn_and_asked():
-    """The padding fixes how many keys there are; causal says as many queries."""
+def test_a_rule_and_a_padding_mask_of_keys_are_drawn_and_explained():
+    """The padding fixes the number of keys; causal takes the same number of queries."""
     padding = torch.ones(2, 1, 1, 17, dtype=torch.bool)
     padding[1, ..., 11:] = False
     mask = ch.causal & ch.dense(keep=padding)
@@ -688,7 +688,7 @@ def test_equality_is_by_contents():
     assert ch.prefix([1, 2]) == ch.prefix(torch.tensor([1, 2])) != ch.prefix([1, 3])
     assert ch.causal & ch.prefix(1) != ch.causal | ch.prefix(1)
     assert ch.causal != 3 and ch.everything == Everything()
-    assert ~~ch.causal == ch.causal  # printed and asked as it was
+    assert ~~ch.causal == ch.causal  # with the same repr and reasons
     assert len({ch.causal, ch.Causal(), ch.prefix(1), ch.prefix(1)}) == 2
 
 
@@ -904,7 +904,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_say_what_was_given_the_rule_and_the_hint(name):
+def test_errors_have_three_parts(name):
     call, text = ERRORS[name]
     kind = ch.BadType if name in KINDS else ch.BadValue
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):

@@ -92,7 +92,7 @@ def test_a_block_explains_a_step_of_a_cache_and_leaves_the_cache():
         torch.testing.assert_close(trace["block"], block(x[:, 5:], cache=cache))
 
 
-def test_the_trace_of_a_block_says_how_each_number_arose():
+def test_the_trace_of_a_block_has_every_formula():
     x = torch.randn(1, 3, 8)
     for norm, given in (("pre", "norm_1(stream)"), ("post", "X")):
         block = TransformerBlock(8, heads=2, norm=norm)

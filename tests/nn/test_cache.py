@@ -79,7 +79,7 @@ def test_gradients_flow_through_a_cache_without_reserved_room():
 
 @ROOM
 @torch.no_grad()
-def test_a_cache_holds_what_it_was_given(max_length):
+def test_a_cache_returns_the_appended_tokens(max_length):
     cache = KVCache(max_length)
     assert cache.keys is None and cache.values is None and cache.length == 0
     k, v = draw(2, 3, 7, 5), draw(2, 3, 7, 4, seed=8)
@@ -151,7 +151,7 @@ def test_a_cache_stays_with_its_layer():
     blocks[1](x, cache=cache)
 
 
-def test_a_cache_begun_in_inference_mode_says_why_it_does_not_go_on():
+def test_a_cache_allocated_in_inference_mode_is_refused_outside_it():
     layer, cache = ch.nn.MultiHeadAttention(16, 4, causal=True), ch.nn.KVCache(9)
     with torch.inference_mode():
         layer(torch.randn(1, 5, 16), cache=cache)
@@ -163,7 +163,7 @@ def test_a_cache_begun_in_inference_mode_says_why_it_does_not_go_on():
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_cache_is_not_filled_again_on_the_way_back(use_reentrant):
+def test_a_cache_is_not_filled_again_in_the_backward_pass(use_reentrant):
     block, cache = TransformerBlock(8, 2, causal=True), KVCache()
     x = torch.randn(1, 5, 8, requires_grad=True)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Wrong input to a layer, and what is said."""
+"""Errors for wrong inputs of layers."""
 
 import numpy as np
 import pytest
@@ -178,7 +178,7 @@ def test_wrong_input(name):
 
 
 @pytest.mark.parametrize(
-    "make, said",
+    "make, text",
     [
         (lambda: MultiHeadAttention(8, 2, rotary=True), "rotary is RotaryPositions or None"),
         (lambda: MultiHeadAttention(8, 2, relative=3), "relative is RelativePositions or None"),
@@ -193,8 +193,8 @@ def test_wrong_input(name):
         ),
     ],
 )
-def test_what_a_layer_cannot_be_built_of(make, said):
-    with pytest.raises(ch.AttentionError, match=said):
+def test_what_a_layer_cannot_be_built_of(make, text):
+    with pytest.raises(ch.AttentionError, match=text):
         make()
 
 

@@ -66,7 +66,7 @@ LEARNING = [
 
 
 @pytest.mark.parametrize("make", LEARNING, ids=lambda make: make.func.__name__)
-def test_made_where_and_as_what_is_asked(make):
+def test_device_and_dtype_of_the_weights(make):
     here, there = make(dtype=torch.float64), make(device="meta", dtype=torch.bfloat16)
     assert {p.dtype for p in here.parameters()} == {torch.float64}
     assert {(p.device.type, p.dtype) for p in there.parameters()} == {("meta", torch.bfloat16)}
@@ -96,7 +96,7 @@ def test_every_parameter_learns(name):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_training_learns_to_copy_the_token_before(norm):
-    """Only attention can bring it over, and only positions say which one it is."""
+    """Only attention can move a token, and only positions can identify the one before."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({
         "embed": TokenEmbedding(5, 16), "place": SinusoidalPositions(16),

@@ -108,7 +108,7 @@ def test_from_torch_keeps_what_is_frozen_and_refuses_what_computes_otherwise():
         MultiHeadAttention.from_torch(torch.ao.nn.quantizable.MultiheadAttention(8, 2))
 
 
-def test_a_layer_whose_heads_are_shared_out_among_machines():
+def test_a_layer_with_tensor_parallelism():
     """Each holds the projections of some heads and its rows of the last; the answers are added."""
     layer = MultiHeadAttention(12, heads=4, kv_heads=2, causal=True, out_bias=False)
     x, parts = torch.randn(2, 5, 12), []
@@ -199,7 +199,7 @@ def test_explain_asks_what_if():
     assert not torch.equal(dropped, layer.explain(x, dropout=0.5, seed=4)["dropped"])
 
 
-def test_a_trace_says_where_queries_keys_and_values_came_from():
+def test_a_trace_has_the_formulas_of_the_projections():
     x, other = torch.randn(3, 8), torch.randn(5, 8)
     layer = MultiHeadAttention(8, 2)
     formulas = [s.formula for s in layer.explain(x, context=other) if s.name in "query key value"]

@@ -53,7 +53,7 @@ def test_slopes_compile_in_one_graph(backend):
     lambda x: make_fx(attend)(x)(x), lambda x: torch.func.vmap(attend)(x[None])[0],
     lambda x: torch.jit.trace(attend, x, check_trace=False)(x),
 ], ids=["make_fx", "vmap", "jit"])  # fmt: skip
-@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and says what becomes a constant
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and warns of constants
 def test_tracers_and_transforms_keep_nothing(trace):
     x = torch.randn(1, 2, 5, 8)
     traced = trace(x)

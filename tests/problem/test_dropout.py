@@ -150,8 +150,8 @@ def test_dropout_of_everything_gives_zero_and_of_nothing_changes_nothing(name, s
 
 
 @pytest.mark.parametrize("name", ["steps", "tiled", needs_core])
-def test_the_way_back_drops_what_the_way_there_dropped(name, monkeypatch):
-    """Tiles are computed again on the way back; an unseeded draw must come out the same."""
+def test_backward_drops_the_same_weights_as_forward(name, monkeypatch):
+    """The backward pass recomputes tiles; a draw without a seed must be the same."""
     monkeypatch.setattr(cpu, "FEW_WEIGHTS", 0)
     monkeypatch.setattr(tiled, "TILE_QUERIES", 3)
     monkeypatch.setattr(tiled, "TILE_KEYS", 2)
@@ -212,7 +212,7 @@ def test_whoever_follows_a_call_gets_the_draw_of_the_core():
 
 
 @pytest.mark.skipif(not cpu.core, reason=cpu.status())
-def test_vmap_draws_for_each_example_or_for_all_as_it_is_told():
+def test_vmap_draws_for_each_example_or_for_all():
     q, k, v = (torch.stack([x, x]) for x in many())
 
     def by(randomness: str) -> Tensor:

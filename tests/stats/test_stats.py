@@ -118,7 +118,7 @@ def dense(problem, inputs, wanted):
 
 
 def mean_pool(w, r, c):
-    """Bin by bin, as the docstring of `pooled` says it."""
+    """Bin by bin, as in the docstring of `pooled`."""
     Tq, Tk = w.shape[2:]
     out = w.new_zeros(*w.shape[:2], r, c)
     for i in range(r):
@@ -224,7 +224,7 @@ def test_two_keys_by_hand():
     assert look.topk.keys.tolist() == [[1, 0, -1]]
 
 
-def test_a_sink_of_the_same_logit_takes_an_equal_share():
+def test_a_sink_of_the_same_logit_takes_the_same_weight():
     """Three keys of logit 0 and a sink of logit 0: four shares of 1/4, one of them no key's."""
     q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
     found = sweep(
@@ -237,7 +237,7 @@ def test_a_sink_of_the_same_logit_takes_an_equal_share():
 
 
 def test_mass_by_hand():
-    """Five keys alike, so each has 1/5. A group counts its keys, wherever the query stands."""
+    """Five keys alike, so each has 1/5. A group counts its keys for any position of the query."""
     groups = {
         "sink": prefix(1),
         "local": window(before=1, after=0),
@@ -259,7 +259,7 @@ def test_a_tile_has_no_more_keys_than_may_be_seen():
     assert top_of_tile(scores, 7, 4).keys.flatten().tolist() == [8, -1, -1]
 
 
-def test_a_blind_query():
+def test_a_fully_masked_query():
     problem, inputs = make_problem(
         torch.randn(1, 3), *(torch.randn(4, 3),) * 2, Options(mask=~everything)
     )
@@ -297,7 +297,7 @@ def test_queries_of_a_bin_are_counted_where_they_are(monkeypatch):
 
 @pytest.mark.parametrize("n", [1, 2, 7, 16])
 def test_ties_go_to_the_lower_key(n, small_tiles):
-    """Scores of few different values, so that ties lie inside the n, at its edge, across tiles."""
+    """Scores of few different values, so that ties are among the n, at its edge, across tiles."""
     source = torch.Generator().manual_seed(n)
     x = torch.randint(0, 3, (23, 41), generator=source).double()
     x[3] = 1.0
@@ -382,7 +382,7 @@ def test_parts_merge_to_the_whole_in_any_order(name, data, small_tiles):
 
 
 def test_two_steps_over_shards_that_hold_only_their_own_keys():
-    """As on machines that each hold a part of the cache: q and k are cut before they are asked."""
+    """As on machines that each hold a part of the cache: q and k are cut before the sweep."""
     problem, inputs = problem_of("grouped", torch.float64)
     wanted = everything_for(problem)
     shards = [slice(0, 5), slice(5, 6), slice(6, 17)]
@@ -410,7 +410,7 @@ def test_a_chunk_of_queries_is_finished_by_itself():
     assert not found["pooled"][:, :, 2].any()  # no query of the last bin, 11 to 16, is in the chunk
 
 
-def test_what_does_not_merge_says_so():
+def test_partials_that_do_not_merge():
     problem, inputs = problem_of("full", torch.float64)
 
     def part(q, k, wanted=("lse", "received"), **more):
@@ -605,7 +605,7 @@ def test_65536_tokens_within_200_megabytes(by):
     assert float(said.stdout) < 200, said.stdout
 
 
-# ------------------------------------------------------------------------------ asking and the look
+# ---------------------------------------------------------------------------- requests and look
 
 
 @pytest.mark.parametrize(
@@ -685,7 +685,7 @@ def test_a_look_shows_itself():
     assert "empty" in repr(Look(problem, torch.zeros(1, 1, 5, 0), {}))
 
 
-def test_a_look_says_what_it_does_not_have():
+def test_an_error_names_a_missing_statistic():
     problem, _ = problem_of("full", torch.float32)
     look = Look(problem, torch.zeros(2, 6, 13, 5), {"lse": torch.zeros(2, 6, 13)})
     with pytest.raises(AttributeError, match=r"no 'entropy'(?s:.*)out, lse(?s:.*)stats=") as caught:
