@@ -9,6 +9,7 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
+from clearhead.functional.ambient import listening
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")
@@ -144,6 +145,52 @@ def test_a_rotated_qk_is_that_of_transformers_at_an_offset(kind):
     OV = (W["V"] @ W["O"])[0, 1]
     score = (OV @ want[2].T).norm() / OV.norm() / want[2].norm()
     assert abs(float(found.composition("K", offset=3)[0, 1, 1, 2] / score) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "nanochat", "cohere", "olmo2", "gpt_oss"])
+def test_the_scores_of_a_run_are_those_of_the_rotated_qk(kind):
+    """As far as a norm of queries and keys lets them: up to a factor for each query and key."""
+    same = {k: x for k, x in GROUPED.items() if k != "head_dim"}
+    config = {
+        "llama": lambda: CONFIGS["llama"],
+        "gemma3": lambda: transformers.Gemma3TextConfig(
+            **GROUPED, sliding_window=5,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        "nanochat": lambda: transformers.NanoChatConfig(**same),
+        "cohere": lambda: transformers.CohereConfig(**same),
+        "olmo2": lambda: transformers.Olmo2Config(**same),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **{**GROUPED, "intermediate_size": 32}, num_local_experts=2, num_experts_per_tok=1
+        ),
+    }[kind]()  # fmt: skip
+    model = build(config)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if name.endswith("bias"):
+                x.zero_()
+    found = ch.circuits(model)
+    calls, given = [], []
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, x: given.append(x[0][0]))
+    text = torch.randint(3, 97, (1, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), listening(lambda *call: calls.append(call)):
+        model(text)
+    layer, head = 1, 3
+    inputs, x = calls[layer][1], given[layer].double()
+    norm = getattr(model.model.layers[layer], "input_layernorm", None)
+    if norm is not None and getattr(norm, "weight", None) is not None:
+        x = x / ((1 if kind == "gemma3" else 0) + norm.weight.detach().double())
+    q, k = inputs.q[0, head].double(), inputs.k[0, head // 2].double()
+    scores = q @ k.T
+    want = torch.stack([
+        torch.stack([x[t] @ found.qk(layer, head, offset=t - s).dense().double() @ x[s]
+                     for s in range(9)])
+        for t in range(9)
+    ])  # fmt: skip
+    ratio = (want / scores).log()  # of the factors of a query and a key: the sum of two numbers
+    ratio = ratio - ratio.mean(0) - ratio.mean(1, keepdim=True) + ratio.mean()
+    assert float(ratio.abs().max()) < 1e-3
 
 
 def test_factored_matrices():

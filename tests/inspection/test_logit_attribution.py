@@ -146,6 +146,23 @@ def test_torchs_own_layers(batch_first):
     assert torch.allclose(found.bias, bias.expand(7), atol=1e-5)
 
 
+def test_a_stream_that_is_changed_in_place():
+    class InPlace(Small):
+        def forward(self, ids):
+            x = self.embed(ids)
+            x *= 2
+            x += self.first(x) - x
+            return self.head(self.norm(self.second(x)))
+
+    model = randomised(InPlace("pre"))
+    found = ch.logit_attribution(model, ids(), 3)
+    model.embed.table.weight.data *= 2
+    model.forward = lambda ids: Small.forward(model, ids)
+    other = ch.logit_attribution(model, ids(), 3)
+    assert torch.allclose(found.heads, other.heads, atol=1e-5)
+    assert torch.allclose(found.embedding, other.embedding, atol=1e-5)
+
+
 def test_a_model_without_attention_is_refused():
     model = nn.Sequential(nn.Embedding(19, 12), nn.Linear(12, 19))
     with pytest.raises(BadValue, match="made no attention call"):

@@ -223,6 +223,8 @@ class _Run:
                     if normed is None:
                         continue
                     for rotary in rotaries:
+                        if rotary is not None and 2 * len(rotary.frequencies) > size:
+                            continue  # of another kind of layer
                         turned = normed.double()
                         turned = turned if rotary is None else rotary.rotated(turned, positions)
                         if _proportional(turned, wanted, wanted_eps=linear.result.dtype):
@@ -341,7 +343,8 @@ def _rotaries(model: nn.Module) -> list[Rotary]:
         x = x.detach().double()
         if not any(x.shape == y.shape and torch.allclose(x, y, rtol=1e-6) for y in distinct):
             distinct.append(x)
-    return [Rotary(x, interleaved) for x in distinct for interleaved in (False, True)]
+    # NanoChat turns the other way.
+    return [Rotary(y, inside) for x in distinct for y in (x, -x) for inside in (False, True)]
 
 
 def _not_linear(module: str, what: str, rest: str) -> BadValue:

@@ -133,21 +133,21 @@ class DirectPaths:
         returned: Tensor = parts[0]
         if (call := self._expected.pop(name, None)) is not None:
             call.projection.check(call.z, result)
-            returned = _cut(returned)
-            self.heads.append(HeadsPart(call, returned))
+            written, returned = _cut(returned)
+            self.heads.append(HeadsPart(call, written))
         elif self.calls > frame.calls:
             return result  # attention is inside of it
         elif is_norm(module):
             norm = read_norm(module, given[0], returned) if len(given) == 1 else None
             if norm is None:
                 self.unknown_norms.append(name)
-                returned = _cut(returned)
-                self.others.append(Part(name, self.calls, returned))
+                written, returned = _cut(returned)
+                self.others.append(Part(name, self.calls, written))
             else:
                 linear = norm.frozen(given[0])
                 if isinstance(bias := getattr(module, "bias", None), Tensor):
-                    constant = _cut(bias.expand_as(linear).to(linear.dtype))
-                    self.biases.append(Part(name, self.calls, constant))
+                    written, constant = _cut(bias.expand_as(linear).to(linear.dtype))
+                    self.biases.append(Part(name, self.calls, written))
                     linear = linear + constant
                 # The numbers of the model, with the gradient of the linear map.
                 returned = returned.detach() + (linear - linear.detach()).to(returned.dtype)
@@ -157,8 +157,8 @@ class DirectPaths:
             if input_width(module) is not None and len(given) == 1:
                 self.last_linear = LinearCall(name, module, given[0], returned)
             del self.others[frame.others :], self.biases[frame.biases :]  # inside of it
-            returned = _cut(returned)
-            self.others.append(Part(name, self.calls, returned))
+            written, returned = _cut(returned)
+            self.others.append(Part(name, self.calls, written))
         return (returned, *parts[1:]) if isinstance(result, tuple) else returned
 
 
@@ -170,5 +170,8 @@ def _not_projected(module: str, projection: str) -> BadValue:
     )
 
 
-def _cut(x: Tensor) -> Tensor:
-    return x.detach().clone().requires_grad_()
+def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same numbers as a new start of the graph, and a copy to go on with, which the model may
+    change in place."""
+    start = x.detach().requires_grad_()
+    return start, start.clone()
