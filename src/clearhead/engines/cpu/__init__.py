@@ -75,14 +75,14 @@ class Cpu(Engine):
         in_core = bool(statistics) and can_count(problem.without_dropout, inputs, statistics)
         if output and in_core and not problem.dropout and not problem.records_grad:
             out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
-            return Answer(out, core_stats(problem, inputs, statistics, out))
+            return Answer(out, core_stats(problem, inputs, statistics, out)[0])
         computed = attend_or_record(problem, inputs, False)[0] if output else None
         if not in_core:
             return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
         problem = problem.without_dropout
         if problem.records_grad:
             return Answer(computed, core_stats_with_grad(problem, inputs, statistics))
-        return Answer(computed, core_stats(problem, inputs, statistics, None))
+        return Answer(computed, core_stats(problem, inputs, statistics, None)[0])
 
 
 def _few_weights(p: Problem) -> bool:

@@ -34,16 +34,10 @@ LN2 = math.log(2.0)
 
 def core_stats(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
-) -> Partial:
-    """Compute the statistics of all queries over all keys. The same sweep writes the output into
-    `out`; if that is None, the values are not read."""
-    return core_stats_and_max(p, inputs, statistics, out)[0]
-
-
-def core_stats_and_max(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], out: Tensor | None
 ) -> tuple[Partial, Tensor]:
-    """Return `core_stats`, and the largest logit of every query in float64 (`State` rounds it)."""
+    """Compute the statistics of all queries over all keys, and the largest logit of every query in
+    float64, which `State` rounds. The same sweep writes the output into `out`; if that is None, the
+    values are not read."""
     q, k, v = (with_rows(x) for x in inputs)
     v = v if out is not None else v[..., :0]
     args = args_of(p)  # its tensors must outlive the calls

@@ -25,7 +25,7 @@ from ...torch_state import in_forward_mode, is_unbatched
 from ..operators import KernelArgs, with_own_buffers
 from .backward import OutputGrads, gradients, log_unit
 from .pack import all_plain, args_of, attend
-from .stats import core_stats_and_max
+from .stats import core_stats
 
 
 def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
@@ -58,7 +58,7 @@ class _CoreStats(torch.autograd.Function):
         statistics: tuple[Statistic, ...],
         *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        part, top = core_stats_and_max(p, inputs, statistics, None)
+        part, top = core_stats(p, inputs, statistics, None)
         assert part.rows is not None
         ctx.set_materialize_grads(False)
         # The problem is stored without its tensors, so that autograd frees them.
