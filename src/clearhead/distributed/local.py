@@ -14,6 +14,7 @@ from torch import Tensor
 from ..engines import CORE
 from ..engines.cpu.backward import OutputGrads, gradients as core_gradients
 from ..engines.cpu.pack import args_of, attend as core_attend
+from ..engines.tiled import TILE_KEYS, TILE_QUERIES, state_of_queries
 from ..masks import Grid
 from ..problem import dropout, online_softmax
 from ..problem.biases import Alibi, Bias, TensorBias
@@ -22,8 +23,6 @@ from ..problem.online_softmax import State, WeightedSum, anchor
 from ..problem.problem import Inputs, Problem, repeat_heads
 from ..problem.tiles import key_tiles, query_tiles
 from ..torch_state import no_autocast
-
-TILE_QUERIES, TILE_KEYS = 256, 512
 
 
 class BlockDropout(NamedTuple):
@@ -77,18 +76,23 @@ class QueryOutputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k and v, in float32 or wider, and of a bias or of ALiBi's slopes."""
+    """Gradients of q, k and v, in float32 or wider, of a bias or ALiBi's slopes, and of sinks."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor | None
+    sinks: Tensor | None = None
 
 
 def attend(p: Problem, inputs: Inputs, dropped: BlockDropout | None = None) -> State:
     """Compute the state of the queries over the keys. Sinks are added at the end
     (`Ring.finish`)."""
     p = replace(p, sinks=None, dropout=0.0, seed=None)
+
+    def factors(scores: Tensor, queries: slice, keys: slice) -> Tensor | None:
+        return None if dropped is None else dropped.factors(p, queries, keys)
+
     with no_autocast(p.device):
         if dropped is None and not CORE.why_not(p):
             out, lse, rounding = core_attend(*inputs, args_of(p), True, p.dtype != torch.float32)
@@ -96,7 +100,7 @@ def attend(p: Problem, inputs: Inputs, dropped: BlockDropout | None = None) -> S
             out = out.float() if rounding is None else out.float() + rounding.float()
             return state_of(out, lse)
         tiles = query_tiles(range(p.Tq), TILE_QUERIES)
-        first, *others = [_state_of_tiles(p, inputs, dropped, queries) for queries in tiles]
+        first, *others = [state_of_queries(p, inputs, queries, factors) for queries in tiles]
         return first.map(lambda *parts: torch.cat(parts, 2), *others)
 
 
@@ -145,19 +149,6 @@ def gradients(
 
 
 # --------------------------------------------------------------------------------- tiles, by torch
-
-
-def _state_of_tiles(
-    p: Problem, inputs: Inputs, dropped: BlockDropout | None, queries: slice
-) -> State:
-    q = inputs.q[:, :, queries].to(p.wide)
-    state = no_keys(p, queries.stop - queries.start)
-    for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
-        scores, keep = tile_problem.logits(q, inputs.k[:, :, keys], queries, keys)
-        v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
-        drop = None if dropped is None else dropped.factors(p, queries, keys)
-        state = online_softmax.merge(state, online_softmax.begin(scores, v, keep, drop))
-    return state
 
 
 def _gradients_of_tiles(

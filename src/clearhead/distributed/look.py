@@ -40,7 +40,7 @@ from .attention import TIMEOUT, Call, agreed_ring, gathered, output
 from .cut import Cut
 from .handshake import agree, reporting_errors
 from .layouts import Layout, Positions
-from .ring import Block, PendingPart, Ring, pieces
+from .ring import Block, Part, PendingPart, Ring, pieces
 from .transport import Group, GroupTransport, Transport
 
 SHARED = "pooled", "exact_rows"  # statistics of all queries and keys, complete on every rank
@@ -298,9 +298,9 @@ class _SecondSweep:
                 ring.add_to(rank, self.received, received)
                 continue
             source = (rank + step) % ring.transport.world
-            shapes = (p.B, p.H, len(ring.routes.sent[source])), (0,)
-            mail = [(owner, received.flatten())]
-            returning.append((source, PendingPart(ring.transport, mail, source, shapes, received)))
+            part, count = Part(received, received[:0]), len(ring.routes.sent[source])
+            pending = PendingPart(ring.transport, owner, part, source, count)
+            returning.append((source, pending))
         for source, pending in returning:
             ring.add_to(source, self.received, pending.wait().k)
         results: dict[str, Result] = {"received": self.received}

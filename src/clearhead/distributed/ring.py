@@ -31,7 +31,7 @@ from ..problem.problem import Inputs, Problem
 from . import local
 from .cut import Cut, Routes
 from .layouts import Positions
-from .local import BlockAlibi, BlockDropout, QueryOutputs
+from .local import BlockAlibi, BlockDropout, Gradients, QueryOutputs
 from .transport import Transport, Work
 
 LONG = 256  # positions of a range that is computed as a problem of its own
@@ -103,10 +103,8 @@ class Ring:
         rank, world, r = self.transport.rank, self.transport.world, self.routes
         to, source = (rank + step) % world, (rank - step) % world
         sent = r.sent[to].among(r.keys.positions[rank])
-        out = torch.cat([sent.cut(k, 2).flatten(), sent.cut(v, 2).flatten()])
-        n = len(r.received[source])
-        shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
-        return PendingPart(self.transport, [(to, out)], source, shapes, k)
+        part = Part(sent.cut(k, 2), sent.cut(v, 2))
+        return PendingPart(self.transport, to, part, source, len(r.received[source]))
 
     # --------------------------------------------------------------------------------- computation
 
@@ -180,7 +178,7 @@ class Ring:
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, outputs: QueryOutputs, bias_grad: bool
-    ) -> "RankGradients":
+    ) -> Gradients:
         """Compute this rank's gradients: of its keys and values, from the queries of all ranks."""
         p, world, rank = self.problem, self.transport.world, self.transport.rank
         dq, dk, dv = (torch.zeros_like(x, dtype=p.wide) for x in (q, k, v))
@@ -203,11 +201,9 @@ class Ring:
                 continue
             if returning is not None:
                 self.add((rank + step - 1) % world, dk, dv, returning.wait())
-            out = torch.cat([dpart.k.flatten(), dpart.v.flatten()])
             source = (rank + step) % world
-            n = len(self.routes.sent[source])
-            shapes = (*k.shape[:2], n, k.shape[3]), (*v.shape[:2], n, v.shape[3])
-            returning = PendingPart(self.transport, [(owner, out)], source, shapes, dk)
+            count = len(self.routes.sent[source])
+            returning = PendingPart(self.transport, owner, dpart, source, count)
         if returning is not None:
             self.add((rank - 1) % world, dk, dv, returning.wait())
         dsinks = None
@@ -215,7 +211,7 @@ class Ring:
             weight = torch.exp(p.sinks.double().reshape(1, -1, 1) - outputs.lse)
             weight = weight.masked_fill(outputs.lse == -torch.inf, 0.0)
             dsinks = -(weight * (outputs.dout * outputs.out).sum(-1).double()).sum((0, 2))
-        return RankGradients(dq, dk, dv, dbias, dsinks)
+        return Gradients(dq, dk, dv, dbias, dsinks)
 
     def add(self, rank: int, dk: Tensor, dv: Tensor, part: Part) -> None:
         """Add the gradients of this rank's keys and values that come from the queries of `rank`."""
@@ -244,38 +240,20 @@ class Ring:
             at.index_add_(3, self.routes.received[owner].tensor(at.device)[block.keys], of_block)
 
 
-class RankGradients(NamedTuple):
-    """Gradients of this rank's queries, keys and values, in float32 or wider, and the gradients of
-    the bias and the sinks from this rank's queries."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    sinks: Tensor | None
-
-
 class PendingPart:
-    """Two tensors that are being received as one message, while another is sent."""
+    """A part of `count` keys that is being received as one message, while another is sent."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        outgoing: list[tuple[int, Tensor]],
-        source: int,
-        shapes: tuple[tuple[int, ...], tuple[int, ...]],
-        like: Tensor,
-    ) -> None:
-        self.shapes, self.outgoing = shapes, outgoing  # `outgoing` must live until it is sent
-        size = sum(torch.Size(s).numel() for s in shapes)
-        self.buffer = like.new_empty(size)
-        self.work: Work = transport.batch_isend_irecv(outgoing, [(source, self.buffer)])
+    def __init__(self, transport: Transport, to: int, sent: Part, source: int, count: int) -> None:
+        self.shapes = [torch.Size((*x.shape[:2], count, *x.shape[3:])) for x in sent]
+        self.outgoing = torch.cat([x.flatten() for x in sent])  # which must live until it is sent
+        self.buffer = self.outgoing.new_empty(sum(shape.numel() for shape in self.shapes))
+        mail = [(to, self.outgoing)], [(source, self.buffer)]
+        self.work: Work = transport.batch_isend_irecv(*mail)
 
     def wait(self) -> Part:
         self.work.wait()
-        first, second = self.shapes
-        n = torch.Size(first).numel()
-        return Part(self.buffer[:n].view(first), self.buffer[n:].view(second))
+        parts = self.buffer.split([shape.numel() for shape in self.shapes])
+        return Part(*(x.view(shape) for x, shape in zip(parts, self.shapes, strict=True)))
 
 
 def pieces(positions: Positions, by_range: bool) -> list[tuple[Positions, slice]]:

@@ -4,6 +4,8 @@ Each tile of keys yields a state of the softmax, and the states are merged
 (`problem/tiles.py`, `problem/online_softmax.py`).
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,22 +46,34 @@ class Tiled(Engine):
 
 def _output(p: Problem, inputs: Inputs, queries: slice) -> Tensor:
     """Compute the output of some queries, over all their keys."""
+
+    def factors(scores: Tensor, queries: slice, keys: slice) -> Tensor | None:
+        if not p.dropout:
+            return None
+        if p.seed is None:
+            return F.dropout(torch.ones_like(scores), p.dropout)
+        return p.survivors(queries, keys)
+
+    state = state_of_queries(p, inputs, queries, factors)
+    return online_softmax.finish(state, p.sinks).to(p.dtype)
+
+
+def state_of_queries(
+    p: Problem,
+    inputs: Inputs,
+    queries: slice,
+    factors: Callable[[Tensor, slice, slice], Tensor | None],
+) -> online_softmax.State:
+    """Compute the state of some queries after all their keys. `factors(scores, queries, keys)`
+    returns what dropout multiplies the weights of a tile by, None for nothing."""
     q = inputs.q[:, :, queries].to(p.wide)
 
     def state_after(keys: slice, tile_problem: Problem) -> online_softmax.State:
         scores, keep = tile_problem.logits(q, inputs.k[:, :, keys], queries, keys)
         v = repeat_heads(inputs.v[:, :, keys].to(p.wide), p.H)
-        return online_softmax.begin(scores, v, keep, _drop(p, scores, queries, keys))
+        return online_softmax.begin(scores, v, keep, factors(scores, queries, keys))
 
     state = state_after(slice(0, 0), p)  # no keys; connects output and inputs for autograd
     for keys, tile_problem in key_tiles(p, queries, TILE_KEYS):
         state = online_softmax.merge(state, state_after(keys, tile_problem))
-    return online_softmax.finish(state, p.sinks).to(p.dtype)
-
-
-def _drop(p: Problem, scores: Tensor, queries: slice, keys: slice) -> Tensor | None:
-    if not p.dropout:
-        return None
-    if p.seed is None:
-        return F.dropout(torch.ones_like(scores), p.dropout)
-    return p.survivors(queries, keys)
+    return state
